@@ -1,0 +1,90 @@
+//! Where jobs come from, and how each is settled: once, by value.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use crate::job::{Message, Reason};
+use crate::sink::{Receipt, Response};
+use crate::store::BoxFuture;
+use crate::time::Micros;
+
+/// Hands out messages, as many at once as its window allows.
+pub trait Source: Send + 'static {
+    /// The next message; `None` when there will be none any more.
+    ///
+    /// A source that loses its broker reconnects by itself and goes on.
+    /// Cancel safe: a dropped future loses no message.
+    fn next(&mut self) -> impl Future<Output = Option<Delivery>> + Send;
+
+    /// Stops new messages; [`Source::next`] then yields what has arrived already and ends.
+    ///
+    /// Cancel safe.
+    fn close(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// A message and the right to settle it.
+#[derive(Debug)]
+pub struct Delivery {
+    /// What came.
+    pub message: Message,
+    /// Settles it.
+    pub ticket: Box<dyn Ticket>,
+}
+
+/// The right to settle one message, once: settling consumes it, so a double ack does not compile.
+///
+/// Dropped unsettled, the message stays with its broker, which delivers it again once this
+/// consumer is gone.
+pub trait Ticket: Send + Sync + fmt::Debug + 'static {
+    /// False once the connection that the message came through is gone: its broker will deliver
+    /// it again, so this copy is never released.
+    fn is_live(&self) -> bool;
+
+    /// Acks a delivered job. Returns at once: acks leave in groups.
+    fn ack(self: Box<Self>, receipt: Receipt, report: Report);
+
+    /// Publishes a copy to the dead letters, confirmed, and acks then. Retries until it is done
+    /// or the message is not live any more.
+    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;
+
+    /// Gives the message back to its broker, for any replica. Returns at once.
+    fn give_back(self: Box<Self>);
+
+    /// Publishes the outcome to the message's `reply_to`, confirmed. Retries until it is done or
+    /// the message is not live any more.
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()>;
+}
+
+/// How a job came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How often it was handed to the sink.
+    pub attempts: u32,
+    /// The last status, where there was one.
+    pub status: Option<u16>,
+    /// When it was last handed over, on the store's clock.
+    pub released_at: Option<Micros>,
+}
+
+/// Why a message is dead, for its `paced-` headers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// `paced-reason`.
+    pub reason: Reason,
+    /// `paced-detail`.
+    pub detail: String,
+    /// `paced-status`, `paced-attempts`.
+    pub report: Report,
+}
+
+/// When a failed job is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included.
+    pub max_attempts: u32,
+    /// The shortest wait.
+    pub min_backoff: Duration,
+    /// The longest wait.
+    pub max_backoff: Duration,
+}

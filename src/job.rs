@@ -1,0 +1,170 @@
+//! A job, its headers, and how a message becomes one: pure.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::time::Micros;
+
+/// A message as it came, without what only its broker understands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// The key it was published with.
+    pub routing_key: String,
+    /// The body, opaque.
+    pub body: Bytes,
+    /// MIME type of the body.
+    pub content_type: Option<String>,
+    /// Encoding of the body.
+    pub content_encoding: Option<String>,
+    /// The producer's id.
+    pub message_id: Option<String>,
+    /// AMQP priority.
+    pub priority: Option<u8>,
+    /// Given back with the reply.
+    pub correlation_id: Option<String>,
+    /// The queue for the reply.
+    pub reply_to: Option<String>,
+    /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`.
+    pub headers: Vec<(String, Value)>,
+}
+
+/// The value of a header, as far as jobs use any.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Any AMQP integer width.
+    Integer(i128),
+    /// Float or double.
+    Float(f64),
+    /// A string; AMQP does not promise that it is UTF-8.
+    Text(Bytes),
+    /// true or false.
+    Bool(bool),
+    /// A type that no header of a job has, by name (`table`, `array`, `void`).
+    Other(&'static str),
+}
+
+/// One job, ready to be released.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Job id: the `Idempotency-Key`.
+    pub id: String,
+    /// The lane's key; "" when absent.
+    pub lane: String,
+    /// Cost in units of the downstream's limits.
+    pub cost: u32,
+    /// 0 to 9, higher first.
+    pub priority: u8,
+    /// Not released before, by the wall clock.
+    pub not_before: Option<Micros>,
+    /// Dead-lettered as expired after, by the wall clock.
+    pub deadline: Option<Micros>,
+    /// HTTP method, in upper case.
+    pub method: &'static str,
+    /// Appended to the base URL; checked; without a leading slash.
+    pub path: String,
+    /// Allowed request headers, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// MIME type of the body.
+    pub content_type: Option<String>,
+    /// Encoding of the body.
+    pub content_encoding: Option<String>,
+    /// The body, opaque.
+    pub body: Bytes,
+    /// Where the outcome is published, and the id to give back.
+    pub reply: Option<ReplyTo>,
+}
+
+/// Where a producer waits for the outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// The queue.
+    pub queue: String,
+    /// Given back as it came.
+    pub correlation_id: Option<String>,
+}
+
+/// What a downstream accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// The longest body, in bytes.
+    pub max_body: usize,
+    /// Request headers that a job may set, in lower case, without the `http-`.
+    pub allow_headers: Vec<String>,
+    /// The highest cost.
+    pub max_cost: u32,
+}
+
+/// Why a job is dead, as `paced-reason` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A header of the wrong type or form.
+    MalformedHeader,
+    /// A `paced-` header that does not exist.
+    UnknownHeader,
+    /// An `http-` header that is not on the allow list.
+    HeaderNotAllowed,
+    /// A path that could leave the base URL.
+    ForbiddenPath,
+    /// Over `http.max_body`.
+    BodyTooLarge,
+    /// A message id that is no idempotency key.
+    BadId,
+    /// A cost that the limits cannot hold.
+    CostTooLarge,
+    /// The deadline has passed.
+    Expired,
+    /// The downstream's answer is final.
+    Status,
+    /// Every attempt failed.
+    AttemptsExhausted,
+}
+
+impl Reason {
+    /// Every reason, in the order of the documentation.
+    pub const ALL: [Self; 10] = [
+        Self::MalformedHeader,
+        Self::UnknownHeader,
+        Self::HeaderNotAllowed,
+        Self::ForbiddenPath,
+        Self::BodyTooLarge,
+        Self::BadId,
+        Self::CostTooLarge,
+        Self::Expired,
+        Self::Status,
+        Self::AttemptsExhausted,
+    ];
+
+    /// The text of `paced-reason`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MalformedHeader => "malformed-header",
+            Self::UnknownHeader => "unknown-header",
+            Self::HeaderNotAllowed => "header-not-allowed",
+            Self::ForbiddenPath => "forbidden-path",
+            Self::BodyTooLarge => "body-too-large",
+            Self::BadId => "bad-id",
+            Self::CostTooLarge => "cost-too-large",
+            Self::Expired => "expired",
+            Self::Status => "status",
+            Self::AttemptsExhausted => "attempts-exhausted",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a message is no job: dead-lettered, never released.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {detail}")]
+pub struct Rejection {
+    /// The kind.
+    pub reason: Reason,
+    /// What is wrong, and what would be right; no secret in it.
+    pub detail: String,
+}

@@ -1,0 +1,18 @@
+//! Exact, shared pacing of jobs towards rate-limited APIs.
+
+pub mod limit;
+pub mod rate;
+pub mod store;
+pub mod time;
+
+#[cfg(feature = "dispatch")]
+pub mod dispatch;
+#[cfg(feature = "dispatch")]
+pub mod job;
+#[cfg(feature = "dispatch")]
+pub mod sink;
+
+#[cfg(feature = "config")]
+pub mod config;
+
+pub use rate::{Rate, RateError};

@@ -1,0 +1,202 @@
+//! Exact rates: so many units in so many microseconds, never a float.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// `count` units in `period` µs, reduced by their greatest common divisor.
+///
+/// Between one unit and a million units a second. The text form is
+/// `COUNT ("/" | "per") [N] UNIT` with the units s, sec, second(s), m, min, minute(s), h, hour(s),
+/// d, day(s); digits may be grouped with `_`:
+///
+/// ```
+/// use paced::Rate;
+/// let rate: Rate = "1_000 per 5 minutes".parse()?;
+/// assert_eq!(rate, "10/3s".parse()?);
+/// assert_eq!(rate.to_string(), "10/3s");
+/// # Ok::<(), paced::RateError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    count: u64,
+    period: u64,
+}
+
+/// Why a text or a pair of numbers is no rate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RateError {
+    /// The text has another form.
+    #[error("`{0}` is no rate; write COUNT/UNIT, such as 50/s or 100 per 5 minutes")]
+    Syntax(String),
+    /// A count or a period of zero.
+    #[error("a rate of zero releases nothing; use at least 1 in a period of at least 1 µs")]
+    Zero,
+    /// More than one unit per microsecond: slots are whole microseconds apart.
+    #[error("`{0}` is more than 1000000/s, the highest rate")]
+    TooHigh(String),
+    /// The period is over 366 days.
+    #[error("the period of `{0}` is over 366 days, the longest")]
+    TooLong(String),
+    /// A unit that only quotas have.
+    #[error("`{0}`: weeks and months are for quotas; write days, such as 7/7d")]
+    QuotaUnit(String),
+}
+
+const LONGEST: u64 = 366 * 86_400 * 1_000_000;
+
+impl Rate {
+    /// `count` units in each `period`.
+    ///
+    /// # Errors
+    /// [`RateError`] when either is zero, the rate is over 1 000 000/s or the period over 366 days.
+    pub fn new(count: u64, period: Duration) -> Result<Self, RateError> {
+        let text = || format!("{count} per {period:?}");
+        let period = u64::try_from(period.as_micros()).map_err(|_| RateError::TooLong(text()))?;
+        if count == 0 || period == 0 {
+            return Err(RateError::Zero);
+        }
+        if period > LONGEST {
+            return Err(RateError::TooLong(text()));
+        }
+        if count > period {
+            return Err(RateError::TooHigh(text()));
+        }
+        let divisor = gcd(count, period);
+        Ok(Self { count: count / divisor, period: period / divisor })
+    }
+
+    /// N of "N units in P µs", reduced.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.count
+    }
+
+    /// P of "N units in P µs", reduced.
+    #[must_use]
+    pub const fn period_micros(self) -> u64 {
+        self.period
+    }
+
+    /// Units per second, for people and gauges; never for slots.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "shown to people only")]
+    pub fn per_second(self) -> f64 {
+        self.count as f64 * 1e6 / self.period as f64
+    }
+
+    /// The emission interval T, rounded up to a whole µs: for waits, never for slots.
+    #[must_use]
+    pub const fn interval(self) -> Duration {
+        Duration::from_micros(self.period.div_ceil(self.count))
+    }
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+impl FromStr for Rate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let syntax = || RateError::Syntax(text.to_owned());
+        let (count, per) = match text.split_once('/') {
+            Some((count, per)) => (count.trim(), per.trim()),
+            None => {
+                let (count, per) = text.split_once(" per ").ok_or_else(syntax)?;
+                (count.trim(), per.trim())
+            }
+        };
+        let count = integer(count).ok_or_else(syntax)?;
+        let digits = per.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(per.len());
+        let (number, unit) = per.split_at(digits);
+        let number = if number.is_empty() { 1 } else { integer(number).ok_or_else(syntax)? };
+        let unit = match unit.trim_start() {
+            "s" | "sec" | "second" | "seconds" => 1,
+            "m" | "min" | "minute" | "minutes" => 60,
+            "h" | "hour" | "hours" => 3600,
+            "d" | "day" | "days" => 86_400,
+            "w" | "week" | "weeks" | "month" | "months" => {
+                return Err(RateError::QuotaUnit(text.to_owned()));
+            }
+            _ => return Err(syntax()),
+        };
+        let too_long = || RateError::TooLong(text.to_owned());
+        let seconds = number.checked_mul(unit).ok_or_else(too_long)?;
+        Self::new(count, Duration::from_secs(seconds)).map_err(|error| match error {
+            RateError::TooHigh(_) => RateError::TooHigh(text.to_owned()),
+            RateError::TooLong(_) => too_long(),
+            other => other,
+        })
+    }
+}
+
+/// Digits, grouped by `_` if one likes.
+fn integer(text: &str) -> Option<u64> {
+    let starts = text.starts_with(|c: char| c.is_ascii_digit());
+    if !starts || !text.bytes().all(|b| b.is_ascii_digit() || b == b'_') {
+        return None;
+    }
+    text.replace('_', "").parse().ok()
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 4] =
+            [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s")];
+        // The smallest multiple of the reduced fraction whose period is whole seconds.
+        let scale = 1_000_000 / gcd(self.period, 1_000_000);
+        let (count, period) = (self.count * scale, self.period * scale);
+        for (micros, unit) in UNITS {
+            if period % micros == 0 {
+                let number = period / micros;
+                return if number == 1 {
+                    write!(f, "{count}/{unit}")
+                } else {
+                    write!(f, "{count}/{number}{unit}")
+                };
+            }
+        }
+        write!(f, "{count} per {period} µs")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_are_rates() {
+        for (text, count, micros) in [
+            ("50/s", 1, 20_000),
+            ("50 / s", 1, 20_000),
+            ("50 per second", 1, 20_000),
+            ("1_000/5 minutes", 1, 300_000),
+            ("700001/s", 700_001, 1_000_000),
+            ("1/3s", 1, 3_000_000),
+            ("7/7d", 1, 86_400_000_000),
+            ("1000000/s", 1, 1),
+            ("100/min", 1, 600_000),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!((rate.count(), rate.period_micros()), (count, micros), "{text}");
+            assert_eq!(rate.to_string().parse::<Rate>().unwrap(), rate, "{text} shown and read");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_none() {
+        for text in ["", "50", "50/S", "/s", "-1/s", "1.5/s", "50//s", "50/s/s", "50/x", "50pers", "_5/s"] {
+            assert!(matches!(text.parse::<Rate>(), Err(RateError::Syntax(_))), "{text}");
+        }
+        assert_eq!("0/s".parse::<Rate>(), Err(RateError::Zero));
+        assert_eq!("1/0s".parse::<Rate>(), Err(RateError::Zero));
+        assert!(matches!("1000001/s".parse::<Rate>(), Err(RateError::TooHigh(_))));
+        assert!(matches!("7/week".parse::<Rate>(), Err(RateError::QuotaUnit(_))));
+        assert!(matches!("1/367d".parse::<Rate>(), Err(RateError::TooLong(_))));
+    }
+}

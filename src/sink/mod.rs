@@ -1,0 +1,74 @@
+//! Where jobs are released to. A sink's outcome is data: nothing here acks or retries.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::job::{Job, Reason};
+use crate::store::BoxFuture;
+
+/// Takes released jobs to their downstream.
+pub trait Sink: Send + Sync + fmt::Debug + 'static {
+    /// Sends the job once, within the sink's own time-out.
+    ///
+    /// Not cancel safe: a dropped future may or may not have reached the downstream.
+    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome>;
+}
+
+/// What became of one attempt.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The downstream has it.
+    Delivered(Receipt),
+    /// Worth another attempt, at a new slot.
+    Retry {
+        /// Short and of few kinds, for a metric: `status`, `timeout`, `connect`.
+        reason: &'static str,
+        /// For people.
+        detail: String,
+        /// The status, where there was one.
+        status: Option<u16>,
+        /// How long the downstream asked to wait (`Retry-After`).
+        after: Option<Duration>,
+        /// The response, for `reply_to`, when no attempt is left.
+        response: Option<Response>,
+    },
+    /// Never worth another attempt.
+    Dead {
+        /// Why, for `paced-reason`.
+        reason: Reason,
+        /// For people, for `paced-detail`.
+        detail: String,
+        /// The status, where there was one.
+        status: Option<u16>,
+        /// The response, for `reply_to`.
+        response: Option<Response>,
+    },
+}
+
+/// The proof that a sink delivered a job: without one, nothing is acked as delivered.
+#[derive(Debug)]
+pub struct Receipt {
+    /// What the downstream answered.
+    pub response: Response,
+}
+
+impl Receipt {
+    /// For sinks, on delivery.
+    #[must_use]
+    pub const fn new(response: Response) -> Self {
+        Self { response }
+    }
+}
+
+/// What a downstream answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status; 0 where the sink has none.
+    pub status: u16,
+    /// Name and value, names in lower case; filled only for jobs that want a reply.
+    pub headers: Vec<(String, String)>,
+    /// The body, as far as it was read; filled only for jobs that want a reply.
+    pub body: Bytes,
+}

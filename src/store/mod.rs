@@ -1,0 +1,130 @@
+//! Where the state of the limits lives: in this process ([`MemoryStore`]), or shared in Redis.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+pub use crate::limit::MAX_BATCH;
+use crate::limit::{LimitSet, State};
+use crate::time::Micros;
+
+/// A future that a trait object hands out.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Whose state a call touches: one downstream, and inside it one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scope<'a> {
+    /// The downstream's name; in Redis also the hash tag of all its keys.
+    pub downstream: &'a str,
+    /// The key of a limit that each key has for itself; empty: the limit is the whole downstream's.
+    pub key: &'a str,
+}
+
+/// One call for the slots of up to [`MAX_BATCH`] jobs.
+#[derive(Clone, Copy, Debug)]
+pub struct Reserve<'a> {
+    /// Whose limits.
+    pub scope: Scope<'a>,
+    /// The limits, all of which must agree.
+    pub limits: &'a LimitSet,
+    /// What each job costs, in the order in which they take their slots.
+    pub costs: &'a [u32],
+    /// How far after the store's now a slot may lie; a job whose slot lies further gets none.
+    pub ahead: Duration,
+    /// An instant to decide at instead of the store's clock (vectors, tests): then nothing is
+    /// corrected for a clock that stepped back.
+    pub now: Option<Micros>,
+}
+
+/// The answer to [`Reserve`]: slots for the first jobs, and why there are no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// The store's clock when it decided.
+    pub now: Micros,
+    /// When the store's record of the downstream began; another value means that state was lost.
+    pub epoch: Micros,
+    /// The state of each limit before the first slot was taken.
+    pub before: Vec<State>,
+    /// The slots granted, one per job, in the order of [`Reserve::costs`].
+    pub slots: Vec<Micros>,
+    /// The first slot that was not granted, when there are fewer slots than jobs.
+    pub refused: Option<Micros>,
+}
+
+/// A reservation to give back: its slot and the states before and after it was taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Cancel<'a> {
+    /// Whose limits.
+    pub scope: Scope<'a>,
+    /// The same limits as when it was reserved.
+    pub limits: &'a LimitSet,
+    /// The slot.
+    pub slot: Micros,
+    /// The states before the slot was taken.
+    pub before: &'a [State],
+    /// The states after it was taken.
+    pub after: &'a [State],
+    /// As in [`Reserve::now`].
+    pub now: Option<Micros>,
+}
+
+/// Keeps the state of limits and decides on it atomically.
+///
+/// All callers of one store see one clock: the store's.
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// Reserves slots in one round trip. A refusal consumes nothing.
+    ///
+    /// Not cancel safe: slots granted to a dropped future are lost (never taken twice). It is not
+    /// retried either, since a reply may be lost after the slots were taken.
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>>;
+
+    /// Gives a slot back if it lies ahead and nobody took a later one; says whether it did.
+    ///
+    /// Cancel safe: the slot is given back, or not.
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>>;
+
+    /// Forgets the state of the limits under `scope`: the next slot is now, whatever was reserved.
+    ///
+    /// Cancel safe: it is forgotten, or not.
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Asks the store for its clock: is it there?
+    ///
+    /// Cancel safe.
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>>;
+}
+
+/// Why a store did not answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be reached, or did not answer in time.
+    #[error("the store at {address} is not reachable: {detail}; paced keeps trying")]
+    Unreachable {
+        /// Where, without credentials.
+        address: String,
+        /// What the connection said.
+        detail: String,
+    },
+    /// The call or the URL is wrong; trying again does not help.
+    #[error("{0}")]
+    Invalid(String),
+    /// It answered what paced does not understand.
+    #[error(
+        "the store at {address} answered unexpectedly: {detail}; is it Redis 6.2 or later, not a replica?"
+    )]
+    Unexpected {
+        /// Where, without credentials.
+        address: String,
+        /// The answer.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Invalid(_))
+    }
+}

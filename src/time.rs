@@ -1,0 +1,111 @@
+//! Instants on the store's clock, and the clocks that read them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// An instant on the store's clock: microseconds since the Unix epoch.
+///
+/// Values stay below 2^53, so that they are exact in Lua's doubles too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub i64);
+
+impl Micros {
+    /// The latest instant that both stores represent exactly (2^53 - 1 µs, the year 2255).
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// This instant, `by` later; stops at [`Micros::MAX`].
+    #[must_use]
+    pub fn plus(self, by: Duration) -> Self {
+        let by = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_add(by)).min(Self::MAX)
+    }
+
+    /// This instant, `by` earlier; stops at the Unix epoch.
+    #[must_use]
+    pub fn minus(self, by: Duration) -> Self {
+        let by = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_sub(by).max(0))
+    }
+
+    /// How long after `earlier` this instant lies; zero when it does not.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A source of instants. The store owns the clock; a worker's own clock only measures spans.
+pub trait Clock: Send + Sync + fmt::Debug + 'static {
+    /// The instant now.
+    fn now(&self) -> Micros;
+}
+
+/// Wall time read once, then carried on by tokio's monotonic clock.
+///
+/// It never steps, and it stands still where tokio's time is paused.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    wall: Micros,
+    anchor: Instant,
+}
+
+impl SystemClock {
+    /// Reads the wall clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { wall: wall_now(), anchor: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Micros {
+        self.wall.plus(self.anchor.elapsed())
+    }
+}
+
+/// The wall clock's instant. It may step; use it only for what people stamp (`paced-deadline`).
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
+pub fn wall_now() -> Micros {
+    // A wall clock before 1970 is as good as none.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Micros(i64::try_from(since.as_micros()).unwrap_or(0)).min(Micros::MAX)
+}
+
+/// A clock that stands where it is put: for tests and replays.
+#[derive(Debug, Default)]
+pub struct ManualClock(AtomicI64);
+
+impl ManualClock {
+    /// A clock that shows `at`.
+    #[must_use]
+    pub fn new(at: Micros) -> Self {
+        Self(AtomicI64::new(at.0))
+    }
+
+    /// Puts the clock to `at`, forward or back.
+    pub fn set(&self, at: Micros) {
+        self.0.store(at.0, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Micros {
+        Micros(self.0.load(Ordering::SeqCst))
+    }
+}
