@@ -15,4 +15,6 @@ pub mod sink;
 #[cfg(feature = "config")]
 pub mod config;
 
+pub use limit::{Limit, LimitError, LimitSet};
 pub use rate::{Rate, RateError};
+pub use store::{MemoryStore, Store, StoreError};

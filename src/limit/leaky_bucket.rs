@@ -93,6 +93,20 @@ impl LeakyBucket {
         self.advance(tat.max(Tat::whole(at)), i64::from(cost))
     }
 
+    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.
+    #[must_use]
+    pub fn latest(self, cost: u32) -> Micros {
+        let reach = self.advance(Tat::ZERO, i64::from(self.burst) + i64::from(cost));
+        Micros(Micros::MAX.0 - reach.at.0 - 1)
+    }
+
+    /// A state that may have been written under another rate: a remainder that is none here is
+    /// rounded up to a whole µs.
+    #[must_use]
+    pub const fn adopt(self, tat: Tat) -> Tat {
+        if tat.rem < self.rate.count() { tat } else { Tat::whole(Micros(tat.at.0 + 1)) }
+    }
+
     /// `units` emission intervals on from `tat` (or back), exactly.
     fn advance(self, tat: Tat, units: i64) -> Tat {
         let (count, period) = (i128::from(self.rate.count()), i128::from(self.rate.period_micros()));
@@ -103,3 +117,6 @@ impl LeakyBucket {
         Tat { at: Micros(at as i64), rem: sum.rem_euclid(count) as u64 }
     }
 }
+
+#[cfg(test)]
+mod tests;

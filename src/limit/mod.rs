@@ -111,6 +111,22 @@ impl Limit {
         }
     }
 
+    /// The latest slot at which `cost` can be taken exactly.
+    #[must_use]
+    pub fn latest(&self, cost: u32) -> Micros {
+        match self.algorithm {
+            Algorithm::LeakyBucket(bucket) => bucket.latest(cost),
+        }
+    }
+
+    /// A stored state under these numbers: it may have been written under others.
+    #[must_use]
+    pub const fn adopt(&self, state: State) -> State {
+        match (self.algorithm, state) {
+            (Algorithm::LeakyBucket(bucket), State::Tat(tat)) => State::Tat(bucket.adopt(tat)),
+        }
+    }
+
     /// The highest cost of one job that is exact.
     #[must_use]
     pub const fn max_cost(&self) -> u32 {
@@ -171,6 +187,12 @@ impl LimitSet {
         for (limit, state) in self.iter().zip(states) {
             *state = limit.commit(state, at, cost);
         }
+    }
+
+    /// The latest slot at which `cost` can be taken from every limit exactly.
+    #[must_use]
+    pub fn latest(&self, cost: u32) -> Micros {
+        self.iter().map(|limit| limit.latest(cost)).min().unwrap_or(Micros::MAX)
     }
 
     /// Slots for the first jobs of `costs`, as far as `until`; and the first slot beyond it.

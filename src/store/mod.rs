@@ -3,11 +3,24 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::limit::MAX_BATCH;
 use crate::limit::{LimitSet, State};
 use crate::time::Micros;
+
+mod call;
+mod memory;
+mod offset;
+
+pub use crate::limit::MAX_BATCH;
+pub use memory::MemoryStore;
+pub use offset::{Observed, SlotClock};
+
+/// A clock that falls behind the highest instant seen by more than this has stepped back.
+const STEP: Duration = Duration::from_millis(100);
+/// How long a state is kept once it equals absence.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// A future that a trait object hands out.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -93,6 +106,24 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// Cancel safe.
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>>;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        (**self).reserve(call)
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        (**self).cancel(call)
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).reset(scope, limits)
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        (**self).ping()
+    }
 }
 
 /// Why a store did not answer.

@@ -1,0 +1,236 @@
+//! State in this process: the reference that every other store must agree with.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{BoxFuture, Cancel, GRACE, Reserve, Reserved, STEP, Scope, Store, StoreError};
+use crate::limit::{Limit, LimitSet, State, Tat};
+use crate::time::{Clock, Micros, SystemClock};
+
+/// Keeps state in memory: exact, and gone with the process.
+///
+/// States that are whole again are forgotten, so memory is bounded by the keys in use.
+#[derive(Debug)]
+pub struct MemoryStore {
+    clock: Arc<dyn Clock>,
+    downstreams: Mutex<HashMap<String, Downstream>>,
+}
+
+/// The record of a downstream, and the states of its limits by limit name and key.
+#[derive(Debug)]
+struct Downstream {
+    /// When the record began: at least 1, since 0 stands for "none".
+    epoch: Micros,
+    /// The highest instant seen on the clock.
+    high: Micros,
+    /// How far the clock has stepped back in all, in µs.
+    shift: i64,
+    states: HashMap<String, HashMap<String, Held>>,
+    /// The number of states at which those that are whole again are forgotten.
+    crowded: usize,
+}
+
+/// A state, and the shift that it was written under.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    state: State,
+    shift: i64,
+}
+
+/// Below this many states nothing is forgotten: looking would cost more than it frees.
+const FEW: usize = 1024;
+
+impl MemoryStore {
+    /// A store on this process's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Arc::new(SystemClock::new()))
+    }
+
+    /// A store on the given clock.
+    #[must_use]
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, downstreams: Mutex::default() }
+    }
+
+    /// Runs `decide` on the record of `name`, at the clock's instant or at `explicit`.
+    fn with<T>(
+        &self,
+        name: &str,
+        explicit: Option<Micros>,
+        decide: impl FnOnce(&mut Downstream, Micros) -> T,
+    ) -> T {
+        let mut downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock: two threads must not see their instants in the wrong order.
+        let now = explicit.unwrap_or_else(|| self.clock.now());
+        if let Some(downstream) = downstreams.get_mut(name) {
+            return decide(downstream, now);
+        }
+        decide(downstreams.entry(name.to_owned()).or_insert_with(|| Downstream::new(now)), now)
+    }
+
+    #[cfg(test)]
+    fn held(&self, name: &str) -> usize {
+        self.with(name, None, |downstream, _| downstream.len())
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Downstream {
+    fn new(now: Micros) -> Self {
+        let epoch = now.max(Micros(1));
+        Self { epoch, high: Micros(0), shift: 0, states: HashMap::new(), crowded: FEW }
+    }
+
+    /// Follows the clock: a step back is added to `shift`.
+    fn follow(&mut self, now: Micros) {
+        let behind = self.high.since(now);
+        if behind > STEP {
+            self.shift += self.high.0 - now.0;
+            self.high = now;
+        } else {
+            self.high = self.high.max(now);
+        }
+    }
+
+    /// The state of a limit. On the clock (`live`) it is corrected for steps back, and forgotten
+    /// once it has equalled absence for long; at an explicit instant it is taken as it stands.
+    fn read(&mut self, limit: &Limit, key: &str, live: bool) -> State {
+        let (high, shift) = (self.high, self.shift);
+        let Some(held) = self.get(limit.name(), key) else { return limit.fresh() };
+        if live {
+            held.correct(shift);
+            if held.is_absent(high) {
+                return limit.fresh();
+            }
+        }
+        limit.adopt(held.state)
+    }
+
+    fn get(&mut self, limit: &str, key: &str) -> Option<&mut Held> {
+        self.states.get_mut(limit)?.get_mut(key)
+    }
+
+    fn write(&mut self, limit: &str, key: &str, state: State, live: bool) {
+        let shift = self.shift;
+        if let Some(held) = self.get(limit, key) {
+            // At an explicit instant nothing was corrected, so the state keeps its frame.
+            *held = Held { state, shift: if live { shift } else { held.shift } };
+            return;
+        }
+        let keys = self.states.entry(limit.to_owned()).or_default();
+        keys.insert(key.to_owned(), Held { state, shift });
+    }
+
+    /// Forgets states that are whole again, once there are twice as many as were left last time.
+    fn prune(&mut self) {
+        if self.len() < self.crowded {
+            return;
+        }
+        let (high, shift) = (self.high, self.shift);
+        for keys in self.states.values_mut() {
+            keys.retain(|_, held| {
+                held.correct(shift);
+                !held.is_absent(high)
+            });
+        }
+        self.states.retain(|_, keys| !keys.is_empty());
+        self.crowded = (2 * self.len()).max(FEW);
+    }
+
+    fn len(&self) -> usize {
+        self.states.values().map(HashMap::len).sum()
+    }
+}
+
+impl Held {
+    fn correct(&mut self, shift: i64) {
+        let State::Tat(tat) = &mut self.state;
+        let back = shift - self.shift;
+        if back > 0 {
+            *tat = if tat.at.0 < back { Tat::ZERO } else { Tat { at: Micros(tat.at.0 - back), ..*tat } };
+            self.shift = shift;
+        }
+    }
+
+    fn is_absent(&self, high: Micros) -> bool {
+        let State::Tat(tat) = self.state;
+        tat.at.plus(GRACE) <= high
+    }
+}
+
+impl Store for MemoryStore {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            let (key, live) = (call.scope.key, call.now.is_none());
+            Ok(self.with(call.scope.downstream, call.now, |downstream, now| {
+                if live {
+                    downstream.follow(now);
+                    downstream.prune();
+                }
+                let mut states: Vec<State> =
+                    call.limits.iter().map(|limit| downstream.read(limit, key, live)).collect();
+                let before = states.clone();
+                let (slots, refused) = call.limits.plan(&mut states, now, call.costs, call.until(now));
+                if !slots.is_empty() {
+                    for (limit, state) in call.limits.iter().zip(states) {
+                        downstream.write(limit.name(), key, state, live);
+                    }
+                }
+                Reserved { now, epoch: downstream.epoch, before, slots, refused }
+            }))
+        })
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            let (key, live) = (call.scope.key, call.now.is_none());
+            Ok(self.with(call.scope.downstream, call.now, |downstream, now| {
+                // After a step back the slot is an instant of a clock that is no more.
+                let stepped = live && downstream.high.since(now) > STEP;
+                if stepped || now >= call.slot {
+                    return false;
+                }
+                let shift = downstream.shift;
+                let tail = call.limits.iter().zip(call.after).all(|(limit, after)| {
+                    let held = downstream.get(limit.name(), key);
+                    held.is_some_and(|held| held.state == *after && (!live || held.shift == shift))
+                });
+                if tail {
+                    for (limit, before) in call.limits.iter().zip(call.before) {
+                        downstream.write(limit.name(), key, *before, live);
+                    }
+                }
+                tail
+            }))
+        })
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            scope.check()?;
+            self.with(scope.downstream, None, |downstream, _| {
+                for limit in limits.iter() {
+                    if let Some(keys) = downstream.states.get_mut(limit.name()) {
+                        keys.remove(scope.key);
+                    }
+                }
+            });
+            Ok(())
+        })
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        Box::pin(async move { Ok(self.clock.now()) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

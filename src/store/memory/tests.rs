@@ -1,0 +1,181 @@
+use std::time::Duration;
+
+use super::*;
+use crate::rate::Rate;
+use crate::time::ManualClock;
+
+const MS: i64 = 1000;
+const START: i64 = 1_700_000_000_000_000;
+
+struct Bench {
+    clock: Arc<ManualClock>,
+    store: MemoryStore,
+    limits: LimitSet,
+}
+
+impl Bench {
+    /// 10/s with this burst, at START.
+    fn new(burst: u32) -> Self {
+        let clock = Arc::new(ManualClock::new(Micros(START)));
+        let rate = Rate::new(10, Duration::from_secs(1)).unwrap();
+        let limits = LimitSet::new(vec![Limit::leaky_bucket("l", rate, burst).unwrap()]).unwrap();
+        Self { store: MemoryStore::with_clock(clock.clone()), clock, limits }
+    }
+
+    async fn reserve(&self, key: &str, at: i64, costs: &[u32], ahead_ms: u64) -> Reserved {
+        self.clock.set(Micros(at));
+        let call = Reserve {
+            scope: Scope { downstream: "d", key },
+            limits: &self.limits,
+            costs,
+            ahead: Duration::from_millis(ahead_ms),
+            now: None,
+        };
+        self.store.reserve(call).await.unwrap()
+    }
+
+    /// Slots in ms after START, and the refused one.
+    async fn slots(&self, at_ms: i64, jobs: usize, ahead_ms: u64) -> (Vec<i64>, Option<i64>) {
+        let answer = self.reserve("", START + at_ms * MS, &vec![1; jobs], ahead_ms).await;
+        let since = |slot: &Micros| (slot.0 - START) / MS;
+        (answer.slots.iter().map(since).collect(), answer.refused.as_ref().map(since))
+    }
+}
+
+#[tokio::test]
+async fn slots_are_an_interval_apart_and_a_refusal_takes_nothing() {
+    let bench = Bench::new(1);
+    assert_eq!(bench.slots(0, 5, 250).await, (vec![0, 100, 200], Some(300)));
+    assert_eq!(bench.slots(0, 5, 250).await, (vec![], Some(300)));
+    assert_eq!(bench.slots(120, 5, 250).await, (vec![300], Some(400)));
+    assert_eq!(bench.slots(5000, 2, 0).await, (vec![5000], Some(5100)), "idle time is not saved up");
+}
+
+#[tokio::test]
+async fn a_burst_goes_at_once_after_a_rest() {
+    let bench = Bench::new(3);
+    assert_eq!(bench.slots(0, 5, 1000).await, (vec![0, 0, 0, 100, 200], None));
+    assert_eq!(bench.slots(400, 3, 1000).await, (vec![400, 400, 500], None));
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_back_does_not_stall_anyone() {
+    let bench = Bench::new(1);
+    assert_eq!(bench.slots(10_000, 2, 1000).await, (vec![10_000, 10_100], None));
+    // 10 s back: the slot after 10 100 ms is 10 200 ms, now called 200 ms.
+    assert_eq!(bench.slots(0, 1, 0).await, (vec![], Some(200)));
+    assert_eq!(bench.slots(300, 2, 1000).await, (vec![300, 400], None));
+}
+
+#[tokio::test]
+async fn a_small_step_back_is_waited_for() {
+    let bench = Bench::new(1);
+    assert_eq!(bench.slots(1000, 1, 0).await, (vec![1000], None));
+    assert_eq!(bench.slots(900, 1, 0).await, (vec![], Some(1100)));
+}
+
+#[tokio::test]
+async fn at_an_explicit_instant_nothing_is_rebased() {
+    let bench = Bench::new(1);
+    let scope = Scope { downstream: "d", key: "" };
+    let at = |ms: i64| Reserve {
+        scope,
+        limits: &bench.limits,
+        costs: &[1],
+        ahead: Duration::ZERO,
+        now: Some(Micros(ms * MS)),
+    };
+    assert_eq!(bench.store.reserve(at(10_000)).await.unwrap().slots, [Micros(10_000 * MS)]);
+    let back = bench.store.reserve(at(1000)).await.unwrap();
+    assert_eq!((back.slots, back.refused), (vec![], Some(Micros(10_100 * MS))));
+    assert_eq!(bench.store.reserve(at(10_100)).await.unwrap().slots, [Micros(10_100 * MS)]);
+}
+
+#[tokio::test]
+async fn only_the_tail_can_be_given_back() {
+    let bench = Bench::new(1);
+    let first = bench.reserve("", START, &[1, 1], 1000).await;
+    let mut states = first.before.clone();
+    let (_, _) = bench.limits.plan(&mut states, first.now, &[1], first.slots[1]);
+    let (between, mut after) = (states.clone(), states);
+    bench.limits.commit(&mut after, first.slots[1], 1);
+    let cancel = |slot, before, after| {
+        bench.store.cancel(Cancel {
+            scope: Scope { downstream: "d", key: "" },
+            limits: &bench.limits,
+            slot,
+            before,
+            after,
+            now: None,
+        })
+    };
+    assert!(!cancel(first.slots[0], &first.before, &between).await.unwrap(), "not the tail, not ahead");
+    assert!(cancel(first.slots[1], &between, &after).await.unwrap());
+    assert!(!cancel(first.slots[1], &between, &after).await.unwrap(), "only once");
+    assert_eq!(bench.slots(50, 1, 1000).await, (vec![100], None), "it can be taken again");
+    bench.clock.set(Micros(START + 100 * MS));
+    assert!(!cancel(first.slots[1], &between, &after).await.unwrap(), "not once it is due");
+}
+
+#[tokio::test]
+async fn keys_are_apart_and_reset_forgets_one() {
+    let bench = Bench::new(1);
+    let first = |answer: Reserved| answer.slots[0].0 - START;
+    assert_eq!(first(bench.reserve("a", START, &[1], 1000).await), 0);
+    assert_eq!(first(bench.reserve("b", START, &[1], 1000).await), 0);
+    bench.store.reset(Scope { downstream: "d", key: "a" }, &bench.limits).await.unwrap();
+    assert_eq!(first(bench.reserve("a", START, &[1], 1000).await), 0);
+    assert_eq!(first(bench.reserve("b", START, &[1], 1000).await), 100 * MS);
+}
+
+#[tokio::test]
+async fn memory_is_bounded_by_the_keys_in_use() {
+    let bench = Bench::new(1);
+    // 20 keys are in use in any minute and a half; 50 000 are used in all.
+    for index in 0..50_000_i64 {
+        bench.reserve(&index.to_string(), START + index * 5_000 * MS, &[1], 0).await;
+    }
+    assert!(bench.store.held("d") <= FEW, "{}", bench.store.held("d"));
+    // A crowd in use at once is kept: nobody's pace is lost.
+    let start = START + 1_000_000_000 * MS;
+    for index in 0..5000 {
+        bench.reserve(&format!("crowd-{index}"), start, &[1], 0).await;
+    }
+    for index in 0..5000 {
+        assert_eq!(bench.reserve(&format!("crowd-{index}"), start, &[1], 0).await.slots, []);
+    }
+}
+
+#[tokio::test]
+async fn calls_that_cannot_be_exact_are_refused() {
+    const MAX: usize = crate::limit::MAX_BATCH;
+    let bench = Bench::new(1);
+    let scope = Scope { downstream: "d", key: "" };
+    let call = |costs, downstream, now| {
+        let scope = Scope { downstream, ..scope };
+        bench.store.reserve(Reserve { scope, limits: &bench.limits, costs, ahead: Duration::ZERO, now })
+    };
+    let too_many = vec![1; MAX + 1];
+    for (costs, name, now) in [
+        (&[0_u32][..], "d", None),
+        (&too_many[..], "d", None),
+        (&[1][..], "", None),
+        (&[1][..], "a}b", None),
+        (&[1][..], "d", Some(Micros(-1))),
+    ] {
+        assert!(
+            matches!(call(costs, name, now).await, Err(StoreError::Invalid(_))),
+            "{costs:?} {name} {now:?}"
+        );
+    }
+    let far = call(&[1], "far", Some(Micros::MAX)).await.unwrap();
+    assert_eq!((far.slots, far.refused), (vec![], Some(Micros::MAX)), "no slot beyond what is exact");
+
+    let daily = Limit::leaky_bucket("daily", Rate::new(1, Duration::from_secs(86_400)).unwrap(), 1).unwrap();
+    let limits = LimitSet::new(vec![daily]).unwrap();
+    let ahead = Duration::ZERO;
+    let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
+    let call = |costs| bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None });
+    assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
+    assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
+}
