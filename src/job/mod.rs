@@ -6,6 +6,15 @@ use bytes::Bytes;
 
 use crate::time::Micros;
 
+mod decode;
+mod header;
+pub mod ndjson;
+mod nearest;
+mod path;
+mod value;
+
+pub use decode::decode;
+
 /// A message as it came, without what only its broker understands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
@@ -151,6 +160,21 @@ impl Reason {
             Self::AttemptsExhausted => "attempts-exhausted",
         }
     }
+
+    /// Whether [`decode`] gives it: the message never was a job.
+    #[must_use]
+    pub const fn is_rejection(self) -> bool {
+        match self {
+            Self::MalformedHeader
+            | Self::UnknownHeader
+            | Self::HeaderNotAllowed
+            | Self::ForbiddenPath
+            | Self::BodyTooLarge
+            | Self::BadId
+            | Self::CostTooLarge => true,
+            Self::Expired | Self::Status | Self::AttemptsExhausted => false,
+        }
+    }
 }
 
 impl fmt::Display for Reason {
@@ -167,4 +191,35 @@ pub struct Rejection {
     pub reason: Reason,
     /// What is wrong, and what would be right; no secret in it.
     pub detail: String,
+}
+
+impl Rejection {
+    fn new(reason: Reason, detail: impl AsRef<str>) -> Self {
+        Self { reason, detail: shown(detail.as_ref().as_bytes(), MAX_DETAIL) }
+    }
+
+    fn malformed(detail: impl AsRef<str>) -> Self {
+        Self::new(Reason::MalformedHeader, detail)
+    }
+}
+
+/// The longest detail, in characters: it becomes a header of a dead letter.
+const MAX_DETAIL: usize = 300;
+
+/// Foreign text for a person's eye: control characters escaped, at most `max` characters.
+fn shown(text: &[u8], max: usize) -> String {
+    let text = String::from_utf8_lossy(text);
+    let mut out = String::with_capacity(text.len().min(max));
+    for (index, c) in text.chars().enumerate() {
+        if index == max {
+            out.push('…');
+            break;
+        }
+        if c.is_control() {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }

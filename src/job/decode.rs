@@ -1,0 +1,176 @@
+//! From a message to a job: every rule of publishing, in one place.
+
+use uuid::Uuid;
+
+use super::nearest::nearest;
+use super::{Job, Message, Reason, Rejection, ReplyTo, Rules, Value, header, path, shown, value};
+use crate::time::Micros;
+
+/// What a producer may set, without the `paced-`.
+const KNOWN: [&str; 6] = ["lane", "method", "path", "not-before", "deadline", "cost"];
+
+/// What paced writes on dead letters: accepted, so that one can be published again as it is.
+const STRIPPED: [&str; 6] = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
+
+const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
+
+/// The longest lane key, in bytes.
+const MAX_LANE: usize = 128;
+
+/// The highest priority; higher ones count as it.
+const MAX_PRIORITY: u8 = 9;
+
+/// The job that `message` means.
+///
+/// Whether its deadline has passed is not decided here: that takes a clock.
+///
+/// # Errors
+/// The first thing that is wrong with it. Nothing of what is wrong is ignored.
+pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
+    let id = id(message.message_id.as_deref())?;
+    let content_type = header::property("content_type", message.content_type.as_deref())?;
+    let content_encoding = header::property("content_encoding", message.content_encoding.as_deref())?;
+    let fields = Fields::read(&message.headers, rules)?;
+    if message.body.len() > rules.max_body {
+        let (is, most) = (message.body.len(), rules.max_body);
+        return Err(Rejection::new(
+            Reason::BodyTooLarge,
+            format!("the body has {is} bytes; send at most {most}, or raise `http.max_body`"),
+        ));
+    }
+    let reply = message.reply_to.as_deref().filter(|queue| !queue.is_empty());
+    Ok(Job {
+        id,
+        lane: fields.lane.unwrap_or_default(),
+        cost: fields.cost.unwrap_or(1),
+        priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
+        not_before: fields.not_before,
+        deadline: fields.deadline,
+        method: fields.method.unwrap_or("POST"),
+        path: fields.path.unwrap_or_default(),
+        headers: fields.request,
+        content_type,
+        content_encoding,
+        body: message.body.clone(),
+        reply: reply
+            .map(|queue| ReplyTo { queue: queue.to_owned(), correlation_id: message.correlation_id.clone() }),
+    })
+}
+
+fn id(given: Option<&str>) -> Result<String, Rejection> {
+    match given {
+        None => Ok(Uuid::now_v7().to_string()),
+        Some(id) if (1..=255).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic()) => {
+            Ok(id.to_owned())
+        }
+        Some(id) => Err(Rejection::new(
+            Reason::BadId,
+            format!(
+                "message_id `{}` is no job id; send 1 to 255 visible ASCII characters",
+                shown(id.as_bytes(), 40)
+            ),
+        )),
+    }
+}
+
+/// What the headers said.
+#[derive(Default)]
+struct Fields {
+    lane: Option<String>,
+    method: Option<&'static str>,
+    path: Option<String>,
+    not_before: Option<Micros>,
+    deadline: Option<Micros>,
+    cost: Option<u32>,
+    request: Vec<(String, String)>,
+}
+
+impl Fields {
+    fn read(headers: &[(String, Value)], rules: &Rules) -> Result<Self, Rejection> {
+        let mut fields = Self::default();
+        for (name, value) in headers {
+            if let Some(key) = name.strip_prefix("paced-") {
+                fields.paced(key, name, value, rules.max_cost)?;
+            } else if let Some(key) = name.strip_prefix("http-") {
+                let (key, value) = header::request(key, value, &rules.allow_headers)?;
+                if fields.request.iter().any(|(other, _)| *other == key) {
+                    return Err(twice(name));
+                }
+                fields.request.push((key, value));
+            }
+        }
+        fields.trace(headers);
+        Ok(fields)
+    }
+
+    fn paced(&mut self, key: &str, name: &str, value: &Value, max_cost: u32) -> Result<(), Rejection> {
+        let first = match key {
+            "lane" => self.lane.replace(lane(name, value)?).is_none(),
+            "method" => self.method.replace(method(name, value)?).is_none(),
+            "path" => self.path.replace(path::check(value::text(name, value)?)?).is_none(),
+            "not-before" => self.not_before.replace(value::instant(name, value)?).is_none(),
+            "deadline" => self.deadline.replace(value::instant(name, value)?).is_none(),
+            "cost" => self.cost.replace(cost(name, value, max_cost)?).is_none(),
+            _ if STRIPPED.contains(&key) => true,
+            _ => return Err(unknown(key)),
+        };
+        if first { Ok(()) } else { Err(twice(name)) }
+    }
+
+    /// Passes the trace context on, unless the job sets it as an allowed header.
+    fn trace(&mut self, headers: &[(String, Value)]) {
+        for name in ["traceparent", "tracestate"] {
+            if self.request.iter().any(|(other, _)| other == name) {
+                continue;
+            }
+            let found = headers.iter().find(|(other, _)| other == name);
+            if let Some(value) = found.and_then(|(_, value)| header::trace(value)) {
+                self.request.push((name.to_owned(), value));
+            }
+        }
+    }
+}
+
+fn lane(name: &str, value: &Value) -> Result<String, Rejection> {
+    let text = value::text(name, value)?;
+    if text.len() > MAX_LANE {
+        let is = text.len();
+        return Err(Rejection::malformed(format!("`{name}` has {is} bytes; send at most {MAX_LANE}")));
+    }
+    Ok(text.to_owned())
+}
+
+fn method(name: &str, value: &Value) -> Result<&'static str, Rejection> {
+    let text = value::text(name, value)?;
+    METHODS.into_iter().find(|method| method.eq_ignore_ascii_case(text)).ok_or_else(|| {
+        let (text, known) = (shown(text.as_bytes(), 40), METHODS.join(", "));
+        Rejection::malformed(format!("`{name}` is `{text}`; send one of {known}"))
+    })
+}
+
+fn cost(name: &str, value: &Value, max: u32) -> Result<u32, Rejection> {
+    let cost = value::integer(name, value)?;
+    if cost < 1 {
+        return Err(Rejection::malformed(format!("`{name}` is {cost}; send at least 1")));
+    }
+    u32::try_from(cost).ok().filter(|cost| *cost <= max).ok_or_else(|| {
+        let detail = format!("`{name}` is {cost}; the limits hold at most {max}: split the job");
+        Rejection::new(Reason::CostTooLarge, detail)
+    })
+}
+
+fn unknown(key: &str) -> Rejection {
+    let hint = match nearest(key, &KNOWN) {
+        Some(near) => format!("did you mean `paced-{near}`?"),
+        None => format!("known are paced-{}", KNOWN.join(", paced-")),
+    };
+    let key = shown(key.as_bytes(), 60);
+    Rejection::new(Reason::UnknownHeader, format!("`paced-{key}` does not exist; {hint}"))
+}
+
+fn twice(name: &str) -> Rejection {
+    Rejection::malformed(format!("`{}` is given twice; send it once", shown(name.as_bytes(), 60)))
+}
+
+#[cfg(test)]
+mod tests;

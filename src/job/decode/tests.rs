@@ -1,0 +1,379 @@
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+fn rules() -> Rules {
+    Rules {
+        max_body: 16,
+        allow_headers: [
+            "accept",
+            "x-request-id",
+            "x-tag",
+            "authorization",
+            "cookie",
+            "host",
+            "te",
+            "traceparent",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        max_cost: 100,
+    }
+}
+
+fn text(value: &str) -> Value {
+    Value::Text(Bytes::copy_from_slice(value.as_bytes()))
+}
+
+fn with(name: &str, value: Value) -> Message {
+    Message { headers: vec![(name.to_owned(), value)], ..Message::default() }
+}
+
+fn job(message: &Message) -> Job {
+    decode(message, &rules()).expect("a job")
+}
+
+fn reason(message: &Message) -> Reason {
+    let rejection = decode(message, &rules()).expect_err("no job");
+    assert!(rejection.reason.is_rejection(), "{rejection}");
+    rejection.reason
+}
+
+fn detail(message: &Message) -> String {
+    decode(message, &rules()).expect_err("no job").detail
+}
+
+#[test]
+fn an_empty_message_is_a_post_of_nothing() {
+    let job = job(&Message::default());
+    assert_eq!((job.method, job.path.as_str(), job.lane.as_str()), ("POST", "", ""));
+    assert_eq!((job.cost, job.priority), (1, 0));
+    assert_eq!((job.not_before, job.deadline, job.reply), (None, None, None));
+    assert!(job.headers.is_empty() && job.body.is_empty());
+    assert_eq!(job.content_type.or(job.content_encoding), None);
+    let id = Uuid::parse_str(&job.id).expect("a UUID");
+    assert_eq!(id.get_version_num(), 7);
+}
+
+#[test]
+fn properties_become_fields() {
+    let job = job(&Message {
+        body: Bytes::from_static(b"{}"),
+        content_type: Some("application/json; charset=utf-8".to_owned()),
+        content_encoding: Some("gzip".to_owned()),
+        message_id: Some("invoice-1".to_owned()),
+        priority: Some(7),
+        correlation_id: Some("c1".to_owned()),
+        reply_to: Some("amq.rabbitmq.reply-to.x".to_owned()),
+        ..Message::default()
+    });
+    assert_eq!((job.id.as_str(), job.priority, &job.body[..]), ("invoice-1", 7, &b"{}"[..]));
+    assert_eq!(job.content_type.as_deref(), Some("application/json; charset=utf-8"));
+    assert_eq!(job.content_encoding.as_deref(), Some("gzip"));
+    let queue = "amq.rabbitmq.reply-to.x".to_owned();
+    assert_eq!(job.reply, Some(ReplyTo { queue, correlation_id: Some("c1".to_owned()) }));
+}
+
+#[test]
+fn ids() {
+    let message = |id: &str| Message { message_id: Some(id.to_owned()), ..Message::default() };
+    for id in ["a", "!~", "\"quoted\\\"", &"x".repeat(255)] {
+        assert_eq!(job(&message(id)).id, id);
+    }
+    for id in ["", "a b", " ", "a\n", "a\r\nX: y", "a\0", "é", "\u{7f}", &"x".repeat(256)] {
+        assert_eq!(reason(&message(id)), Reason::BadId, "{id:?}");
+    }
+    let detail = detail(&message(&"\n".repeat(5000)));
+    assert!(detail.contains("\\n") && !detail.contains('\n') && detail.len() < 400, "{detail}");
+}
+
+#[test]
+fn priorities_over_nine_count_as_nine() {
+    for (given, counts) in [(0, 0), (9, 9), (10, 9), (255, 9)] {
+        assert_eq!(job(&Message { priority: Some(given), ..Message::default() }).priority, counts);
+    }
+}
+
+#[test]
+fn lanes() {
+    for lane in ["", "acme", "tenant-42", "Zürich", &"x".repeat(128)] {
+        assert_eq!(job(&with("paced-lane", text(lane))).lane, lane);
+    }
+    for lane in ["x".repeat(129), "é".repeat(65)] {
+        assert_eq!(reason(&with("paced-lane", text(&lane))), Reason::MalformedHeader);
+    }
+    for value in [Value::Text(Bytes::from_static(b"\xff")), Value::Integer(1), Value::Other("table")] {
+        assert_eq!(reason(&with("paced-lane", value)), Reason::MalformedHeader);
+    }
+}
+
+#[test]
+fn methods_in_any_case() {
+    for method in METHODS {
+        assert_eq!(job(&with("paced-method", text(method))).method, method);
+        assert_eq!(job(&with("paced-method", text(&method.to_lowercase()))).method, method);
+    }
+    assert_eq!(job(&with("paced-method", text("pAtCh"))).method, "PATCH");
+    for method in ["", "CONNECT", "TRACE", "OPTIONS", "GET ", "GÉT", "GET\r\n"] {
+        assert_eq!(reason(&with("paced-method", text(method))), Reason::MalformedHeader, "{method}");
+    }
+    assert_eq!(reason(&with("paced-method", Value::Bool(true))), Reason::MalformedHeader);
+    assert!(detail(&with("paced-method", text("FETCH"))).contains("GET, HEAD"));
+}
+
+#[test]
+fn paths_are_checked() {
+    assert_eq!(job(&with("paced-path", text("/v2/x?y=1"))).path, "v2/x?y=1");
+    assert_eq!(reason(&with("paced-path", text("../x"))), Reason::ForbiddenPath);
+    assert_eq!(reason(&with("paced-path", Value::Integer(1))), Reason::MalformedHeader);
+}
+
+#[test]
+fn instants_of_every_type() {
+    let at = Some(Micros(1_700_000_000_123_000));
+    for value in [
+        Value::Integer(1_700_000_000_123),
+        Value::Float(1_700_000_000_123.0),
+        text("1700000000123"),
+        text("1700000000123.0"),
+        text("2023-11-14T22:13:20.123Z"),
+        text("2023-11-14T23:13:20.123+01:00"),
+        text("2023-11-14t22:13:20.123z"),
+    ] {
+        assert_eq!(job(&with("paced-not-before", value.clone())).not_before, at, "{value:?}");
+        assert_eq!(job(&with("paced-deadline", value.clone())).deadline, at, "{value:?}");
+    }
+    assert_eq!(job(&with("paced-deadline", Value::Integer(0))).deadline, Some(Micros(0)));
+    let micros = job(&with("paced-deadline", text("2023-11-14T22:13:20.123456Z"))).deadline;
+    assert_eq!(micros, Some(Micros(1_700_000_000_123_456)));
+    for value in [
+        Value::Integer(-1),
+        Value::Integer(i128::MAX),
+        Value::Integer(i128::MIN),
+        Value::Integer(1_700_000_000_123_000_000),
+        Value::Float(1.5),
+        Value::Float(f64::NAN),
+        Value::Float(f64::INFINITY),
+        Value::Float(1e300),
+        Value::Bool(true),
+        Value::Other("timestamp"),
+        Value::Text(Bytes::from_static(b"\xff")),
+        text(""),
+        text("tomorrow"),
+        text("inf"),
+        text("nan"),
+        text("2023-11-14"),
+        text("2023-11-14T22:13:20"),
+        text("2023-13-14T22:13:20Z"),
+        text("1960-01-01T00:00:00Z"),
+        text("9999-01-01T00:00:00Z"),
+    ] {
+        for name in ["paced-not-before", "paced-deadline"] {
+            assert_eq!(reason(&with(name, value.clone())), Reason::MalformedHeader, "{value:?}");
+        }
+    }
+}
+
+#[test]
+fn costs_of_every_type() {
+    for (value, cost) in [
+        (Value::Integer(1), 1),
+        (Value::Integer(100), 100),
+        (Value::Float(7.0), 7),
+        (text("7"), 7),
+        (text("+7"), 7),
+        (text("7.0"), 7),
+    ] {
+        assert_eq!(job(&with("paced-cost", value)).cost, cost);
+    }
+    for value in [
+        Value::Integer(0),
+        Value::Integer(-5),
+        Value::Float(1.5),
+        text(""),
+        text("1.5"),
+        text("one"),
+        Value::Bool(true),
+        Value::Other("array"),
+    ] {
+        assert_eq!(reason(&with("paced-cost", value.clone())), Reason::MalformedHeader, "{value:?}");
+    }
+    for value in [Value::Integer(101), Value::Integer(1 << 40), Value::Float(1e15), text("101")] {
+        assert_eq!(reason(&with("paced-cost", value.clone())), Reason::CostTooLarge, "{value:?}");
+    }
+}
+
+#[test]
+fn request_headers_of_the_allow_list() {
+    let sent = |name: &str, value| job(&with(name, value)).headers;
+    assert_eq!(sent("http-Accept", text("text/*")), [("accept".to_owned(), "text/*".to_owned())]);
+    assert_eq!(sent("http-x-tag", Value::Integer(-42)), [("x-tag".to_owned(), "-42".to_owned())]);
+    assert_eq!(sent("http-x-tag", text("a\tb")), [("x-tag".to_owned(), "a\tb".to_owned())]);
+    assert_eq!(sent("http-x-tag", text("")), [("x-tag".to_owned(), String::new())]);
+    for name in ["http-x-other", "http-", "http-accept ", "http-x:y", "http-x-tag\r\n", "http-é"] {
+        assert_eq!(reason(&with(name, text("x"))), Reason::HeaderNotAllowed, "{name}");
+    }
+    for value in ["a\r\nX: y", "a\n", "\0", "\u{7f}", "é"] {
+        assert_eq!(reason(&with("http-x-tag", text(value))), Reason::MalformedHeader, "{value:?}");
+    }
+    for value in [Value::Float(1.0), Value::Bool(true), Value::Other("table")] {
+        assert_eq!(reason(&with("http-x-tag", value)), Reason::MalformedHeader);
+    }
+    let secret = detail(&with("http-x-tag", text("s3cret\n")));
+    assert!(!secret.contains("s3cret"), "{secret}");
+}
+
+#[test]
+fn headers_that_are_never_a_jobs() {
+    for name in [
+        "Authorization",
+        "cookie",
+        "host",
+        "HOST",
+        "content-length",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "proxy-authorization",
+        "proxy-authenticate",
+        "proxy-connection",
+        "idempotency-key",
+    ] {
+        let allow = Rules { allow_headers: vec![name.to_ascii_lowercase()], ..rules() };
+        let message = with(&format!("http-{name}"), text("x"));
+        let rejection = decode(&message, &allow).expect_err(name);
+        assert_eq!(rejection.reason, Reason::HeaderNotAllowed, "{name}");
+    }
+}
+
+#[test]
+fn trace_context_passes_on_and_never_fails() {
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let message = Message {
+        headers: vec![("tracestate".to_owned(), text("a=1, b=2")), ("traceparent".to_owned(), text(parent))],
+        ..Message::default()
+    };
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(job(&message).headers, [pair("traceparent", parent), pair("tracestate", "a=1, b=2")]);
+    for value in [text("a\r\nb"), text(""), text(&"x".repeat(1025)), Value::Integer(1), Value::Other("void")]
+    {
+        assert!(job(&with("traceparent", value)).headers.is_empty());
+    }
+    let mut both = message;
+    both.headers.push(("http-traceparent".to_owned(), text("mine")));
+    assert_eq!(job(&both).headers, [pair("traceparent", "mine"), pair("tracestate", "a=1, b=2")]);
+}
+
+#[test]
+fn unknown_headers_name_the_nearest() {
+    for (name, near) in [
+        ("paced-Lane", "`paced-lane`"),
+        ("paced-not_before", "`paced-not-before`"),
+        ("paced-methd", "`paced-method`"),
+        ("paced-", "paced-lane, paced-method"),
+        ("paced-zzzzzzzzzz", "paced-lane, paced-method"),
+        ("paced-plan", "`paced-lane`"),
+    ] {
+        let message = with(name, text("x"));
+        assert_eq!(reason(&message), Reason::UnknownHeader, "{name}");
+        assert!(detail(&message).contains(near), "{}", detail(&message));
+    }
+    assert!(detail(&with(&format!("paced-{}", "x\n".repeat(9000)), text(""))).len() < 400);
+}
+
+#[test]
+fn what_dead_letters_carry_is_stripped() {
+    let names = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
+    let headers = names.map(|name| (format!("paced-{name}"), Value::Other("void"))).to_vec();
+    assert!(job(&Message { headers, ..Message::default() }).headers.is_empty());
+}
+
+#[test]
+fn headers_of_others_are_ignored() {
+    assert!(job(&with("x-death", Value::Other("array"))).headers.is_empty());
+}
+
+#[test]
+fn a_header_given_twice_is_refused() {
+    for (first, second) in [("paced-lane", "paced-lane"), ("http-x-tag", "http-X-Tag")] {
+        let headers = vec![(first.to_owned(), text("a")), (second.to_owned(), text("a"))];
+        assert_eq!(reason(&Message { headers, ..Message::default() }), Reason::MalformedHeader);
+    }
+}
+
+#[test]
+fn bodies_have_a_bound() {
+    let message = |bytes| Message { body: Bytes::from(vec![b'x'; bytes]), ..Message::default() };
+    assert_eq!(job(&message(16)).body.len(), 16);
+    assert_eq!(reason(&message(17)), Reason::BodyTooLarge);
+}
+
+#[test]
+fn properties_that_are_no_header_values() {
+    for bad in ["a\r\nb", "é", "\0"] {
+        let message = Message { content_type: Some(bad.to_owned()), ..Message::default() };
+        assert_eq!(reason(&message), Reason::MalformedHeader);
+        let message = Message { content_encoding: Some(bad.to_owned()), ..Message::default() };
+        assert_eq!(reason(&message), Reason::MalformedHeader);
+    }
+    // Some clients send every property, empty.
+    let empty = || Some(String::new());
+    let message =
+        Message { content_type: empty(), content_encoding: empty(), reply_to: empty(), ..Message::default() };
+    let job = job(&message);
+    assert_eq!((job.content_type, job.content_encoding, job.reply), (None, None, None));
+}
+
+fn any_value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        any::<i128>().prop_map(Value::Integer),
+        (-10_i128..200).prop_map(Value::Integer),
+        any::<f64>().prop_map(Value::Float),
+        proptest::collection::vec(any::<u8>(), 0..200).prop_map(|bytes| Value::Text(bytes.into())),
+        r"[ -~]{0,20}".prop_map(|text| Value::Text(text.into())),
+        any::<bool>().prop_map(Value::Bool),
+        Just(Value::Other("table")),
+    ]
+}
+
+fn any_name() -> impl Strategy<Value = String> {
+    prop_oneof![
+        proptest::sample::select(KNOWN.to_vec()).prop_map(|name| format!("paced-{name}")),
+        proptest::sample::select(vec!["http-accept", "http-x-tag", "traceparent", "tracestate"])
+            .prop_map(str::to_owned),
+        r"(paced-|http-)?\PC{0,8}",
+        any::<String>(),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_message_is_a_job_or_a_rejection(
+        headers in proptest::collection::vec((any_name(), any_value()), 0..4),
+        message_id in proptest::option::of(any::<String>()),
+        content_type in proptest::option::of(any::<String>()),
+        priority in any::<Option<u8>>(),
+        body in proptest::collection::vec(any::<u8>(), 0..20),
+    ) {
+        let body = Bytes::from(body);
+        let message = Message { headers, message_id, content_type, priority, body, ..Message::default() };
+        match decode(&message, &rules()) {
+            Ok(job) => {
+                prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost) && job.body.len() <= 16);
+                prop_assert!(job.lane.len() <= 128 && (1..=255).contains(&job.id.len()));
+                for (name, value) in &job.headers {
+                    prop_assert!(!value.contains(['\r', '\n', '\0']), "{name}");
+                    prop_assert_eq!(name, &name.to_ascii_lowercase());
+                }
+            }
+            Err(Rejection { reason, detail }) => {
+                prop_assert!(reason.is_rejection());
+                prop_assert!(detail.chars().count() <= 302 && !detail.chars().any(char::is_control), "{detail}");
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Names and values of HTTP headers that a job brings.
+
+use super::{Reason, Rejection, Value, value};
+
+/// Never a job's to choose, whatever the allow list says: they frame the message, name the host,
+/// carry credentials, or are set from the job's id.
+const NEVER: [&str; 14] = [
+    "authorization",
+    "connection",
+    "content-length",
+    "cookie",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The longest `traceparent` or `tracestate` that is passed on.
+const MAX_TRACE: usize = 1024;
+
+/// One `http-<name>` header: its name in lower case, and its value.
+pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(String, String), Rejection> {
+    let lower = name.to_ascii_lowercase();
+    let refused = |why: &str| {
+        let shown = super::shown(lower.as_bytes(), 60);
+        Rejection::new(Reason::HeaderNotAllowed, format!("`http-{shown}` {why}"))
+    };
+    if NEVER.contains(&lower.as_str()) {
+        return Err(refused("is never a job's to set; leave it out"));
+    }
+    if !is_token(&lower) || !allowed.contains(&lower) {
+        return Err(refused("is not in `http.allow_headers`; add it there, or leave it out"));
+    }
+    let text = match value {
+        Value::Text(bytes) if is_field_value(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::Integer(number) => number.to_string(),
+        Value::Text(_) => {
+            return Err(Rejection::malformed(format!(
+                "`http-{lower}` has a character that no header may have; send visible ASCII, spaces and tabs"
+            )));
+        }
+        other => {
+            let kind = value::kind(other);
+            return Err(Rejection::malformed(format!("`http-{lower}` is {kind}; send a string")));
+        }
+    };
+    Ok((lower, text))
+}
+
+/// A property that becomes a header: absent when empty.
+pub(super) fn property(name: &str, value: Option<&str>) -> Result<Option<String>, Rejection> {
+    match value {
+        None | Some("") => Ok(None),
+        Some(text) if is_field_value(text.as_bytes()) => Ok(Some(text.to_owned())),
+        Some(_) => Err(Rejection::malformed(format!(
+            "`{name}` has a character that no header may have; send visible ASCII"
+        ))),
+    }
+}
+
+/// `traceparent` or `tracestate`, if it can be passed on. It is metadata of others: a broken one
+/// must not cost the job.
+pub(super) fn trace(value: &Value) -> Option<String> {
+    let Value::Text(bytes) = value else { return None };
+    let fits = !bytes.is_empty() && bytes.len() <= MAX_TRACE && is_field_value(bytes);
+    fits.then(|| String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// RFC 9110 `field-value`, without the bytes over 0x7f, which every server reads differently.
+fn is_field_value(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&b| matches!(b, b'\t' | b' '..=b'~'))
+}
+
+/// RFC 9110 `token`.
+fn is_token(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+}

@@ -1,0 +1,109 @@
+//! What a job may append to the base URL: nothing that leads out of it, here or at any server
+//! that decodes once more.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+use super::{Reason, Rejection};
+
+/// Servers commonly stop at 8 KiB for the whole request line.
+const MAX_PATH: usize = 8000;
+
+/// The path without its leading `/`, if it is safe to append to a base URL that ends in `/`.
+///
+/// The rules for `/`, `.` and their encodings hold up to the `?`: a query cannot leave the base,
+/// and commonly holds encoded URLs.
+pub(super) fn check(raw: &str) -> Result<String, Rejection> {
+    let refused = |what: &str| {
+        // The path itself stays out of the text: its query may hold a token.
+        Err(Rejection::new(Reason::ForbiddenPath, format!("`paced-path` {what}")))
+    };
+    if raw.len() > MAX_PATH {
+        return refused("is over 8000 bytes; move data to the body");
+    }
+    if let Some(why) = raw.bytes().find_map(forbidden_byte) {
+        return refused(why);
+    }
+    if !escapes_are_whole(raw) {
+        return refused(
+            "has a `%` that two hexadecimal digits do not follow; write `%25` for a percent sign",
+        );
+    }
+    if contains_escape(raw, "00") {
+        return refused("has `%00`; leave it out");
+    }
+    let whole_path = raw.split('?').next().unwrap_or_default();
+    if whole_path.contains("//") {
+        return refused("has `//`; write one slash");
+    }
+    if ["2e", "2f", "5c"].iter().any(|code| contains_escape(whole_path, code)) {
+        return refused("has an encoded `.`, `/` or `\\` (%2e, %2f, %5c); write the path plainly");
+    }
+    let path = whole_path.strip_prefix('/').unwrap_or(whole_path);
+    if has_scheme(path) {
+        return refused("begins like a scheme (`name:`); write `%3a` for a colon in the first segment");
+    }
+    if path.split('/').any(is_dots) {
+        return refused("has a segment `.` or `..`; write the path without them");
+    }
+    if let Some(what) = decoded_once(path) {
+        return refused(what);
+    }
+    Ok(raw.strip_prefix('/').unwrap_or(raw).to_owned())
+}
+
+fn forbidden_byte(byte: u8) -> Option<&'static str> {
+    match byte {
+        b'#' => Some("has a `#`; leave the fragment out, or write `%23`"),
+        b'\\' => Some("has a backslash; write `/`"),
+        b' ' => Some("has a space; write `%20`"),
+        0..=0x1f | 0x7f => Some("has a control character; leave it out"),
+        0x80.. => Some("has a character beyond ASCII; percent-encode its UTF-8 bytes"),
+        _ => None,
+    }
+}
+
+/// Servers that decode twice see what one decoding yields: it must be as harmless.
+fn decoded_once(path: &str) -> Option<&'static str> {
+    let decoded: Cow<'_, [u8]> = percent_decode_str(path).into();
+    let Cow::Owned(bytes) = decoded else { return None };
+    // Overlong UTF-8 (`%c0%ae`) is a dot to a lenient decoder.
+    let Ok(text) = str::from_utf8(&bytes) else {
+        return Some("does not decode to UTF-8; percent-encode UTF-8 bytes");
+    };
+    if text.bytes().any(|b| b.is_ascii_control()) {
+        return Some("has an encoded control character; leave it out");
+    }
+    let twice = ["00", "2e", "2f", "5c"].iter().any(|code| contains_escape(text, code));
+    if twice || text.split('/').any(is_dots) {
+        return Some("hides `.`, `/` or `\\` behind an encoding; write the path plainly");
+    }
+    None
+}
+
+/// Whether `segment` is `.` or `..`, also with parameters (`..;x`), which some servers cut first.
+fn is_dots(segment: &str) -> bool {
+    matches!(segment.split(';').next(), Some("." | ".."))
+}
+
+/// Whether a URL parser would take the beginning for `scheme:`.
+fn has_scheme(path: &str) -> bool {
+    let Some((name, _)) = path.split_once(':') else { return false };
+    name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+}
+
+/// Whether `%code` occurs, in any case; `code` is in lower case.
+fn contains_escape(text: &str, code: &str) -> bool {
+    text.split('%').skip(1).any(|rest| rest.get(..2).is_some_and(|hex| hex.eq_ignore_ascii_case(code)))
+}
+
+fn escapes_are_whole(text: &str) -> bool {
+    text.split('%')
+        .skip(1)
+        .all(|rest| rest.get(..2).is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit())))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn paths_that_pass() {
+    for (raw, path) in [
+        ("", ""),
+        ("/", ""),
+        ("jobs", "jobs"),
+        ("/jobs", "jobs"),
+        ("jobs/", "jobs/"),
+        ("a/b/c", "a/b/c"),
+        ("?a=1", "?a=1"),
+        ("/?a=1", "?a=1"),
+        ("a?next=https%3A%2F%2Fexample.com%2F..&x=//", "a?next=https%3A%2F%2Fexample.com%2F..&x=//"),
+        ("a?b?c", "a?b?c"),
+        ("a%20b", "a%20b"),
+        ("a%25b", "a%25b"),
+        ("caf%C3%A9", "caf%C3%A9"),
+        ("v1/projects:search", "v1/projects:search"),
+        ("projects%3asearch", "projects%3asearch"),
+        ("1:2", "1:2"),
+        ("@me", "@me"),
+        ("...", "..."),
+        (".well-known/x", ".well-known/x"),
+        ("a..b/c.", "a..b/c."),
+        ("a;v=1/b", "a;v=1/b"),
+        ("{id}/\"x\"|^`<>", "{id}/\"x\"|^`<>"),
+    ] {
+        assert_eq!(check(raw).as_deref(), Ok(path), "{raw}");
+    }
+    assert!(check(&"a".repeat(MAX_PATH)).is_ok());
+}
+
+#[test]
+fn paths_that_do_not() {
+    for (raw, part) in [
+        ("a#b", "`#`"),
+        ("#", "`#`"),
+        ("a?b#c", "`#`"),
+        ("https://evil.example/", "`//`"),
+        ("https:evil.example", "scheme"),
+        ("/https:evil.example", "scheme"),
+        ("javascript:alert(1)", "scheme"),
+        ("C:/windows", "scheme"),
+        ("x+y-z.1:foo", "scheme"),
+        ("//evil.example", "`//`"),
+        ("///a", "`//`"),
+        ("a//b", "`//`"),
+        ("a//", "`//`"),
+        (".", "segment"),
+        ("..", "segment"),
+        ("/..", "segment"),
+        ("../x", "segment"),
+        ("a/../b", "segment"),
+        ("a/.", "segment"),
+        ("a/./b", "segment"),
+        ("a/..?x=1", "segment"),
+        ("..;/x", "segment"),
+        ("a/..;v=1/b", "segment"),
+        ("..%3bx/y", "behind an encoding"),
+        ("%2e%2e/x", "encoded"),
+        ("%2E%2e", "encoded"),
+        ("a/%2e/b", "encoded"),
+        (".%2e", "encoded"),
+        ("a%2Fb", "encoded"),
+        ("a%2fb", "encoded"),
+        ("a%5Cb", "encoded"),
+        ("a%5cb", "encoded"),
+        ("file%2ejson", "encoded"),
+        ("%252e%252e/x", "behind an encoding"),
+        ("%252E%252e", "behind an encoding"),
+        ("a%252Fb", "behind an encoding"),
+        ("a%255cb", "behind an encoding"),
+        ("a%2500", "behind an encoding"),
+        ("%25%32%65", "behind an encoding"),
+        ("%c0%ae%c0%ae/x", "UTF-8"),
+        ("%ff", "UTF-8"),
+        ("a%00", "%00"),
+        ("a?b=%00", "%00"),
+        ("a%0d%0ab", "control"),
+        ("a%7f", "control"),
+        ("a\\b", "backslash"),
+        ("..\\", "backslash"),
+        ("a?\\", "backslash"),
+        ("a b", "space"),
+        (" a", "space"),
+        ("a?b c", "space"),
+        ("a\tb", "control"),
+        ("a\r\nHost: x", "control"),
+        ("a\0", "control"),
+        ("a\u{7f}", "control"),
+        ("\t//x", "control"),
+        ("café", "ASCII"),
+        ("a?é", "ASCII"),
+        ("a%", "`%`"),
+        ("a%2", "`%`"),
+        ("a%zz", "`%`"),
+        ("a?%g0", "`%`"),
+        ("%%32e", "`%`"),
+    ] {
+        let rejection = check(raw).expect_err(raw);
+        assert_eq!(rejection.reason, Reason::ForbiddenPath, "{raw}");
+        assert!(rejection.detail.contains(part), "{raw}: {}", rejection.detail);
+    }
+    assert!(check(&"a".repeat(MAX_PATH + 1)).is_err());
+}
+
+#[test]
+fn a_detail_does_not_repeat_the_query() {
+    let detail = check("a/..?token=s3cret").unwrap_err().detail;
+    assert!(!detail.contains("s3cret"), "{detail}");
+}
+
+/// Decodes as a chain of careless servers would, and resolves dots as they do.
+fn escapes(path: &str) -> bool {
+    let mut text = path.split('?').next().unwrap().to_owned();
+    for _ in 0..3 {
+        let mut depth = 0_i64;
+        for segment in text.split(['/', '\\']) {
+            match segment {
+                ".." => depth -= 1,
+                "." | "" => {}
+                _ => depth += 1,
+            }
+            if depth < 0 {
+                return true;
+            }
+        }
+        text = percent_decode_str(&text).decode_utf8_lossy().into_owned();
+    }
+    false
+}
+
+const HOSTILE: &str = r"([a-z:;?&#@/\\. ]|%2[eEfF]|%5[cC]|%25|%00|//|\.\./|é|\PC|[\x00-\x1f])";
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_passes_stays_under_the_base_for_anyone(
+        raw in proptest::collection::vec(prop_oneof![HOSTILE, "[a-z0-9/.%?:;-]{1,6}", "[a-z0-9.;:]{1,3}/?"], 0..6),
+    ) {
+        let raw = raw.concat();
+        if let Ok(path) = check(&raw) {
+            prop_assert!(!escapes(&path), "{raw}");
+            prop_assert!(path.bytes().all(|b| b.is_ascii_graphic()), "{raw}");
+            prop_assert!(!path.starts_with('/'), "{raw}");
+            // What passed once passes again, unchanged.
+            prop_assert_eq!(check(&path), Ok(path.clone()));
+        }
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn what_passes_stays_under_the_base_for_urls(
+        raw in proptest::collection::vec(prop_oneof![HOSTILE, "[a-z0-9/.%?:;-]{1,6}", "[a-z0-9.;:]{1,3}/?"], 0..6),
+        base in prop_oneof![
+            Just("http://127.0.0.1:8080/"),
+            Just("https://api.example.com/v1/"),
+            Just("https://user:secret@[::1]:8443/a%20b/c/"),
+        ],
+    ) {
+        if let Ok(path) = check(&raw.concat()) {
+            let base = reqwest::Url::parse(base).unwrap();
+            for url in [base.join(&path).unwrap(), reqwest::Url::parse(&format!("{base}{path}")).unwrap()] {
+                prop_assert!(url.as_str().starts_with(base.as_str()), "{url}");
+                prop_assert!(url.path().starts_with(base.path()), "{url}");
+                prop_assert_eq!(url.fragment(), None);
+            }
+        }
+    }
+}
