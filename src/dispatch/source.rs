@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::time::Duration;
 
 use crate::job::{Message, Reason};
 use crate::sink::{Receipt, Response};
@@ -63,8 +62,13 @@ pub struct Report {
     pub attempts: u32,
     /// The last status, where there was one.
     pub status: Option<u16>,
-    /// When it was last handed over, on the store's clock.
+    /// The slot of the last hand-over, on the store's clock.
     pub released_at: Option<Micros>,
+}
+
+impl Report {
+    /// Of a job that never reached the sink.
+    pub const UNSENT: Self = Self { attempts: 0, status: None, released_at: None };
 }
 
 /// Why a message is dead, for its `paced-` headers.
@@ -76,15 +80,4 @@ pub struct DeadLetter {
     pub detail: String,
     /// `paced-status`, `paced-attempts`.
     pub report: Report,
-}
-
-/// When a failed job is tried again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RetryPolicy {
-    /// Attempts in all, the first included.
-    pub max_attempts: u32,
-    /// The shortest wait.
-    pub min_backoff: Duration,
-    /// The longest wait.
-    pub max_backoff: Duration,
 }

@@ -65,10 +65,18 @@ impl Receipt {
 /// What a downstream answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
-    /// The HTTP status; 0 where the sink has none.
+    /// The HTTP status; 0 where there was none.
     pub status: u16,
     /// Name and value, names in lower case; filled only for jobs that want a reply.
     pub headers: Vec<(String, String)>,
     /// The body, as far as it was read; filled only for jobs that want a reply.
     pub body: Bytes,
+}
+
+impl Response {
+    /// An answer of which only the status is known, or not even that.
+    #[must_use]
+    pub fn without_body(status: Option<u16>) -> Self {
+        Self { status: status.unwrap_or(0), ..Self::default() }
+    }
 }

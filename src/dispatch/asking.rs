@@ -1,0 +1,106 @@
+//! When to ask the store for slots, and for how many at once: pure.
+
+use std::time::Duration;
+
+use crate::limit::{LimitSet, MAX_BATCH};
+use crate::time::Micros;
+
+/// How one replica asks for the slots of one downstream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking {
+    horizon: Duration,
+    /// The most slots that one call takes.
+    cap: usize,
+    /// Free places that are worth a call at once, where places are what is scarce.
+    quorum: usize,
+}
+
+impl Asking {
+    /// One call takes what half a horizon releases, shared among `replicas`.
+    ///
+    /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
+    /// asks take every slot of it.
+    pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize, replicas: u32) -> Self {
+        let rate = limits.rate();
+        let horizon_micros = u64::try_from(horizon.as_micros()).unwrap_or(u64::MAX);
+        let half = u128::from(horizon_micros) * u128::from(rate.count());
+        let share = half.div_ceil(2 * u128::from(rate.period_micros()) * u128::from(replicas.max(1)));
+        let cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
+        Self { horizon, cap, quorum: concurrency.div_ceil(2) }
+    }
+
+    /// How many slots to ask for, and whether more jobs wait than there are places.
+    pub(super) fn batch(&self, waiting: usize, places: usize) -> Batch {
+        let count = waiting.min(places).min(self.cap);
+        let scarce = places < waiting.min(self.cap) && places < self.quorum;
+        Batch { count, scarce }
+    }
+
+    /// How long after the store's `now` to ask again, once `next` is the next slot that is free.
+    ///
+    /// Half a horizon before that slot, delayed by a random part of a quarter, so that replicas of
+    /// unequal distance to the store get equal shares.
+    pub(super) fn pause(&self, now: Micros, next: Micros) -> Duration {
+        let early = next.minus(self.horizon / 2);
+        if early <= now {
+            return Duration::ZERO;
+        }
+        let quarter = u64::try_from((self.horizon / 4).as_micros()).unwrap_or(u64::MAX - 1);
+        early.since(now) + Duration::from_micros(fastrand::u64(0..=quarter))
+    }
+
+    /// How long to gather free places before a call for few of them.
+    pub(super) fn gathering(&self) -> Duration {
+        self.horizon / 16
+    }
+}
+
+/// What the next call would ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    /// Slots.
+    pub(super) count: usize,
+    /// Few places are free while more jobs wait: worth gathering for a moment.
+    pub(super) scarce: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Limit;
+
+    const H: Duration = Duration::from_millis(100);
+
+    fn asking(rate: &str, concurrency: usize, replicas: u32) -> Asking {
+        let limit = Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
+        Asking::new(&LimitSet::new(vec![limit]).unwrap(), H, concurrency, replicas)
+    }
+
+    #[test]
+    fn a_call_takes_half_a_horizon_of_slots() {
+        assert_eq!(asking("200/s", 64, 1).cap, 10);
+        assert_eq!(asking("200/s", 64, 4).cap, 3);
+        assert_eq!(asking("1/m", 64, 1).cap, 1);
+        assert_eq!(asking("1000000/s", 64, 1).cap, MAX_BATCH);
+    }
+
+    #[test]
+    fn asks_for_no_more_than_wait_or_can_be_sent() {
+        let asking = asking("200/s", 8, 1);
+        assert_eq!(asking.batch(3, 8), Batch { count: 3, scarce: false });
+        assert_eq!(asking.batch(100, 8), Batch { count: 8, scarce: false });
+        assert_eq!(asking.batch(100, 2), Batch { count: 2, scarce: true });
+        assert_eq!(asking.batch(2, 2), Batch { count: 2, scarce: false });
+    }
+
+    #[test]
+    fn asks_again_half_a_horizon_before_the_next_slot() {
+        let asking = asking("200/s", 64, 1);
+        let now = Micros(1_000_000);
+        assert_eq!(asking.pause(now, now.plus(H / 2)), Duration::ZERO);
+        for _ in 0..100 {
+            let pause = asking.pause(now, now.plus(H));
+            assert!(pause >= H / 2 && pause <= H / 2 + H / 4, "{pause:?}");
+        }
+    }
+}

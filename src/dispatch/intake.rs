@@ -1,0 +1,44 @@
+//! From a message to a job, or to the dead letters: a bad message never panics and never blocks.
+
+use tokio::time::Instant;
+
+use super::lane::Entry;
+use super::source::{DeadLetter, Delivery, Report, Ticket};
+use crate::job::{self, Reason, Rejection, Rules};
+use crate::time::{Micros, wall_now};
+
+/// What became of a message.
+pub(super) enum Intake {
+    /// It may go as soon as there is a slot.
+    Ready(Entry),
+    /// It may go from then on.
+    Later(Instant, Entry),
+    /// It never may.
+    Dead(Box<dyn Ticket>, DeadLetter),
+}
+
+pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
+    let Delivery { message, ticket } = delivery;
+    let job = match job::decode(&message, rules) {
+        Ok(job) => job,
+        Err(Rejection { reason, detail }) => {
+            return Intake::Dead(ticket, DeadLetter { reason, detail, report: Report::UNSENT });
+        }
+    };
+    let now = wall_now();
+    if let Some(deadline) = job.deadline.filter(|deadline| *deadline < now) {
+        return Intake::Dead(ticket, expired(deadline, Report::UNSENT));
+    }
+    let not_before = job.not_before.filter(|start| *start > now);
+    let entry = Entry { job, ticket, attempts: 0, seq };
+    match not_before {
+        Some(start) => Intake::Later(Instant::now() + start.since(now), entry),
+        None => Intake::Ready(entry),
+    }
+}
+
+/// The letter of a job whose `paced-deadline` has passed.
+pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
+    let detail = format!("paced-deadline {} ms has passed", deadline.0 / 1000);
+    DeadLetter { reason: Reason::Expired, detail, report }
+}

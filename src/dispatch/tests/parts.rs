@@ -1,0 +1,302 @@
+//! A scripted source, a recording sink, and stores and clocks that misbehave on demand.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::dispatch::{
+    DeadLetter, Delivery, Dispatcher, Drained, Options, ReleaseClock, Report, RetryPolicy, Source, Ticket,
+    TokioClock,
+};
+use crate::job::{Job, Message, Reason, Rules};
+use crate::limit::{Limit, LimitSet};
+use crate::sink::{Outcome, Receipt, Response, Sink};
+use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
+use crate::time::Micros;
+
+/// How a message was settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Acked(Report),
+    Dead(DeadLetter),
+    Back,
+}
+
+/// What the tickets of one test tell, in order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ledger(Arc<Mutex<Vec<(String, Settled)>>>, Arc<Notify>);
+
+impl Ledger {
+    fn note(&self, id: &str, settled: Settled) {
+        self.0.lock().unwrap().push((id.to_owned(), settled));
+        self.1.notify_waiters();
+    }
+
+    pub(super) fn all(&self) -> Vec<(String, Settled)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub(super) fn of(&self, id: &str) -> Vec<Settled> {
+        self.all().into_iter().filter(|(other, _)| other == id).map(|(_, settled)| settled).collect()
+    }
+
+    pub(super) async fn count(&self, count: usize) {
+        loop {
+            let more = self.1.notified();
+            if self.all().len() >= count {
+                return;
+            }
+            more.await;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ScriptedTicket {
+    id: String,
+    live: Arc<AtomicBool>,
+    ledger: Ledger,
+}
+
+impl Ticket for ScriptedTicket {
+    fn is_live(&self) -> bool {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    fn ack(self: Box<Self>, _receipt: Receipt, report: Report) {
+        self.ledger.note(&self.id, Settled::Acked(report));
+    }
+
+    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.ledger.note(&self.id, Settled::Dead(letter)) })
+    }
+
+    fn give_back(self: Box<Self>) {
+        self.ledger.note(&self.id, Settled::Back);
+    }
+
+    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+pub(super) struct ScriptedSource {
+    messages: mpsc::UnboundedReceiver<Delivery>,
+}
+
+impl Source for ScriptedSource {
+    async fn next(&mut self) -> Option<Delivery> {
+        self.messages.recv().await
+    }
+
+    async fn close(&mut self) {
+        self.messages.close();
+    }
+}
+
+/// What the sink was handed, and when.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    pub(super) id: String,
+    pub(super) at: Instant,
+}
+
+/// Records what it is handed; answers by script, else delivers.
+#[derive(Debug)]
+pub(super) struct RecordingSink {
+    pub(super) sent: Mutex<Vec<Sent>>,
+    answers: Mutex<HashMap<String, VecDeque<Outcome>>>,
+    pub(super) flying: AtomicUsize,
+    pub(super) most: AtomicUsize,
+    pub(super) takes: Duration,
+    arrivals: watch::Sender<usize>,
+}
+
+impl RecordingSink {
+    fn new(takes: Duration) -> Self {
+        Self {
+            sent: Mutex::default(),
+            answers: Mutex::default(),
+            flying: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            takes,
+            arrivals: watch::Sender::new(0),
+        }
+    }
+
+    pub(super) fn answer(&self, id: &str, outcome: Outcome) {
+        self.answers.lock().unwrap().entry(id.to_owned()).or_default().push_back(outcome);
+    }
+
+    pub(super) fn ids(&self) -> Vec<String> {
+        self.sent.lock().unwrap().iter().map(|sent| sent.id.clone()).collect()
+    }
+
+    /// Millis from `start` to each hand-over.
+    pub(super) fn millis(&self, start: Instant) -> Vec<u128> {
+        self.sent.lock().unwrap().iter().map(|sent| (sent.at - start).as_millis()).collect()
+    }
+
+    pub(super) async fn arrived(&self, count: usize) {
+        self.arrivals.subscribe().wait_for(|seen| *seen >= count).await.unwrap();
+    }
+}
+
+impl Sink for RecordingSink {
+    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            self.sent.lock().unwrap().push(Sent { id: job.id.clone(), at: Instant::now() });
+            self.arrivals.send_modify(|seen| *seen += 1);
+            let flying = self.flying.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(flying, Ordering::SeqCst);
+            tokio::time::sleep(self.takes).await;
+            self.flying.fetch_sub(1, Ordering::SeqCst);
+            let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
+            scripted.unwrap_or_else(|| Outcome::Delivered(Receipt::new(Response::without_body(Some(200)))))
+        })
+    }
+}
+
+/// Counts its calls, and is away while told so.
+#[derive(Debug)]
+pub(super) struct FlakyStore {
+    inner: MemoryStore,
+    pub(super) away: AtomicBool,
+    pub(super) calls: AtomicUsize,
+}
+
+impl Store for FlakyStore {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) {
+            let error = StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() };
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.inner.reserve(call)
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.inner.cancel(call)
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.inner.reset(scope, limits)
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        self.inner.ping()
+    }
+}
+
+/// Tokio's clock, but late by this much once.
+#[derive(Debug)]
+pub(super) struct LateOnce(pub(super) Mutex<Option<Duration>>);
+
+impl ReleaseClock for LateOnce {
+    fn until(&self, deadline: Instant) -> BoxFuture<'_, ()> {
+        let late = self.0.lock().unwrap().take().unwrap_or_default();
+        Box::pin(async move { TokioClock.until(deadline + late).await })
+    }
+}
+
+/// A dispatcher under test, with everything around it.
+pub(super) struct Bench {
+    pub(super) options: Options,
+    pub(super) sink: Arc<RecordingSink>,
+    pub(super) store: Arc<FlakyStore>,
+    pub(super) clock: Arc<dyn ReleaseClock>,
+    pub(super) ledger: Ledger,
+    pub(super) live: Arc<AtomicBool>,
+    pub(super) stop: CancellationToken,
+    messages: mpsc::UnboundedSender<Delivery>,
+    source: Option<ScriptedSource>,
+}
+
+impl Bench {
+    pub(super) fn new(rate: &str, takes: Duration) -> Self {
+        let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
+        let (tell, messages) = mpsc::unbounded_channel();
+        Self {
+            options: Options {
+                downstream: "billing".to_owned(),
+                limits: LimitSet::new(vec![limit]).unwrap(),
+                horizon: Duration::from_millis(100),
+                concurrency: 64,
+                retry: RetryPolicy {
+                    max_attempts: 3,
+                    min_backoff: Duration::from_secs(1),
+                    max_backoff: Duration::from_secs(1),
+                },
+                rules: Rules { max_body: 100, allow_headers: Vec::new(), max_cost: 1000 },
+                drain_timeout: Duration::from_secs(25),
+            },
+            sink: Arc::new(RecordingSink::new(takes)),
+            store: Arc::new(FlakyStore {
+                inner: MemoryStore::new(),
+                away: AtomicBool::new(false),
+                calls: AtomicUsize::new(0),
+            }),
+            clock: Arc::new(TokioClock),
+            ledger: Ledger::default(),
+            live: Arc::new(AtomicBool::new(true)),
+            stop: CancellationToken::new(),
+            messages: tell,
+            source: Some(ScriptedSource { messages }),
+        }
+    }
+
+    pub(super) fn publish(&self, message: Message) {
+        let id = message.message_id.clone().unwrap_or_default();
+        let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
+        let ticket = Box::new(ScriptedTicket { id, live, ledger });
+        self.messages.send(Delivery { message, ticket }).unwrap();
+    }
+
+    pub(super) fn publish_many(&self, ids: std::ops::Range<usize>) {
+        for id in ids {
+            self.publish(message(&id.to_string()));
+        }
+    }
+
+    /// Starts the dispatcher; the handle ends with it.
+    pub(super) fn start(&mut self) -> tokio::task::JoinHandle<Drained> {
+        let source = self.source.take().expect("started once");
+        let dispatcher = Dispatcher::new(
+            self.options.clone(),
+            Arc::clone(&self.store) as _,
+            Arc::clone(&self.sink) as _,
+            Arc::clone(&self.clock),
+        );
+        tokio::spawn(dispatcher.run(source, self.stop.clone()))
+    }
+
+    /// Ends the source: the dispatcher ends once every job is settled.
+    pub(super) fn end(&mut self) {
+        self.messages = mpsc::unbounded_channel().0;
+    }
+}
+
+pub(super) fn message(id: &str) -> Message {
+    Message {
+        routing_key: "billing".to_owned(),
+        body: Bytes::from_static(b"{}"),
+        message_id: Some(id.to_owned()),
+        ..Message::default()
+    }
+}
+
+pub(super) fn retry(status: u16) -> Outcome {
+    let detail = format!("status {status}");
+    Outcome::Retry { reason: "status", detail, status: Some(status), after: None, response: None }
+}
+
+pub(super) fn dead(status: u16) -> Outcome {
+    let detail = format!("status {status}");
+    Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response: None }
+}
