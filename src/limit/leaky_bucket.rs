@@ -27,6 +27,12 @@ impl Tat {
     pub const fn whole(at: Micros) -> Self {
         Self { at, rem: 0 }
     }
+
+    /// The first whole µs that is not before it.
+    #[must_use]
+    pub const fn ceil(self) -> Micros {
+        Micros(self.at.0 + (self.rem > 0) as i64)
+    }
 }
 
 /// One unit per emission interval T = P/N µs, `burst` units at once at most.
@@ -83,14 +89,17 @@ impl LeakyBucket {
     #[must_use]
     pub fn earliest(self, tat: Tat, now: Micros, _cost: u32) -> Micros {
         let due = self.advance(tat, 1 - i64::from(self.burst));
-        let ceiling = Micros(due.at.0 + i64::from(due.rem > 0));
-        ceiling.max(now)
+        due.ceil().max(now)
     }
 
     /// TAT, or `at` where that is later, and `cost` emission intervals on.
+    ///
+    /// `at` is a whole µs and TAT need not be: a slot at TAT rounded up is at TAT. Counted from
+    /// the slot instead, every rounding would stay, and 700001/s become 500000/s.
     #[must_use]
     pub fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
-        self.advance(tat.max(Tat::whole(at)), i64::from(cost))
+        let start = if tat.ceil() < at { Tat::whole(at) } else { tat };
+        self.advance(start, i64::from(cost))
     }
 
     /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.

@@ -1,1 +1,184 @@
+use std::time::Duration;
 
+use proptest::prelude::*;
+
+use super::*;
+
+const TODAY: i64 = 1_760_000_000_000_000;
+
+/// Numbers of every size, small ones as likely as big ones.
+fn any_size(most: u64) -> impl Strategy<Value = u64> {
+    let bits = 64 - most.leading_zeros();
+    (1..=bits, any::<u64>()).prop_map(move |(bits, n)| (n >> (64 - bits)).clamp(1, most))
+}
+
+fn any_rate() -> impl Strategy<Value = Rate> {
+    (any_size(366 * 86_400_000_000), any_size(1_000_000_000))
+        .prop_map(|(period, count)| Rate::new(count.min(period), Duration::from_micros(period)).unwrap())
+}
+
+/// TAT x N as one integer: the exact rational that the code keeps as whole and remainder.
+struct Model {
+    count: i128,
+    period: i128,
+    burst: i128,
+    tat: i128,
+}
+
+impl Model {
+    fn new(bucket: LeakyBucket) -> Self {
+        let rate = bucket.rate();
+        Self {
+            count: rate.count().into(),
+            period: rate.period_micros().into(),
+            burst: bucket.burst().into(),
+            tat: 0,
+        }
+    }
+
+    fn earliest(&self, now: i64) -> i64 {
+        let due = self.tat - (self.burst - 1) * self.period;
+        i64::try_from(self.ceil(due)).unwrap().max(now)
+    }
+
+    fn ceil(&self, parts: i128) -> i128 {
+        parts.div_euclid(self.count) + i128::from(parts.rem_euclid(self.count) > 0)
+    }
+
+    fn commit(&mut self, at: i64, cost: u32) {
+        let at = i128::from(at);
+        let start = if self.ceil(self.tat) < at { at * self.count } else { self.tat };
+        self.tat = start + i128::from(cost) * self.period;
+    }
+
+    fn same(&self, tat: Tat) -> bool {
+        i128::from(tat.at.0) * self.count + i128::from(tat.rem) == self.tat
+            && i128::from(tat.rem) < self.count
+    }
+}
+
+#[test]
+fn a_million_slots_do_not_drift() {
+    let week = Duration::from_secs(7 * 86_400);
+    for rate in [
+        "700001/s".parse().unwrap(),
+        Rate::new(7, week).unwrap(),
+        "1/3s".parse().unwrap(),
+        "9999/s".parse().unwrap(),
+        Rate::new(1_000_003, Duration::from_secs(7)).unwrap(),
+    ] {
+        let bucket = LeakyBucket::new(rate, 1).unwrap();
+        let (count, period) = (i128::from(rate.count()), i128::from(rate.period_micros()));
+        let mut tat = Tat::ZERO;
+        for k in 0..1_000_000_i128 {
+            let slot = bucket.earliest(tat, Micros(TODAY), 1);
+            let exact = i128::from(TODAY) + (k * period + count - 1) / count;
+            assert_eq!(i128::from(slot.0), exact, "slot {k} at {rate}");
+            tat = bucket.commit(tat, slot, 1);
+        }
+    }
+}
+
+proptest! {
+    /// Random timelines, clocks that step back included, agree with exact fractions.
+    #[test]
+    fn agrees_with_exact_fractions(
+        rate in any_rate(),
+        burst in 1_u32..50,
+        steps in prop::collection::vec((-2_000_000_i64..20_000_000, 1_u32..20, 0_u64..50_000_000), 1..100),
+    ) {
+        let Ok(bucket) = LeakyBucket::new(rate, burst) else { return Ok(()) };
+        let (mut model, mut tat, mut now) = (Model::new(bucket), Tat::ZERO, TODAY);
+        for (step, cost, ahead) in steps {
+            now += step;
+            let cost = cost.min(bucket.max_cost());
+            let slot = bucket.earliest(tat, Micros(now), cost);
+            prop_assert_eq!(slot.0, model.earliest(now));
+            if slot.since(Micros(now)) <= Duration::from_micros(ahead) {
+                tat = bucket.commit(tat, slot, cost);
+                model.commit(slot.0, cost);
+            }
+            prop_assert!(tat == Tat::ZERO || model.same(tat));
+        }
+    }
+
+    /// In any window of w µs at most burst + w * N/P units are released.
+    #[test]
+    fn no_window_holds_too_many(
+        rate in any_rate(),
+        burst in 1_u32..20,
+        waits in prop::collection::vec(0_u64..4, 2..60),
+    ) {
+        let Ok(bucket) = LeakyBucket::new(rate, burst) else { return Ok(()) };
+        let (count, period) = (i128::from(rate.count()), i128::from(rate.period_micros()));
+        let (mut tat, mut now, mut slots) = (Tat::ZERO, TODAY, vec![]);
+        for wait in waits {
+            now += i64::try_from(wait * rate.period_micros() / rate.count() / 2).unwrap();
+            let slot = bucket.earliest(tat, Micros(now), 1);
+            tat = bucket.commit(tat, slot, 1);
+            slots.push(i128::from(slot.0));
+        }
+        for first in 0..slots.len() {
+            for last in first..slots.len() {
+                // Rounding up may bring two slots closer by less than 1 µs.
+                let (units, window) = ((last - first + 1) as i128, slots[last] - slots[first] + 1);
+                prop_assert!((units - i128::from(burst)) * period < window * count);
+            }
+        }
+    }
+
+    #[test]
+    fn forth_and_back_is_nothing(rate in any_rate(), at in 0..TODAY, part in any::<u64>(), units in 0_i64..100_000) {
+        let bucket = LeakyBucket::new(rate, 1);
+        prop_assume!(bucket.is_ok());
+        let bucket = bucket.unwrap();
+        let tat = Tat { at: Micros(at), rem: part % rate.count() };
+        prop_assert_eq!(bucket.advance(bucket.advance(tat, units), -units), tat);
+        prop_assert_eq!(bucket.advance(bucket.advance(tat, -units), units), tat);
+        prop_assert!(bucket.advance(tat, units) >= tat);
+    }
+
+    /// The largest burst and cost that are accepted, in a full batch, at the latest slot: every
+    /// number, and every number on the way, stays exact in a double.
+    #[test]
+    fn nothing_overflows_at_the_limits(rate in any_rate(), burst in any_size(u32::MAX.into())) {
+        let burst = u32::try_from(burst).unwrap();
+        let Ok(bucket) = LeakyBucket::new(rate, burst) else { return Ok(()) };
+        let exact = 1_i128 << 53;
+        let (count, period) = (i128::from(rate.count()), i128::from(rate.period_micros()));
+        let highest = bucket.max_cost();
+        let units = i128::from(burst) + i128::from(highest) + MAX_BATCH as i128;
+        prop_assert!(count - 1 + units * (period % count) < exact, "rem + k * r");
+        prop_assert!(units * (period / count) < exact, "k * q");
+
+        let latest = bucket.latest(highest);
+        prop_assert!(latest >= Micros(1_990_000_000_000_000), "exact until 2033 at least: {}", latest);
+        // The highest state that can be, from which the latest slot is granted.
+        let fullest = bucket.advance(Tat::whole(latest), i64::from(burst) - 1);
+        prop_assert_eq!(bucket.earliest(fullest, Micros(0), highest), latest);
+        let after = bucket.commit(fullest, latest, highest);
+        prop_assert!(after.at < Micros::MAX);
+        prop_assert!(i128::from(bucket.earliest(Tat::ZERO, Micros(0), 1).0) == 0);
+        prop_assert!(i128::from(bucket.advance(Tat::ZERO, 1 - i64::from(burst)).at.0).abs() < exact);
+    }
+}
+
+#[test]
+fn numbers_beyond_exact_time_are_refused() {
+    let rate: Rate = "1/366d".parse().unwrap();
+    assert!(
+        matches!(LeakyBucket::new(rate, 1), Err(LimitError::BeyondExact { .. })),
+        "a batch is 1024 years"
+    );
+    assert_eq!(LeakyBucket::new("1/s".parse().unwrap(), 0), Err(LimitError::NoBurst));
+    let second: Rate = "1/s".parse().unwrap();
+    assert!(LeakyBucket::new(second, u32::MAX).is_ok_and(|bucket| bucket.max_cost() > 1_000_000));
+}
+
+#[test]
+fn a_state_of_another_rate_is_adopted() {
+    let bucket = LeakyBucket::new("3/s".parse().unwrap(), 1).unwrap();
+    let at = Micros(TODAY);
+    assert_eq!(bucket.adopt(Tat { at, rem: 2 }), Tat { at, rem: 2 });
+    assert_eq!(bucket.adopt(Tat { at, rem: 3 }), Tat::whole(Micros(TODAY + 1)));
+}
