@@ -31,7 +31,7 @@ pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(
         let shown = super::shown(lower.as_bytes(), 60);
         Rejection::new(Reason::HeaderNotAllowed, format!("`http-{shown}` {why}"))
     };
-    if NEVER.contains(&lower.as_str()) {
+    if is_never_a_jobs(&lower) {
         return Err(refused("is never a job's to set; leave it out"));
     }
     if !is_token(&lower) || !allowed.contains(&lower) {
@@ -51,6 +51,11 @@ pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(
         }
     };
     Ok((lower, text))
+}
+
+/// Whether no job may set the header `name`, in lower case, whatever the allow list says.
+pub(crate) fn is_never_a_jobs(name: &str) -> bool {
+    NEVER.contains(&name)
 }
 
 /// A property that becomes a header: absent when empty.

@@ -14,6 +14,7 @@ mod path;
 mod value;
 
 pub use decode::decode;
+pub(crate) use header::is_never_a_jobs;
 
 /// A message as it came, without what only its broker understands.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -207,7 +208,7 @@ impl Rejection {
 const MAX_DETAIL: usize = 300;
 
 /// Foreign text for a person's eye: control characters escaped, at most `max` characters.
-fn shown(text: &[u8], max: usize) -> String {
+pub(crate) fn shown(text: &[u8], max: usize) -> String {
     let text = String::from_utf8_lossy(text);
     let mut out = String::with_capacity(text.len().min(max));
     for (index, c) in text.chars().enumerate() {

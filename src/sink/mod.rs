@@ -8,6 +8,9 @@ use bytes::Bytes;
 use crate::job::{Job, Reason};
 use crate::store::BoxFuture;
 
+#[cfg(feature = "http")]
+pub mod http;
+
 /// Takes released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
     /// Sends the job once, within the sink's own time-out.

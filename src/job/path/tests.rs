@@ -168,6 +168,7 @@ proptest! {
                 prop_assert!(url.as_str().starts_with(base.as_str()), "{url}");
                 prop_assert!(url.path().starts_with(base.path()), "{url}");
                 prop_assert_eq!(url.fragment(), None);
+                prop_assert!(url.as_str().parse::<hyper::Uri>().is_ok(), "{url} cannot be sent");
             }
         }
     }

@@ -1,0 +1,153 @@
+//! Where an HTTP sink sends to, checked once.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Url};
+
+use super::guard;
+use crate::job::shown;
+
+/// What an HTTP sink needs to know.
+#[derive(Clone)]
+pub struct HttpOptions {
+    /// `http://` or `https://`, ending in `/`, without query and fragment; user information
+    /// becomes an `Authorization` header.
+    pub base_url: String,
+    /// For one request, from connecting to the end of the answer.
+    pub timeout: Duration,
+    /// Headers of every request; they win over a job's.
+    pub headers: Vec<(String, String)>,
+}
+
+impl fmt::Debug for HttpOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
+        let mut out = f.debug_struct("HttpOptions");
+        // The URL and the values may hold credentials.
+        out.field("timeout", &self.timeout).field("headers", &names).finish_non_exhaustive()
+    }
+}
+
+/// Why there can be no such sink. Neither the URL nor a header's value is in the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HttpError {
+    /// The base URL cannot be one.
+    #[error("the base URL {0}; use one such as https://api.example.com/v1/")]
+    BaseUrl(String),
+    /// The base URL's host is an address that no job may reach.
+    #[error("{0} is a link-local or metadata address, which paced never connects to")]
+    ForbiddenAddress(IpAddr),
+    /// A configured header that cannot be sent.
+    #[error("the header `{name}` {why}")]
+    Header {
+        /// Its name.
+        name: String,
+        /// What is wrong, and what would be right.
+        why: &'static str,
+    },
+    /// A time-out of zero lets nothing through.
+    #[error("a time-out of zero lets no request through; use one such as 30s")]
+    NoTimeout,
+    /// The HTTP client cannot be set up.
+    #[error("no HTTP client: {0}; for https, install the system's certificates (ca-certificates)")]
+    Client(String),
+}
+
+/// Set from the connection, the body or the job, so that another value would break requests.
+const OWN: [&str; 8] = [
+    "connection",
+    "content-length",
+    "idempotency-key",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Longer ones leave no room for paths: an HTTP target ends at 64 KiB.
+const MAX_BASE: usize = 8192;
+
+/// A base URL and the headers of every request.
+pub(super) struct Target {
+    /// Ends in `/`; has no user information, query or fragment.
+    pub(super) base: Url,
+    /// Win over a job's.
+    pub(super) headers: HeaderMap,
+}
+
+impl Target {
+    pub(super) fn new(options: HttpOptions) -> Result<Self, HttpError> {
+        if options.timeout.is_zero() {
+            return Err(HttpError::NoTimeout);
+        }
+        let (base, authorization) = base(&options.base_url)?;
+        let mut headers = HeaderMap::with_capacity(options.headers.len() + 1);
+        if let Some(value) = authorization {
+            headers.insert(AUTHORIZATION, value);
+        }
+        for (name, value) in options.headers {
+            let (name, value) = header(name, &value)?;
+            headers.insert(name, value);
+        }
+        Ok(Self { base, headers })
+    }
+}
+
+fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {
+    let wrong = |why: &str| HttpError::BaseUrl(why.to_owned());
+    let url = Url::parse(text).map_err(|error| HttpError::BaseUrl(format!("is none ({error})")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(wrong("is neither http nor https"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("has a query or a fragment"));
+    }
+    if !url.path().ends_with('/') {
+        return Err(wrong("does not end in `/`"));
+    }
+    if url.as_str().len() > MAX_BASE {
+        return Err(wrong("is over 8192 bytes"));
+    }
+    let host = url.host_str().unwrap_or_default();
+    if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>()
+        && guard::is_forbidden(address)
+    {
+        return Err(HttpError::ForbiddenAddress(address));
+    }
+    split_credentials(url)
+}
+
+/// Takes the user information out of the URL, as the header that it stands for.
+fn split_credentials(url: Url) -> Result<(Url, Option<HeaderValue>), HttpError> {
+    if url.username().is_empty() && url.password().is_none() {
+        return Ok((url, None));
+    }
+    // reqwest knows how: it does the same for each request whose URL has some.
+    super::install_crypto_provider();
+    let built =
+        Client::builder().no_proxy().tls_certs_only([]).build().and_then(|client| client.get(url).build());
+    let request = built.map_err(|error| HttpError::Client(super::chain(error)))?;
+    let authorization = request.headers().get(AUTHORIZATION).cloned();
+    let url = request.url().clone();
+    if authorization.is_none() || !url.username().is_empty() || url.password().is_some() {
+        return Err(HttpError::BaseUrl("has user information that is not UTF-8".to_owned()));
+    }
+    Ok((url, authorization))
+}
+
+fn header(name: String, value: &str) -> Result<(HeaderName, HeaderValue), HttpError> {
+    let wrong = |why| HttpError::Header { name: shown(name.as_bytes(), 60), why };
+    let parsed = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| wrong("is no name of a header; use letters, digits and `-`"))?;
+    if OWN.contains(&parsed.as_str()) {
+        return Err(wrong("is set by paced itself; leave it out"));
+    }
+    let mut value = HeaderValue::from_str(value)
+        .map_err(|_| wrong("has a value that no header may have; use visible ASCII"))?;
+    value.set_sensitive(true);
+    Ok((parsed, value))
+}

@@ -1,0 +1,380 @@
+use std::future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::job::ReplyTo;
+use crate::sink::{Receipt, Response};
+
+mod body;
+mod server;
+
+use server::{Server, empty};
+
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn job() -> Job {
+    Job {
+        id: "job-1".to_owned(),
+        lane: String::new(),
+        cost: 1,
+        priority: 0,
+        not_before: None,
+        deadline: None,
+        method: "POST",
+        path: String::new(),
+        headers: Vec::new(),
+        content_type: None,
+        content_encoding: None,
+        body: Bytes::new(),
+        reply: None,
+    }
+}
+
+fn with_reply() -> Job {
+    Job { reply: Some(ReplyTo { queue: "q".to_owned(), correlation_id: None }), ..job() }
+}
+
+fn options(base_url: &str) -> HttpOptions {
+    HttpOptions { base_url: base_url.to_owned(), timeout: PATIENT, headers: Vec::new() }
+}
+
+fn sink(base_url: &str) -> HttpSink {
+    HttpSink::new(options(base_url)).expect("a sink")
+}
+
+fn pair(name: &str, value: &str) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+fn delivered(outcome: Outcome) -> Response {
+    let Outcome::Delivered(Receipt { response }) = outcome else { panic!("{outcome:?}") };
+    response
+}
+
+fn retry(outcome: Outcome) -> (&'static str, String) {
+    let Outcome::Retry { reason, detail, .. } = outcome else { panic!("{outcome:?}") };
+    (reason, detail)
+}
+
+#[tokio::test]
+async fn a_job_becomes_its_request() {
+    let server = Server::always(200).await;
+    let sink = sink(&format!("{}v1/", server.base));
+    let job = Job {
+        method: "PATCH",
+        path: "things/7?a=b%2Fc".to_owned(),
+        headers: vec![pair("accept", "text/plain"), pair("traceparent", "00-a-b-01")],
+        content_type: Some("text/csv".to_owned()),
+        content_encoding: Some("gzip".to_owned()),
+        body: Bytes::from_static(b"a,b"),
+        ..job()
+    };
+    delivered(sink.send(&job).await);
+    let seen = server.only();
+    assert_eq!((seen.method.as_str(), seen.target.as_str()), ("PATCH", "/v1/things/7?a=b%2Fc"));
+    assert_eq!(&seen.body[..], b"a,b");
+    for (name, value) in [
+        ("accept", "text/plain"),
+        ("traceparent", "00-a-b-01"),
+        ("content-type", "text/csv"),
+        ("content-encoding", "gzip"),
+        ("content-length", "3"),
+        ("idempotency-key", "job-1"),
+        ("user-agent", concat!("paced/", env!("CARGO_PKG_VERSION"))),
+        ("host", server.base.trim_start_matches("http://").trim_end_matches('/')),
+    ] {
+        assert_eq!(seen.header(name), Some(value), "{name}");
+    }
+    assert_eq!(seen.header("authorization").or(seen.header("referer")), None);
+}
+
+#[tokio::test]
+async fn every_method_is_sent_and_an_empty_post_says_so() {
+    let server = Server::always(204).await;
+    let sink = sink(&server.base);
+    for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
+        assert_eq!(delivered(sink.send(&Job { method, ..job() }).await).status, 204);
+        let seen = server.seen().pop().expect("a request");
+        assert_eq!((seen.method.as_str(), seen.target.as_str()), (method, "/"));
+        let length = seen.header("content-length");
+        match method {
+            "POST" | "PUT" | "PATCH" => assert_eq!(length, Some("0"), "{method}"),
+            _ => assert!(matches!(length, None | Some("0")), "{method}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_key_is_the_raw_id() {
+    let server = Server::always(200).await;
+    let id: String = ('!'..='~').collect();
+    delivered(sink(&server.base).send(&Job { id: id.clone(), ..job() }).await);
+    assert_eq!(server.only().header("idempotency-key"), Some(id.as_str()));
+}
+
+#[tokio::test]
+async fn configured_headers_win() {
+    let server = Server::always(200).await;
+    let headers = vec![
+        pair("Authorization", "Bearer t"),
+        pair("accept", "application/json"),
+        pair("Content-Type", "application/xml"),
+        pair("user-agent", "mine"),
+        pair("host", "virtual.example"),
+    ];
+    let sink = HttpSink::new(HttpOptions { headers, ..options(&server.base) }).expect("a sink");
+    let job = Job {
+        headers: vec![pair("accept", "text/plain"), pair("x-own", "1"), pair("content-type", "a/b")],
+        content_type: Some("text/csv".to_owned()),
+        ..job()
+    };
+    delivered(sink.send(&job).await);
+    let seen = server.only();
+    for (name, value) in [
+        ("authorization", "Bearer t"),
+        ("accept", "application/json"),
+        ("content-type", "application/xml"),
+        ("user-agent", "mine"),
+        ("host", "virtual.example"),
+        ("x-own", "1"),
+    ] {
+        assert_eq!(seen.header(name), Some(value), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn user_information_becomes_authorization() {
+    let server = Server::always(200).await;
+    let base = server.base.replace("http://", "http://ann:p%40ss@");
+    let sink = sink(&base);
+    delivered(sink.send(&job()).await);
+    assert_eq!(server.only().header("authorization"), Some("Basic YW5uOnBAc3M="));
+    assert!(!format!("{sink:?} {:?}", options(&base)).contains("p%40ss"));
+}
+
+#[tokio::test]
+async fn what_a_hand_built_job_cannot_do() {
+    let server = Server::always(200).await;
+    let sink = sink(&format!("{}v1/", server.base));
+    let dead = async |job: Job| match sink.send(&job).await {
+        Outcome::Dead { reason, status: None, response: None, .. } => reason,
+        other => panic!("{other:?}"),
+    };
+    for path in ["../x", "a/../../x", "%2e%2e/x", "..\\x", "\t../x"] {
+        assert_eq!(dead(Job { path: path.to_owned(), ..job() }).await, Reason::ForbiddenPath, "{path}");
+    }
+    for name in ["host", "Host", "content-length", "transfer-encoding", "authorization", "idempotency-key"] {
+        let headers = vec![pair(name, "x")];
+        assert_eq!(dead(Job { headers, ..job() }).await, Reason::HeaderNotAllowed, "{name}");
+    }
+    for (name, value) in [("a b", "x"), ("x", "a\r\nb: c")] {
+        let headers = vec![pair(name, value)];
+        assert_eq!(dead(Job { headers, ..job() }).await, Reason::MalformedHeader, "{name}");
+    }
+    assert_eq!(dead(Job { id: "a\nb".to_owned(), ..job() }).await, Reason::BadId);
+    assert_eq!(server.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn statuses_by_class() {
+    let next = Arc::new(Mutex::new(200));
+    let status = Arc::clone(&next);
+    let server = Server::start(move |_| future::ready(empty(*status.lock().expect("no panic")))).await;
+    let sink = sink(&server.base);
+    for (status, class) in [
+        (200, "delivered"),
+        (201, "delivered"),
+        (202, "delivered"),
+        (204, "delivered"),
+        (299, "delivered"),
+        (408, "retry"),
+        (425, "retry"),
+        (429, "retry"),
+        (500, "retry"),
+        (501, "retry"),
+        (502, "retry"),
+        (503, "retry"),
+        (504, "retry"),
+        (599, "retry"),
+        (300, "dead"),
+        (301, "dead"),
+        (302, "dead"),
+        (304, "dead"),
+        (308, "dead"),
+        (400, "dead"),
+        (401, "dead"),
+        (403, "dead"),
+        (404, "dead"),
+        (409, "dead"),
+        (410, "dead"),
+        (422, "dead"),
+        (499, "dead"),
+        (600, "dead"),
+    ] {
+        *next.lock().expect("no panic") = status;
+        let outcome = sink.send(&job()).await;
+        let (found, code) = match outcome {
+            Outcome::Delivered(Receipt { response }) => ("delivered", Some(response.status)),
+            Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
+                assert!(detail.contains(&code(status)), "{detail}");
+                ("retry", status)
+            }
+            Outcome::Dead { reason: Reason::Status, status, response: None, detail } => {
+                assert!(detail.contains(&code(status)), "{detail}");
+                ("dead", status)
+            }
+            other => panic!("{status}: {other:?}"),
+        };
+        assert_eq!((found, code), (class, Some(status)));
+    }
+}
+
+fn code(status: Option<u16>) -> String {
+    status.expect("a status").to_string()
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let target = Server::always(200).await;
+    let location = target.base.clone();
+    let server = Server::start(move |_| {
+        let mut response = empty(307);
+        response.headers_mut().insert("location", location.parse().expect("a value"));
+        future::ready(response)
+    })
+    .await;
+    let Outcome::Dead { reason, detail, status, .. } = sink(&server.base).send(&job()).await else {
+        panic!("not dead")
+    };
+    assert_eq!((reason, status), (Reason::Status, Some(307)));
+    assert!(detail.contains("redirects are not followed"), "{detail}");
+    assert_eq!((server.seen().len(), target.connections()), (1, 0));
+}
+
+#[tokio::test]
+async fn retry_after_is_read() {
+    let server = Server::start(|_| {
+        let mut response = empty(429);
+        response.headers_mut().insert("retry-after", "7".parse().expect("a value"));
+        future::ready(response)
+    })
+    .await;
+    let Outcome::Retry { after, status, .. } = sink(&server.base).send(&job()).await else {
+        panic!("no retry")
+    };
+    assert_eq!((after, status), (Some(Duration::from_secs(7)), Some(429)));
+}
+
+#[tokio::test]
+async fn no_answer_in_time() {
+    let server = Server::start(|_| future::pending()).await;
+    let short = HttpOptions { timeout: Duration::from_millis(80), ..options(&server.base) };
+    let sink = HttpSink::new(short).expect("a sink");
+    let (reason, detail) = retry(sink.send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
+    assert_eq!(reason, "timeout", "{detail}");
+    assert!(!detail.contains("s3cret") && !detail.contains("http://"), "{detail}");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let base = format!("http://{}/", listener.local_addr().expect("an address"));
+    drop(listener);
+    let (reason, detail) = retry(sink(&base).send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
+    assert_eq!(reason, "connect", "{detail}");
+    assert!(detail.contains("refused") && !detail.contains("s3cret"), "{detail}");
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let base = format!("http://{}/", listener.local_addr().expect("an address"));
+    let close = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        // The request has come, and no answer will.
+        stream.readable().await.expect("readable");
+        drop(stream);
+        listener
+    });
+    let (reason, detail) = retry(sink(&base).send(&job()).await);
+    assert_eq!(reason, "connection", "{detail}");
+    close.await.expect("no panic");
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_no_tls() {
+    let server = Server::always(200).await;
+    match HttpSink::new(options(&server.base.replace("http:", "https:"))) {
+        Ok(sink) => assert_eq!(retry(sink.send(&job()).await).0, "connect"),
+        // A machine without certificate authorities, which https cannot do without.
+        Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
+    }
+    assert_eq!(server.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn names_are_resolved_and_checked() {
+    let server = Server::always(200).await;
+    let named = server.base.replace("127.0.0.1", "localhost");
+    delivered(sink(&named).send(&job()).await);
+    assert!(server.only().header("host").is_some_and(|host| host.starts_with("localhost:")));
+
+    fn metadata(_: &str) -> std::io::Result<Vec<SocketAddr>> {
+        Ok(vec![SocketAddr::new(IpAddr::from([169, 254, 169, 254]), 0)])
+    }
+    let sink = HttpSink::with_lookup(options(&named), metadata).expect("a sink");
+    let (reason, detail) = retry(sink.send(&job()).await);
+    assert_eq!(reason, "connect", "{detail}");
+    assert!(detail.contains("link-local or metadata"), "{detail}");
+}
+
+#[test]
+fn options_that_are_wrong() {
+    for base in [
+        "",
+        "api.example.com",
+        "ftp://a/",
+        "http://",
+        "http://a/v1",
+        "http://a/?x=1",
+        "http://a/#x",
+        "http://a:99999/",
+        "file:///etc/",
+    ] {
+        let error = HttpSink::new(options(base)).expect_err(base);
+        assert!(matches!(error, HttpError::BaseUrl(_)), "{base}: {error}");
+    }
+    for base in [
+        "http://169.254.169.254/",
+        "http://[fe80::1]/",
+        "https://[fd00:ec2::254]/latest/",
+        "http://0xa9fea9fe/",
+        "http://2852039166/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://169.254.169.254./",
+    ] {
+        let error = HttpSink::new(options(base)).expect_err(base);
+        assert!(matches!(error, HttpError::ForbiddenAddress(_)), "{base}: {error}");
+    }
+    for (name, value) in [
+        ("a b", "x"),
+        ("", "x"),
+        ("x", "a\nb"),
+        ("content-length", "1"),
+        ("Connection", "x"),
+        ("transfer-encoding", "x"),
+        ("idempotency-key", "s3cret"),
+    ] {
+        let headers = vec![pair(name, value)];
+        let error = HttpSink::new(HttpOptions { headers, ..options("http://127.0.0.1/") }).expect_err(name);
+        assert!(matches!(error, HttpError::Header { .. }), "{name}: {error}");
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+    let none = HttpOptions { timeout: Duration::ZERO, ..options("http://127.0.0.1/") };
+    assert_eq!(HttpSink::new(none).expect_err("no time-out"), HttpError::NoTimeout);
+}

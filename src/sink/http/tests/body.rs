@@ -1,0 +1,91 @@
+//! What becomes of the answer's body and headers.
+
+use super::server::{full, streamed};
+use super::*;
+
+#[tokio::test]
+async fn connections_are_used_again() {
+    let server = Server::start(|n| future::ready(full(200, vec![b'x'; n * 6_000]))).await;
+    let sink = sink(&server.base);
+    for _ in 0..5 {
+        assert_eq!(delivered(sink.send(&job()).await), Response { status: 200, ..Response::default() });
+        delivered(sink.send(&with_reply()).await);
+    }
+    // One would do; a connection that is back in the pool a moment late costs another.
+    assert!(server.connections() <= 3, "{}", server.connections());
+}
+
+#[tokio::test]
+async fn a_reply_keeps_the_response() {
+    let server = Server::start(|_| {
+        let mut response = full(418, "short and stout");
+        let headers = response.headers_mut();
+        headers.insert("X-Pot", "tea".parse().expect("a value"));
+        headers.insert("set-cookie", "a=b".parse().expect("a value"));
+        future::ready(response)
+    })
+    .await;
+    let Outcome::Dead { response: Some(response), .. } = sink(&server.base).send(&with_reply()).await else {
+        panic!("no response")
+    };
+    assert_eq!((response.status, &response.body[..]), (418, &b"short and stout"[..]));
+    assert!(response.headers.contains(&pair("x-pot", "tea")), "{:?}", response.headers);
+    assert!(!response.headers.iter().any(|(name, _)| name == "set-cookie"));
+}
+
+#[tokio::test]
+async fn a_reply_has_bounds() {
+    let server = Server::start(|_| {
+        let mut response = full(200, vec![b'x'; 5_000_000]);
+        for number in 0..90 {
+            let name: hyper::header::HeaderName = format!("x-{number}").parse().expect("a name");
+            response.headers_mut().insert(name, "y".repeat(200).parse().expect("a value"));
+        }
+        future::ready(response)
+    })
+    .await;
+    let response = delivered(sink(&server.base).send(&with_reply()).await);
+    assert_eq!(response.body.len(), 64 * 1024);
+    let bytes: usize = response.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    assert!((7000..=8192).contains(&bytes), "{bytes}");
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_delays_nobody() {
+    let (pieces, response) = streamed(200);
+    let response = Mutex::new(Some(response));
+    let server =
+        Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
+    pieces.send(Bytes::from_static(b"first")).expect("open");
+    let sink = HttpSink::new(HttpOptions { timeout: Duration::from_secs(3600), ..options(&server.base) });
+    // Given up after the drain's second, long before the time-out.
+    delivered(sink.expect("a sink").send(&job()).await);
+    drop(pieces);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_still_an_answer() {
+    let (pieces, response) = streamed(200);
+    let response = Mutex::new(Some(response));
+    let server =
+        Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
+    pieces.send(Bytes::from_static(b"first")).expect("open");
+    let short = HttpOptions { timeout: Duration::from_millis(150), ..options(&server.base) };
+    let response = delivered(HttpSink::new(short).expect("a sink").send(&with_reply()).await);
+    assert_eq!(&response.body[..], b"first");
+    drop(pieces);
+}
+
+#[tokio::test]
+async fn a_huge_body_is_not_read() {
+    // Never sent, only announced: whoever waited for it would wait for ever.
+    let server = Server::start(|_| {
+        let (pieces, mut response) = streamed(200);
+        response.headers_mut().insert("content-length", "99999999999".parse().expect("a value"));
+        pieces.send(Bytes::from_static(b"x")).expect("open");
+        std::mem::forget(pieces);
+        future::ready(response)
+    })
+    .await;
+    delivered(sink(&server.base).send(&job()).await);
+}

@@ -1,0 +1,150 @@
+//! A real HTTP/1.1 server on loopback that answers as a test says, and remembers what it saw.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+pub(super) type Body = BoxBody<Bytes, Infallible>;
+type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) method: String,
+    pub(super) target: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Seen {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.get_all(name).iter();
+        let first = values.next()?;
+        assert!(values.next().is_none(), "{name} was sent twice");
+        Some(first.to_str().expect("text"))
+    }
+}
+
+pub(super) struct Server {
+    pub(super) base: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    connections: Arc<AtomicUsize>,
+    _tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// A server that answers the n-th request, counted from 0, with `answer(n)`.
+    pub(super) async fn start<F, A>(answer: F) -> Self
+    where
+        F: Fn(usize) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let base = format!("http://{}/", listener.local_addr().expect("an address"));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let answer: Arc<dyn Fn(usize) -> Answer + Send + Sync> = Arc::new(move |n| Box::pin(answer(n)));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, Arc::clone(&seen), Arc::clone(&connections), answer));
+        Self { base, seen, connections, _tasks: tasks }
+    }
+
+    /// Answers every request with `status` and no body.
+    pub(super) async fn always(status: u16) -> Self {
+        Self::start(move |_| async move { empty(status) }).await
+    }
+
+    pub(super) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().expect("no panic").clone()
+    }
+
+    /// The only request so far.
+    pub(super) fn only(&self) -> Seen {
+        let seen = self.seen();
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        seen.into_iter().next().expect("one")
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    connections: Arc<AtomicUsize>,
+    answer: Arc<dyn Fn(usize) -> Answer + Send + Sync>,
+) {
+    // Ends with the server: aborted connections leave no task behind.
+    let mut open = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        connections.fetch_add(1, Ordering::SeqCst);
+        let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let number = {
+                    let mut seen = seen.lock().expect("no panic");
+                    seen.push(Seen {
+                        method: parts.method.to_string(),
+                        target: parts.uri.to_string(),
+                        headers: parts.headers,
+                        body,
+                    });
+                    seen.len() - 1
+                };
+                Ok::<_, Infallible>(answer(number).await)
+            }
+        });
+        open.spawn(async move {
+            // A client that goes away is what some tests are about.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+pub(super) fn empty(status: u16) -> Response<Body> {
+    full(status, "")
+}
+
+pub(super) fn full(status: u16, body: impl Into<Bytes>) -> Response<Body> {
+    Response::builder().status(status).body(Full::new(body.into()).boxed()).expect("a response")
+}
+
+/// A body of which the test sends each piece; it ends when the sender is dropped.
+pub(super) fn streamed(status: u16) -> (mpsc::UnboundedSender<Bytes>, Response<Body>) {
+    let (pieces, receiver) = mpsc::unbounded_channel();
+    (pieces, Response::builder().status(status).body(Pieces(receiver).boxed()).expect("a response"))
+}
+
+struct Pieces(mpsc::UnboundedReceiver<Bytes>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}
