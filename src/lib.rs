@@ -18,3 +18,5 @@ pub mod config;
 pub use limit::{Limit, LimitError, LimitSet};
 pub use rate::{Rate, RateError};
 pub use store::{MemoryStore, Store, StoreError};
+#[cfg(feature = "redis")]
+pub use store::{RedisOptions, RedisStore};

@@ -53,25 +53,45 @@ impl MemoryStore {
         Self { clock, downstreams: Mutex::default() }
     }
 
-    /// Runs `decide` on the record of `name`, at the clock's instant or at `explicit`.
+    /// Runs `decide` on the record of `name`, at the clock's instant or at `explicit`; on none, it
+    /// is not created.
     fn with<T>(
         &self,
         name: &str,
         explicit: Option<Micros>,
         decide: impl FnOnce(&mut Downstream, Micros) -> T,
-    ) -> T {
+    ) -> Option<T> {
         let mut downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock: two threads must not see their instants in the wrong order.
         let now = explicit.unwrap_or_else(|| self.clock.now());
-        if let Some(downstream) = downstreams.get_mut(name) {
-            return decide(downstream, now);
+        downstreams.get_mut(name).map(|downstream| decide(downstream, now))
+    }
+
+    fn decide(&self, call: Reserve<'_>) -> Reserved {
+        let mut downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        let (key, live) = (call.scope.key, call.now.is_none());
+        let now = call.now.unwrap_or_else(|| self.clock.now());
+        let downstream =
+            downstreams.entry(call.scope.downstream.to_owned()).or_insert_with(|| Downstream::new(now));
+        if live {
+            downstream.follow(now);
+            downstream.prune();
         }
-        decide(downstreams.entry(name.to_owned()).or_insert_with(|| Downstream::new(now)), now)
+        let mut states: Vec<State> =
+            call.limits.iter().map(|limit| downstream.read(limit, key, live)).collect();
+        let before = states.clone();
+        let (slots, refused) = call.limits.plan(&mut states, now, call.costs, call.until(now));
+        if !slots.is_empty() {
+            for (limit, state) in call.limits.iter().zip(states) {
+                downstream.write(limit.name(), key, state, live);
+            }
+        }
+        Reserved { now, epoch: downstream.epoch, before, slots, refused }
     }
 
     #[cfg(test)]
     fn held(&self, name: &str) -> usize {
-        self.with(name, None, |downstream, _| downstream.len())
+        self.with(name, None, |downstream, _| downstream.len()).unwrap_or(0)
     }
 }
 
@@ -168,23 +188,7 @@ impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let (key, live) = (call.scope.key, call.now.is_none());
-            Ok(self.with(call.scope.downstream, call.now, |downstream, now| {
-                if live {
-                    downstream.follow(now);
-                    downstream.prune();
-                }
-                let mut states: Vec<State> =
-                    call.limits.iter().map(|limit| downstream.read(limit, key, live)).collect();
-                let before = states.clone();
-                let (slots, refused) = call.limits.plan(&mut states, now, call.costs, call.until(now));
-                if !slots.is_empty() {
-                    for (limit, state) in call.limits.iter().zip(states) {
-                        downstream.write(limit.name(), key, state, live);
-                    }
-                }
-                Reserved { now, epoch: downstream.epoch, before, slots, refused }
-            }))
+            Ok(self.decide(call))
         })
     }
 
@@ -192,7 +196,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             call.check()?;
             let (key, live) = (call.scope.key, call.now.is_none());
-            Ok(self.with(call.scope.downstream, call.now, |downstream, now| {
+            let given = self.with(call.scope.downstream, call.now, |downstream, now| {
                 // After a step back the slot is an instant of a clock that is no more.
                 let stepped = live && downstream.high.since(now) > STEP;
                 if stepped || now >= call.slot {
@@ -209,7 +213,8 @@ impl Store for MemoryStore {
                     }
                 }
                 tail
-            }))
+            });
+            Ok(given.unwrap_or(false))
         })
     }
 

@@ -12,10 +12,14 @@ use crate::time::Micros;
 mod call;
 mod memory;
 mod offset;
+#[cfg(feature = "redis")]
+mod redis;
 
 pub use crate::limit::MAX_BATCH;
 pub use memory::MemoryStore;
 pub use offset::{Observed, SlotClock};
+#[cfg(feature = "redis")]
+pub use redis::{Options as RedisOptions, RedisStore};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
 const STEP: Duration = Duration::from_millis(100);

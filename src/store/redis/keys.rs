@@ -1,0 +1,45 @@
+//! The keys of a downstream: all of them, and nowhere else.
+//!
+//! ```text
+//! paced:{billing}:record            the downstream's record (hash, no TTL)
+//! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
+//! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
+//! ```
+//!
+//! The part in braces is the hash tag: all keys of one downstream lie in one slot of a cluster, so
+//! that one script may touch them. Hence no braces in the prefix or in a downstream's name. A
+//! colon in a limit's name is escaped, so that `a` with key `b:c` is not `a:b` with key `c`.
+
+use crate::limit::Limit;
+use crate::store::Scope;
+
+/// The key of the record.
+pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
+    format!("{prefix}:{{{}}}:record", scope.downstream)
+}
+
+/// The key of the state of `limit`.
+pub(super) fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
+    let Scope { downstream, key } = scope;
+    let name = limit.name().replace('%', "%25").replace(':', "%3a");
+    if key.is_empty() {
+        format!("{prefix}:{{{downstream}}}:l:{name}")
+    } else {
+        format!("{prefix}:{{{downstream}}}:k:{name}:{key}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_tagged_and_unambiguous() {
+        let limit = |name: &str| Limit::leaky_bucket(name, "1/s".parse().unwrap(), 1).unwrap();
+        let scope = |key| Scope { downstream: "billing", key };
+        assert_eq!(record("paced", scope("x")), "paced:{billing}:record");
+        assert_eq!(state("paced", scope(""), &limit("rate")), "paced:{billing}:l:rate");
+        assert_eq!(state("paced", scope("b:c"), &limit("a")), "paced:{billing}:k:a:b:c");
+        assert_eq!(state("paced", scope("c"), &limit("a:b")), "paced:{billing}:k:a%3ab:c");
+    }
+}

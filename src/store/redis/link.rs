@@ -1,0 +1,271 @@
+//! The connection: the only place that knows how the redis crate connects, waits and fails.
+//!
+//! The crate's own `ConnectionManager` keeps a connection whose answers time out (a half-open one,
+//! say) and answers the first call after a failed reconnect with the old failure. Here any error
+//! drops the connection, and the next call opens a new one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, ScriptInvocation, ServerErrorKind,
+};
+use tokio::sync::Mutex;
+
+use super::scripts::SOURCES;
+use crate::store::StoreError;
+use crate::time::Micros;
+
+/// One server, through at most one connection.
+pub(super) struct Link {
+    client: Client,
+    config: AsyncConnectionConfig,
+    connect_timeout: Duration,
+    address: String,
+    current: Mutex<Current>,
+    /// How often connecting failed: who waited for an attempt shares its failure.
+    failures: AtomicU64,
+    warned: Once,
+}
+
+#[derive(Default)]
+struct Current {
+    peer: Option<Peer>,
+    opened: u64,
+    failure: Option<StoreError>,
+}
+
+/// An open connection, and which server process it leads to.
+#[derive(Clone)]
+pub(super) struct Peer {
+    connection: MultiplexedConnection,
+    run: Arc<str>,
+    /// Which of the link's connections it is.
+    number: u64,
+}
+
+impl Peer {
+    /// The server's run_id; empty where INFO is not permitted.
+    pub(super) fn run(&self) -> &str {
+        &self.run
+    }
+}
+
+impl Link {
+    /// # Errors
+    /// [`StoreError::Invalid`] when the URL is wrong; the text does not repeat it.
+    pub(super) fn open(url: &str, connect: Duration, response: Duration) -> Result<Self, StoreError> {
+        let invalid = |text: &str| Err(StoreError::Invalid(text.to_owned()));
+        match url.split_once("://").map(|(scheme, _)| scheme) {
+            Some("redis") => {}
+            Some("rediss") => install_tls(),
+            Some("redis+cluster" | "redis+sentinel") => {
+                return invalid(
+                    "a store on Redis Cluster or Sentinel is not supported yet; use redis:// or rediss://",
+                );
+            }
+            _ => {
+                return invalid(
+                    "the store's URL has another scheme; use redis://HOST:PORT or rediss://HOST:PORT",
+                );
+            }
+        }
+        let Ok(client) = Client::open(url) else {
+            return invalid("the store's URL is malformed; write redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]");
+        };
+        let address = client.get_connection_info().addr().to_string();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(connect))
+            .set_response_timeout(Some(response));
+        Ok(Self {
+            client,
+            config,
+            connect_timeout: connect,
+            address,
+            current: Mutex::default(),
+            failures: AtomicU64::new(0),
+            warned: Once::new(),
+        })
+    }
+
+    /// Host and port, without credentials.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The connection, opened if there is none.
+    pub(super) async fn peer(&self) -> Result<Peer, StoreError> {
+        let failures = self.failures.load(Ordering::Acquire);
+        let mut current = self.current.lock().await;
+        if let Some(peer) = &current.peer {
+            return Ok(peer.clone());
+        }
+        if failures != self.failures.load(Ordering::Acquire)
+            && let Some(failure) = &current.failure
+        {
+            // Somebody has just tried; a queue of attempts would keep the last caller for long.
+            return Err(failure.clone());
+        }
+        current.opened += 1;
+        let attempt = tokio::time::timeout(self.connect_timeout, self.connect(current.opened)).await;
+        let attempt = attempt.unwrap_or_else(|_| Err(self.unreachable("connecting timed out")));
+        match attempt {
+            Ok(peer) => {
+                current.failure = None;
+                Ok(current.peer.insert(peer).clone())
+            }
+            Err(error) => {
+                current.failure = Some(error.clone());
+                self.failures.fetch_add(1, Ordering::AcqRel);
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs a script once; it is loaded if the server does not know it (then it has not run).
+    pub(super) async fn invoke<T: FromRedisValue>(
+        &self,
+        peer: &Peer,
+        invocation: &ScriptInvocation<'_>,
+    ) -> Result<T, StoreError> {
+        let result = invocation.invoke_async(&mut peer.connection.clone()).await;
+        self.settle(peer, result).await
+    }
+
+    /// The server's clock.
+    pub(super) async fn time(&self) -> Result<Micros, StoreError> {
+        let peer = self.peer().await?;
+        let result = redis::cmd("TIME").query_async(&mut peer.connection.clone()).await;
+        let (seconds, micros): (i64, i64) = self.settle(&peer, result).await?;
+        Ok(Micros(seconds * 1_000_000 + micros))
+    }
+
+    /// An answer that is not what it should be.
+    pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
+        StoreError::Unexpected { address: self.address.clone(), detail: detail.into() }
+    }
+
+    fn unreachable(&self, detail: impl Into<String>) -> StoreError {
+        StoreError::Unreachable { address: self.address.clone(), detail: detail.into() }
+    }
+
+    /// Drops the connection on any error: a new one may find a new primary, or a live server.
+    async fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, StoreError> {
+        let error = match result {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let mut current = self.current.lock().await;
+        if current.peer.as_ref().is_some_and(|open| open.number == peer.number) {
+            current.peer = None;
+        }
+        Err(self.explain(&error))
+    }
+
+    async fn connect(&self, number: u64) -> Result<Peer, StoreError> {
+        let connecting = self.client.get_multiplexed_async_connection_with_config(&self.config);
+        let mut connection = connecting.await.map_err(|error| self.explain(&error))?;
+        let server = self.info(&mut connection, "server").await?;
+        let memory = self.info(&mut connection, "memory").await?;
+        self.judge(&server, &memory)?;
+        for source in SOURCES {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(source);
+            load.exec_async(&mut connection).await.map_err(|error| self.explain(&error))?;
+        }
+        Ok(Peer { connection, run: field(&server, "run_id").into(), number })
+    }
+
+    /// A section of INFO; empty where it is not permitted.
+    async fn info(
+        &self,
+        connection: &mut MultiplexedConnection,
+        section: &str,
+    ) -> Result<String, StoreError> {
+        match redis::cmd("INFO").arg(section).query_async(connection).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(String::new()),
+            other => other.map_err(|error| self.explain(&error)),
+        }
+    }
+
+    /// Is the server fit? One that evicts states silently forgets their pace: that is warned of.
+    fn judge(&self, server: &str, memory: &str) -> Result<(), StoreError> {
+        let version = field(server, "redis_version");
+        let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+        if !version.is_empty() && (parts.next(), parts.next()) < (Some(6), Some(2)) {
+            return Err(self.unexpected(format!("version {version}")));
+        }
+        let policy = field(memory, "maxmemory_policy");
+        if policy.starts_with("volatile-") || policy.starts_with("allkeys-") {
+            self.warned.call_once(|| {
+                tracing::warn!(
+                    store = %self.address, policy,
+                    "the store may evict the state of limits, which resets their pace; set maxmemory-policy noeviction"
+                );
+            });
+        }
+        Ok(())
+    }
+
+    fn explain(&self, error: &RedisError) -> StoreError {
+        match error.kind() {
+            ErrorKind::Io => self.unreachable(error.to_string()),
+            ErrorKind::Server(
+                ServerErrorKind::BusyLoading
+                | ServerErrorKind::ReadOnly
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain,
+            ) => self.unreachable(error.to_string()),
+            ErrorKind::AuthenticationFailed => self.unexpected("the user or the password is wrong"),
+            _ => self.unexpected(error.to_string()),
+        }
+    }
+}
+
+/// The value of a line `name:value` of INFO.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(key, _)| *key == name).map_or("", |(_, value)| value.trim())
+}
+
+/// rustls panics without a process-wide provider; one that is installed already is kept.
+fn install_tls() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // It fails only if another thread was faster, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_that_are_none_are_refused_without_repeating_them() {
+        let half = Duration::from_millis(500);
+        for (url, hint) in [
+            ("redis+cluster://:hunter2@a", "not supported yet"),
+            ("redis+sentinel://:hunter2@a", "not supported yet"),
+            ("http://:hunter2@a", "scheme"),
+            ("hunter2", "scheme"),
+            ("redis://:hunter2@a:port", "malformed"),
+            ("redis://:hunter2@a/db", "malformed"),
+        ] {
+            let Err(StoreError::Invalid(text)) = Link::open(url, half, half) else {
+                panic!("{url} is accepted")
+            };
+            assert!(text.contains(hint) && !text.contains("hunter2"), "{text}");
+        }
+        let link = Link::open("rediss://:hunter2@store.example:6380/1", half, half).unwrap();
+        assert_eq!(link.address(), "store.example:6380");
+    }
+
+    #[test]
+    fn fields_of_info() {
+        let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:abc\r\n";
+        assert_eq!((field(info, "run_id"), field(info, "maxmemory_policy")), ("abc", ""));
+    }
+}

@@ -1,0 +1,167 @@
+//! State shared through Redis: one script per call, the decision made by the store's own clock.
+
+mod keys;
+mod link;
+mod scripts;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::ScriptInvocation;
+
+use super::{BoxFuture, Cancel, Reserve, Reserved, Scope, Store, StoreError};
+use crate::limit::LimitSet;
+use crate::time::{Clock, Micros};
+use link::Link;
+use scripts::{Now, Scripts};
+
+/// How to talk to the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of every key; without braces.
+    pub key_prefix: String,
+    /// For connecting: name resolution, TLS and authentication included.
+    pub connect_timeout: Duration,
+    /// For one answer. A reservation whose answer comes later is lost, never taken twice.
+    pub response_timeout: Duration,
+}
+
+impl Default for Options {
+    /// Prefix `paced`, and half a second for each timeout: a call returns within a second.
+    fn default() -> Self {
+        let half = Duration::from_millis(500);
+        Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }
+    }
+}
+
+/// Keeps state in Redis (6.2 or later), shared by all who connect to it.
+///
+/// The server's clock decides. One connection carries all calls; it is opened when first needed
+/// and anew after an error, so a server that comes back is found by the next call. No call is ever
+/// repeated by itself: a reservation whose answer was lost may have been made.
+pub struct RedisStore {
+    link: Link,
+    scripts: Scripts,
+    prefix: String,
+    /// The last epoch seen of each downstream: how a store that lost its state is found out.
+    epochs: Mutex<HashMap<String, Micros>>,
+    clock: Option<Arc<dyn Clock>>,
+}
+
+impl RedisStore {
+    /// A store at `redis://` or `rediss://[[USER]:PASSWORD@]HOST[:PORT][/DB]`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when the URL or the prefix is wrong.
+    pub fn open(url: &str, options: Options) -> Result<Self, StoreError> {
+        let Options { key_prefix: prefix, connect_timeout, response_timeout } = options;
+        if prefix.contains(['{', '}']) {
+            let text = "a key prefix with braces would break the hash tag of every key; leave them out";
+            return Err(StoreError::Invalid(text.to_owned()));
+        }
+        let link = Link::open(url, connect_timeout, response_timeout)?;
+        Ok(Self { link, scripts: Scripts::new(), prefix, epochs: Mutex::default(), clock: None })
+    }
+
+    /// [`RedisStore::open`], and asks the server whether it is there and fit.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the URL is wrong, or the server is away or not fit.
+    pub async fn connect(url: &str, options: Options) -> Result<Self, StoreError> {
+        let store = Self::open(url, options)?;
+        store.ping().await?;
+        Ok(store)
+    }
+
+    /// Decides by this clock instead of the server's: for tests of clocks that step.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_test_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    fn now(&self, explicit: Option<Micros>) -> Now {
+        match (explicit, &self.clock) {
+            (Some(at), _) => Now::At(at),
+            (None, Some(clock)) => Now::Clock(clock.now()),
+            (None, None) => Now::Store,
+        }
+    }
+
+    fn known(&self, downstream: &str) -> Micros {
+        let epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        epochs.get(downstream).copied().unwrap_or_default()
+    }
+
+    fn remember(&self, downstream: &str, epoch: Micros) {
+        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        // Answers may overtake each other; epochs only rise.
+        match epochs.get_mut(downstream) {
+            Some(known) => *known = epoch.max(*known),
+            None => drop(epochs.insert(downstream.to_owned(), epoch)),
+        }
+    }
+
+    /// Puts the keys of `scope` and `limits` in front of a script's arguments.
+    fn declare(&self, invocation: &mut ScriptInvocation<'_>, scope: Scope<'_>, limits: &LimitSet) {
+        invocation.key(keys::record(&self.prefix, scope));
+        for limit in limits.iter() {
+            invocation.key(keys::state(&self.prefix, scope, limit));
+        }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the client: its URL may hold a password.
+        f.debug_struct("RedisStore").field("address", &self.link.address()).finish_non_exhaustive()
+    }
+}
+
+impl Store for RedisStore {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            let peer = self.link.peer().await?;
+            let known = self.known(call.scope.downstream);
+            let mut invocation = self.scripts.reserve(&call, self.now(call.now), known, peer.run());
+            self.declare(&mut invocation, call.scope, call.limits);
+            let reply = self.link.invoke(&peer, &invocation).await?;
+            let reserved = scripts::reserved(&call, reply).map_err(|detail| self.link.unexpected(detail))?;
+            self.remember(call.scope.downstream, reserved.epoch);
+            Ok(reserved)
+        })
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            let mut invocation = self.scripts.cancel(&call, self.now(call.now));
+            self.declare(&mut invocation, call.scope, call.limits);
+            let given: i64 = self.link.invoke(&self.link.peer().await?, &invocation).await?;
+            Ok(given == 1)
+        })
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            scope.check()?;
+            let mut invocation = self.scripts.reset(limits, self.now(None));
+            self.declare(&mut invocation, scope, limits);
+            let _: i64 = self.link.invoke(&self.link.peer().await?, &invocation).await?;
+            Ok(())
+        })
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        Box::pin(async move {
+            let now = self.link.time().await?;
+            Ok(self.clock.as_ref().map_or(now, |clock| clock.now()))
+        })
+    }
+}

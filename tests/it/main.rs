@@ -1,0 +1,9 @@
+//! Everything that needs servers or whole processes, in one binary.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking; helpers of tests too"
+)]
+
+#[cfg(feature = "redis")]
+mod store;

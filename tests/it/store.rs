@@ -1,0 +1,7 @@
+//! The stores: all backends answer alike, and Redis comes through losses without a burst.
+
+#[path = "../support/redis_for_store.rs"]
+mod redis_for_store;
+
+mod losses;
+mod parity;

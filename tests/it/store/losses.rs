@@ -1,0 +1,227 @@
+//! Redis goes away, comes back, and forgets: no burst, no slot twice, no call that hangs.
+
+use std::time::Duration;
+
+use paced::StoreError;
+use paced::limit::{Limit, LimitSet};
+use paced::store::{RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::time::Micros;
+use tokio::time::Instant;
+
+use super::redis_for_store::Redis;
+
+const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
+const HORIZON: Duration = Duration::from_millis(100);
+
+/// 20/s.
+fn limits(burst: u32) -> LimitSet {
+    LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
+}
+
+fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
+    Reserve { scope: SCOPE, limits, costs, ahead, now: None }
+}
+
+async fn store(redis: &Redis) -> RedisStore {
+    RedisStore::connect(&redis.url(), RedisOptions::default()).await.unwrap()
+}
+
+/// Asks until a call is answered; the server is back, so it must not take long.
+async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
+    for _ in 0..20 {
+        match store.reserve(call).await {
+            Ok(reserved) => return reserved,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    panic!("the store does not find the server again");
+}
+
+const AHEAD: Duration = Duration::from_secs(5);
+const LONGER: Duration = Duration::from_secs(15);
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// The call that finds the loss is refused; then slots come T apart, the first T after the fence.
+async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved) -> Micros {
+    let found = answered(store, call(limits, &[1], AHEAD)).await;
+    assert!(found.epoch > before.epoch);
+    let first = found.now.plus(AHEAD + INTERVAL);
+    assert_eq!((found.slots, found.refused), (vec![], Some(first)));
+    let after = store.reserve(call(limits, &[1; 20], LONGER)).await.unwrap();
+    let expected: Vec<Micros> = (0..20).map(|k| first.plus(INTERVAL * k)).collect();
+    assert_eq!((after.epoch, after.slots), (found.epoch, expected));
+    for slot in &before.slots {
+        assert!(*slot < first, "what was granted before lies before the fence");
+    }
+    after.epoch
+}
+
+#[tokio::test]
+async fn after_a_flush_there_is_no_slot_before_the_fence_and_no_burst() {
+    for burst in [1, 5] {
+        let redis = Redis::start().await;
+        let (store, limits) = (store(&redis).await, limits(burst));
+        let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
+        assert_eq!(before.slots[0], before.now);
+        redis.command(&["FLUSHALL"]).await.unwrap();
+        assert_fenced(&store, &limits, &before).await;
+    }
+}
+
+#[tokio::test]
+async fn a_fence_stands_although_the_first_calls_are_refused() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let refused = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
+    let slot = refused.now.plus(HORIZON + INTERVAL);
+    assert_eq!((refused.slots, refused.refused), (vec![], Some(slot)));
+    let again = store.reserve(call(&limits, &[1], Duration::from_secs(1))).await.unwrap();
+    assert_eq!((again.epoch, again.slots), (refused.epoch, vec![slot]), "the fence does not move");
+}
+
+#[tokio::test]
+async fn a_reset_is_not_taken_for_a_loss() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(3));
+    let before = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    assert_fenced(&store, &limits, &before).await;
+    store.reset(SCOPE, &limits).await.unwrap();
+    let fresh = store.reserve(call(&limits, &[1; 4], AHEAD)).await.unwrap();
+    let later = fresh.slots[3].since(fresh.now);
+    assert_eq!(fresh.slots[..3], [fresh.now; 3], "a full burst now");
+    assert!(later > Duration::ZERO && later <= INTERVAL, "{later:?}");
+}
+
+#[tokio::test]
+async fn a_restart_on_the_same_port_is_found_and_fenced() {
+    for durable in [false, true] {
+        let mut redis = if durable { Redis::start_durable().await } else { Redis::start().await };
+        let (store, limits) = (store(&redis).await, limits(5));
+        let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
+
+        redis.down();
+        for _ in 0..3 {
+            let start = Instant::now();
+            let error = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap_err();
+            assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+            assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+        }
+
+        redis.up().await;
+        let epoch = assert_fenced(&store, &limits, &before).await;
+        // Nor is the new process taken for another one again.
+        let again = store.reserve(call(&limits, &[1], LONGER)).await.unwrap();
+        assert_eq!(again.epoch, epoch, "durable: {durable}");
+    }
+}
+
+#[tokio::test]
+async fn two_workers_agree_on_one_new_epoch() {
+    let redis = Redis::start().await;
+    let (one, two, limits) = (store(&redis).await, store(&redis).await, limits(1));
+    let before = one.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    two.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let epoch = assert_fenced(&one, &limits, &before).await;
+    let other = two.reserve(call(&limits, &[1], LONGER)).await.unwrap();
+    assert_eq!((other.epoch, other.slots.len()), (epoch, 1));
+    let next = one.reserve(call(&limits, &[1], LONGER)).await.unwrap();
+    assert_eq!((next.epoch, &next.slots), (epoch, &vec![other.slots[0].plus(INTERVAL)]));
+}
+
+#[tokio::test]
+async fn a_failover_to_an_older_record_is_fenced() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    let first = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let second = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    assert!(second.epoch > first.epoch);
+    // A replica that had seen neither the flush nor what came after it is the primary now.
+    let record = "paced:{billing}:record";
+    redis.command(&["HSET", record, "epoch", &first.epoch.to_string(), "fence", "0"]).await.unwrap();
+    assert_fenced(&store, &limits, &second).await;
+}
+
+#[tokio::test]
+async fn a_worker_with_an_old_epoch_turns_nothing_back() {
+    let redis = Redis::start().await;
+    let (old, limits) = (store(&redis).await, limits(1));
+    old.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    // A new worker comes first: it cannot know that anything was lost.
+    let new = store(&redis).await.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    let after = old.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
+    assert_eq!((after.epoch, after.slots), (new.epoch, vec![new.slots[0].plus(INTERVAL)]));
+}
+
+#[tokio::test]
+async fn scripts_that_the_server_forgot_are_loaded_again() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
+    redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
+    let after = store.reserve(call(&limits, &[1; 2], Duration::from_secs(1))).await.unwrap();
+    assert_eq!(after.slots.len(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_reported_in_a_second() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    let sleeping = redis.command(&["DEBUG", "SLEEP", "3"]);
+    let asking = async {
+        let mut slowest = Duration::ZERO;
+        // The command is on its way; the first call that meets the sleeping server fails.
+        for _ in 0..100 {
+            let start = Instant::now();
+            let answer = store.reserve(call(&limits, &[1], HORIZON)).await;
+            slowest = slowest.max(start.elapsed());
+            if let Err(error) = answer {
+                assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+                return slowest;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("the server does not hang");
+    };
+    let (slowest, slept) = tokio::join!(asking, sleeping);
+    slept.unwrap();
+    assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
+    answered(&store, call(&limits, &[1], HORIZON)).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_told_without_its_password() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let url = format!("redis://user:hunter2@127.0.0.1:{port}/0");
+    let error = RedisStore::connect(&url, RedisOptions::default()).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unreachable { address, .. } if *address == format!("127.0.0.1:{port}"))
+    );
+    let store = RedisStore::open(&url, RedisOptions::default()).unwrap();
+    let shown = format!("{error} {error:?} {store:?}");
+    assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+#[tokio::test]
+async fn every_key_but_the_record_expires() {
+    let redis = Redis::start().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    let keyed = Scope { key: "tenant-42", ..SCOPE };
+    store.reserve(Reserve { scope: keyed, ..call(&limits, &[1; 20], Duration::from_secs(2)) }).await.unwrap();
+    let ttl = async |key: &str| {
+        let answer = redis.command(&["PTTL", key]).await.unwrap();
+        answer.trim().trim_start_matches(':').parse::<i64>().unwrap()
+    };
+    // Whole again after 1 s, and a minute more.
+    let state = ttl("paced:{billing}:k:rate:tenant-42").await;
+    assert!((60_500..=61_000).contains(&state), "{state}");
+    assert_eq!(ttl("paced:{billing}:record").await, -1);
+    assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":2"));
+}
