@@ -16,6 +16,9 @@ pub mod sink;
 pub mod config;
 
 pub use limit::{Limit, LimitError, LimitSet};
+#[cfg(feature = "daemon")]
+pub mod pipe;
+
 pub use rate::{Rate, RateError};
 pub use store::{MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]

@@ -1,0 +1,103 @@
+//! Lines of bounded length from a reader, one at a time.
+
+use std::io;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
+
+/// What a reader yields.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// One line, without its end.
+    Whole(Vec<u8>),
+    /// One line over the bound; it is gone.
+    TooLong,
+}
+
+/// Reads lines; an unfinished one waits here, so that a dropped future loses nothing.
+#[derive(Debug)]
+pub(super) struct Lines<R> {
+    reader: R,
+    longest: usize,
+    partial: Vec<u8>,
+    too_long: bool,
+}
+
+impl<R: AsyncBufRead + Unpin> Lines<R> {
+    pub(super) const fn new(reader: R, longest: usize) -> Self {
+        Self { reader, longest, partial: Vec::new(), too_long: false }
+    }
+
+    /// The next line, `None` at the end. The last one needs no line feed.
+    ///
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
+        loop {
+            let available = self.reader.fill_buf().await?;
+            if available.is_empty() {
+                let nothing = self.partial.is_empty() && !self.too_long;
+                return Ok(if nothing { None } else { Some(self.take()) });
+            }
+            let feed = available.iter().position(|&b| b == b'\n');
+            let piece = &available[..feed.unwrap_or(available.len())];
+            if self.partial.len() + piece.len() > self.longest {
+                self.too_long = true;
+                self.partial = Vec::new();
+            }
+            if !self.too_long {
+                self.partial.extend_from_slice(piece);
+            }
+            let used = piece.len() + usize::from(feed.is_some());
+            self.reader.consume(used);
+            if feed.is_some() {
+                return Ok(Some(self.take()));
+            }
+        }
+    }
+
+    fn take(&mut self) -> Line {
+        if std::mem::take(&mut self.too_long) {
+            return Line::TooLong;
+        }
+        let mut line = std::mem::take(&mut self.partial);
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+        Line::Whole(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::BufReader;
+
+    use super::*;
+
+    async fn read(text: &[u8], buffer: usize) -> Vec<Line> {
+        let mut lines = Lines::new(BufReader::with_capacity(buffer, text), 5);
+        let mut all = Vec::new();
+        while let Some(line) = lines.next().await.expect("readable") {
+            all.push(line);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn lines_whatever_the_buffer() {
+        let whole = |text: &str| Line::Whole(text.as_bytes().to_vec());
+        for buffer in [1, 2, 3, 7, 100] {
+            for (text, lines) in [
+                ("", vec![]),
+                ("a", vec![whole("a")]),
+                ("a\n", vec![whole("a")]),
+                ("a\n\nb", vec![whole("a"), whole(""), whole("b")]),
+                ("a\r\nb\r", vec![whole("a"), whole("b")]),
+                ("\n", vec![whole("")]),
+                ("12345\n123456\n1", vec![whole("12345"), Line::TooLong, whole("1")]),
+                ("123456789\n", vec![Line::TooLong]),
+                ("123456789", vec![Line::TooLong]),
+            ] {
+                assert_eq!(read(text.as_bytes(), buffer).await, lines, "{text:?} by {buffer}");
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Jobs from lines of JSON, and a line of JSON for what became of each: the source of `paced pipe`.
+//!
+//! ```text
+//! reader ─▶ NdjsonSource ─▶ dispatcher ─▶ ticket ─▶ OutcomeWriter ─▶ writer
+//! ```
+
+mod lines;
+mod outcome;
+mod source;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::{AsyncBufRead, AsyncWrite};
+use tokio::sync::mpsc;
+
+use crate::job::Reason;
+use crate::job::ndjson::LineError;
+
+pub use outcome::{OutcomeWriter, Progress, Totals};
+pub use source::NdjsonSource;
+
+/// Jobs read and not settled and written out yet, at most.
+pub const WINDOW: usize = 1000;
+
+/// The longest line, in bytes; a longer one is skipped.
+pub const MAX_LINE: usize = 16 * 1024 * 1024;
+
+/// What a person wants to know of and no line of output says.
+#[derive(Debug, thiserror::Error)]
+pub enum Notice {
+    /// A line is no job; it was skipped.
+    #[error("line {line}: {error}")]
+    Skipped {
+        /// Its number, from 1.
+        line: u64,
+        /// Why.
+        error: SkipError,
+    },
+    /// A job was not delivered.
+    #[error("line {line}: job {id}: {reason}: {detail}")]
+    Failed {
+        /// Its line's number, from 1.
+        line: u64,
+        /// The job id, control characters escaped.
+        id: String,
+        /// The kind.
+        reason: Reason,
+        /// What happened, or what would be right.
+        detail: String,
+    },
+    /// The input cannot be read any further; what was read goes on.
+    #[error("the input breaks off after line {line}: {error}")]
+    Unreadable {
+        /// The last line that was read whole.
+        line: u64,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Why a line was skipped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SkipError {
+    /// It is no job.
+    #[error(transparent)]
+    Line(#[from] LineError),
+    /// It is longer than [`MAX_LINE`].
+    #[error("longer than 16 MiB; split the job")]
+    TooLong,
+}
+
+/// Takes notices as they come; must not block for long.
+#[derive(Clone)]
+pub struct Notify(Arc<dyn Fn(&Notice) + Send + Sync>);
+
+impl Notify {
+    /// Calls `take` with each notice.
+    pub fn new(take: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(take))
+    }
+
+    fn tell(&self, notice: &Notice) {
+        (self.0)(notice);
+    }
+}
+
+impl fmt::Debug for Notify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notify")
+    }
+}
+
+/// A source that reads jobs from `reader`, and the writer of their outcomes to `writer`.
+///
+/// Nothing is written before [`OutcomeWriter::run`]; run it beside the dispatcher. It ends when the
+/// source and every ticket are gone.
+pub fn open<R, W>(reader: R, writer: W, notify: Notify) -> (NdjsonSource<R>, OutcomeWriter<W>)
+where
+    R: AsyncBufRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send,
+{
+    let (records, receiver) = mpsc::unbounded_channel();
+    let progress = Progress::default();
+    let source = NdjsonSource::new(reader, records, progress.clone(), notify);
+    (source, OutcomeWriter::new(writer, receiver, progress))
+}
+
+#[cfg(test)]
+mod tests;

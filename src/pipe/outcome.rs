@@ -1,0 +1,207 @@
+//! One line of JSON for what became of each job, in the order in which they ended.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::Serialize;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::dispatch::Report;
+use crate::job::Reason;
+use crate::time::Micros;
+
+/// Outcomes written in one go, at most, when they come faster than the writer takes them.
+const BATCH: usize = 256;
+
+/// An outcome, and its job's place in the window until it is written.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) line: u64,
+    pub(super) id: String,
+    /// None: delivered.
+    pub(super) reason: Option<Reason>,
+    pub(super) report: Report,
+    #[expect(dead_code, reason = "held, then dropped")]
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+/// The documented form.
+#[derive(Serialize)]
+struct Out<'a> {
+    line: u64,
+    id: &'a str,
+    outcome: Kind,
+    reason: Option<&'static str>,
+    status: Option<u16>,
+    attempts: u32,
+    released_at: Option<String>,
+}
+
+impl Record {
+    pub(super) fn kind(&self) -> Kind {
+        match self.reason {
+            None => Kind::Delivered,
+            // The same reason after an attempt is the sink's verdict.
+            Some(reason) if reason.is_rejection() && self.report.attempts == 0 => Kind::Rejected,
+            Some(_) => Kind::Dead,
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) -> io::Result<()> {
+        let line = Out {
+            line: self.line,
+            id: &self.id,
+            outcome: self.kind(),
+            reason: self.reason.map(Reason::as_str),
+            status: self.report.status,
+            attempts: self.report.attempts,
+            released_at: self.report.released_at.and_then(rfc3339),
+        };
+        serde_json::to_writer(&mut *out, &line)?;
+        out.push(b'\n');
+        Ok(())
+    }
+}
+
+/// The values of `outcome`.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Kind {
+    Delivered,
+    Dead,
+    Rejected,
+}
+
+/// UTC with microseconds, always six digits, so that texts sort as instants do.
+fn rfc3339(at: Micros) -> Option<String> {
+    let at = jiff::Timestamp::from_microsecond(at.0).ok()?;
+    Some(format!("{at:.6}"))
+}
+
+/// Writes outcomes as they come.
+#[derive(Debug)]
+pub struct OutcomeWriter<W> {
+    writer: W,
+    records: mpsc::UnboundedReceiver<Record>,
+    progress: Progress,
+}
+
+impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
+    pub(super) const fn new(writer: W, records: mpsc::UnboundedReceiver<Record>, progress: Progress) -> Self {
+        Self { writer, records, progress }
+    }
+
+    /// The counts so far, to be read while it runs.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    /// Writes until the source and all tickets are gone, and says what became of all jobs.
+    ///
+    /// # Errors
+    /// What the writer said. The source then ends, and jobs that were not yet released stay so:
+    /// their outcome could not be told.
+    ///
+    /// Not cancel safe: outcomes that were taken and not written are lost.
+    pub async fn run(mut self) -> io::Result<Totals> {
+        let mut out = Vec::new();
+        while let Some(first) = self.records.recv().await {
+            let mut written = vec![first];
+            while written.len() < BATCH {
+                let Ok(next) = self.records.try_recv() else { break };
+                written.push(next);
+            }
+            for record in &written {
+                record.write(&mut out)?;
+            }
+            self.writer.write_all(&out).await?;
+            self.writer.flush().await?;
+            out.clear();
+            // Only now do they leave the window: whoever reads slowly slows the intake.
+            drop(written);
+        }
+        self.writer.shutdown().await?;
+        Ok(self.progress.totals())
+    }
+}
+
+/// Counts that grow while jobs end.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    delivered: AtomicU64,
+    dead: AtomicU64,
+    rejected: AtomicU64,
+    skipped: AtomicU64,
+    returned: AtomicU64,
+    unreadable: AtomicBool,
+}
+
+impl Progress {
+    /// The counts now.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Totals {
+            delivered: read(&self.0.delivered),
+            dead: read(&self.0.dead),
+            rejected: read(&self.0.rejected),
+            skipped: read(&self.0.skipped),
+            returned: read(&self.0.returned),
+            unreadable: self.0.unreadable.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn settled(&self, kind: Kind) {
+        let count = match kind {
+            Kind::Delivered => &self.0.delivered,
+            Kind::Dead => &self.0.dead,
+            Kind::Rejected => &self.0.rejected,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn skipped(&self) {
+        self.0.skipped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn returned(&self) {
+        self.0.returned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn unreadable(&self) {
+        self.0.unreadable.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What became of all lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Jobs that the downstream has.
+    pub delivered: u64,
+    /// Jobs whose failure is final.
+    pub dead: u64,
+    /// Jobs that were refused before any release.
+    pub rejected: u64,
+    /// Lines that are no job.
+    pub skipped: u64,
+    /// Jobs that were read and then given up, because the pipe was stopped: some of them may have
+    /// been sent.
+    pub returned: u64,
+    /// The input broke off.
+    pub unreadable: bool,
+}
+
+impl Totals {
+    /// Whether every line was a job and every job was delivered.
+    #[must_use]
+    pub const fn is_clean(&self) -> bool {
+        let Self { delivered: _, dead, rejected, skipped, returned, unreadable } = *self;
+        dead == 0 && rejected == 0 && skipped == 0 && returned == 0 && !unreadable
+    }
+}

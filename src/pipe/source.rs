@@ -1,0 +1,191 @@
+//! Reads jobs line by line, no more at once than the window holds.
+
+use std::sync::Arc;
+
+use tokio::io::AsyncBufRead;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use uuid::Uuid;
+
+use super::lines::{Line, Lines};
+use super::outcome::{Progress, Record};
+use super::{MAX_LINE, Notice, Notify, SkipError, WINDOW};
+use crate::dispatch::{DeadLetter, Delivery, Report, Source, Ticket};
+use crate::job::{Message, Reason, ndjson, shown};
+use crate::sink::{Receipt, Response};
+use crate::store::BoxFuture;
+
+/// What some editors put before the first line.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Jobs from lines of JSON. What a line names as `downstream` is not looked at: there is one.
+#[derive(Debug)]
+pub struct NdjsonSource<R> {
+    lines: Lines<R>,
+    /// The last line that was read.
+    number: u64,
+    ended: bool,
+    window: Arc<Semaphore>,
+    /// The next job's place in the window; kept when [`Source::next`] is dropped.
+    place: Option<OwnedSemaphorePermit>,
+    office: Office,
+}
+
+/// What a source and its tickets share.
+#[derive(Clone, Debug)]
+struct Office {
+    records: mpsc::UnboundedSender<Record>,
+    progress: Progress,
+    notify: Notify,
+}
+
+impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
+    pub(super) fn new(
+        reader: R,
+        records: mpsc::UnboundedSender<Record>,
+        progress: Progress,
+        notify: Notify,
+    ) -> Self {
+        Self {
+            lines: Lines::new(reader, MAX_LINE),
+            number: 0,
+            ended: false,
+            window: Arc::new(Semaphore::new(WINDOW)),
+            place: None,
+            office: Office { records, progress, notify },
+        }
+    }
+
+    /// The next line that means a job; `None` at the end of the input.
+    ///
+    /// Cancel safe.
+    async fn message(&mut self) -> Option<Message> {
+        loop {
+            let line = match self.lines.next().await {
+                Ok(Some(line)) => line,
+                Ok(None) => return None,
+                Err(error) => {
+                    self.office.progress.unreadable();
+                    self.office.notify.tell(&Notice::Unreadable { line: self.number, error });
+                    return None;
+                }
+            };
+            self.number += 1;
+            let parsed = match &line {
+                Line::TooLong => Err(SkipError::TooLong),
+                Line::Whole(text) => match self.text(text) {
+                    [] => continue,
+                    text => ndjson::parse(text).map_err(SkipError::Line),
+                },
+            };
+            match parsed {
+                Ok(line) => return Some(line.message),
+                Err(error) => {
+                    self.office.progress.skipped();
+                    self.office.notify.tell(&Notice::Skipped { line: self.number, error });
+                }
+            }
+        }
+    }
+
+    /// What of a line is JSON: empty for a blank one.
+    fn text<'a>(&self, line: &'a [u8]) -> &'a [u8] {
+        let first = if self.number == 1 { line.strip_prefix(BYTE_ORDER_MARK) } else { None };
+        first.unwrap_or(line).trim_ascii_end()
+    }
+
+    fn deliver(&mut self, mut message: Message, place: OwnedSemaphorePermit) -> Delivery {
+        // Told in the outcome and sent as the key, so it cannot wait until decoding.
+        let id = message.message_id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
+        let ticket = NdjsonTicket { line: self.number, id, place: Some(place), office: self.office.clone() };
+        Delivery { message, ticket: Box::new(ticket) }
+    }
+}
+
+impl<R: AsyncBufRead + Unpin + Send + 'static> Source for NdjsonSource<R> {
+    async fn next(&mut self) -> Option<Delivery> {
+        if self.ended {
+            return None;
+        }
+        let records = self.office.records.clone();
+        let place = match self.place.take() {
+            Some(place) => place,
+            None => tokio::select! {
+                biased;
+                // No outcome can be told any more.
+                () = records.closed() => return None,
+                place = Arc::clone(&self.window).acquire_owned() => place.ok()?,
+            },
+        };
+        self.place = Some(place);
+        let message = tokio::select! {
+            biased;
+            () = records.closed() => None,
+            message = self.message() => message,
+        };
+        let Some((message, place)) = message.zip(self.place.take()) else {
+            self.ended = true;
+            return None;
+        };
+        Some(self.deliver(message, place))
+    }
+
+    async fn close(&mut self) {
+        self.ended = true;
+    }
+}
+
+/// Tells what became of one job, once. Dropped or given back, the job counts as returned.
+#[derive(Debug)]
+struct NdjsonTicket {
+    line: u64,
+    id: String,
+    /// None once it is settled.
+    place: Option<OwnedSemaphorePermit>,
+    office: Office,
+}
+
+impl NdjsonTicket {
+    fn settle(&mut self, reason: Option<Reason>, report: Report) {
+        let Some(place) = self.place.take() else { return };
+        let record = Record { line: self.line, id: std::mem::take(&mut self.id), reason, report, place };
+        self.office.progress.settled(record.kind());
+        // Without a writer nobody listens; its error is told already.
+        let _ = self.office.records.send(record);
+    }
+}
+
+impl Drop for NdjsonTicket {
+    fn drop(&mut self) {
+        if self.place.is_some() {
+            self.office.progress.returned();
+        }
+    }
+}
+
+impl Ticket for NdjsonTicket {
+    fn is_live(&self) -> bool {
+        !self.office.records.is_closed()
+    }
+
+    fn ack(mut self: Box<Self>, _receipt: Receipt, report: Report) {
+        self.settle(None, report);
+    }
+
+    fn bury(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let DeadLetter { reason, detail, report } = letter;
+            let id = shown(self.id.as_bytes(), 255);
+            self.office.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
+            self.settle(Some(reason), report);
+        })
+    }
+
+    fn give_back(self: Box<Self>) {
+        // Dropping it counts it.
+    }
+
+    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
+        // A line cannot ask for a reply.
+        Box::pin(std::future::ready(()))
+    }
+}
