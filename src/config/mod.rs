@@ -1,5 +1,81 @@
 //! `paced.toml`: read, checked, and every mistake named with its place.
+//!
+//! Sources are merged, the later over the earlier: defaults, files, environment variables
+//! (`PACED_A__B` is the key `a.b`), `KEY=VALUE` arguments. Tables merge, arrays are replaced.
 
+mod document;
+mod error;
+mod place;
+mod read;
+mod reader;
+mod secret;
 mod settings;
+mod show;
+mod source;
+mod unknown;
+mod url;
+mod value;
 
+use std::path::{Path, PathBuf};
+
+use figment::Provider as _;
+
+pub use error::{ConfigError, ConfigErrors};
 pub use settings::{Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
+pub use show::show;
+pub use source::Sources;
+
+use error::Kind;
+use reader::{Entry, Reader};
+use source::Layers;
+
+/// The file of last resort.
+const SYSTEM_FILE: &str = "/etc/paced/paced.toml";
+
+/// A configuration that is right.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What it says.
+    pub settings: Settings,
+    /// The files it was read from, in order; secret files are not among them.
+    pub files: Vec<PathBuf>,
+    entries: Vec<Entry>,
+}
+
+/// Reads, merges and checks a configuration. Reads files, so it blocks for a moment.
+///
+/// # Errors
+/// Everything that is wrong, each with its place. A file with a syntax error has its first one
+/// reported, and what else is surely wrong: not what the rest of the file might have put right.
+pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
+    load_with(&sources, Path::new(SYSTEM_FILE))
+}
+
+fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
+    let mut layers = Layers::read(sources, system);
+    if layers.all.is_empty() {
+        return Err(ConfigErrors::new(layers.errors));
+    }
+    let figment = layers.merge();
+    let mut merged = figment.data().unwrap_or_default();
+    let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
+    let mut reader = Reader::new(&figment, &layers.all, &root);
+    let settings = read::settings(&mut reader);
+    reader.reject_unknown(&layers.all);
+    let Reader { errors, entries, .. } = reader;
+
+    let any_broken = layers.all.iter().any(|layer| layer.broken.is_some());
+    layers.errors.extend(errors.into_iter().filter(|error| {
+        let place = error.place();
+        let broken = layers.all.get(place.layer).and_then(|layer| layer.broken);
+        let trusted = broken.is_none_or(|line| place.position.is_some_and(|(at, _)| at < line));
+        trusted && !(any_broken && error.kind() == Kind::Absence)
+    }));
+    match settings {
+        Some(settings) if layers.errors.is_empty() => Ok(Loaded { settings, files: layers.files, entries }),
+        _ => Err(ConfigErrors::new(layers.errors)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

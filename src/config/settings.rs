@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::dispatch::RetryPolicy;
-use crate::limit::LimitSet;
+use crate::limit::{Algorithm, Limit, LimitSet};
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -90,19 +90,47 @@ pub struct Http {
 
 /// A text that may hold credentials: shown as `***`, or as a URL without its user information.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret {
+    text: String,
+    hidden: bool,
+}
 
 impl Secret {
-    /// Wraps the text.
+    /// Wraps a text; if it is a URL, it is shown without user information and query.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), hidden: false }
+    }
+
+    /// Wraps a text of which nothing is ever shown.
+    #[must_use]
+    pub fn hidden(text: impl Into<String>) -> Self {
+        Self { text: text.into(), hidden: true }
     }
 
     /// The text itself: for the connection, never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// What may be shown of a URL; none if anything about it is odd, as it is with a password that
+    /// holds an unencoded `/`, `?` or `#`, or with a password but no `@`.
+    fn shown(&self) -> Option<String> {
+        const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
+        let (scheme, rest) = self.text.split_once("://").filter(|_| !self.hidden)?;
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let path = tail.split(['?', '#']).next().unwrap_or_default();
+        let name = match host.strip_prefix('[') {
+            Some(inner) => inner.split_once(']').map(|(_, port)| port),
+            None => Some(&host[host.find(':').unwrap_or(host.len())..]),
+        };
+        let port = name.is_some_and(|port| {
+            port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok())
+        });
+        let odd = tail.contains('@') || self.text.contains(|c: char| c.is_whitespace() || c.is_control());
+        (SCHEMES.contains(&scheme) && port && !odd).then(|| format!("{scheme}://{host}{path}"))
     }
 }
 
@@ -114,13 +142,103 @@ impl fmt::Debug for Secret {
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == "memory:" {
-            return f.write_str(&self.0);
+        if self.text == "memory:" && !self.hidden {
+            return f.write_str(&self.text);
         }
-        let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str("***") };
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-        let path = rest[authority.len()..].split(['?', '#']).next().unwrap_or_default();
-        write!(f, "{scheme}://{host}{path}")
+        f.write_str(self.shown().as_deref().unwrap_or("***"))
+    }
+}
+
+impl Downstream {
+    /// The prefetch to ask the broker for: at most the slots that the limits have in 60 s after a
+    /// rest, and at least 1. More would only be held here, out of reach of other replicas.
+    #[must_use]
+    pub fn effective_prefetch(&self) -> u16 {
+        const HOLD_MAX_MICROS: u64 = 60_000_000;
+        let slots = |limit: &Limit| match limit.algorithm() {
+            Algorithm::LeakyBucket(bucket) => {
+                let rate = bucket.rate();
+                let paced = (HOLD_MAX_MICROS * rate.count()).div_ceil(rate.period_micros());
+                paced.saturating_add(u64::from(bucket.burst()) - 1)
+            }
+        };
+        let least = self.limits.iter().map(slots).min().unwrap_or(1);
+        self.queue.prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_shown_without_what_is_secret() {
+        for (text, shown) in [
+            ("memory:", "memory:"),
+            ("amqp://guest:hunter2@rabbit:5672/%2f", "amqp://rabbit:5672/%2f"),
+            ("amqps://rabbit", "amqps://rabbit"),
+            ("redis://:hunter2@[::1]:6379/3", "redis://[::1]:6379/3"),
+            ("redis://hunter2@cache", "redis://cache"),
+            ("rediss://u:hunter2@p@cache/", "rediss://cache/"),
+            ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/"),
+            // A password with an unencoded delimiter.
+            ("amqp://u:hun/ter2@rabbit/", "***"),
+            ("amqp://u:hun?ter2@rabbit/", "***"),
+            ("amqp://u:hun#ter2@rabbit/", "***"),
+            ("amqp://u:5672/hunter2@rabbit/", "***"),
+            // A password without a host.
+            ("amqp://guest:hunter2", "***"),
+            ("amqp://guest:hunter2/", "***"),
+            ("amqp://[::1:hunter2", "***"),
+            ("amqp://[::1]hunter2", "***"),
+            // No URL of ours.
+            ("guest:hunter2@rabbit", "***"),
+            ("hunter2://rabbit", "***"),
+            ("Bearer hunter2", "***"),
+            ("https://api/ hunter2", "***"),
+            ("memory:hunter2", "***"),
+            ("", "***"),
+        ] {
+            let secret = Secret::new(text);
+            assert_eq!(secret.to_string(), shown, "{text}");
+            assert_eq!(format!("{secret:?}"), shown, "{text}");
+            assert_eq!(secret.expose(), text);
+            assert_eq!(Secret::hidden(text).to_string(), "***");
+        }
+    }
+
+    #[test]
+    fn the_window_is_what_a_minute_releases() {
+        let prefetch = |limits: &[(&str, u32)], prefetch: u16| {
+            let limits = limits.iter().enumerate().map(|(index, (rate, burst))| {
+                Limit::leaky_bucket(index.to_string(), rate.parse().unwrap(), *burst).unwrap()
+            });
+            let downstream = Downstream {
+                limits: LimitSet::new(limits.collect()).unwrap(),
+                horizon: Duration::from_millis(100),
+                concurrency: 64,
+                queue: Queue { name: None, prefetch },
+                http: Http {
+                    base_url: Secret::new("http://localhost/"),
+                    timeout: Duration::from_secs(30),
+                    max_body: 1,
+                    allow_headers: Vec::new(),
+                    headers: Vec::new(),
+                },
+                retry: RetryPolicy {
+                    max_attempts: 1,
+                    min_backoff: Duration::ZERO,
+                    max_backoff: Duration::ZERO,
+                },
+            };
+            downstream.effective_prefetch()
+        };
+        assert_eq!(prefetch(&[("50/s", 1)], 1000), 1000);
+        assert_eq!(prefetch(&[("10/s", 1)], 1000), 600);
+        assert_eq!(prefetch(&[("1/h", 1)], 1000), 1);
+        assert_eq!(prefetch(&[("1/7s", 1)], 1000), 9);
+        assert_eq!(prefetch(&[("1/m", 5)], 1000), 5);
+        assert_eq!(prefetch(&[("50/s", 1), ("2/s", 1)], 1000), 120);
+        assert_eq!(prefetch(&[("1000000/s", u32::MAX)], 65_535), 65_535);
     }
 }

@@ -1,0 +1,128 @@
+//! What is wrong with a configuration, one line each.
+
+use std::fmt::{self, Write as _};
+
+/// Everything that is wrong with a configuration. Shown as one line per mistake, in the order of
+/// the sources and, within a file, of the lines:
+///
+/// `FILE:LINE:COLUMN: KEY: what is wrong; what would be right`
+///
+/// Lines and columns count from 1, columns in characters. A secret is never shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+/// One mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    place: Place,
+    key: String,
+    problem: String,
+    kind: Kind,
+}
+
+/// Whether a mistake can be an echo of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It is wrong by itself.
+    Wrong,
+    /// It is wrong only because something else is absent, which a syntax error may have hidden.
+    Absence,
+}
+
+/// Where something was given. Ordered as the sources override each other, then by position.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// The index of the source.
+    pub layer: usize,
+    /// Line and column; a source other than a file has none.
+    pub position: Option<(usize, usize)>,
+    /// `paced.toml`, `env PACED_A__B`, `--set`.
+    pub source: String,
+}
+
+impl ConfigErrors {
+    /// Sorts the mistakes; each is kept once.
+    pub(super) fn new(mut errors: Vec<ConfigError>) -> Self {
+        errors.sort_by(|a, b| (&a.place, &a.key, &a.problem).cmp(&(&b.place, &b.key, &b.problem)));
+        errors.dedup();
+        Self(errors)
+    }
+
+    /// Each mistake; there is at least one.
+    pub fn iter(&self) -> std::slice::Iter<'_, ConfigError> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a ConfigErrors {
+    type Item = &'a ConfigError;
+    type IntoIter = std::slice::Iter<'a, ConfigError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl ConfigError {
+    pub(super) fn new(place: Place, key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { place, key: key.into(), problem: problem.into(), kind: Kind::Wrong }
+    }
+
+    /// The same, of this kind.
+    pub(super) fn of(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+
+    pub(super) const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(super) const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The key, such as `downstreams.billing.limits[0].rate`; empty where a source as a whole is
+    /// wrong.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.source)?;
+        self.position.map_or(Ok(()), |(line, column)| write!(f, ":{line}:{column}"))
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, key, problem, .. } = self;
+        let line =
+            if key.is_empty() { format!("{place}: {problem}") } else { format!("{place}: {key}: {problem}") };
+        // Whatever a file name, a key or a value holds, it stays one line.
+        line.chars().try_for_each(|c| {
+            if c.is_control() { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+        })
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            let end = if index == 0 { "" } else { "\n" };
+            write!(f, "{end}{error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+impl std::error::Error for ConfigError {}
+
+/// What the system said, without its number.
+pub(super) fn said(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,342 @@
+//! Takes typed values out of the merged tree, and notes everything that is wrong on the way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use figment::Figment;
+use figment::value::{Dict, Value};
+
+use super::document::{join, quote};
+use super::error::ConfigError;
+use super::source::Layer;
+
+/// A value as it takes effect, for `config show`: no secret in it.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub table: String,
+    pub key: String,
+    /// TOML.
+    pub value: String,
+    /// `default`, `paced.toml:3:7`, `env PACED_A__B`, `--set`.
+    pub origin: String,
+}
+
+/// What a key has where nobody gives it.
+#[derive(Clone, Copy)]
+pub(super) enum Absent {
+    Default(&'static str),
+    /// It may be absent.
+    Unset,
+    /// What to write: its absence is a mistake.
+    Mistake(&'static str),
+}
+
+/// What to write where a string belongs.
+pub(super) const IN_QUOTES: &str = "it in quotes";
+
+impl Absent {
+    pub fn example(self) -> String {
+        match self {
+            Self::Default(text) => format!("{IN_QUOTES}, such as {}", quote(text)),
+            Self::Unset | Self::Mistake(_) => IN_QUOTES.to_owned(),
+        }
+    }
+}
+
+/// A table of the merged tree, there or not.
+#[derive(Clone)]
+pub(super) struct Table<'v> {
+    /// The paths from the root to this table.
+    pub lineage: Vec<String>,
+    dict: Option<&'v Dict>,
+}
+
+impl Table<'_> {
+    pub fn path(&self) -> &str {
+        self.lineage.last().map_or("", String::as_str)
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        self.dict.is_some_and(|dict| dict.contains_key(key))
+    }
+
+    pub const fn is_there(&self) -> bool {
+        self.dict.is_some()
+    }
+
+    pub fn keys(&self) -> Vec<String> {
+        self.dict.into_iter().flat_map(|dict| dict.keys().cloned()).collect()
+    }
+
+    fn below(&self, path: String) -> Vec<String> {
+        self.lineage.iter().cloned().chain([path]).collect()
+    }
+}
+
+/// A value of the merged tree.
+#[derive(Clone)]
+pub(super) struct Found<'v> {
+    pub path: String,
+    pub layer: usize,
+    pub value: &'v Value,
+}
+
+pub(super) struct Reader<'v> {
+    figment: &'v Figment,
+    pub layers: &'v [Layer],
+    root: &'v Dict,
+    pub errors: Vec<ConfigError>,
+    pub entries: Vec<Entry>,
+    /// Every path that a key could have, and the layer whose value is in effect.
+    pub asked: BTreeMap<String, Option<usize>>,
+    /// The paths of tables.
+    pub opened: BTreeSet<String>,
+}
+
+impl<'v> Reader<'v> {
+    pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
+        let (errors, entries) = (Vec::new(), Vec::new());
+        Self { figment, layers, root, errors, entries, asked: BTreeMap::new(), opened: BTreeSet::new() }
+    }
+
+    pub fn root(&mut self) -> Table<'v> {
+        self.opened.insert(String::new());
+        Table { lineage: vec![String::new()], dict: Some(self.root) }
+    }
+
+    /// The table under `key`; something else in its place is noted by the search for unknown keys.
+    pub fn table(&mut self, parent: &Table<'v>, key: &str) -> Table<'v> {
+        let found = self.find(parent, key);
+        let path = join(parent.path(), key);
+        self.opened.insert(path.clone());
+        let dict = match found.map(|found| found.value) {
+            Some(Value::Dict(_, dict)) => Some(dict),
+            _ => None,
+        };
+        Table { lineage: parent.below(path), dict }
+    }
+
+    /// The tables in the array under `key`, and the array.
+    pub fn tables(&mut self, parent: &Table<'v>, key: &str) -> Option<(Found<'v>, Vec<Table<'v>>)> {
+        let found = self.find(parent, key)?;
+        let mut tables = Vec::new();
+        for item in self.items(&found, "an array of tables", "[{ rate = \"1000/minute\" }]")? {
+            self.asked.insert(item.path.clone(), Some(item.layer));
+            let Value::Dict(_, dict) = item.value else {
+                self.wrong_type(&item, "a table", "{ rate = \"1000/minute\" }");
+                continue;
+            };
+            self.opened.insert(item.path.clone());
+            tables.push(Table { lineage: parent.below(item.path), dict: Some(dict) });
+        }
+        Some((found, tables))
+    }
+
+    /// An integer within `range`.
+    pub fn integer(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        default: u32,
+        range: RangeInclusive<u32>,
+    ) -> Option<u32> {
+        let Some(found) = self.find(table, key) else {
+            self.note(table, key, default.to_string(), None);
+            return Some(default);
+        };
+        let given = match found.value {
+            Value::Num(_, number) => {
+                number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
+            }
+            _ => self.lone_text(&found).and_then(|text| text.trim().parse::<i128>().ok()),
+        };
+        let Some(given) = given else {
+            self.wrong_type(&found, "an integer", &format!("such as {default}"));
+            return None;
+        };
+        let number = u32::try_from(given).ok().filter(|number| range.contains(number));
+        match number {
+            Some(number) => self.note(table, key, number.to_string(), Some(&found)),
+            None => {
+                let (low, high) = (range.start(), range.end());
+                self.wrong(&found, format!("out of range; use an integer from {low} to {high}"));
+            }
+        }
+        number
+    }
+
+    pub fn boolean(&mut self, table: &Table<'v>, key: &str, default: bool) -> Option<bool> {
+        let Some(found) = self.find(table, key) else {
+            self.note(table, key, default.to_string(), None);
+            return Some(default);
+        };
+        let truth = match found.value {
+            Value::Bool(_, truth) => Some(*truth),
+            _ => self.lone_text(&found).and_then(|text| text.trim().parse().ok()),
+        };
+        match truth {
+            Some(truth) => self.note(table, key, truth.to_string(), Some(&found)),
+            None => self.wrong_type(&found, "a boolean", "true or false"),
+        }
+        truth
+    }
+
+    /// A text that `parse` understands. Its mistakes may be shown: no secrets here.
+    pub fn parsed<T, E: fmt::Display>(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        absent: Absent,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let found = self.find(table, key);
+        let text = match &found {
+            Some(found) => self.text(found, &absent.example())?,
+            None => self.absent(table, key, absent)?,
+        };
+        match parse(&text) {
+            Ok(value) => {
+                self.note(table, key, quote(&text), found.as_ref());
+                Some(value)
+            }
+            Err(error) => {
+                if let Some(found) = found {
+                    self.wrong(&found, error.to_string());
+                }
+                None
+            }
+        }
+    }
+
+    /// The texts of an array, each as `parse` makes it; [] where nobody gives it.
+    pub fn texts(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        parse: impl Fn(&str) -> Result<String, String>,
+    ) -> Option<Vec<String>> {
+        let Some(found) = self.find(table, key) else {
+            self.note(table, key, "[]".to_owned(), None);
+            return Some(Vec::new());
+        };
+        let mut texts = Some(Vec::new());
+        for item in self.items(&found, "an array of strings", "[\"x-request-id\"]")? {
+            let text = self.text(&item, IN_QUOTES).and_then(|text| match parse(&text) {
+                Ok(text) => Some(text),
+                Err(problem) => {
+                    self.wrong(&item, problem);
+                    None
+                }
+            });
+            match (&mut texts, text) {
+                (Some(texts), Some(text)) => texts.push(text),
+                _ => texts = None,
+            }
+        }
+        let shown: Vec<String> = texts.iter().flatten().map(|text| quote(text)).collect();
+        self.note(table, key, format!("[{}]", shown.join(", ")), Some(&found));
+        texts
+    }
+
+    pub(super) fn find(&mut self, table: &Table<'v>, key: &str) -> Option<Found<'v>> {
+        let path = join(table.path(), key);
+        let value = table.dict.and_then(|dict| dict.get(key));
+        let layer = value.map(|value| self.layer_of(value));
+        self.asked.insert(path.clone(), layer);
+        Some(Found { path, layer: layer?, value: value? })
+    }
+
+    fn layer_of(&self, value: &Value) -> usize {
+        let metadata = self.figment.get_metadata(value.tag());
+        metadata.and_then(|metadata| metadata.name.parse().ok()).unwrap_or(0)
+    }
+
+    fn items(&mut self, found: &Found<'v>, expected: &str, example: &str) -> Option<Vec<Found<'v>>> {
+        let Value::Array(_, items) = found.value else {
+            self.wrong_type(found, expected, example);
+            return None;
+        };
+        let item = |(index, value)| Found { path: format!("{}[{index}]", found.path), value, ..*found };
+        Some(items.iter().enumerate().map(item).collect())
+    }
+
+    /// The text as `env` or `--set` gave it.
+    fn lone_text(&self, found: &Found<'v>) -> Option<&'v str> {
+        let (path, text) = self.layers[found.layer].given.as_ref()?;
+        (*path == found.path).then_some(text)
+    }
+
+    pub(super) fn text(&mut self, found: &Found<'v>, example: &str) -> Option<String> {
+        if let Some(text) = self.lone_text(found) {
+            return Some(unquoted(text).unwrap_or_else(|| text.to_owned()));
+        }
+        match found.value {
+            Value::String(_, text) => Some(text.clone()),
+            Value::Char(_, c) => Some(c.to_string()),
+            _ => {
+                self.wrong_type(found, "a string", example);
+                None
+            }
+        }
+    }
+
+    pub(super) fn absent(&mut self, table: &Table<'v>, key: &str, absent: Absent) -> Option<String> {
+        match absent {
+            Absent::Default(text) => return Some(text.to_owned()),
+            Absent::Unset => {}
+            Absent::Mistake(hint) => self.missing(table, key, hint),
+        }
+        None
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(found: &Found<'v>) -> bool {
+        matches!(found.value, Value::Array(_, items) if items.is_empty())
+    }
+
+    /// The value under `key`, to complain about it.
+    pub fn given(&mut self, table: &Table<'v>, key: &str) -> Option<Found<'v>> {
+        self.find(table, key)
+    }
+
+    pub fn note(&mut self, table: &Table<'v>, key: &str, value: String, found: Option<&Found<'v>>) {
+        let origin = found.map_or("default".to_owned(), |found| {
+            let file = if found.path.ends_with("_file") { ", from the file it names" } else { "" };
+            format!("{}{file}", self.place(found))
+        });
+        let (table, key) = (table.path().to_owned(), join("", key));
+        self.entries.push(Entry { table, key, value, origin });
+    }
+
+    /// The keys of a table by what they stand for: `stem` makes `Accept` and `accept_file` one.
+    pub fn spellings(table: &Table<'v>, stem: impl Fn(&str) -> String) -> BTreeMap<String, Vec<String>> {
+        let mut spellings = BTreeMap::<String, Vec<String>>::new();
+        for key in table.keys() {
+            spellings.entry(stem(&key)).or_default().push(key);
+        }
+        spellings
+    }
+}
+
+/// The text between quotes, if the whole is one quoted TOML string.
+fn unquoted(text: &str) -> Option<String> {
+    let trimmed = text.trim();
+    if !trimmed.starts_with(['"', '\'']) {
+        return None;
+    }
+    let value = toml::de::DeValue::parse(trimmed).ok()?;
+    value.get_ref().as_str().map(str::to_owned)
+}
+
+pub(super) const fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::String(..) | Value::Char(..) => "a string",
+        Value::Bool(..) => "a boolean",
+        Value::Num(_, figment::value::Num::F32(_) | figment::value::Num::F64(_)) => "a float",
+        Value::Num(..) => "an integer",
+        Value::Empty(..) => "a date or time",
+        Value::Dict(..) => "a table",
+        Value::Array(..) => "an array",
+    }
+}

@@ -1,0 +1,88 @@
+//! Secrets: given as they are, or in a file of their own.
+
+use super::document::quote;
+use super::error::said;
+use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
+use super::settings::Secret;
+use super::source::read_text;
+
+impl<'v> Reader<'v> {
+    /// The secret under `key`, or in the file that `key_file` names. `check` returns the text to
+    /// use, or a problem that does not show it.
+    pub fn secret(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        absent: Absent,
+        check: impl Fn(&str) -> Result<Secret, String>,
+    ) -> Option<Secret> {
+        let names = [key.to_owned(), format!("{key}_file")];
+        self.secret_under(table, key, &names, absent, check)
+    }
+
+    /// As [`Reader::secret`], for several spellings of one key.
+    pub fn secret_under(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        names: &[String],
+        absent: Absent,
+        check: impl Fn(&str) -> Result<Secret, String>,
+    ) -> Option<Secret> {
+        let mut given: Vec<(&String, Found<'v>)> = Vec::new();
+        for name in names {
+            given.extend(self.find(table, name).map(|found| (name, found)));
+        }
+        // A source overrides what lower ones say, whichever spelling each uses.
+        let top = given.iter().map(|(_, found)| self.layers[found.layer].rank).max();
+        given.retain(|(_, found)| Some(self.layers[found.layer].rank) == top);
+        if let [(first, _), (second, found), ..] = &given[..] {
+            self.wrong(found, format!("given as `{first}` and as `{second}`; keep one"));
+            return None;
+        }
+        let Some((name, found)) = given.pop() else {
+            let secret = check(&self.absent(table, key, absent)?).ok()?;
+            self.note(table, key, quote(&secret.to_string()), None);
+            return Some(secret);
+        };
+        let mut text = self.text(&found, IN_QUOTES)?;
+        if name.ends_with("_file") {
+            text = self.contents(&found, &text)?;
+        }
+        match check(&text) {
+            Ok(secret) => {
+                self.note(table, key, quote(&secret.to_string()), Some(&found));
+                Some(secret)
+            }
+            Err(problem) => {
+                self.wrong(&found, problem);
+                None
+            }
+        }
+    }
+
+    /// The contents of a secret file, without one newline at its end.
+    ///
+    /// Its name is not shown: it may be the secret itself, under the wrong key.
+    fn contents(&mut self, found: &Found<'v>, name: &str) -> Option<String> {
+        const MAX_SECRET: u64 = 64 << 10;
+        let dir = &self.layers[found.layer].dir;
+        match read_text(&dir.join(name), MAX_SECRET) {
+            Ok(mut text) => {
+                if text.ends_with('\n') {
+                    text.truncate(text.len() - 1 - usize::from(text.ends_with("\r\n")));
+                }
+                Some(text)
+            }
+            Err(error) => {
+                let problem = format!(
+                    "the file it names cannot be read ({}); give a path, absolute or from {}",
+                    said(&error),
+                    dir.display()
+                );
+                self.wrong(found, problem);
+                None
+            }
+        }
+    }
+}

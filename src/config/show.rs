@@ -1,0 +1,29 @@
+//! The configuration in effect, as TOML.
+
+use std::fmt::Write as _;
+
+use super::Loaded;
+
+/// The configuration in effect as TOML, the defaults included: behind each value a comment says
+/// where it comes from. Secrets are masked.
+#[must_use]
+pub fn show(loaded: &Loaded) -> String {
+    let mut text = String::new();
+    let tables = loaded.entries.chunk_by(|one, other| one.table == other.table);
+    for (index, entries) in tables.enumerate() {
+        let gap = if index == 0 { "" } else { "\n" };
+        let _ = writeln!(text, "{gap}[{}]", entries[0].table);
+        let lines = entries.iter().map(|entry| format!("{} = {}", entry.key, entry.value));
+        let lines: Vec<String> = lines.collect();
+        let width = lines.iter().map(|line| line.chars().count()).filter(|width| *width <= 60).max();
+        for (line, entry) in lines.iter().zip(entries) {
+            let origin: String = entry.origin.chars().flat_map(printable).collect();
+            let _ = writeln!(text, "{line:width$}  # {origin}", width = width.unwrap_or(0));
+        }
+    }
+    text
+}
+
+fn printable(c: char) -> Vec<char> {
+    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+}

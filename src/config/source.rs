@@ -1,0 +1,239 @@
+//! Files, environment and `--set`, each as a layer of one tree.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+
+use super::document::{Document, Span, join, key_path, lone_value};
+use super::error::{ConfigError, Place, said};
+
+/// Where a configuration comes from. Later ones override earlier ones: the defaults, the files in
+/// their order, the environment, `--set`.
+#[derive(Clone, Default)]
+pub struct Sources {
+    /// Files named with `-c`, in order. Without any: those in `PACED_CONFIG` (separated by `:`),
+    /// else `./paced.toml`, else `/etc/paced/paced.toml`.
+    pub files: Vec<PathBuf>,
+    /// Environment variables. `PACED_A__B` is the key `a.b`; a name without `__` is no key, since
+    /// Kubernetes injects such names (`PACED_PORT`).
+    pub env: Vec<(OsString, OsString)>,
+    /// Each `KEY=VALUE`.
+    pub set: Vec<String>,
+    /// What relative file names start from.
+    pub cwd: PathBuf,
+}
+
+impl Sources {
+    /// With the environment and the working directory of this process.
+    #[must_use]
+    pub fn from_process(files: Vec<PathBuf>, set: Vec<String>) -> Self {
+        let cwd = std::env::current_dir().unwrap_or_default();
+        Self { files, env: std::env::vars_os().collect(), set, cwd }
+    }
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The environment and the values of `--set` may be secrets.
+        let mut shown = f.debug_struct("Sources");
+        shown.field("files", &self.files).field("cwd", &self.cwd).finish_non_exhaustive()
+    }
+}
+
+/// The longest configuration file.
+const MAX_FILE: u64 = 16 << 20;
+
+/// One source, read.
+#[derive(Default)]
+pub(super) struct Layer {
+    /// `paced.toml`, `env PACED_A__B`, `--set`.
+    pub name: String,
+    /// Two ways to give one value contradict each other within a rank; a higher one overrides.
+    pub rank: usize,
+    /// Where relative names of secret files start.
+    pub dir: PathBuf,
+    pub dict: Dict,
+    /// Files only.
+    pub spans: HashMap<String, Span>,
+    /// Of `env` and `--set`: the path and the text as it was given.
+    pub given: Option<(String, String)>,
+    /// The line of the first syntax error: what follows is not to be trusted.
+    pub broken: Option<usize>,
+}
+
+/// All layers, lowest first, and what is wrong with them as texts.
+#[derive(Default)]
+pub(super) struct Layers {
+    pub all: Vec<Layer>,
+    pub files: Vec<PathBuf>,
+    pub errors: Vec<ConfigError>,
+}
+
+impl Layers {
+    /// Reads the sources; `system` is the file of last resort.
+    pub fn read(sources: &Sources, system: &Path) -> Self {
+        let mut layers = Self::default();
+        for file in discover(sources, system) {
+            layers.file(&file, &sources.cwd);
+        }
+        layers.env(sources);
+        for (index, argument) in sources.set.iter().enumerate() {
+            layers.set(index + 1, argument, &sources.cwd);
+        }
+        if layers.all.is_empty() && layers.errors.is_empty() {
+            let problem = format!(
+                "not found, nor is {}; write one, or name it with -c FILE or PACED_CONFIG",
+                system.display()
+            );
+            layers.error("./paced.toml".to_owned(), None, "", problem);
+        }
+        layers
+    }
+
+    /// Merges the layers; the tag of each value leads to its layer.
+    pub fn merge(&self) -> Figment {
+        (0..self.all.len()).fold(Figment::new(), |figment, index| {
+            figment.merge(Numbered { index, dict: &self.all[index].dict })
+        })
+    }
+
+    fn error(&mut self, source: String, position: Option<(usize, usize)>, key: &str, problem: String) {
+        let place = Place { layer: self.all.len(), position, source };
+        self.errors.push(ConfigError::new(place, key, problem));
+    }
+
+    fn file(&mut self, file: &Path, cwd: &Path) {
+        let name = file.display().to_string();
+        let path = cwd.join(file);
+        let text = match read_text(&path, MAX_FILE) {
+            Ok(text) => text,
+            Err(error) => {
+                let problem = format!("cannot be read ({}); name a file that can", said(&error));
+                self.error(name.clone(), None, "", problem);
+                // Keeps its place in the order of the errors.
+                self.all.push(Layer { name, broken: Some(0), rank: self.all.len(), ..Layer::default() });
+                return;
+            }
+        };
+        let Document { dict, spans, broken } = Document::parse(&text);
+        let line = broken.as_ref().map(|syntax| syntax.position.0);
+        if let Some(syntax) = broken {
+            self.error(name.clone(), Some(syntax.position), "not TOML", syntax.problem);
+        }
+        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        let rank = self.all.len();
+        self.all.push(Layer { name, rank, dir, dict, spans, given: None, broken: line });
+        self.files.push(path);
+    }
+
+    fn env(&mut self, sources: &Sources) {
+        let mut named: Vec<(&str, &OsString)> = sources
+            .env
+            .iter()
+            .filter_map(|(name, text)| Some((name.to_str()?, text)))
+            .filter(|(name, _)| name.starts_with("PACED_") && name.contains("__"))
+            .collect();
+        named.sort_unstable();
+        for (name, text) in named {
+            let source = format!("env {name}");
+            let path: Vec<String> = name["PACED_".len()..].split("__").map(str::to_lowercase).collect();
+            if path.iter().any(String::is_empty) {
+                let problem = "no key; write PACED_SECTION__KEY, with a name on each side of `__`";
+                self.error(source, None, "", problem.to_owned());
+            } else if let Some(text) = text.to_str() {
+                self.given(source, RANK_ENV, &path, text, &sources.cwd);
+            } else {
+                let key = path.iter().fold(String::new(), |parent, key| join(&parent, key));
+                self.error(source, None, &key, "not UTF-8; write it in UTF-8".to_owned());
+            }
+        }
+    }
+
+    fn set(&mut self, number: usize, argument: &str, cwd: &Path) {
+        // The argument may hold a secret wherever its `=` is.
+        let Some((key, text)) = argument.split_once('=') else {
+            let problem = format!("argument {number} has no `=`; write KEY=VALUE, such as store.url=memory:");
+            return self.error("--set".to_owned(), None, "", problem);
+        };
+        match key_path(key.trim()) {
+            Some(path) => self.given("--set".to_owned(), RANK_SET, &path, text.trim(), cwd),
+            None => {
+                let problem = format!(
+                    "argument {number} begins with no key; write KEY=VALUE, such as store.url=memory:"
+                );
+                self.error("--set".to_owned(), None, "", problem);
+            }
+        }
+    }
+
+    /// A layer of one value.
+    fn given(&mut self, name: String, rank: usize, path: &[String], text: &str, cwd: &Path) {
+        // Trees are walked recursively; no key is nearly as deep.
+        if path.len() > 20 {
+            return self.error(name, None, "", "too many parts for a key; write SECTION.KEY".to_owned());
+        }
+        let nest = |value: Value, key: &String| Value::from(Map::from([(key.clone(), value)]));
+        let tree = path.iter().rev().fold(lone_value(text), nest);
+        let path = path.iter().fold(String::new(), |parent, key| join(&parent, key));
+        self.all.push(Layer {
+            name,
+            rank,
+            dir: cwd.to_path_buf(),
+            dict: tree.into_dict().unwrap_or_default(),
+            given: Some((path, text.to_owned())),
+            ..Layer::default()
+        });
+    }
+}
+
+/// Above the rank of every file.
+const RANK_ENV: usize = usize::MAX - 1;
+const RANK_SET: usize = usize::MAX;
+
+fn discover(sources: &Sources, system: &Path) -> Vec<PathBuf> {
+    if !sources.files.is_empty() {
+        return sources.files.clone();
+    }
+    let named = sources.env.iter().rev().find(|(name, _)| name == "PACED_CONFIG");
+    let named = named.map(|(_, list)| std::env::split_paths(list)).into_iter().flatten();
+    let named: Vec<PathBuf> = named.filter(|path| !path.as_os_str().is_empty()).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    // A file that cannot be looked at is tried, so that the reason is told.
+    let there = |path: &Path| sources.cwd.join(path).try_exists().unwrap_or(true);
+    let usual = [Path::new("./paced.toml"), system];
+    usual.into_iter().find(|path| there(path)).map(Path::to_path_buf).into_iter().collect()
+}
+
+/// The text of a file of at most `max` bytes.
+pub(super) fn read_text(path: &Path, max: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        return Err(io::Error::other(format!("over {max} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
+}
+
+/// A layer for figment: its name is its index, which is how a tag leads back to it.
+struct Numbered<'a> {
+    index: usize,
+    dict: &'a Dict,
+}
+
+impl Provider for Numbered<'_> {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.index.to_string())
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Map::from([(Profile::Default, self.dict.clone())]))
+    }
+}

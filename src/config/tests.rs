@@ -1,0 +1,105 @@
+//! What only the inside shows; the rest is in `tests/it/config.rs`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use figment::Provider as _;
+use tempfile::tempdir;
+
+use super::source::Layers;
+use super::{Reader, Sources, load_with, read};
+
+const NOWHERE: &str = "nowhere/paced.toml";
+
+fn in_dir(dir: &Path, files: &[&str], env: &[(&str, &str)]) -> Sources {
+    Sources {
+        files: files.iter().map(PathBuf::from).collect(),
+        env: env.iter().map(|(name, text)| (name.into(), text.into())).collect(),
+        set: Vec::new(),
+        cwd: dir.to_path_buf(),
+    }
+}
+
+fn rate_of(sources: &Sources, system: &Path) -> String {
+    match load_with(sources, system) {
+        Ok(loaded) => loaded.settings.downstreams["a"].limits.rate().to_string(),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+#[test]
+fn files_are_found_in_the_documented_order() {
+    let dir = tempdir().unwrap();
+    let write = |name: &str, rate: &str| {
+        let text = format!("[downstreams.a]\nrate = \"{rate}\"\nhttp.base_url = \"http://localhost/\"\n");
+        fs::write(dir.path().join(name), text).unwrap();
+    };
+    for (name, rate) in [("system", "1/s"), ("paced.toml", "2/s"), ("b", "3/s"), ("c", "4/s"), ("d", "5/s")] {
+        write(name, rate);
+    }
+    let system = dir.path().join("system");
+    let named = [("PACED_CONFIG", "b:c")];
+    assert_eq!(rate_of(&in_dir(dir.path(), &["d"], &named), &system), "5/s");
+    assert_eq!(rate_of(&in_dir(dir.path(), &["d", "b"], &[]), &system), "3/s");
+    assert_eq!(rate_of(&in_dir(dir.path(), &[], &named), &system), "4/s");
+    assert_eq!(rate_of(&in_dir(dir.path(), &[], &[("PACED_CONFIG", "")]), &system), "2/s");
+    assert_eq!(rate_of(&in_dir(dir.path(), &[], &[]), &system), "2/s");
+    fs::remove_file(dir.path().join("paced.toml")).unwrap();
+    assert_eq!(rate_of(&in_dir(dir.path(), &[], &[]), &system), "1/s");
+}
+
+#[test]
+fn without_any_source_the_error_says_what_to_do() {
+    let dir = tempdir().unwrap();
+    assert_eq!(
+        rate_of(&in_dir(dir.path(), &[], &[("PACED_PORT", "tcp://10.0.0.1:80")]), Path::new(NOWHERE)),
+        "./paced.toml: not found, nor is nowhere/paced.toml; write one, or name it with -c FILE or PACED_CONFIG"
+    );
+    let env = [
+        ("PACED_DOWNSTREAMS__A__RATE", "7/s"),
+        ("PACED_DOWNSTREAMS__A__HTTP__BASE_URL", "http://localhost/"),
+    ];
+    assert_eq!(rate_of(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE)), "7/s");
+}
+
+/// Every key that the settings have, asked of a tree with one downstream, limit and header.
+fn known_keys() -> BTreeSet<String> {
+    let dir = tempdir().unwrap();
+    let env = [("PACED_DOWNSTREAMS__BILLING__LIMITS", "[{ }]")];
+    let layers = Layers::read(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE));
+    let figment = layers.merge();
+    let root = figment.data().unwrap().remove(&figment::Profile::Default).unwrap();
+    let mut reader = Reader::new(&figment, &layers.all, &root);
+    read::settings(&mut reader);
+    let tables = reader.opened.clone();
+    let leaf = |path: &String| !tables.contains(path) || path.ends_with("headers");
+    reader.asked.into_keys().filter(leaf).collect()
+}
+
+#[test]
+fn the_default_file_has_every_key() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/config/paced.toml")).unwrap();
+    // With what is commented out; then every leaf must be there, under its table.
+    let mut table = String::new();
+    let mut there = BTreeSet::new();
+    for line in text.lines() {
+        let line = line.strip_prefix("# ").unwrap_or(line);
+        if let Some(header) = line.strip_prefix('[') {
+            table = header.trim_end_matches(']').to_owned();
+        } else if let Some((key, _)) = line.split_once(" = ")
+            && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+        {
+            there.insert(format!("{table}.{key}"));
+        }
+    }
+    let limit_keys = ["algorithm", "burst", "rate"].map(|key| format!("downstreams.billing.limits[0].{key}"));
+    let known = known_keys();
+    assert!(limit_keys.iter().all(|key| known.contains(key)), "{known:?}");
+    let expected: BTreeSet<String> = known.into_iter().filter(|key| !limit_keys.contains(key)).collect();
+    assert_eq!(there, expected);
+    for key in ["algorithm = ", "burst = ", "rate = "] {
+        let limits = text.lines().find(|line| line.starts_with("# limits = ")).unwrap();
+        assert!(limits.contains(key), "{key} in {limits}");
+    }
+}

@@ -1,0 +1,136 @@
+//! Keys that nobody asked for, and the known key that was probably meant.
+
+use figment::value::{Dict, Value};
+
+use super::document::join;
+use super::error::{ConfigError, Place};
+use super::reader::{Reader, type_of};
+use super::source::Layer;
+
+impl Reader<'_> {
+    /// Notes every key, in any layer, that the settings do not have: call it last.
+    pub fn reject_unknown(&mut self, layers: &[Layer]) {
+        for (index, layer) in layers.iter().enumerate() {
+            Search { reader: self, layer, index }.table("", &layer.dict);
+        }
+    }
+
+    fn suggestion(&self, parent: &str, key: &str) -> String {
+        let known: Vec<&str> = self.asked.keys().filter_map(|path| child(path, parent)).collect();
+        let near = known.iter().map(|name| (distance(key, name), *name)).min();
+        if let Some((distance, name)) = near
+            && distance <= (key.chars().count() / 3).max(1)
+        {
+            return format!("did you mean `{name}`?");
+        }
+        // The right key in the wrong table.
+        let family: Vec<&str> = parent.split('.').take(2).collect();
+        let family = family.join(".");
+        let elsewhere = self.asked.keys().find(|path| {
+            let inside = child(path, &family).is_some() || path.starts_with(&format!("{family}."));
+            inside && path.rsplit('.').next() == Some(key) && !path.contains('[')
+        });
+        match elsewhere {
+            Some(path) => format!("did you mean `{path}`?"),
+            None if known.is_empty() => "remove it".to_owned(),
+            None => format!("known here are `{}`", known.join("`, `")),
+        }
+    }
+}
+
+/// The name of `path` in the table at `parent`, if it is right below it.
+fn child<'p>(path: &'p str, parent: &str) -> Option<&'p str> {
+    let name = if parent.is_empty() { path } else { path.strip_prefix(parent)?.strip_prefix('.')? };
+    (!name.contains(['.', '['])).then_some(name)
+}
+
+struct Search<'a, 'v> {
+    reader: &'a mut Reader<'v>,
+    layer: &'a Layer,
+    index: usize,
+}
+
+impl Search<'_, '_> {
+    fn table(&mut self, parent: &str, dict: &Dict) {
+        for (key, value) in dict {
+            let path = join(parent, key);
+            if !self.reader.asked.contains_key(&path) {
+                let problem = format!("unknown key; {}", self.reader.suggestion(parent, key));
+                self.wrong(path, problem, true);
+            } else if self.reader.opened.contains(&path) {
+                self.opened(&path, value);
+            } else if let Value::Array(_, items) = value {
+                self.items(&path, items);
+            }
+        }
+    }
+
+    fn opened(&mut self, path: &str, value: &Value) {
+        match value {
+            Value::Dict(_, dict) => self.table(path, dict),
+            other => {
+                let name = path.rsplit('.').next().unwrap_or_default();
+                let problem =
+                    format!("{} where a table belongs; write [{path}] or {name} = {{ ... }}", type_of(other));
+                self.wrong(path.to_owned(), problem, false);
+            }
+        }
+    }
+
+    /// Only in the layer whose array is in effect: others are replaced whole.
+    fn items(&mut self, path: &str, items: &[Value]) {
+        if self.reader.asked.get(path) != Some(&Some(self.index)) {
+            return;
+        }
+        for (index, item) in items.iter().enumerate() {
+            if let Value::Dict(_, dict) = item {
+                let path = format!("{path}[{index}]");
+                if self.reader.opened.contains(&path) {
+                    self.table(&path, dict);
+                }
+            }
+        }
+    }
+
+    fn wrong(&mut self, path: String, problem: String, at_key: bool) {
+        let span = self.layer.spans.get(&path);
+        let position = span.map(|span| if at_key { span.key } else { span.value });
+        let place = Place { layer: self.index, position, source: self.layer.name.clone() };
+        self.reader.errors.push(ConfigError::new(place, path, problem));
+    }
+}
+
+/// How many letters to insert, drop, replace or swap with their neighbour make one word the other.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, b) in other.iter().enumerate() {
+            let mut least = (last[j] + usize::from(a != b)).min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *a == other[j - 1] && one[i - 1] == *b {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::distance;
+
+    #[test]
+    fn distances() {
+        for (one, other, expected) in
+            [("", "", 0), ("rate", "", 4), ("rate", "rate", 0), ("rtae", "rate", 1), ("burts", "burst", 1)]
+        {
+            assert_eq!(distance(one, other), expected, "{one} {other}");
+            assert_eq!(distance(other, one), expected, "{other} {one}");
+        }
+        assert_eq!(distance("max_atempt", "max_attempts"), 2);
+    }
+}

@@ -1,0 +1,319 @@
+//! URLs of the broker, the store and the downstreams. No problem repeats the URL: it may hold a
+//! password.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::settings::Secret;
+
+/// A URL in its parts, each as it was written.
+struct Parts<'a> {
+    scheme: &'a str,
+    user: Option<&'a str>,
+    host: &'a str,
+    /// With its `:`, or empty.
+    port: &'a str,
+    path: &'a str,
+    query: Option<&'a str>,
+    fragment: Option<&'a str>,
+}
+
+/// `amqp://` or `amqps://`. An empty path and `/` become `/%2f`: they mean the vhost `/`.
+pub(super) fn amqp(text: &str) -> Result<Secret, String> {
+    const RIGHT: &str = "write amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://";
+    let parts = Parts::of(text, RIGHT)?;
+    if !["amqp", "amqps"].contains(&parts.scheme) {
+        return Err(format!("not the URL of a broker; {RIGHT}"));
+    }
+    parts.no_fragment()?;
+    if parts.path.matches('/').count() > 1 {
+        return Err("has a vhost with a `/` in it; write it as %2f".to_owned());
+    }
+    if parts.path.len() > 1 {
+        return Ok(Secret::new(text));
+    }
+    let Parts { scheme, user, host, port, query, .. } = parts;
+    let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    Ok(Secret::new(format!("{scheme}://{user}{host}{port}/%2f{query}")))
+}
+
+/// `memory:`, `redis://` or `rediss://`.
+pub(super) fn store(text: &str) -> Result<Secret, String> {
+    const RIGHT: &str = "write memory:, redis://HOST:6379 or rediss://HOST:6379";
+    if text == "memory:" {
+        return Ok(Secret::new(text));
+    }
+    let parts = Parts::of(text, RIGHT)?;
+    match parts.scheme {
+        "redis" | "rediss" => {}
+        "redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel" => {
+            return Err(format!("{} is not in this version; use redis:// or rediss://", parts.scheme));
+        }
+        _ => return Err(format!("not the URL of a store; {RIGHT}")),
+    }
+    parts.no_fragment()?;
+    let database = parts.path.strip_prefix('/').unwrap_or_default();
+    if !database.is_empty()
+        && !database.parse::<u16>().is_ok_and(|_| database.bytes().all(|b| b.is_ascii_digit()))
+    {
+        return Err(
+            "has a path that is no database; write its number, such as redis://HOST:6379/0".to_owned()
+        );
+    }
+    Ok(Secret::new(text))
+}
+
+/// `http://` or `https://`, ending in `/`, with nothing secret in it.
+pub(super) fn base(text: &str) -> Result<Secret, String> {
+    const RIGHT: &str = "write https://HOST/PATH/, or http://";
+    let parts = Parts::of(text, RIGHT)?;
+    if !["http", "https"].contains(&parts.scheme) {
+        return Err(format!("not the URL of an API; {RIGHT}"));
+    }
+    if parts.user.is_some() {
+        return Err(
+            "has credentials in it; put them under `headers`, such as headers.authorization_file".to_owned()
+        );
+    }
+    if parts.query.is_some() {
+        return Err("has a query; leave it out, a job's path may have one".to_owned());
+    }
+    parts.no_fragment()?;
+    if !parts.path.ends_with('/') {
+        return Err("does not end in `/`; end it with `/`, since paths of jobs are appended".to_owned());
+    }
+    let dots =
+        |segment: &str| matches!(segment.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..");
+    if parts.path.split('/').any(dots) {
+        return Err("has a segment `.` or `..`; write the path that is meant".to_owned());
+    }
+    Ok(Secret::new(text))
+}
+
+impl<'a> Parts<'a> {
+    fn of(text: &'a str, right: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err(format!("empty; {right}"));
+        }
+        if !text.chars().all(|c| matches!(c, '!'..='~'))
+            || text.contains(['\\', '"', '<', '>', '^', '`', '{', '|', '}'])
+        {
+            return Err("has a character that no URL can hold; percent-encode it".to_owned());
+        }
+        if !percent_encoded(text) {
+            return Err("has a `%` without two hexadecimal digits; write a plain `%` as %25".to_owned());
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| format!("no URL; {right}"))?;
+        let (rest, fragment) = cut(rest, '#');
+        let (rest, query) = cut(rest, '?');
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        // A password with a plain delimiter ends the host too early.
+        let late = [Some(path), query, fragment].into_iter().flatten().any(|part| part.contains('@'));
+        if late && !authority.contains('@') {
+            return Err(
+                "has an `@` after the host; in a password write / as %2F, ? as %3F, # as %23, @ as %40; elsewhere @ as %40"
+                    .to_owned(),
+            );
+        }
+        let (user, address) = match authority.rsplit_once('@') {
+            Some((user, address)) => (Some(user), address),
+            None => (None, authority),
+        };
+        if user.is_some_and(|user| user.contains('@')) {
+            return Err("has an `@` in its user or password; write it as %40".to_owned());
+        }
+        let at = if address.starts_with('[') { address.find(']').map_or(0, |at| at + 1) } else { 0 };
+        let (host, port) =
+            address.split_at(address[at..].find(':').map_or(address.len(), |colon| at + colon));
+        check_host(host, right)?;
+        check_port(port)?;
+        Ok(Self { scheme, user, host, port, path, query, fragment })
+    }
+
+    fn no_fragment(&self) -> Result<(), String> {
+        match self.fragment {
+            Some(_) => Err("has a `#`; leave the fragment out, or write # as %23".to_owned()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn cut(text: &str, at: char) -> (&str, Option<&str>) {
+    text.split_once(at).map_or((text, None), |(before, after)| (before, Some(after)))
+}
+
+fn percent_encoded(text: &str) -> bool {
+    text.split('%').skip(1).all(|part| {
+        let digits = part.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    })
+}
+
+fn check_host(host: &str, right: &str) -> Result<(), String> {
+    if host.is_empty() {
+        return Err(format!("has no host; {right}"));
+    }
+    let fits = if let Some(inner) = host.strip_prefix('[') {
+        inner.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
+    } else {
+        let named = |label: &str| {
+            let letters = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+            (1..=63).contains(&label.len()) && label.bytes().all(letters)
+        };
+        let name = host.strip_suffix('.').unwrap_or(host);
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let numeric = last.starts_with(|c: char| c.is_ascii_digit())
+            && (last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X"));
+        if numeric {
+            name.parse::<Ipv4Addr>().is_ok()
+        } else {
+            name.len() <= 253 && name.split('.').all(named)
+        }
+    };
+    if fits {
+        return Ok(());
+    }
+    Err("has a host that is no name and no address; write such as api.example.com, 127.0.0.1 or [::1]"
+        .to_owned())
+}
+
+fn check_port(port: &str) -> Result<(), String> {
+    let number = port.strip_prefix(':').map(|digits| (digits, digits.parse::<u16>()));
+    match number {
+        None => Ok(()),
+        Some((digits, Ok(1..))) if digits.bytes().all(|b| b.is_ascii_digit()) => Ok(()),
+        Some(_) => {
+            Err("has a port that is none, or a password without `@HOST`; use a port from 1 to 65535"
+                .to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn right(check: fn(&str) -> Result<Secret, String>, texts: &[&str]) {
+        for text in texts {
+            assert_eq!(check(text).map(|url| url.expose().to_owned()), Ok((*text).to_owned()));
+        }
+    }
+
+    #[track_caller]
+    fn wrong(check: fn(&str) -> Result<Secret, String>, texts: &[&str]) {
+        for text in texts {
+            let problem = check(text).expect_err(text);
+            assert!(problem.contains("; "), "{text}: {problem} says what would be right");
+            assert!(!problem.contains("hunter2"), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn brokers() {
+        right(
+            amqp,
+            &[
+                "amqp://guest:hunter2@rabbit:5672/%2f",
+                "amqps://[::1]/v?heartbeat=5",
+                "amqp://10.0.0.1/orders",
+            ],
+        );
+        for (text, expected) in [
+            ("amqp://rabbit", "amqp://rabbit/%2f"),
+            ("amqp://rabbit/", "amqp://rabbit/%2f"),
+            ("amqps://u:p@rabbit:5671/?heartbeat=5", "amqps://u:p@rabbit:5671/%2f?heartbeat=5"),
+            ("amqp://rabbit?heartbeat=5", "amqp://rabbit/%2f?heartbeat=5"),
+        ] {
+            assert_eq!(amqp(text).unwrap().expose(), expected, "{text}");
+        }
+        wrong(
+            amqp,
+            &[
+                "",
+                "rabbit",
+                "http://rabbit/",
+                "amqp://",
+                "amqp:///v",
+                "amqp://u:hunter2@",
+                "amqp://u:hunter2@/v",
+                "amqp://u:hunter2",
+                "amqp://u:hun/ter2@rabbit/",
+                "amqp://u:hun#ter2@rabbit/",
+                "amqp://u:hun?ter2@rabbit/",
+                "amqp://u:hunter2@x@rabbit/",
+                "amqp://u:hunter2%@rabbit/",
+                "amqp://u:hunter2 @rabbit/",
+                "amqp://rabbit/a/b",
+                "amqp://rabbit:0/",
+                "amqp://rabbit:70000/",
+                "amqp://rabbit:/",
+                "amqp://rabbit/v#f",
+            ],
+        );
+    }
+
+    #[test]
+    fn stores() {
+        right(
+            store,
+            &["memory:", "redis://:hunter2@cache:6379/3", "rediss://u:hunter2@[::1]", "redis://cache/"],
+        );
+        wrong(
+            store,
+            &[
+                "",
+                "memory",
+                "memory:hunter2",
+                "redis:",
+                "redis+cluster://a:1",
+                "redis+sentinel://a:1",
+                "http://cache/",
+                "redis://cache/hunter2",
+                "redis://cache/-1",
+                "redis://cache/+1",
+                "rediss://cache/#insecure",
+            ],
+        );
+        assert!(store("redis+cluster://a:1").unwrap_err().contains("not in this version"));
+    }
+
+    #[test]
+    fn downstreams() {
+        right(
+            base,
+            &[
+                "http://localhost/",
+                "https://api.example.com/v1/",
+                "http://127.0.0.1:8080/",
+                "http://[::1]:1/a%20b/",
+            ],
+        );
+        wrong(
+            base,
+            &[
+                "",
+                "api.example.com/",
+                "ftp://api/",
+                "https://api",
+                "https://api/v1",
+                "https://u:hunter2@api/",
+                "https://hunter2@api/",
+                "https://api/?token=hunter2",
+                "https://api/#hunter2",
+                "https://api/v1/../",
+                "https://api/%2e%2E/",
+                "https://api/a b/",
+                "https://api\\/",
+                "https://\u{e4}pi/",
+                "https://a..b/",
+                "https://1.2.3/",
+                "https://1.2.3.4.5/",
+                "https://[::1/",
+                "https://[hunter2]/",
+                "https://a%20b/",
+                "https:///v1/",
+            ],
+        );
+    }
+}

@@ -1,0 +1,264 @@
+//! Texts that are durations, sizes, names and headers. The problems say what would be right.
+
+use std::time::Duration;
+
+use super::settings::Secret;
+use crate::rate::{Rate, RateError};
+
+/// The longest duration: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+/// An integer and one of `us`, `ms`, `s`, `m`, `h`, `d`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let syntax =
+        || format!("{} is no duration; write an integer and us, ms, s, m, h or d, such as 30s", shown(text));
+    let (number, unit) = integer_and_unit(text).ok_or_else(syntax)?;
+    let micros = match unit {
+        "us" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => return Err(syntax()),
+    };
+    let duration = number.checked_mul(micros).map(Duration::from_micros);
+    duration
+        .filter(|duration| *duration <= LONGEST)
+        .ok_or_else(|| format!("{} is over a year; use at most 365d", shown(text)))
+}
+
+/// A duration from `low` to `high`.
+pub(super) fn duration_within(text: &str, low: &str, high: &str) -> Result<Duration, String> {
+    let given = duration(text)?;
+    if given < duration(low)? || given > duration(high)? {
+        return Err(format!("{} is out of range; use {low} to {high}", shown(text)));
+    }
+    Ok(given)
+}
+
+/// An integer and one of `B`, `KiB`, `MiB`, `GiB`; from 1B to 128MiB.
+pub(super) fn body_size(text: &str) -> Result<usize, String> {
+    const HIGHEST: u64 = 128 << 20;
+    let syntax =
+        || format!("{} is no size; write an integer and B, KiB, MiB or GiB, such as 1MiB", shown(text));
+    let (number, unit) = integer_and_unit(text).ok_or_else(syntax)?;
+    let bytes = match unit {
+        "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(syntax()),
+    };
+    let size = number.checked_mul(bytes).filter(|size| (1..=HIGHEST).contains(size));
+    let size = size.and_then(|size| usize::try_from(size).ok());
+    size.ok_or_else(|| format!("{} is out of range; use 1B to 128MiB", shown(text)))
+}
+
+fn integer_and_unit(text: &str) -> Option<(u64, &str)> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    Some((number.parse().ok()?, unit))
+}
+
+pub(super) fn rate(text: &str) -> Result<Rate, RateError> {
+    text.parse().map_err(|error| match error {
+        RateError::Syntax(_) => RateError::Syntax(clipped(text)),
+        other => other,
+    })
+}
+
+/// The only algorithm so far.
+pub(super) const LEAKY_BUCKET: &str = "leaky-bucket";
+
+pub(super) fn algorithm(text: &str) -> Result<(), String> {
+    const LATER: [&str; 6] =
+        ["gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
+    match text {
+        LEAKY_BUCKET => Ok(()),
+        later if LATER.contains(&later) => Err(format!("{later} is not in this version; use {LEAKY_BUCKET}")),
+        other => Err(format!("{} is no algorithm; use {LEAKY_BUCKET}", shown(other))),
+    }
+}
+
+/// `[a-z0-9][a-z0-9_-]{0,62}` without `__`.
+pub(super) fn downstream_name(name: &str) -> Result<(), String> {
+    let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fits = name.starts_with(lower)
+        && name.len() <= 63
+        && name.chars().all(|c| lower(c) || c == '_' || c == '-')
+        && !name.contains("__");
+    if fits {
+        return Ok(());
+    }
+    Err("no name for a downstream; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`"
+        .to_owned())
+}
+
+/// The first part of names in the broker and the store.
+pub(super) fn prefix(text: &str) -> Result<String, String> {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if (1..=64).contains(&text.len()) && text.chars().all(safe) {
+        return Ok(text.to_owned());
+    }
+    Err("no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`".to_owned())
+}
+
+pub(super) fn queue_name(text: &str) -> Result<String, String> {
+    if (1..=255).contains(&text.len()) && !text.contains(char::is_control) {
+        return Ok(text.to_owned());
+    }
+    Err("no name of a queue; use 1 to 255 bytes without control characters".to_owned())
+}
+
+/// The name of a header that a job may set, in lower case.
+pub(super) fn allowed_header(text: &str) -> Result<String, String> {
+    let name = header_name(text)?;
+    if matches!(name.as_str(), "authorization" | "cookie") {
+        return Err(format!("a job never sets {name}; put it under `headers` of this downstream"));
+    }
+    Ok(name)
+}
+
+/// The name of a request header that configuration may set, in lower case.
+pub(super) fn header_name(text: &str) -> Result<String, String> {
+    const OURS: [&str; 8] = [
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+    ];
+    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if text.is_empty() || !text.chars().all(token) {
+        return Err("no name of a header; use letters, digits and `-`, such as x-request-id".to_owned());
+    }
+    let name = text.to_ascii_lowercase();
+    if OURS.contains(&name.as_str()) || name.starts_with("proxy-") {
+        return Err(format!("{name} belongs to the connection, not to a request; remove it"));
+    }
+    Ok(name)
+}
+
+/// The value of a header.
+pub(super) fn header_value(text: &str) -> Result<Secret, String> {
+    if text.is_empty() {
+        return Err("empty; give the header a value".to_owned());
+    }
+    if text.contains(['\n', '\r']) {
+        return Err("has a line break in it; a header is one line".to_owned());
+    }
+    if text.trim() != text {
+        return Err("begins or ends with white space; remove it".to_owned());
+    }
+    if !text.chars().all(|c| matches!(c, ' '..='~' | '\t')) {
+        return Err("has a character that no header can hold; use visible ASCII".to_owned());
+    }
+    Ok(Secret::hidden(text))
+}
+
+/// The text for a message: quoted, short, and nothing that looks like a secret.
+fn shown(text: &str) -> String {
+    format!("`{}`", clipped(text))
+}
+
+fn clipped(text: &str) -> String {
+    if text.contains("://") || text.contains('@') || text.chars().count() > 40 {
+        return "***".to_owned();
+    }
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (text, micros) in [
+            ("1us", 1),
+            ("25s", 25_000_000),
+            ("100ms", 100_000),
+            ("5m", 300_000_000),
+            ("0s", 0),
+            ("365d", 31_536_000_000_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+        for text in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            "-5s",
+            "1.5s",
+            "5S",
+            "5sec",
+            "366d",
+            "99999999999999999999s",
+            "18446744073709551615d",
+        ] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(duration_within("1ms", "1ms", "10s").is_ok());
+        assert!(duration_within("10s", "1ms", "10s").is_ok());
+        assert!(duration_within("999us", "1ms", "10s").is_err());
+        assert!(duration_within("10001ms", "1ms", "10s").is_err());
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("1B", 1), ("4KiB", 4096), ("1MiB", 1 << 20), ("128MiB", 128 << 20)] {
+            assert_eq!(body_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "0B", "1", "1MB", "1mib", "129MiB", "1GiB", "-1B", "18446744073709551615GiB"] {
+            assert!(body_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_downstreams() {
+        for name in ["a", "0", "billing", "eu-1_b", &"a".repeat(63)] {
+            assert_eq!(downstream_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "-a", "_a", "A", "a.b", "a__b", "ä", "a b", &"a".repeat(64)] {
+            assert!(downstream_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn headers() {
+        assert_eq!(allowed_header("X-Request-Id"), Ok("x-request-id".to_owned()));
+        assert_eq!(header_name("Authorization"), Ok("authorization".to_owned()));
+        for name in
+            ["", "a b", "a:", "ä", "Host", "Content-Length", "TE", "Proxy-Authorization", "connection"]
+        {
+            assert!(header_name(name).is_err(), "{name}");
+            assert!(allowed_header(name).is_err(), "{name}");
+        }
+        assert!(allowed_header("Authorization").is_err());
+        assert!(allowed_header("cookie").is_err());
+        assert_eq!(header_value("Bearer a b").unwrap().expose(), "Bearer a b");
+        for value in ["", " a", "a ", "a\nb", "a\r", "ä", "a\0"] {
+            assert!(header_value(value).is_err(), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_shown() {
+        for text in ["amqp://guest:hunter2@rabbit", &"hunter2".repeat(6)] {
+            for problem in [
+                duration(text).unwrap_err(),
+                body_size(text).unwrap_err(),
+                rate(text).unwrap_err().to_string(),
+                algorithm(text).unwrap_err(),
+                prefix(&format!("{text}/")).unwrap_err(),
+                header_name(&format!("{text}/")).unwrap_err(),
+            ] {
+                assert!(!problem.contains("hunter2"), "{problem}");
+            }
+        }
+    }
+}
