@@ -1,9 +1,10 @@
-//! Everything that needs servers or whole processes, in one binary.
+//! Everything that needs servers, files or whole processes, in one binary.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "a test fails by panicking; helpers of tests too"
 )]
 
+mod config;
 #[cfg(feature = "redis")]
 mod store;

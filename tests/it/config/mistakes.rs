@@ -1,0 +1,218 @@
+//! What people are told when something is wrong, and where.
+
+use std::fs;
+
+use super::{LEAST, Scene};
+
+#[test]
+fn ten_mistakes_are_ten_lines_at_their_places() {
+    let text = "\
+[amqp]
+url = \"http://guest:hunter2@rabbit\"
+prefx = \"paced\"
+[downstreams.billing]
+rate = \"50x/s\"
+limits = [{ rate = \"1/s\" }, { rate = \"5/s\", burst = 0 }]
+[downstreams.billing.http]
+headers = { authorization = \"hun\\nter2\", \"x-ä\" = \"hunter2\", authorization_file = \"hunter2\" }
+[downstreams.billing.retry]
+  min_backoff = \"10m\"
+[downstreams.\"Ärger\"]
+rate = \"1/s\"
+http.base_url = \"https://u:hunter2@api/\"
+";
+    assert_eq!(
+        Scene::new(text).wrong(),
+        [
+            "paced.toml:2:7: amqp.url: not the URL of a broker; write amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://",
+            "paced.toml:3:1: amqp.prefx: unknown key; did you mean `prefix`?",
+            "paced.toml:5:8: downstreams.billing.rate: `50x/s` is no rate; write COUNT/UNIT, such as 50/s or 100 per 5 minutes",
+            "paced.toml:6:53: downstreams.billing.limits[1].burst: out of range; use an integer from 1 to 4294967295",
+            "paced.toml:7:1: downstreams.billing.http.base_url: missing; say where jobs go, such as base_url = \"https://api.example.com/v1/\"",
+            "paced.toml:8:42: downstreams.billing.http.headers.\"x-ä\": no name of a header; use letters, digits and `-`, such as x-request-id",
+            "paced.toml:8:82: downstreams.billing.http.headers.authorization_file: given as `authorization` and as `authorization_file`; keep one",
+            "paced.toml:10:17: downstreams.billing.retry.min_backoff: over max_backoff (300s); use at most that, or raise max_backoff",
+            "paced.toml:11:14: downstreams.\"Ärger\": no name for a downstream; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`",
+            "paced.toml:13:17: downstreams.\"Ärger\".http.base_url: has credentials in it; put them under `headers`, such as headers.authorization_file",
+        ]
+    );
+}
+
+#[test]
+fn each_wrong_value_is_told_with_what_is_right() {
+    for (line, expected) in [
+        ("horizon = \"11s\"", "`11s` is out of range; use 1ms to 10s"),
+        ("horizon = \"0ms\"", "`0ms` is out of range; use 1ms to 10s"),
+        (
+            "horizon = 1979-05-27",
+            "a date or time where a string belongs; write it in quotes, such as \"100ms\"",
+        ),
+        ("concurrency = 65536", "out of range; use an integer from 1 to 65535"),
+        (
+            "concurrency = 99999999999999999999999999999999999999999",
+            "out of range; use an integer from 1 to 65535",
+        ),
+        ("concurrency = 1.5", "a float where an integer belongs; write such as 64"),
+        ("queue.prefetch = 0", "out of range; use an integer from 1 to 65535"),
+        ("queue.name = \"\"", "no name of a queue; use 1 to 255 bytes without control characters"),
+        ("http.timeout = \"0s\"", "`0s` is out of range; use 1us to 365d"),
+        ("http.max_body = \"0B\"", "`0B` is out of range; use 1B to 128MiB"),
+        ("http.max_body = \"129MiB\"", "`129MiB` is out of range; use 1B to 128MiB"),
+        (
+            "http.allow_headers = \"accept\"",
+            "a string where an array of strings belongs; write [\"x-request-id\"]",
+        ),
+        ("retry.max_attempts = 1001", "out of range; use an integer from 1 to 1000"),
+        ("retry.max_backoff = \"10ms\"", "under min_backoff (1s); use at least that, or lower min_backoff"),
+        (
+            "limits = [{ rate = \"1/d\", burst = 4294967295 }]",
+            "a burst of 4294967295 at 1/d is beyond exact time; use a smaller burst or a shorter period",
+        ),
+        (
+            "limits = { rate = \"1/s\" }",
+            "a table where an array of tables belongs; write [{ rate = \"1000/minute\" }]",
+        ),
+        (
+            "limits = [{ rate = \"1/s\", algorithm = \"gcra\" }]",
+            "gcra is not in this version; use leaky-bucket",
+        ),
+        (
+            "limits = [{ rate = \"1/s\", algorithm = \"bucket\" }]",
+            "`bucket` is no algorithm; use leaky-bucket",
+        ),
+        ("limits = [{ burst = 5 }]", "missing; write such as rate = \"1000/minute\""),
+        (
+            "http.allow_headers = [\"accept\", \"Cookie\"]",
+            "a job never sets cookie; put it under `headers` of this downstream",
+        ),
+        ("http.headers = { Host = \"a\" }", "host belongs to the connection, not to a request; remove it"),
+        ("http.headers = { A = \"a\", a = \"b\" }", "given as `A` and as `a`; keep one"),
+        ("queue = 5", "an integer where a table belongs; write [downstreams.a.queue] or queue = { ... }"),
+    ] {
+        let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
+        let (key, value) = line.split_once(" = ").unwrap();
+        let start = format!("paced.toml:4:{}: downstreams.a.{key}", key.len() + 4);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].ends_with(&format!(": {expected}")), "{line}\n{}", lines[0]);
+        // In a table or an array it points further in.
+        if !value.starts_with(['{', '[']) {
+            assert!(lines[0].starts_with(&format!("{start}: ")), "{line}\n{}", lines[0]);
+        }
+        assert!(lines[0].starts_with("paced.toml:4:"), "{}", lines[0]);
+    }
+    let amqp = |line: &str| Scene::new(&format!("{LEAST}[amqp]\n{line}\n")).wrong();
+    assert_eq!(
+        amqp("prefix = \"a{b}\""),
+        ["paced.toml:5:10: amqp.prefix: no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`"]
+    );
+    assert_eq!(
+        amqp("declare = \"no\""),
+        ["paced.toml:5:11: amqp.declare: a string where a boolean belongs; write true or false"]
+    );
+}
+
+#[test]
+fn what_is_missing_is_told_at_the_nearest_table() {
+    let rate = "missing; give a downstream a limit, such as rate = \"50/s\"";
+    let sink = "missing; say where jobs go, such as base_url = \"https://api.example.com/v1/\"";
+    let none = "missing; add a downstream, such as [downstreams.billing]";
+    assert_eq!(Scene::new("").wrong(), [format!("paced.toml:1:1: downstreams: {none}")]);
+    assert_eq!(Scene::new("\n[downstreams]").wrong(), [format!("paced.toml:2:1: downstreams: {none}")]);
+    assert_eq!(
+        Scene::new("[amqp]\n\n  [downstreams.a]\n").wrong(),
+        [
+            format!("paced.toml:3:3: downstreams.a.http.base_url: {sink}"),
+            format!("paced.toml:3:3: downstreams.a.rate: {rate}")
+        ]
+    );
+    assert_eq!(
+        Scene::new("[downstreams.a]\nlimits = []\n[downstreams.a.http]\n").wrong(),
+        [
+            "paced.toml:2:10: downstreams.a.limits: empty; give a downstream a limit, such as rate = \"50/s\"".to_owned(),
+            format!("paced.toml:3:1: downstreams.a.http.base_url: {sink}"),
+        ]
+    );
+    assert_eq!(
+        Scene::new(LEAST).env("PACED_DOWNSTREAMS__B__RATE", "1/s").wrong(),
+        [format!("env PACED_DOWNSTREAMS__B__RATE: downstreams.b.http.base_url: {sink}")]
+    );
+}
+
+#[test]
+fn unknown_keys_come_with_the_nearest_known_one() {
+    for (line, key, hint) in [
+        (
+            "burts = 1",
+            "downstreams.a.burts",
+            "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
+        ),
+        ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
+        ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
+        (
+            "http.max_attempts = 1",
+            "downstreams.a.http.max_attempts",
+            "did you mean `downstreams.a.retry.max_attempts`?",
+        ),
+        ("limit = 1", "downstreams.a.limit", "did you mean `limits`?"),
+        ("http.base_ulr_file = 1", "downstreams.a.http.base_ulr_file", "did you mean `base_url_file`?"),
+        (
+            "limits = [{ rate = \"1/s\", burts = 1 }]",
+            "downstreams.a.limits[0].burts",
+            "did you mean `burst`?",
+        ),
+        (
+            "lanes.by = 1",
+            "downstreams.a.lanes",
+            "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
+        ),
+        ("[admin]", "admin", "known here are `amqp`, `downstreams`, `shutdown`, `store`"),
+        ("[stroe]", "stroe", "did you mean `store`?"),
+        ("[\"a b\"]", "\"a b\"", "known here are `amqp`, `downstreams`, `shutdown`, `store`"),
+    ] {
+        let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
+        let name = key.rsplit('.').next().unwrap();
+        let column = line.find(name.split('[').next().unwrap()).unwrap() + 1;
+        assert_eq!(lines, [format!("paced.toml:4:{column}: {key}: unknown key; {hint}")], "{line}");
+    }
+    let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
+    let hint =
+        "unknown key; known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`";
+    assert_eq!(
+        overridden,
+        [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]
+    );
+}
+
+#[test]
+fn a_syntax_error_hides_nothing_before_it_and_invents_nothing_after_it() {
+    let text = "[amqp]\nprefix = 5\n[downstreams.a]\nrate = 50/s\nhttp.base_ulr = 1\nx = = 1\n";
+    assert_eq!(
+        Scene::new(text).also("b.toml", "[store]\nurl = 1\n").wrong(),
+        [
+            "paced.toml:2:10: amqp.prefix: an integer where a string belongs; write it in quotes, such as \"paced\"",
+            "paced.toml:4:8: not TOML: string values must be quoted; expected literal string",
+            "b.toml:2:7: store.url: an integer where a string belongs; write it in quotes",
+        ]
+    );
+    assert_eq!(
+        Scene::new("[downstreams.a]\nrate = \"1/s\"\nrate = \"2/s\"\n").wrong(),
+        ["paced.toml:3:1: not TOML: duplicate key `rate`; keep one"]
+    );
+    assert_eq!(Scene::new("\u{feff}ä = \"hunter2").wrong().len(), 1);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told() {
+    let mut scene = Scene::new(LEAST).also("latin1.toml", "");
+    fs::write(scene.dir.path().join("latin1.toml"), b"# \xe4\n").unwrap();
+    scene.sources.files.push("nowhere.toml".into());
+    scene.sources.files.push(".".into());
+    assert_eq!(
+        scene.wrong(),
+        [
+            "latin1.toml: cannot be read (not UTF-8); name a file that can",
+            "nowhere.toml: cannot be read (No such file or directory); name a file that can",
+            ".: cannot be read (Is a directory); name a file that can",
+        ]
+    );
+}

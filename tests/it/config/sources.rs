@@ -1,0 +1,145 @@
+//! Where values come from, and which one wins.
+
+use std::fs;
+
+use super::{LEAST, Scene};
+
+#[test]
+fn later_sources_override_earlier_ones() {
+    let rate = |scene: &Scene| scene.right().settings.downstreams["a"].limits.rate().to_string();
+    let horizon = |scene: &Scene| scene.right().settings.downstreams["a"].horizon.as_millis();
+    let scene = Scene::new(&format!("{LEAST}horizon = \"1ms\"\nhttp.allow_headers = [\"a\", \"b\"]\n"));
+    assert_eq!(rate(&scene), "1/s");
+    let scene = scene.also("b.toml", "[downstreams.a]\nrate = \"2/s\"\nhttp.allow_headers = [\"c\"]\n");
+    assert_eq!((rate(&scene), horizon(&scene)), ("2/s".to_owned(), 1));
+    // Arrays are replaced, tables merge.
+    assert_eq!(scene.right().settings.downstreams["a"].http.allow_headers, ["c"]);
+    let scene = scene.env("PACED_DOWNSTREAMS__A__RATE", "3/s");
+    assert_eq!(rate(&scene), "3/s");
+    let scene = scene.set("downstreams.a.rate=4/s").set("downstreams.a.horizon = 2ms");
+    assert_eq!((rate(&scene), horizon(&scene)), ("4/s".to_owned(), 2));
+    let scene = scene.set("downstreams.a.rate=5/s");
+    assert_eq!(rate(&scene), "5/s");
+    // An array that is replaced is not read any more.
+    let scene = Scene::new(&format!("{LEAST}limits = [{{ rate = 5, x = 1 }}, {{ y = 1 }}]\n"));
+    scene.set("downstreams.a.limits=[]").right();
+}
+
+#[test]
+fn the_environment_gives_every_type() {
+    let loaded = Scene::new("")
+        .env("PACED_AMQP__DECLARE", "false")
+        .env("PACED_AMQP__PREFIX", "007")
+        .env("PACED_DOWNSTREAMS__EU-1_B__RATE", "50/s")
+        .env("PACED_DOWNSTREAMS__EU-1_B__CONCURRENCY", "7")
+        .env("PACED_DOWNSTREAMS__EU-1_B__LIMITS", "[{ rate = \"5/m\", burst = 3 }, {rate=6/m}]")
+        .env("PACED_DOWNSTREAMS__EU-1_B__HTTP__ALLOW_HEADERS", "[accept, X-Request-Id]")
+        .env("PACED_DOWNSTREAMS__EU-1_B__HTTP__BASE_URL", "http://localhost/")
+        .env("PACED_DOWNSTREAMS__EU-1_B__HTTP__HEADERS__X-KEY", "[1, {}]")
+        .env("PACED_PORT", "tcp://10.0.0.1:80")
+        .env("PACED_CONFIG", "nowhere")
+        .env("OTHER__KEY", "1")
+        .right();
+    assert!(!loaded.settings.amqp.declare);
+    assert_eq!(loaded.settings.amqp.prefix, "007");
+    let downstream = &loaded.settings.downstreams["eu-1_b"];
+    assert_eq!((downstream.concurrency, downstream.limits.len()), (7, 3));
+    assert_eq!(downstream.http.allow_headers, ["accept", "x-request-id"]);
+    assert_eq!(downstream.http.headers[0].0, "x-key");
+    assert_eq!(downstream.http.headers[0].1.expose(), "[1, {}]");
+    let lines = Scene::new(LEAST)
+        .env("PACED_DOWNSTREAMS__A__RATE", "50")
+        .env("PACED_DOWNSTREAMS__A__CONCURRENCY", "many")
+        .env("PACED_AMQP__URL", "hunter2")
+        .env("PACED_AMQP__", "hunter2")
+        .env("PACED_AMQP__PASSWORD", "hunter2")
+        .wrong();
+    assert_eq!(
+        lines,
+        [
+            "env PACED_AMQP__: no key; write PACED_SECTION__KEY, with a name on each side of `__`",
+            "env PACED_AMQP__PASSWORD: amqp.password: unknown key; known here are `declare`, `prefix`, `url`, `url_file`",
+            "env PACED_AMQP__URL: amqp.url: no URL; write amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://",
+            "env PACED_DOWNSTREAMS__A__CONCURRENCY: downstreams.a.concurrency: a string where an integer belongs; write such as 64",
+            "env PACED_DOWNSTREAMS__A__RATE: downstreams.a.rate: `50` is no rate; write COUNT/UNIT, such as 50/s or 100 per 5 minutes",
+        ]
+    );
+}
+
+#[test]
+fn arguments_are_keys_and_values() {
+    let loaded = Scene::new(LEAST)
+        .set("downstreams.b={ rate = \"5/s\", http.base_url = \"http://localhost/\" }")
+        .set("downstreams.\"a\".queue.name='q = 1'")
+        .right();
+    assert_eq!(loaded.settings.downstreams["b"].limits.rate().to_string(), "5/s");
+    assert_eq!(loaded.settings.downstreams["a"].queue.name.as_deref(), Some("q = 1"));
+    let lines = Scene::new(LEAST)
+        .set("amqp://u:hunter2@rabbit")
+        .set("amqp://u:hunter2@rabbit?a=1")
+        .set("=hunter2")
+        .set("store.url=hunter2")
+        .wrong();
+    assert_eq!(
+        lines,
+        [
+            "--set: argument 1 has no `=`; write KEY=VALUE, such as store.url=memory:",
+            "--set: argument 2 begins with no key; write KEY=VALUE, such as store.url=memory:",
+            "--set: argument 3 begins with no key; write KEY=VALUE, such as store.url=memory:",
+            "--set: store.url: no URL; write memory:, redis://HOST:6379 or rediss://HOST:6379",
+        ]
+    );
+}
+
+#[test]
+fn secrets_come_from_files() {
+    let text = "[amqp]\nurl_file = \"url\"\n[downstreams.a]\nrate = \"1/s\"\n\
+                http = { base_url_file = \"base\", headers = { X-Key_file = \"key\" } }\n";
+    let scene =
+        Scene::new("").file("url", "amqp://u:hunter2@rabbit/v\n").file("base", "http://localhost/\r\n");
+    fs::create_dir(scene.dir.path().join("sub")).unwrap();
+    let mut scene = scene.file("sub/paced.toml", text).file("key", "a \n");
+    // Relative to the file that names them: sub/url is not there, ../url is.
+    scene.sources.files = vec!["sub/paced.toml".into()];
+    let lines = scene.wrong();
+    let keys = ["amqp.url_file", "downstreams.a.http.base_url_file", "downstreams.a.http.headers.X-Key_file"];
+    for (line, key) in lines.iter().zip(keys) {
+        let said =
+            "the file it names cannot be read (No such file or directory); give a path, absolute or from ";
+        assert!(line.contains(&format!(": {key}: {said}")) && line.ends_with("/sub"), "{line}");
+    }
+    assert_eq!(lines.len(), 3);
+    let scene = scene.file("sub/paced.toml", &text.replace("file = \"", "file = \"../"));
+    assert_eq!(
+        scene.wrong(),
+        [
+            "sub/paced.toml:5:62: downstreams.a.http.headers.X-Key_file: begins or ends with white space; remove it"
+        ]
+    );
+    let scene = scene.file("key", "hunter2\n");
+    let settings = scene.right().settings;
+    assert_eq!(settings.amqp.url.expose(), "amqp://u:hunter2@rabbit/v");
+    let http = &settings.downstreams["a"].http;
+    assert_eq!(http.base_url.expose(), "http://localhost/");
+    assert_eq!((http.headers[0].0.as_str(), http.headers[0].1.expose()), ("x-key", "hunter2"));
+    assert!(!format!("{settings:?}").contains("hunter2"));
+    // From the environment and --set: relative to the working directory.
+    let scene = scene.file("other", "amqp://other/v").env("PACED_AMQP__URL_FILE", "other");
+    assert_eq!(scene.right().settings.amqp.url.expose(), "amqp://other/v");
+}
+
+#[test]
+fn a_value_and_its_file_contradict_each_other_within_a_source_only() {
+    let both = "[amqp]\nurl = \"amqp://a/v\"\nurl_file = \"url\"\n";
+    let scene = Scene::new(&format!("{LEAST}{both}")).file("url", "amqp://b/v");
+    assert_eq!(scene.wrong(), ["paced.toml:6:12: amqp.url_file: given as `url` and as `url_file`; keep one"]);
+    let scene = scene.file("paced.toml", &format!("{LEAST}[amqp]\nurl_file = \"url\"\n"));
+    assert_eq!(scene.right().settings.amqp.url.expose(), "amqp://b/v");
+    let scene = scene.env("PACED_AMQP__URL", "amqp://c/v");
+    assert_eq!(scene.right().settings.amqp.url.expose(), "amqp://c/v");
+    let scene = scene.env("PACED_AMQP__URL_FILE", "url");
+    assert_eq!(
+        scene.wrong(),
+        ["env PACED_AMQP__URL_FILE: amqp.url_file: given as `url` and as `url_file`; keep one"]
+    );
+}
