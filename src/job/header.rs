@@ -1,6 +1,6 @@
 //! Names and values of HTTP headers that a job brings.
 
-use super::{Reason, Rejection, Value, value};
+use super::{Reason, Rejection, Rules, Value, value};
 
 /// Never a job's to choose, whatever the allow list says: they frame the message, name the host,
 /// carry credentials, or are set from the job's id.
@@ -34,7 +34,8 @@ pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(
     if is_never_a_jobs(&lower) {
         return Err(refused("is never a job's to set; leave it out"));
     }
-    if !is_token(&lower) || !allowed.contains(&lower) {
+    let is_allowed = |name: &String| *name == lower || name == Rules::ANY_HEADER;
+    if !is_token(&lower) || !allowed.iter().any(is_allowed) {
         return Err(refused("is not in `http.allow_headers`; add it there, or leave it out"));
     }
     let text = match value {

@@ -99,10 +99,16 @@ pub struct ReplyTo {
 pub struct Rules {
     /// The longest body, in bytes.
     pub max_body: usize,
-    /// Request headers that a job may set, in lower case, without the `http-`.
+    /// Request headers that a job may set, in lower case, without the `http-`;
+    /// [`Rules::ANY_HEADER`] among them allows all that a job may ever set.
     pub allow_headers: Vec<String>,
     /// The highest cost.
     pub max_cost: u32,
+}
+
+impl Rules {
+    /// Stands for every header in [`Rules::allow_headers`].
+    pub const ANY_HEADER: &'static str = "*";
 }
 
 /// Why a job is dead, as `paced-reason` says it.

@@ -198,6 +198,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Jobs that have an outcome.
+    #[must_use]
+    pub const fn settled(&self) -> u64 {
+        self.delivered + self.dead + self.rejected
+    }
+
     /// Whether every line was a job and every job was delivered.
     #[must_use]
     pub const fn is_clean(&self) -> bool {
