@@ -5,6 +5,8 @@ pub mod rate;
 pub mod store;
 pub mod time;
 
+#[cfg(feature = "amqp")]
+pub mod amqp;
 #[cfg(feature = "dispatch")]
 pub mod dispatch;
 #[cfg(feature = "dispatch")]

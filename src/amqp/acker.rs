@@ -1,0 +1,125 @@
+//! Settles the deliveries of one channel, in groups that nobody waits for.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, BasicNackOptions, BasicQosOptions};
+use tokio::runtime::Handle;
+
+use super::connection::ask;
+use super::error::Error;
+use super::tags::{Frame, Tags};
+
+/// So many settled deliveries are written at once.
+const GROUP: usize = 64;
+
+/// A settled delivery waits no longer than this for its group.
+const LINGER: Duration = Duration::from_millis(10);
+
+/// Owns a consuming channel: when the last handle goes, the channel closes, and the broker takes
+/// back what is unacked.
+pub(super) struct Acker {
+    channel: Channel,
+    prefetch: u16,
+    runtime: Handle,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tags: Tags,
+    /// Someone will flush within [`LINGER`].
+    armed: bool,
+}
+
+impl Acker {
+    /// Must be called on a tokio runtime.
+    pub(super) fn new(channel: Channel, prefetch: u16) -> Arc<Self> {
+        Arc::new(Self { channel, prefetch, runtime: Handle::current(), state: Mutex::default() })
+    }
+
+    pub(super) const fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// A message has come; call it in the order of the tags, before anyone can settle it.
+    pub(super) fn delivered(&self, tag: u64) {
+        self.lock().tags.delivered(tag);
+    }
+
+    /// Acks with the next group.
+    pub(super) fn ack(self: &Arc<Self>, tag: u64) {
+        let mut state = self.lock();
+        if state.tags.ack(tag) {
+            self.write_soon(&mut state);
+        }
+    }
+
+    /// Gives back with the next group.
+    pub(super) fn give_back(self: &Arc<Self>, tag: u64) {
+        let mut state = self.lock();
+        if state.tags.give_back(tag) {
+            self.write_soon(&mut state);
+        }
+    }
+
+    /// Writes all that is settled, and waits until the broker's channel has taken it in.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The channel is gone, or the broker does not answer: what was not taken in comes again.
+    pub(super) async fn flush(&self) -> Result<(), Error> {
+        self.write(&mut self.lock());
+        // The broker answers a question after all that was written before it.
+        let question = self.channel.basic_qos(self.prefetch, BasicQosOptions::default());
+        ask("flushing acks", question).await
+    }
+
+    fn write_soon(self: &Arc<Self>, state: &mut State) {
+        if state.tags.pending() >= GROUP {
+            self.write(state);
+        } else if !state.armed {
+            state.armed = true;
+            let acker = Arc::clone(self);
+            self.runtime.spawn(async move {
+                tokio::time::sleep(LINGER).await;
+                let mut state = acker.lock();
+                state.armed = false;
+                acker.write(&mut state);
+            });
+        }
+    }
+
+    /// Under the lock, since the frames must be written in order.
+    ///
+    /// The first poll queues the frame; the rest of the future only waits until it has left. An error
+    /// means that the channel is gone, and then all its deliveries come again anyway.
+    fn write(&self, state: &mut State) {
+        for frame in state.tags.flush() {
+            let _ = match frame {
+                Frame::Ack(tag) => self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never(),
+                Frame::AckUpTo(tag) => {
+                    self.channel.basic_ack(tag, BasicAckOptions { multiple: true }).now_or_never()
+                }
+                Frame::GiveBack(tag) => {
+                    let options = BasicNackOptions { multiple: false, requeue: true };
+                    self.channel.basic_nack(tag, options).now_or_never()
+                }
+            };
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Acker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acker").field("channel", &self.channel.id()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,134 @@
+//! Where the broker is, and who we are to it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use lapin::uri::{AMQPScheme, AMQPUri};
+
+/// Seconds between heartbeats unless the URL says otherwise: a dead peer is noticed after twice that.
+const HEARTBEAT: u16 = 10;
+
+/// The longest short string of AMQP 0-9-1, in bytes.
+pub(super) const SHORT: usize = 255;
+
+/// A broker's address with its credentials, which are never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    uri: AMQPUri,
+}
+
+/// Why a text is no address; never repeats the text, which may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an AMQP URL: {0}; write amqp://USER:PASSWORD@HOST:PORT/VHOST, %2f for the vhost \"/\"")]
+pub struct AddressError(String);
+
+impl Address {
+    pub(super) fn uri(&self) -> AMQPUri {
+        self.uri.clone()
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    /// Reads `amqp://` and `amqps://` URLs. No path and the path `/` both mean the vhost `/`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut uri: AMQPUri = text.parse().map_err(|_| refuse("scheme, host, port or query are wrong"))?;
+        if uri.vhost.is_empty() {
+            uri.vhost = "/".to_owned();
+        }
+        if uri.vhost.len() > SHORT {
+            return Err(refuse("the vhost is longer than 255 bytes"));
+        }
+        // The parser below takes an IPv6 host for none at all, and goes on with localhost.
+        if let Some(host) = ipv6(text) {
+            uri.authority.host = host.to_owned();
+        }
+        uri.query.heartbeat.get_or_insert(HEARTBEAT);
+        Ok(Self { uri })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.uri.scheme {
+            AMQPScheme::AMQP => "amqp",
+            AMQPScheme::AMQPS => "amqps",
+        };
+        let host = &self.uri.authority.host;
+        let port = self.uri.authority.port;
+        if host.contains(':') {
+            write!(f, "{scheme}://[{host}]:{port}")?;
+        } else {
+            write!(f, "{scheme}://{host}:{port}")?;
+        }
+        match self.uri.vhost.as_str() {
+            "/" => Ok(()),
+            vhost => write!(f, "/{vhost}"),
+        }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn refuse(why: &str) -> AddressError {
+    AddressError(why.to_owned())
+}
+
+fn ipv6(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    host.strip_prefix('[')?.split_once(']').map(|(host, _)| host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_path_and_a_slash_mean_the_vhost_slash() {
+        for text in ["amqp://127.0.0.1", "amqp://127.0.0.1/", "amqp://127.0.0.1:5672/%2f"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.uri.vhost, "/", "{text}");
+            assert_eq!(address.to_string(), "amqp://127.0.0.1:5672", "{text}");
+        }
+        let address: Address = "amqps://host/team".parse().unwrap();
+        assert_eq!((address.uri.vhost.as_str(), address.uri.authority.port), ("team", 5671));
+        assert_eq!(address.to_string(), "amqps://host:5671/team");
+    }
+
+    #[test]
+    fn credentials_reach_the_broker_and_nothing_else() {
+        let address: Address = "amqp://me:s%40cret@host/v".parse().unwrap();
+        assert_eq!(address.uri.authority.userinfo.password, "s@cret");
+        assert_eq!(format!("{address} {address:?}"), "amqp://host:5672/v amqp://host:5672/v");
+        let error = "http://me:s3cret@host".parse::<Address>().unwrap_err();
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+
+    #[test]
+    fn an_ipv6_host_is_not_taken_for_localhost() {
+        let address: Address = "amqp://me:pw@[::1]:5673/".parse().unwrap();
+        assert_eq!((address.uri.authority.host.as_str(), address.uri.authority.port), ("::1", 5673));
+        assert_eq!(address.to_string(), "amqp://[::1]:5673");
+    }
+
+    #[test]
+    fn heartbeats_are_on_unless_the_url_says_otherwise() {
+        let heartbeat = |text: &str| text.parse::<Address>().unwrap().uri.query.heartbeat;
+        assert_eq!(heartbeat("amqp://h"), Some(HEARTBEAT));
+        assert_eq!(heartbeat("amqp://h/?heartbeat=3"), Some(3));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in ["", "rabbit", "redis://h", "amqp://h:99999", &format!("amqp://h/{}", "v".repeat(256))] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

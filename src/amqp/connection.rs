@@ -1,0 +1,164 @@
+//! One connection, opened and used with time-outs everywhere.
+
+use std::future::Future;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
+use lapin::uri::AMQPScheme;
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
+
+use super::address::Address;
+use super::error::Error;
+
+/// For the whole of connecting: TCP, TLS and the AMQP handshake.
+pub(super) const CONNECT: Duration = Duration::from_secs(10);
+
+/// For one question to the broker.
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
+
+/// What is needed to cut a socket that lapin owns.
+#[derive(Debug, Default)]
+enum Cord {
+    /// There is no socket yet.
+    #[default]
+    Dialling,
+    Held(TcpStream),
+    /// Nobody waits for this connection any more.
+    Abandoned,
+}
+
+/// Connects once.
+///
+/// Cancel safe: a dropped future closes what it opened.
+pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connection, Error> {
+    let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
+    let properties = ConnectionProperties::default().with_connection_name(name.into());
+    let runtime =
+        lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;
+    let guard = CutUnlessTaken::default();
+    let cord = Arc::clone(&guard.0);
+    let connecting = Connection::connector(
+        address.uri(),
+        runtime,
+        async move |uri, runtime| {
+            // In two steps, so that the plain socket can be cut while it belongs to lapin's thread.
+            let mut plain = uri.clone();
+            plain.scheme = AMQPScheme::AMQP;
+            let dialled = plain.connect_with_config_async(TLSConfig::default(), &runtime);
+            let stream = tokio::time::timeout(CONNECT, dialled).await.map_err(std::io::Error::from)??;
+            if let AsyncTcpStream::Plain(socket) = &stream {
+                let socket = socket.get_ref().as_fd().try_clone_to_owned()?;
+                let mut cord = cord.lock().unwrap_or_else(PoisonError::into_inner);
+                if matches!(*cord, Cord::Abandoned) {
+                    return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+                }
+                *cord = Cord::Held(socket.into());
+            }
+            Ok(match uri.scheme {
+                AMQPScheme::AMQP => stream,
+                AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
+            })
+        },
+        properties,
+    );
+    match tokio::time::timeout(CONNECT, connecting).await {
+        Ok(Ok(connection)) => {
+            guard.take();
+            Ok(connection)
+        }
+        Ok(Err(error)) => Err(Error::connecting(address.to_string(), &error)),
+        Err(_) => {
+            Err(Error::Unreachable { address: address.to_string(), detail: "no answer in time".to_owned() })
+        }
+    }
+}
+
+/// Cuts the socket of a handshake that is given up: lapin's thread would wait for its peer for ever.
+#[derive(Default)]
+struct CutUnlessTaken(Arc<Mutex<Cord>>);
+
+impl CutUnlessTaken {
+    fn take(self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Cord::Dialling;
+    }
+}
+
+impl Drop for CutUnlessTaken {
+    fn drop(&mut self) {
+        let mut cord = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Cord::Held(socket) = std::mem::replace(&mut *cord, Cord::Abandoned) {
+            // It may be gone already, which is as good.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Waits for the broker's answer, for [`ANSWER`] at most.
+pub(super) async fn ask<T>(
+    what: &str,
+    answer: impl Future<Output = Result<T, lapin::Error>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(ANSWER, answer).await {
+        Ok(answer) => answer.map_err(|error| Error::of(what, &error)),
+        Err(_) => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),
+    }
+}
+
+/// Opens a channel.
+pub(super) async fn channel(connection: &Connection) -> Result<Channel, Error> {
+    ask("opening a channel", connection.create_channel()).await
+}
+
+/// Opens a channel whose publishes are confirmed.
+pub(super) async fn confirming(connection: &Connection) -> Result<Channel, Error> {
+    let channel = channel(connection).await?;
+    ask("turning on confirms", channel.confirm_select(lapin::options::ConfirmSelectOptions::default()))
+        .await?;
+    Ok(channel)
+}
+
+/// Closes a channel that may be closed already; what is unacked on it goes back to its queue.
+pub(super) async fn close(channel: &Channel) {
+    if channel.status().connected() {
+        let _ = ask("closing a channel", channel.close(200, "OK".into())).await;
+    }
+}
+
+/// Waits that grow from 100 ms to 5 s, each shortened at random by up to half.
+#[derive(Debug, Default)]
+pub(super) struct Backoff(u32);
+
+impl Backoff {
+    const MIN: u64 = 100;
+    const MAX: u64 = 5_000;
+
+    pub(super) fn next(&mut self) -> Duration {
+        let full = (Self::MIN << self.0.min(10)).min(Self::MAX);
+        self.0 = self.0.saturating_add(1);
+        Duration::from_millis(fastrand::u64(full / 2..=full))
+    }
+
+    pub(super) const fn reset(&mut self) {
+        self.0 = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_five_seconds_and_differ() {
+        let mut backoff = Backoff::default();
+        let first = backoff.next();
+        assert!((50..=100).contains(&first.as_millis()), "{first:?}");
+        let late: Vec<_> = (0..50).map(|_| backoff.next()).skip(10).collect();
+        assert!(late.iter().all(|wait| (2_500..=5_000).contains(&wait.as_millis())), "{late:?}");
+        assert!(late.iter().any(|wait| *wait != late[0]));
+        backoff.reset();
+        assert!(backoff.next().as_millis() <= 100);
+    }
+}

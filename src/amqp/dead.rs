@@ -1,0 +1,247 @@
+//! Dead letters: looked at without harm, and tried again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::{BasicProperties, Channel, Connection};
+
+use super::connection::{ask, channel, close, connect};
+use super::error::Error;
+use super::letter::{self, Edits};
+use super::message::message;
+use super::publisher::{PublishError, Publisher};
+use super::supervisor::fixed;
+use super::topology::{self, find_queue, short};
+use super::{Downstream, Options};
+use crate::job::Message;
+
+/// The dead letters of one downstream.
+#[derive(Debug)]
+pub struct DeadLetters {
+    options: Options,
+    downstream: Downstream,
+    consuming: Connection,
+    publishing: Arc<Connection>,
+}
+
+/// One dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Letter {
+    /// The job as it came, and the report among its headers.
+    pub message: Message,
+    /// `paced-reason`; `None` where the broker dead-lettered it.
+    pub reason: Option<String>,
+    /// `paced-detail`.
+    pub detail: Option<String>,
+    /// `paced-status`.
+    pub status: Option<String>,
+    /// `paced-attempts`.
+    pub attempts: Option<String>,
+    /// The routing key that its job was published with, where it is known.
+    pub routing_key: Option<String>,
+    /// `paced-dead-at`: epoch ms.
+    pub dead_at: Option<String>,
+}
+
+/// Which letters a replay takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only letters with this `paced-reason`.
+    pub reason: Option<String>,
+    /// Only letters whose job has this `message_id`.
+    pub id: Option<String>,
+}
+
+/// How far a replay has come, or came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replay {
+    /// How many letters lay there at the start: each is looked at once.
+    pub found: u32,
+    /// Looked at so far.
+    pub seen: u32,
+    /// Published again, confirmed, and gone from the dead letters.
+    pub replayed: u32,
+    /// Not matched: still there, untouched.
+    pub kept: u32,
+    /// Could not be published: still there.
+    pub failed: u32,
+    /// The last reason for that.
+    pub error: Option<PublishError>,
+}
+
+impl DeadLetters {
+    /// Connects, and makes sure that the downstream's queues are there.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// What is wrong, at once.
+    pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
+        let downstream = options.downstream(downstream)?.clone();
+        let consuming = connect(&options.address, "reading dead letters").await?;
+        let publishing = Arc::new(connect(&options.address, "replaying").await?);
+        topology::ensure(&consuming, options, &downstream).await?;
+        Ok(Self { options: options.clone(), downstream, consuming, publishing })
+    }
+
+    /// How many there are.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn count(&self) -> Result<u32, Error> {
+        let channel = channel(&self.consuming).await?;
+        let count = find_queue(&channel, &self.queue()).await;
+        close(&channel).await;
+        count
+    }
+
+    /// The first `max`, in their order. All stay where they are; while this runs, nobody else sees
+    /// those that it holds.
+    ///
+    /// Cancel safe: a dropped future gives all of them back.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn list(&self, max: u32) -> Result<Vec<Letter>, Error> {
+        let queue = self.queue();
+        let channel = channel(&self.consuming).await?;
+        let count = find_queue(&channel, &queue).await?.min(max);
+        let mut letters = Vec::new();
+        for _ in 0..count {
+            let Some(delivery) = get(&channel, &queue).await? else { break };
+            letters.push(open_letter(delivery));
+        }
+        // What is unacked goes back to its place.
+        close(&channel).await;
+        Ok(letters)
+    }
+
+    /// Publishes the letters that match as jobs again, at most `limit`, oldest first; each is gone from
+    /// here once its copy is confirmed. A crash in between leaves two copies, never none.
+    ///
+    /// `progress` is told after each letter. Ends early where the broker takes no more.
+    ///
+    /// Cancel safe: a dropped future gives back what was not replayed; the letter at hand may have been
+    /// published already.
+    ///
+    /// # Errors
+    /// The broker's, about the dead letters; those about publishing are in [`Replay::error`]. A header
+    /// name over 255 bytes.
+    pub async fn replay(
+        &self,
+        filter: &Filter,
+        limit: Option<u32>,
+        edits: &Edits,
+        mut progress: impl FnMut(&Replay),
+    ) -> Result<Replay, Error> {
+        let queue = self.queue();
+        let publisher = Publisher::new(fixed(Arc::clone(&self.publishing)));
+        let channel = channel(&self.consuming).await?;
+        let mut replay = Replay { found: find_queue(&channel, &queue).await?, ..Replay::default() };
+        while replay.seen < replay.found && limit.is_none_or(|limit| replay.replayed < limit) {
+            let Some(delivery) = get(&channel, &queue).await? else { break };
+            replay.seen += 1;
+            if filter.takes(&delivery.properties) {
+                let tag = delivery.delivery_tag;
+                match self.publish(&publisher, delivery, edits).await? {
+                    Ok(()) => {
+                        ask("acking a dead letter", channel.basic_ack(tag, BasicAckOptions::default()))
+                            .await?;
+                        replay.replayed += 1;
+                    }
+                    Err(error) => {
+                        replay.failed += 1;
+                        // What ails the connection or the queue ails the next letter too.
+                        let over = !matches!(error, PublishError::HeadersTooLarge { .. });
+                        replay.error = Some(error);
+                        if over {
+                            break;
+                        }
+                    }
+                }
+            } else {
+                replay.kept += 1;
+            }
+            progress(&replay);
+        }
+        // The handshake: the broker has taken in the acks before, and gives back the rest.
+        ask("closing a channel", channel.close(200, "OK".into())).await?;
+        Ok(replay)
+    }
+
+    /// Closes both connections.
+    ///
+    /// Cancel safe: a dropped future closes them without waiting for the broker.
+    pub async fn close(self) {
+        let both = async {
+            let _ = self.consuming.close(200, "OK".into()).await;
+            let _ = self.publishing.close(200, "OK".into()).await;
+        };
+        // Nothing is unsettled: a broker that does not answer is not worth a wait.
+        let _ = tokio::time::timeout(Duration::from_secs(3), both).await;
+    }
+
+    async fn publish(
+        &self,
+        publisher: &Publisher,
+        delivery: Delivery,
+        edits: &Edits,
+    ) -> Result<Result<(), PublishError>, Error> {
+        let properties = letter::replay(&delivery.properties, edits).map_err(|name| Error::Failed {
+            what: format!("setting the header {name}"),
+            detail: "its name is longer than 255 bytes".to_owned(),
+        })?;
+        let (exchange, key) = match &self.downstream.queue {
+            Some(queue) => (String::new(), queue.clone()),
+            None => (self.options.jobs_exchange(), self.key(&delivery.properties)),
+        };
+        Ok(publisher.publish_routed(&exchange, &key, properties, &Bytes::from(delivery.data)).await)
+    }
+
+    /// The key that the job came with, if it leads back to this downstream's queue.
+    fn key(&self, properties: &BasicProperties) -> String {
+        let name = &self.downstream.name;
+        let leads_back = |key: &String| {
+            key.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        letter::routing_key(properties).filter(leads_back).unwrap_or_else(|| name.clone())
+    }
+
+    fn queue(&self) -> String {
+        self.options.names().dead(&self.downstream.name)
+    }
+}
+
+impl Filter {
+    fn takes(&self, properties: &BasicProperties) -> bool {
+        let reason = letter::header(properties, letter::REASON);
+        let id = properties.message_id().as_ref().map(|id| id.as_str());
+        self.reason.as_ref().is_none_or(|wanted| reason.as_ref() == Some(wanted))
+            && self.id.as_ref().is_none_or(|wanted| id == Some(wanted.as_str()))
+    }
+}
+
+async fn get(channel: &Channel, queue: &str) -> Result<Option<Delivery>, Error> {
+    let get = channel.basic_get(short(queue)?, BasicGetOptions::default());
+    Ok(ask(&format!("queue {queue}"), get).await?.map(|got| got.delivery))
+}
+
+fn open_letter(delivery: Delivery) -> Letter {
+    let properties = &delivery.properties;
+    let header = |name| letter::header(properties, name);
+    let routing_key = letter::routing_key(properties);
+    Letter {
+        reason: header(letter::REASON),
+        detail: header(letter::DETAIL),
+        status: header(letter::STATUS),
+        attempts: header(letter::ATTEMPTS),
+        dead_at: header(letter::DEAD_AT),
+        message: message(routing_key.as_deref().unwrap_or_default(), properties, Bytes::from(delivery.data)),
+        routing_key,
+    }
+}

@@ -1,0 +1,133 @@
+//! What goes wrong between us and the broker, and what to do about it.
+
+use std::time::Duration;
+
+use lapin::ErrorKind;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+
+/// Why the broker could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No connection.
+    #[error("cannot reach RabbitMQ at {address}: {detail}; is it running, and is amqp.url right?")]
+    Unreachable {
+        /// Without credentials.
+        address: String,
+        /// What the system said.
+        detail: String,
+    },
+    /// The broker does not let us in.
+    #[error("RabbitMQ at {address} refuses the login: {detail}; check user, password and vhost in amqp.url")]
+    Login {
+        /// Without credentials.
+        address: String,
+        /// What the broker said.
+        detail: String,
+    },
+    /// The user lacks a permission.
+    #[error(
+        "not allowed to use {what}: {detail}; grant the user the permission, or set amqp.declare = false \
+         where the topology exists already"
+    )]
+    Refused {
+        /// The exchange or queue.
+        what: String,
+        /// What the broker said.
+        detail: String,
+    },
+    /// An exchange or queue is missing, and we may not or must not declare it.
+    #[error("{what} does not exist; create it, or let paced declare its own with amqp.declare = true")]
+    NotFound {
+        /// The exchange or queue.
+        what: String,
+    },
+    /// It exists with other arguments, which cannot be changed.
+    #[error(
+        "{what} exists with other arguments: {detail}; delete it once it is empty, or use another amqp.prefix"
+    )]
+    Inequivalent {
+        /// The exchange or queue.
+        what: String,
+        /// What the broker said: the argument that differs.
+        detail: String,
+    },
+    /// The broker did not answer in time.
+    #[error("RabbitMQ did not answer within {} s: {what}", after.as_secs())]
+    TimedOut {
+        /// What was asked.
+        what: String,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// Anything else, the loss of the connection included.
+    #[error("{what} failed: {detail}")]
+    Failed {
+        /// What was asked.
+        what: String,
+        /// What went wrong.
+        detail: String,
+    },
+    /// A name that the options do not have.
+    #[error("no downstream is called `{0}`")]
+    UnknownDownstream(String),
+}
+
+impl Error {
+    /// True where the broker could not be reached or did not answer: exit code 69.
+    #[must_use]
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Failed { .. })
+    }
+
+    /// True where credentials or permissions are wrong: exit code 77.
+    #[must_use]
+    pub const fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Login { .. } | Self::Refused { .. })
+    }
+
+    /// Sorts an error of a call on a channel; `what` names the exchange, the queue or the call.
+    pub(super) fn of(what: &str, error: &lapin::Error) -> Self {
+        let what = what.to_owned();
+        let detail = text(error);
+        match soft(error) {
+            Some(AMQPSoftError::ACCESSREFUSED) => Self::Refused { what, detail },
+            Some(AMQPSoftError::NOTFOUND) => Self::NotFound { what },
+            Some(AMQPSoftError::PRECONDITIONFAILED) => Self::Inequivalent { what, detail },
+            _ => Self::Failed { what, detail },
+        }
+    }
+
+    /// Sorts an error of connecting.
+    pub(super) fn connecting(address: String, error: &lapin::Error) -> Self {
+        let detail = text(error);
+        let login = match error.kind() {
+            ErrorKind::ProtocolError(error) => matches!(
+                error.kind(),
+                AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
+                    | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+            ),
+            _ => false,
+        };
+        if login { Self::Login { address, detail } } else { Self::Unreachable { address, detail } }
+    }
+}
+
+/// The channel error, where it is one.
+pub(super) fn soft(error: &lapin::Error) -> Option<AMQPSoftError> {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => match error.kind() {
+            AMQPErrorKind::Soft(soft) => Some(soft.clone()),
+            AMQPErrorKind::Hard(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// What the broker or the system said, without lapin's words around it.
+pub(super) fn text(error: &lapin::Error) -> String {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => error.get_message().to_string(),
+        ErrorKind::IOError(error) => error.to_string(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,243 @@
+//! The properties of dead letters, of replayed jobs and of replies: pure.
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+
+use crate::dispatch::DeadLetter;
+use crate::time::Micros;
+
+pub(super) const REASON: &str = "paced-reason";
+pub(super) const DETAIL: &str = "paced-detail";
+pub(super) const STATUS: &str = "paced-status";
+pub(super) const ATTEMPTS: &str = "paced-attempts";
+pub(super) const ROUTING_KEY: &str = "paced-routing-key";
+pub(super) const DEAD_AT: &str = "paced-dead-at";
+
+/// What a dead letter carries beyond its job's own headers.
+const REPORT: [&str; 6] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT];
+
+/// The longest `paced-detail`, in bytes: all headers must fit one frame.
+const MAX_DETAIL: usize = 1024;
+
+/// What the properties besides the headers can take of a frame: ten short strings and some.
+const OTHER_PROPERTIES: usize = 3 * 1024;
+
+/// AMQP delivery mode: survives a restart of the broker.
+const PERSISTENT: u8 = 2;
+
+/// The properties of the copy that goes to the dead letters.
+pub(super) fn bury(
+    properties: &BasicProperties,
+    routing_key: &str,
+    letter: &DeadLetter,
+    now: Micros,
+    frame_max: usize,
+) -> BasicProperties {
+    let mut headers = job_headers(properties);
+    let detail = bounded(&letter.detail);
+    headers.push((REASON.into(), text(letter.reason.as_str())));
+    headers.push((DETAIL.into(), text(detail)));
+    if let Some(status) = letter.report.status {
+        headers.push((STATUS.into(), AMQPValue::LongLongInt(status.into())));
+    }
+    headers.push((ATTEMPTS.into(), AMQPValue::LongLongInt(letter.report.attempts.into())));
+    headers.push((ROUTING_KEY.into(), text(routing_key)));
+    headers.push((DEAD_AT.into(), AMQPValue::LongLongInt(now.0 / 1000)));
+    fit(&mut headers, frame_max);
+    rebuild(properties, headers)
+}
+
+/// What changes in a letter before it is tried again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// Headers to set, by name.
+    pub set: Vec<(String, String)>,
+    /// Headers to take away, by name.
+    pub unset: Vec<String>,
+    /// Drops the `message_id`, so that the job counts as a new one.
+    pub new_id: bool,
+}
+
+/// The properties of a letter that becomes a job again.
+///
+/// # Errors
+/// The name of a header that is longer than 255 bytes.
+pub(super) fn replay(properties: &BasicProperties, edits: &Edits) -> Result<BasicProperties, String> {
+    let mut headers = job_headers(properties);
+    let touched = |name: &str| {
+        edits.unset.iter().any(|unset| unset == name) || edits.set.iter().any(|(set, _)| set == name)
+    };
+    headers.retain(|(name, _)| !touched(name.as_str()));
+    for (name, value) in &edits.set {
+        let key = ShortString::try_new(name.as_str()).map_err(|_| name.clone())?;
+        headers.push((key, text(value)));
+    }
+    let rebuilt = rebuild(properties, headers);
+    Ok(if edits.new_id { without_id(&rebuilt) } else { rebuilt })
+}
+
+/// The properties of a reply.
+pub(super) fn reply(correlation_id: Option<&ShortString>) -> BasicProperties {
+    let properties = BasicProperties::default()
+        .with_content_type("application/json".into())
+        .with_delivery_mode(PERSISTENT);
+    match correlation_id {
+        Some(id) => properties.with_correlation_id(id.clone()),
+        None => properties,
+    }
+}
+
+/// The header's text, or its number as text.
+pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String> {
+    match properties.headers().as_ref()?.inner().get(name)? {
+        AMQPValue::LongString(text) => Some(text.to_string()),
+        AMQPValue::ShortString(text) => Some(text.to_string()),
+        AMQPValue::LongLongInt(number) => Some(number.to_string()),
+        AMQPValue::LongInt(number) => Some(number.to_string()),
+        AMQPValue::LongUInt(number) => Some(number.to_string()),
+        AMQPValue::ShortInt(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// The routing key that a letter's job was published with, where the letter knows it: from our own
+/// header, or from the broker's account of a dead-lettering of its own.
+pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
+    header(properties, ROUTING_KEY).or_else(|| {
+        let deaths = match properties.headers().as_ref()?.inner().get("x-death")? {
+            AMQPValue::FieldArray(deaths) => deaths,
+            _ => return None,
+        };
+        // The oldest death is the last entry.
+        let AMQPValue::FieldTable(death) = deaths.as_slice().last()? else { return None };
+        let AMQPValue::FieldArray(keys) = death.inner().get("routing-keys")? else { return None };
+        match keys.as_slice().first()? {
+            AMQPValue::LongString(key) => Some(key.to_string()),
+            AMQPValue::ShortString(key) => Some(key.to_string()),
+            _ => None,
+        }
+    })
+}
+
+/// About how many bytes the headers take in their frame.
+pub(super) fn size(properties: &BasicProperties) -> usize {
+    let headers = properties.headers().as_ref();
+    OTHER_PROPERTIES + headers.map_or(0, |table| table.into_iter().map(|(k, v)| entry(k, v)).sum())
+}
+
+/// The job's own headers: neither a former report nor what the broker would trip over when the
+/// message is published again (a "dead-letter cycle" is dropped without a word).
+fn job_headers(properties: &BasicProperties) -> Vec<(ShortString, AMQPValue)> {
+    let Some(table) = properties.headers() else { return Vec::new() };
+    table
+        .into_iter()
+        .filter(|(name, _)| !REPORT.contains(&name.as_str()) && !is_brokers(name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+fn is_brokers(name: &str) -> bool {
+    matches!(name, "x-death" | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
+        || name.starts_with("x-first-death-")
+        || name.starts_with("x-last-death-")
+}
+
+/// Everything but the expiration, which would shorten the stay wherever it lies next, and the user
+/// id, which the broker refuses when it is not ours.
+fn rebuild(properties: &BasicProperties, headers: Vec<(ShortString, AMQPValue)>) -> BasicProperties {
+    let mut new = without_id(properties)
+        .with_headers(FieldTable::from(headers.into_iter().collect::<std::collections::BTreeMap<_, _>>()));
+    if let Some(id) = properties.message_id() {
+        new = new.with_message_id(id.clone());
+    }
+    new
+}
+
+/// The fields that every copy keeps, and the headers as they are.
+fn without_id(old: &BasicProperties) -> BasicProperties {
+    let mut new = BasicProperties::default().with_delivery_mode(PERSISTENT);
+    if let Some(headers) = old.headers() {
+        new = new.with_headers(headers.clone());
+    }
+    if let Some(value) = old.content_type() {
+        new = new.with_content_type(value.clone());
+    }
+    if let Some(value) = old.content_encoding() {
+        new = new.with_content_encoding(value.clone());
+    }
+    if let Some(value) = old.priority() {
+        new = new.with_priority(*value);
+    }
+    if let Some(value) = old.correlation_id() {
+        new = new.with_correlation_id(value.clone());
+    }
+    if let Some(value) = old.reply_to() {
+        new = new.with_reply_to(value.clone());
+    }
+    if let Some(value) = old.timestamp() {
+        new = new.with_timestamp(*value);
+    }
+    if let Some(value) = old.kind() {
+        new = new.with_type(value.clone());
+    }
+    if let Some(value) = old.app_id() {
+        new = new.with_app_id(value.clone());
+    }
+    if let Some(value) = old.cluster_id() {
+        new = new.with_cluster_id(value.clone());
+    }
+    new
+}
+
+/// Drops the largest headers that are not ours until all fit one frame: a message that came with
+/// nearly a frame of headers could not be buried otherwise, and the broker would close the
+/// connection over each attempt.
+fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
+    let budget = frame_max.saturating_sub(OTHER_PROPERTIES);
+    loop {
+        let total: usize = headers.iter().map(|(k, v)| entry(k, v)).sum();
+        if total <= budget {
+            return;
+        }
+        let largest = headers
+            .iter()
+            .enumerate()
+            .filter(|(_, (name, _))| !REPORT.contains(&name.as_str()))
+            .max_by_key(|(_, (name, value))| entry(name, value))
+            .map(|(index, _)| index);
+        let Some(index) = largest else { return };
+        let (name, _) = headers.remove(index);
+        tracing::warn!(header = %name, "dropped a header of a dead letter: the headers do not fit one frame");
+    }
+}
+
+fn entry(name: &ShortString, value: &AMQPValue) -> usize {
+    1 + name.as_str().len() + value_size(value)
+}
+
+fn value_size(value: &AMQPValue) -> usize {
+    1 + match value {
+        AMQPValue::ShortString(v) => 1 + v.as_str().len(),
+        AMQPValue::LongString(v) => 4 + v.len(),
+        AMQPValue::ByteArray(v) => 4 + v.as_slice().len(),
+        AMQPValue::FieldArray(v) => 4 + v.as_slice().iter().map(value_size).sum::<usize>(),
+        AMQPValue::FieldTable(v) => 4 + v.into_iter().map(|(k, v)| entry(k, v)).sum::<usize>(),
+        _ => 8,
+    }
+}
+
+/// The text, cut to [`MAX_DETAIL`] bytes at a character.
+fn bounded(detail: &str) -> &str {
+    let mut end = detail.len().min(MAX_DETAIL);
+    while !detail.is_char_boundary(end) {
+        end -= 1;
+    }
+    &detail[..end]
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(value))
+}
+
+#[cfg(test)]
+mod tests;

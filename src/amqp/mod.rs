@@ -1,0 +1,261 @@
+//! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
+//!
+//! There are two connections, since a broker that blocks publishers would block the acks on the same
+//! connection too. Each is kept up by a supervisor of our own: lapin's recovery gives the holders of
+//! messages no sign that these will be delivered again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use address::{Address, AddressError};
+pub use check::check_online;
+pub use dead::{DeadLetters, Filter, Letter, Replay};
+pub use error::Error;
+pub use letter::Edits;
+pub use publisher::{PublishError, Publisher};
+pub use source::AmqpSource;
+
+pub use lapin::BasicProperties;
+pub use lapin::types::{AMQPValue, FieldTable};
+
+mod acker;
+mod address;
+mod check;
+mod connection;
+mod dead;
+mod error;
+mod letter;
+mod message;
+mod publisher;
+mod source;
+mod supervisor;
+mod tags;
+mod ticket;
+mod topology;
+
+use source::{Slot, Subscriber};
+use ticket::Desk;
+use topology::Names;
+
+/// Where the jobs are, and how they are called there.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The broker.
+    pub address: Address,
+    /// Of every exchange and queue.
+    pub prefix: String,
+    /// False: exchanges and queues are checked passively only.
+    pub declare: bool,
+    /// The downstreams, by their names.
+    pub downstreams: Vec<Downstream>,
+}
+
+/// One downstream's queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Downstream {
+    /// Its name.
+    pub name: String,
+    /// An existing queue instead of `PREFIX.jobs.NAME`: used as it is, never declared.
+    pub queue: Option<String>,
+    /// Messages unacked at once, at least 1.
+    pub prefetch: u16,
+}
+
+impl Options {
+    /// The exchange that jobs are published to, with the downstream's name as routing key.
+    #[must_use]
+    pub fn jobs_exchange(&self) -> String {
+        self.names().jobs()
+    }
+
+    /// Where jobs for the downstream are published to: exchange and routing key.
+    ///
+    /// # Errors
+    /// The options have no such downstream.
+    pub fn target(&self, downstream: &str) -> Result<(String, String), Error> {
+        let downstream = self.downstream(downstream)?;
+        Ok(match &downstream.queue {
+            Some(queue) => (String::new(), queue.clone()),
+            None => (self.jobs_exchange(), downstream.name.clone()),
+        })
+    }
+
+    fn downstream(&self, name: &str) -> Result<&Downstream, Error> {
+        let found = self.downstreams.iter().find(|downstream| downstream.name == name);
+        found.ok_or_else(|| Error::UnknownDownstream(name.to_owned()))
+    }
+
+    fn names(&self) -> Names {
+        Names::new(&self.prefix)
+    }
+}
+
+/// The daemon's way to the broker: runs until [`Amqp::shutdown`], whether or not the broker is there.
+#[derive(Debug)]
+pub struct Amqp {
+    options: Arc<Options>,
+    publisher: Publisher,
+    consuming: Option<supervisor::Line>,
+    attached: BTreeMap<String, watch::Sender<bool>>,
+    slots: Mutex<BTreeMap<String, Slot>>,
+    /// Ends the sources.
+    closing: CancellationToken,
+    /// Ends the connections.
+    stopping: CancellationToken,
+    subscribers: TaskTracker,
+    supervisors: TaskTracker,
+}
+
+impl Amqp {
+    /// Starts connecting. Must be called on a tokio runtime.
+    ///
+    /// A source for each downstream comes from [`Amqp::source`].
+    #[must_use]
+    pub fn start(options: Options) -> Self {
+        let mut amqp = Self::idle(options);
+        amqp.consuming = Some(amqp.supervise("consuming", None));
+        amqp.publisher = Publisher::new(amqp.supervise("publishing", None));
+        amqp
+    }
+
+    /// Connects for publishing alone, and makes sure that every downstream's queues are there.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// What is wrong, at once: this is for commands, where people wait. Once connected, a lost
+    /// connection comes back by itself.
+    pub async fn publishing(options: Options) -> Result<Self, Error> {
+        let connection = connection::connect(&options.address, "publishing").await?;
+        for downstream in &options.downstreams {
+            topology::ensure(&connection, &options, downstream).await?;
+        }
+        let mut amqp = Self::idle(options);
+        amqp.publisher = Publisher::new(amqp.supervise("publishing", Some(Arc::new(connection))));
+        Ok(amqp)
+    }
+
+    fn idle(options: Options) -> Self {
+        let attached =
+            options.downstreams.iter().map(|d| (d.name.clone(), watch::Sender::new(false))).collect();
+        Self {
+            options: Arc::new(options),
+            publisher: Publisher::new(watch::channel(None).1),
+            consuming: None,
+            attached,
+            slots: Mutex::default(),
+            closing: CancellationToken::new(),
+            stopping: CancellationToken::new(),
+            subscribers: TaskTracker::new(),
+            supervisors: TaskTracker::new(),
+        }
+    }
+
+    fn supervise(&self, purpose: &'static str, first: Option<Arc<lapin::Connection>>) -> supervisor::Line {
+        let (sender, line) = watch::channel(first.clone());
+        let stop = self.stopping.clone();
+        let address = self.options.address.clone();
+        self.supervisors.spawn(supervisor::supervise(address, purpose, first, sender, stop));
+        line
+    }
+
+    /// Starts to consume a downstream.
+    ///
+    /// # Errors
+    /// The options have no such downstream, it has a source already, or this is for publishing alone.
+    pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
+        let unknown = || Error::UnknownDownstream(downstream.to_owned());
+        let desk = Desk {
+            options: Arc::clone(&self.options),
+            downstream: self.options.downstream(downstream)?.clone(),
+            publisher: self.publisher.clone(),
+            line: self.consuming.clone().ok_or_else(unknown)?,
+        };
+        let slot = {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            if slots.contains_key(downstream) {
+                return Err(Error::Failed {
+                    what: format!("a second source for {downstream}"),
+                    detail: "one is enough".to_owned(),
+                });
+            }
+            Arc::clone(slots.entry(downstream.to_owned()).or_default())
+        };
+        let attached = self.attached.get(downstream).ok_or_else(unknown)?.clone();
+        let (subscriber, source) = Subscriber::new(desk, self.closing.child_token(), attached, slot);
+        self.subscribers.spawn(subscriber.run());
+        Ok(source)
+    }
+
+    /// Waits until every downstream is consumed, all at the same time.
+    ///
+    /// Cancel safe. Never ends where a downstream has no source.
+    pub async fn ready(&self) {
+        loop {
+            for attached in self.attached.values() {
+                // The sender is ours: it cannot be gone.
+                let _ = attached.subscribe().wait_for(|attached| *attached).await;
+            }
+            if self.is_ready() {
+                return;
+            }
+        }
+    }
+
+    /// True while every downstream is consumed.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.attached.values().all(|attached| *attached.borrow())
+    }
+
+    /// For jobs, from any task.
+    #[must_use]
+    pub fn publisher(&self) -> Publisher {
+        self.publisher.clone()
+    }
+
+    /// Ends everything in order: consumers, then the last acks, then channels and connections. The
+    /// broker has taken in what was settled before, and takes back what was not.
+    ///
+    /// False where that took longer than `within`, or the broker was away: then what was not taken in
+    /// is delivered again.
+    ///
+    /// Not cancel safe: what was dropped halfway is closed without waiting for the broker.
+    pub async fn shutdown(self, within: Duration) -> bool {
+        self.closing.cancel();
+        self.subscribers.close();
+        self.supervisors.close();
+        let orderly = async {
+            self.subscribers.wait().await;
+            let slots: Vec<_> =
+                self.slots.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+            let mut flushed = true;
+            for slot in slots {
+                let subscription = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(subscription) = subscription {
+                    flushed &= subscription.acker.flush().await.is_ok();
+                    connection::close(subscription.acker.channel()).await;
+                    subscription.end();
+                }
+            }
+            self.stopping.cancel();
+            self.supervisors.wait().await;
+            flushed
+        };
+        let flushed = tokio::time::timeout(within, orderly).await.unwrap_or(false);
+        self.stopping.cancel();
+        flushed
+    }
+}
+
+impl Drop for Amqp {
+    fn drop(&mut self) {
+        self.closing.cancel();
+        self.stopping.cancel();
+    }
+}

@@ -1,0 +1,290 @@
+//! Publishes, and knows what the broker has taken over.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::options::BasicPublishOptions;
+use lapin::protocol::AMQPSoftError;
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation, Connection};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::connection::confirming;
+use super::error::{soft, text};
+use super::letter;
+use super::supervisor::{Line, up};
+
+/// For one publish: a quorum queue under load takes seconds, a blocked connection for ever.
+const PUBLISH: Duration = Duration::from_secs(30);
+
+/// Publishes that must reach a queue, in flight at once.
+const ROUTED: usize = 8;
+
+/// Publishes with confirms over a connection that consumes nothing. Cheap to clone.
+#[derive(Clone)]
+pub struct Publisher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    line: Line,
+    timeout: Duration,
+    open: tokio::sync::Mutex<Option<Arc<Open>>>,
+}
+
+/// Exchange and routing key.
+type To = (ShortString, ShortString);
+
+/// The channels of one connection.
+struct Open {
+    connection: Arc<Connection>,
+    /// For many publishes at once, none of which can be returned.
+    bulk: Channel,
+    /// lapin numbers a publish and queues its frames in two steps; two threads that interleave there
+    /// would be told of each other's confirms.
+    order: Mutex<()>,
+    /// Each for one publish at a time, because lapin hands a returned message to whichever confirm
+    /// comes next.
+    idle: Mutex<Vec<Channel>>,
+    routed: Semaphore,
+}
+
+/// Why the broker has not, or may not have, taken over a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PublishError {
+    /// There is no connection.
+    #[error("not connected to RabbitMQ")]
+    Unavailable,
+    /// No confirm; the message may have arrived all the same.
+    #[error("RabbitMQ did not confirm within {} s{}", after.as_secs(), if *blocked { ": it blocks publishers over a memory or disk alarm" } else { "" })]
+    TimedOut {
+        /// How long we waited.
+        after: Duration,
+        /// The broker has said that it takes nothing at the moment.
+        blocked: bool,
+    },
+    /// The channel or the connection was lost; the message may have arrived all the same.
+    #[error("lost the channel to RabbitMQ: {0}")]
+    Lost(String),
+    /// The broker will not take it now: the queue is full, or has no leader.
+    #[error("RabbitMQ rejected the message: the queue is full or not available")]
+    Rejected,
+    /// The message came back.
+    #[error("no queue `{0}`; create it, or let paced declare its own with amqp.declare = true")]
+    Unroutable(String),
+    /// The exchange is missing.
+    #[error("no exchange `{0}`; create it, or let paced declare its own with amqp.declare = true")]
+    NoExchange(String),
+    /// The user lacks a permission.
+    #[error("not allowed to publish: {0}; grant the user write permission on the exchange")]
+    Refused(String),
+    /// A name is longer than 255 bytes.
+    #[error("the name `{0}` is longer than 255 bytes")]
+    NameTooLong(String),
+    /// The headers do not fit one frame.
+    #[error("the headers take {size} bytes and must fit {max}; send less in headers, more in the body")]
+    HeadersTooLarge {
+        /// What they take, about.
+        size: usize,
+        /// What the connection allows.
+        max: usize,
+    },
+}
+
+impl PublishError {
+    /// True where the same message may be taken a little later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable | Self::TimedOut { .. } | Self::Lost(_) | Self::Rejected)
+    }
+}
+
+impl Publisher {
+    pub(super) fn new(line: Line) -> Self {
+        let shared = Shared { line, timeout: PUBLISH, open: tokio::sync::Mutex::default() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Publishes and waits for the confirm; thousands may be in flight, the caller bounds them.
+    ///
+    /// A message that no queue takes is confirmed too, where the exchange has no alternate: see
+    /// [`Publisher::publish_routed`].
+    ///
+    /// Not cancel safe: a dropped future may or may not have published.
+    ///
+    /// # Errors
+    /// [`PublishError::is_retryable`] tells what may be tried again.
+    pub async fn publish(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        let to = (short(exchange)?, short(routing_key)?);
+        let deadline = Instant::now() + self.shared.timeout;
+        let open = self.open_by(deadline).await?;
+        self.bounded(deadline, &open, open.send(to, properties, body)).await
+    }
+
+    /// Publishes a message that must reach a queue, and waits for the confirm; a few are in flight at
+    /// a time.
+    ///
+    /// Not cancel safe: a dropped future may or may not have published.
+    ///
+    /// # Errors
+    /// [`PublishError::Unroutable`] where no queue took it, and those of [`Publisher::publish`].
+    pub async fn publish_routed(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        let to = (short(exchange)?, short(routing_key)?);
+        let deadline = Instant::now() + self.shared.timeout;
+        let open = self.open_by(deadline).await?;
+        self.bounded(deadline, &open, open.send_routed(to, properties, body)).await
+    }
+
+    /// The largest frame, which the headers must fit.
+    pub(super) fn frame_max(&self) -> usize {
+        let line = self.shared.line.borrow();
+        line.as_ref().map_or(FRAME_MAX, |connection| frame_max(connection))
+    }
+
+    async fn open_by(&self, deadline: Instant) -> Result<Arc<Open>, PublishError> {
+        let open = tokio::time::timeout_at(deadline, self.open()).await;
+        open.unwrap_or(Err(PublishError::Unavailable))
+    }
+
+    async fn bounded(
+        &self,
+        deadline: Instant,
+        open: &Open,
+        publish: impl Future<Output = Result<(), PublishError>> + Send,
+    ) -> Result<(), PublishError> {
+        let published = tokio::time::timeout_at(deadline, publish).await;
+        published.unwrap_or_else(|_| {
+            let blocked = open.connection.status().blocked();
+            Err(PublishError::TimedOut { after: self.shared.timeout, blocked })
+        })
+    }
+
+    /// The channels of the connection that is up; opens them where they are not.
+    async fn open(&self) -> Result<Arc<Open>, PublishError> {
+        let mut slot = self.shared.open.lock().await;
+        if let Some(open) = slot.as_ref().filter(|open| open.bulk.status().connected()) {
+            return Ok(Arc::clone(open));
+        }
+        *slot = None;
+        let mut line = self.shared.line.clone();
+        let connection = up(&mut line).await.ok_or(PublishError::Unavailable)?;
+        let bulk = confirming(&connection).await.map_err(|error| PublishError::Lost(error.to_string()))?;
+        let open = Arc::new(Open {
+            connection,
+            bulk,
+            order: Mutex::default(),
+            idle: Mutex::default(),
+            routed: Semaphore::new(ROUTED),
+        });
+        *slot = Some(Arc::clone(&open));
+        Ok(open)
+    }
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher").finish_non_exhaustive()
+    }
+}
+
+impl Open {
+    async fn send(&self, to: To, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
+        self.check_headers(&properties)?;
+        let (exchange, key) = to.clone();
+        let options = BasicPublishOptions::default();
+        let mut publish = pin!(self.bulk.basic_publish(exchange, key, options, body, properties));
+        // The first poll numbers the publish and queues its frames.
+        let first = poll_fn(|cx| {
+            let _ordered = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+            Poll::Ready(publish.as_mut().poll(cx))
+        })
+        .await;
+        let sent = match first {
+            Poll::Ready(sent) => sent,
+            Poll::Pending => publish.await,
+        };
+        let confirm = sent.map_err(|error| lost(&error, &to.0))?;
+        outcome(confirm.await.map_err(|error| lost(&error, &to.0))?, &to.1)
+    }
+
+    async fn send_routed(
+        &self,
+        to: To,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        self.check_headers(&properties)?;
+        let _permit = self.routed.acquire().await.map_err(|_| PublishError::Unavailable)?;
+        let channel = match self.take_idle() {
+            Some(channel) => channel,
+            None => confirming(&self.connection).await.map_err(|e| PublishError::Lost(e.to_string()))?,
+        };
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let (exchange, key) = to.clone();
+        let sent = channel.basic_publish(exchange, key, options, body, properties).await;
+        let confirm = sent.map_err(|error| lost(&error, &to.0))?;
+        // A channel that is left in the middle is dropped, and closes.
+        let confirmation = confirm.await.map_err(|error| lost(&error, &to.0))?;
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+        outcome(confirmation, &to.1)
+    }
+
+    /// Headers that do not fit a frame would cost the connection, and all in flight with it.
+    fn check_headers(&self, properties: &BasicProperties) -> Result<(), PublishError> {
+        let (size, max) = (letter::size(properties), frame_max(&self.connection));
+        if size > max { Err(PublishError::HeadersTooLarge { size, max }) } else { Ok(()) }
+    }
+
+    fn take_idle(&self) -> Option<Channel> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected())
+    }
+}
+
+/// RabbitMQ's default.
+const FRAME_MAX: usize = 131_072;
+
+fn frame_max(connection: &Connection) -> usize {
+    usize::try_from(connection.configuration().frame_max()).unwrap_or(FRAME_MAX)
+}
+
+fn outcome(confirmation: Confirmation, key: &ShortString) -> Result<(), PublishError> {
+    match confirmation {
+        Confirmation::Ack(None) => Ok(()),
+        Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
+            Err(PublishError::Unroutable(key.to_string()))
+        }
+        Confirmation::Nack(None) => Err(PublishError::Rejected),
+        Confirmation::NotRequested => Err(PublishError::Lost("the channel does not confirm".to_owned())),
+    }
+}
+
+fn lost(error: &lapin::Error, exchange: &ShortString) -> PublishError {
+    match soft(error) {
+        Some(AMQPSoftError::NOTFOUND) => PublishError::NoExchange(exchange.to_string()),
+        Some(AMQPSoftError::ACCESSREFUSED) => PublishError::Refused(text(error)),
+        _ => PublishError::Lost(text(error)),
+    }
+}
+
+fn short(name: &str) -> Result<ShortString, PublishError> {
+    ShortString::try_new(name).map_err(|_| PublishError::NameTooLong(name.to_owned()))
+}

@@ -1,0 +1,211 @@
+//! The messages of one downstream, over as many connections as it takes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use lapin::Consumer;
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::acker::Acker;
+use super::connection::{Backoff, ask, channel, close};
+use super::error::{Error, text};
+use super::message::message;
+use super::supervisor::up;
+use super::ticket::{AmqpTicket, Desk, Subscription};
+use super::topology::{self, short};
+use crate::dispatch::{Delivery, Source};
+
+/// For the broker's answer to the cancel: a drain has little time.
+const CANCEL: Duration = Duration::from_secs(3);
+
+/// A consumer that held this long has earned a quick return.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// A message and the generation that it belongs to.
+type Arrival = (Arc<Subscription>, Delivery);
+
+/// The current generation of one downstream, for the last flush.
+pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
+
+/// The messages of one downstream.
+///
+/// Dropped, it consumes no more; tickets that were handed out stay good.
+#[derive(Debug)]
+pub struct AmqpSource {
+    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    closing: CancellationToken,
+}
+
+impl Source for AmqpSource {
+    async fn next(&mut self) -> Option<Delivery> {
+        loop {
+            let (subscription, delivery) = self.arrivals.recv().await?;
+            // What a lost connection had brought comes again over the next one.
+            if subscription.is_live() {
+                return Some(delivery);
+            }
+        }
+    }
+
+    async fn close(&mut self) {
+        self.closing.cancel();
+    }
+}
+
+impl Drop for AmqpSource {
+    fn drop(&mut self) {
+        self.closing.cancel();
+    }
+}
+
+/// Keeps one downstream consumed.
+pub(super) struct Subscriber {
+    desk: Arc<Desk>,
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    closing: CancellationToken,
+    attached: watch::Sender<bool>,
+    slot: Slot,
+}
+
+/// How a consumer ended.
+enum End {
+    /// As we asked; what had arrived has been handed on.
+    Closed,
+    Lost(String),
+}
+
+impl Subscriber {
+    pub(super) fn new(
+        desk: Desk,
+        closing: CancellationToken,
+        attached: watch::Sender<bool>,
+        slot: Slot,
+    ) -> (Self, AmqpSource) {
+        let (sender, arrivals) = mpsc::unbounded_channel();
+        let source = AmqpSource { arrivals, closing: closing.clone() };
+        (Self { desk: Arc::new(desk), arrivals: sender, closing, attached, slot }, source)
+    }
+
+    pub(super) async fn run(self) {
+        let mut backoff = Backoff::default();
+        let mut troubled = None;
+        while !self.closing.is_cancelled() {
+            let attached = tokio::select! {
+                () = self.closing.cancelled() => return,
+                attached = self.attach() => attached,
+            };
+            match attached {
+                Ok(None) => return,
+                Ok(Some((subscription, consumer))) => {
+                    if troubled.take().is_some() {
+                        info!(downstream = %self.name(), "consuming again");
+                    }
+                    let since = Instant::now();
+                    self.attached.send_replace(true);
+                    let end = self.pump(&subscription, consumer).await;
+                    self.attached.send_replace(false);
+                    let End::Lost(reason) = end else { return };
+                    subscription.end();
+                    self.say(&mut troubled, &reason);
+                    // Where only the consumer is gone, its unacked messages must go back to the queue.
+                    close(subscription.acker.channel()).await;
+                    if since.elapsed() >= STABLE {
+                        backoff.reset();
+                    }
+                }
+                Err(error) => self.say(&mut troubled, &error.to_string()),
+            }
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Waits for a connection and consumes on a channel of its own. `None`: all is over.
+    async fn attach(&self) -> Result<Option<(Arc<Subscription>, Consumer)>, Error> {
+        let Desk { options, downstream, line, .. } = &*self.desk;
+        let Some(connection) = up(&mut line.clone()).await else { return Ok(None) };
+        topology::ensure(&connection, options, downstream).await?;
+        let channel = channel(&connection).await?;
+        let prefetch = downstream.prefetch.max(1);
+        ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        let queue = options.names().queue(downstream);
+        let consume = channel.basic_consume(
+            short(&queue)?,
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
+        let consumer = ask(&format!("queue {queue}"), consume).await?;
+        let subscription = Arc::new(Subscription::new(Acker::new(channel, prefetch)));
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
+        Ok(Some((subscription, consumer)))
+    }
+
+    /// Hands on what comes until the consumer ends or is closed.
+    async fn pump(&self, subscription: &Arc<Subscription>, mut consumer: Consumer) -> End {
+        loop {
+            let item = tokio::select! {
+                () = self.closing.cancelled() => break,
+                item = consumer.next() => item,
+            };
+            match item {
+                Some(Ok(delivery)) => self.hand_on(subscription, delivery),
+                Some(Err(error)) => return End::Lost(text(&error)),
+                None => return End::Lost("the broker ended the consumer".to_owned()),
+            }
+        }
+        let cancel = subscription.acker.channel().basic_cancel(consumer.tag(), BasicCancelOptions::default());
+        let cancelled = tokio::time::timeout(CANCEL, cancel).await;
+        if !matches!(cancelled, Ok(Ok(()))) {
+            // More could come that nobody would take: let the broker have it all back.
+            subscription.end();
+            close(subscription.acker.channel()).await;
+            return End::Closed;
+        }
+        // The stream ends behind the last message that had arrived.
+        while let Some(Ok(delivery)) = consumer.next().await {
+            self.hand_on(subscription, delivery);
+        }
+        End::Closed
+    }
+
+    fn hand_on(&self, subscription: &Arc<Subscription>, delivery: lapin::message::Delivery) {
+        let tag = delivery.delivery_tag;
+        subscription.acker.delivered(tag);
+        let body = Bytes::from(delivery.data);
+        let routing_key = delivery.routing_key.to_string();
+        let message = message(&routing_key, &delivery.properties, body.clone());
+        let ticket = AmqpTicket {
+            subscription: Arc::clone(subscription),
+            desk: Arc::clone(&self.desk),
+            tag,
+            routing_key,
+            properties: delivery.properties,
+            body,
+        };
+        // Nobody takes it where the source was dropped: it goes back when the channel closes.
+        let _ =
+            self.arrivals.send((Arc::clone(subscription), Delivery { message, ticket: Box::new(ticket) }));
+    }
+
+    /// Logs a trouble once, until it changes.
+    fn say(&self, troubled: &mut Option<String>, reason: &str) {
+        if troubled.as_deref() != Some(reason) {
+            warn!(downstream = %self.name(), reason, "not consuming; trying on");
+            *troubled = Some(reason.to_owned());
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.desk.downstream.name
+    }
+}

@@ -1,0 +1,177 @@
+//! The right to settle one delivery.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use lapin::BasicProperties;
+use tracing::{info, warn};
+
+use super::acker::Acker;
+use super::connection::Backoff;
+use super::letter;
+use super::publisher::{PublishError, Publisher};
+use super::supervisor::Line;
+use super::{Downstream, Options, topology};
+use crate::dispatch::{DeadLetter, Report, Ticket};
+use crate::sink::{Receipt, Response};
+use crate::store::BoxFuture;
+use crate::time::{Micros, wall_now};
+
+mod reply;
+
+/// One consumer on one channel: the generation that its deliveries belong to.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) acker: Arc<Acker>,
+    over: AtomicBool,
+}
+
+impl Subscription {
+    pub(super) const fn new(acker: Arc<Acker>) -> Self {
+        Self { acker, over: AtomicBool::new(false) }
+    }
+
+    /// Its deliveries come again elsewhere.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        !self.over.load(Ordering::SeqCst) && self.acker.channel().status().connected()
+    }
+}
+
+/// What the tickets of one downstream share.
+pub(super) struct Desk {
+    pub(super) options: Arc<Options>,
+    pub(super) downstream: Downstream,
+    pub(super) publisher: Publisher,
+    /// The consuming connection, for declarations.
+    pub(super) line: Line,
+}
+
+impl Desk {
+    /// Publishes a dead letter; where its queue has been deleted, declares it for the next attempt.
+    async fn send_dead(&self, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
+        let queue = self.options.names().dead(&self.downstream.name);
+        let sent = self.publisher.publish_routed("", &queue, properties, body).await;
+        let connection = self.line.borrow().clone();
+        if let (Err(PublishError::Unroutable(_)), true, Some(connection)) =
+            (&sent, self.options.declare, connection)
+        {
+            // Should it fail, the next attempt says what is missing.
+            let _ = topology::ensure(&connection, &self.options, &self.downstream).await;
+        }
+        sent
+    }
+}
+
+/// A delivery that is not settled yet.
+pub(super) struct AmqpTicket {
+    pub(super) subscription: Arc<Subscription>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) tag: u64,
+    pub(super) routing_key: String,
+    pub(super) properties: BasicProperties,
+    pub(super) body: Bytes,
+}
+
+impl fmt::Debug for AmqpTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmqpTicket")
+            .field("downstream", &self.desk.downstream.name)
+            .field("tag", &self.tag)
+            .field("live", &self.is_live())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ticket for AmqpTicket {
+    fn is_live(&self) -> bool {
+        self.subscription.is_live()
+    }
+
+    fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {
+        self.subscription.acker.ack(self.tag);
+    }
+
+    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            if self.until_done(&Errand::Bury { letter, at: wall_now() }).await {
+                self.subscription.acker.ack(self.tag);
+            }
+        })
+    }
+
+    fn give_back(self: Box<Self>) {
+        self.subscription.acker.give_back(self.tag);
+    }
+
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let Some(queue) = self.properties.reply_to() else { return };
+            let queue = queue.to_string();
+            self.until_done(&Errand::Reply { queue, body: reply::body(response) }).await;
+        })
+    }
+}
+
+/// What has to be published before a delivery is settled.
+enum Errand {
+    Bury { letter: DeadLetter, at: Micros },
+    Reply { queue: String, body: Bytes },
+}
+
+impl Errand {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Bury { .. } => "dead letter",
+            Self::Reply { .. } => "reply",
+        }
+    }
+}
+
+impl AmqpTicket {
+    /// Publishes until it is confirmed; false where the delivery is not live any more.
+    async fn until_done(&self, errand: &Errand) -> bool {
+        let (downstream, what) = (&self.desk.downstream.name, errand.name());
+        let mut backoff = Backoff::default();
+        let mut troubled = false;
+        while self.is_live() {
+            match self.publish(errand).await {
+                Ok(()) => {
+                    if troubled {
+                        info!(%downstream, "published a {what} after all");
+                    }
+                    return true;
+                }
+                Err(error) => {
+                    if !troubled {
+                        warn!(%downstream, %error, "cannot publish a {what}; trying on");
+                        troubled = true;
+                    }
+                    tokio::time::sleep(backoff.next()).await;
+                }
+            }
+        }
+        false
+    }
+
+    async fn publish(&self, errand: &Errand) -> Result<(), PublishError> {
+        let publisher = &self.desk.publisher;
+        match errand {
+            Errand::Bury { letter, at } => {
+                let frame_max = publisher.frame_max();
+                let properties = letter::bury(&self.properties, &self.routing_key, letter, *at, frame_max);
+                self.desk.send_dead(properties, &self.body).await
+            }
+            // A requester that is gone has no queue any more: nothing is left to do then.
+            Errand::Reply { queue, body } => {
+                let properties = letter::reply(self.properties.correlation_id().as_ref());
+                publisher.publish("", queue, properties, body).await
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Exchanges and queues: declared as the contract says, or checked passively.
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+use lapin::{Channel, Connection, ExchangeKind};
+
+use super::connection::{ask, channel};
+use super::error::Error;
+use super::{Downstream, Options};
+
+/// High enough that no job is dropped for its give-backs; set, so that a job given back keeps its
+/// place; positive, because RabbitMQ 3.10 drops at the first give-back where it is -1.
+const DELIVERY_LIMIT: i64 = 1_000_000;
+
+/// The names that follow the prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned() }
+    }
+
+    pub(super) fn jobs(&self) -> String {
+        format!("{}.jobs", self.prefix)
+    }
+
+    pub(super) fn unroutable(&self) -> String {
+        format!("{}.unroutable", self.prefix)
+    }
+
+    pub(super) fn dead(&self, downstream: &str) -> String {
+        format!("{}.dead.{downstream}", self.prefix)
+    }
+
+    pub(super) fn queue(&self, downstream: &Downstream) -> String {
+        match &downstream.queue {
+            Some(name) => name.clone(),
+            None => format!("{}.jobs.{}", self.prefix, downstream.name),
+        }
+    }
+}
+
+/// Makes sure that a downstream's exchanges and queues are there.
+///
+/// Every call uses a channel of its own, since the broker closes it over what it refuses.
+pub(super) async fn ensure(
+    connection: &Connection,
+    options: &Options,
+    downstream: &Downstream,
+) -> Result<(), Error> {
+    let names = options.names();
+    let channel = channel(connection).await?;
+    if options.declare {
+        declare_exchanges(&channel, &names).await?;
+        declare_queues(&channel, &names, downstream).await?;
+    } else {
+        if downstream.queue.is_none() {
+            find_exchange(&channel, &names.jobs()).await?;
+            find_exchange(&channel, &names.unroutable()).await?;
+            find_queue(&channel, &names.unroutable()).await?;
+        }
+        find_queue(&channel, &names.queue(downstream)).await?;
+        find_queue(&channel, &names.dead(&downstream.name)).await?;
+    }
+    super::connection::close(&channel).await;
+    Ok(())
+}
+
+/// Where jobs are published to, and where those lie whose downstream does not exist.
+async fn declare_exchanges(channel: &Channel, names: &Names) -> Result<(), Error> {
+    let unroutable = names.unroutable();
+    declare_exchange(channel, &unroutable, ExchangeKind::Fanout, FieldTable::default()).await?;
+    declare_queue(channel, &unroutable, quorum()).await?;
+    bind(channel, &unroutable, &unroutable, "").await?;
+    let mut arguments = FieldTable::default();
+    arguments.insert(short("alternate-exchange")?, text(&unroutable));
+    declare_exchange(channel, &names.jobs(), ExchangeKind::Topic, arguments).await
+}
+
+async fn declare_queues(channel: &Channel, names: &Names, downstream: &Downstream) -> Result<(), Error> {
+    let dead = names.dead(&downstream.name);
+    // Listing returns letters to their queue, so they need a limit and their place as well.
+    let mut arguments = quorum();
+    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
+    declare_queue(channel, &dead, arguments).await?;
+
+    let queue = names.queue(downstream);
+    if downstream.queue.is_some() {
+        return find_queue(channel, &queue).await.map(|_| ());
+    }
+    let mut arguments = quorum();
+    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
+    arguments.insert(short("x-overflow")?, text("reject-publish"));
+    arguments.insert(short("x-dead-letter-exchange")?, text(""));
+    arguments.insert(short("x-dead-letter-routing-key")?, text(&dead));
+    arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
+    declare_queue(channel, &queue, arguments).await?;
+    bind(channel, &queue, &names.jobs(), &format!("{}.#", downstream.name)).await
+}
+
+/// Fails where the exchange does not exist.
+pub(super) async fn find_exchange(channel: &Channel, name: &str) -> Result<(), Error> {
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let declare = channel.exchange_declare(short(name)?, ExchangeKind::Topic, options, FieldTable::default());
+    ask(&format!("exchange {name}"), declare).await
+}
+
+/// How many messages lie in the queue; fails where it does not exist.
+pub(super) async fn find_queue(channel: &Channel, name: &str) -> Result<u32, Error> {
+    let options = QueueDeclareOptions::default().passive();
+    let declare = channel.queue_declare(short(name)?, options, FieldTable::default());
+    Ok(ask(&format!("queue {name}"), declare).await?.message_count())
+}
+
+async fn declare_exchange(
+    channel: &Channel,
+    name: &str,
+    kind: ExchangeKind,
+    arguments: FieldTable,
+) -> Result<(), Error> {
+    let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    ask(&format!("exchange {name}"), channel.exchange_declare(short(name)?, kind, options, arguments)).await
+}
+
+async fn declare_queue(channel: &Channel, name: &str, arguments: FieldTable) -> Result<(), Error> {
+    let declare = channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), arguments);
+    ask(&format!("queue {name}"), declare).await.map(|_| ())
+}
+
+async fn bind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Result<(), Error> {
+    let options = QueueBindOptions::default();
+    let bind =
+        channel.queue_bind(short(queue)?, short(exchange)?, short(key)?, options, FieldTable::default());
+    ask(&format!("queue {queue}, bound to {exchange}"), bind).await
+}
+
+fn quorum() -> FieldTable {
+    FieldTable::from(std::collections::BTreeMap::from([("x-queue-type".into(), text("quorum"))]))
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(value))
+}
+
+/// A name as AMQP takes it: at most 255 bytes.
+pub(super) fn short(name: &str) -> Result<ShortString, Error> {
+    ShortString::try_new(name)
+        .map_err(|error| Error::Failed { what: format!("the name {name}"), detail: error.to_string() })
+}
