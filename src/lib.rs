@@ -1,7 +1,33 @@
-//! Exact, shared pacing of jobs towards rate-limited APIs.
+//! Exact, shared pacing of calls to rate-limited APIs.
+//!
+//! A [`Shaper`] reserves a slot for each call: the first instant at which it keeps every limit. The
+//! state of the limits lives in a [`Store`]: in this process, or in Redis, where all processes that
+//! use one name share one pace. Slots are counted in exact integers, so no rate drifts.
+//!
+//! ```
+//! use std::time::Duration;
+//! use paced::Shaper;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let shaper = Shaper::builder("billing", "50/s".parse()?).max_wait(Duration::from_secs(30)).build()?;
+//! let answer = shaper.schedule("tenant-42", async { "called" }).await?;
+//! assert_eq!(answer, "called");
+//! # Ok(()) }
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`rate`], [`time`] | exact rates; instants on the store's clock |
+//! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
+//! | [`store`] | where state lives, and the mapping of slots to the local clock |
+//! | [`shaper`] | reserve, wait, run: for programs that embed paced |
+//!
+//! Without default features the library needs no broker, no HTTP client and no server; feature
+//! `redis` adds the shared store.
 
 pub mod limit;
 pub mod rate;
+pub mod shaper;
 pub mod store;
 pub mod time;
 
@@ -22,6 +48,7 @@ pub use limit::{Limit, LimitError, LimitSet};
 pub mod pipe;
 
 pub use rate::{Rate, RateError};
+pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
 pub use store::{MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};

@@ -16,6 +16,7 @@ mod offset;
 mod redis;
 
 pub use crate::limit::MAX_BATCH;
+pub(crate) use call::check_downstream;
 pub use memory::MemoryStore;
 pub use offset::{Observed, SlotClock};
 #[cfg(feature = "redis")]

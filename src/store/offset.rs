@@ -126,6 +126,14 @@ impl SlotClock {
         Some(Micros(i64::try_from(store).unwrap_or(0)).clamp(Micros(0), Micros::MAX))
     }
 
+    /// How long ago the newest sample was received, and its epoch.
+    pub(crate) fn newest(&self) -> Option<(Duration, Micros)> {
+        let now = self.local(Instant::now());
+        let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = u64::try_from(now - window.newest).unwrap_or(0);
+        Some((Duration::from_nanos(age), window.epoch?))
+    }
+
     fn local(&self, at: Instant) -> i128 {
         // At most 584 years of ns: far inside an i128.
         match at.checked_duration_since(self.anchor) {

@@ -1,0 +1,130 @@
+//! A store to experiment with: it counts, delays, stops at a gate, fails or panics on demand.
+
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use crate::limit::LimitSet;
+use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
+use crate::time::{Clock, Micros, SystemClock};
+
+/// A clock that runs with tokio's time and can be stepped.
+#[derive(Debug, Default)]
+pub(super) struct SteppingClock {
+    base: SystemClock,
+    step: AtomicI64,
+}
+
+impl SteppingClock {
+    pub(super) fn step(&self, seconds: i64) {
+        self.step.fetch_add(seconds * 1_000_000, Ordering::SeqCst);
+    }
+}
+
+impl Clock for SteppingClock {
+    fn now(&self) -> Micros {
+        Micros(self.base.now().0 + self.step.load(Ordering::SeqCst))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Bench {
+    memory: MemoryStore,
+    pub(super) clock: Arc<SteppingClock>,
+    pub(super) calls: AtomicUsize,
+    pub(super) cancelled: AtomicUsize,
+    pub(super) pings: AtomicUsize,
+    /// On the way there and back.
+    pub(super) latency: Mutex<(Duration, Duration)>,
+    /// A call needs a permit to go on.
+    pub(super) gate: Semaphore,
+    /// Calls that wait at the gate, or have passed it.
+    pub(super) arrived: Semaphore,
+    pub(super) failure: Mutex<Option<StoreError>>,
+    pub(super) panics: AtomicUsize,
+}
+
+impl Bench {
+    pub(super) fn new() -> Arc<Self> {
+        let clock = Arc::<SteppingClock>::default();
+        Arc::new(Self {
+            memory: MemoryStore::with_clock(clock.clone()),
+            clock,
+            calls: AtomicUsize::new(0),
+            cancelled: AtomicUsize::new(0),
+            pings: AtomicUsize::new(0),
+            latency: Mutex::default(),
+            gate: Semaphore::new(1_000_000),
+            arrived: Semaphore::new(0),
+            failure: Mutex::default(),
+            panics: AtomicUsize::new(0),
+        })
+    }
+
+    /// Closes the gate: calls wait until `open` lets some through.
+    pub(super) fn close(&self) {
+        self.gate.forget_permits(1_000_000);
+    }
+
+    pub(super) fn open(&self, calls: usize) {
+        self.gate.add_permits(calls);
+    }
+
+    /// Until one more call has arrived at the gate.
+    pub(super) async fn arrival(&self) {
+        self.arrived.acquire().await.unwrap().forget();
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn fail(&self, error: Option<StoreError>) {
+        *self.failure.lock().unwrap() = error;
+    }
+
+    pub(super) fn delay(&self, there: Duration, back: Duration) {
+        *self.latency.lock().unwrap() = (there, back);
+    }
+}
+
+impl Store for Bench {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        Box::pin(async move {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.arrived.add_permits(1);
+            self.gate.acquire().await.unwrap().forget();
+            let taken =
+                self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            assert!(taken.is_err(), "as the test wants it");
+            let failure = self.failure.lock().unwrap().clone();
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            let (there, back) = *self.latency.lock().unwrap();
+            tokio::time::sleep(there).await;
+            let answer = self.memory.reserve(call).await;
+            tokio::time::sleep(back).await;
+            answer
+        })
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let given = self.memory.cancel(call).await?;
+            self.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
+            Ok(given)
+        })
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.memory.reset(scope, limits)
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        self.pings.fetch_add(1, Ordering::SeqCst);
+        self.memory.ping()
+    }
+}
