@@ -3,5 +3,6 @@
 #[path = "../support/redis_for_store.rs"]
 mod redis_for_store;
 
+mod examples;
 mod losses;
 mod parity;

@@ -1,5 +1,7 @@
 //! Redis goes away, comes back, and forgets: no burst, no slot twice, no call that hangs.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use paced::StoreError;
@@ -224,4 +226,53 @@ async fn every_key_but_the_record_expires() {
     assert!((60_500..=61_000).contains(&state), "{state}");
     assert_eq!(ttl("paced:{billing}:record").await, -1);
     assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":2"));
+}
+
+#[tokio::test]
+async fn tls_to_a_server_without_it_is_an_error_that_can_be_retried() {
+    let redis = Redis::start().await;
+    let url = redis.url().replace("redis://", "rediss://");
+    let error = RedisStore::connect(&url, RedisOptions::default()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_may_evict_is_warned_of_once() {
+    let redis = Redis::start().await;
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    for (policy, expected) in [("noeviction", 0), ("volatile-lru", 1), ("allkeys-random", 2)] {
+        redis.command(&["CONFIG", "SET", "maxmemory-policy", policy]).await.unwrap();
+        let store = store(&redis).await;
+        // A second connection of one store warns no more.
+        redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.unwrap();
+        answered(&store, call(&limits(1), &[1], HORIZON)).await;
+        assert_eq!(warnings.0.load(Ordering::SeqCst), expected, "{policy}");
+    }
+}
+
+/// Counts the warnings of this crate.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN && metadata.target().starts_with("paced")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
 }

@@ -1,0 +1,41 @@
+//! Pacing inside a worker: four tasks share 20 calls a second, with each other and, given a
+//! Redis, with every other process that runs this.
+//!
+//!     cargo run --example embed -- [memory:|redis://HOST] [COUNT]
+//!
+//! Prints the slot of each call, in µs on the store's clock.
+
+use std::error::Error;
+
+use paced::{RedisOptions, RedisStore, Shaper};
+use tokio::task::JoinSet;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut args = std::env::args().skip(1);
+    let url = args.next().unwrap_or_else(|| "memory:".to_owned());
+    let count: usize = args.next().map_or(Ok(10), |count| count.parse())?;
+
+    let mut builder = Shaper::builder("embed-example", "20/s".parse()?);
+    if url != "memory:" {
+        builder = builder.store(RedisStore::connect(&url, RedisOptions::default()).await?);
+    }
+    let shaper = builder.build()?;
+
+    let mut workers = JoinSet::new();
+    for worker in 0..4 {
+        let shaper = shaper.clone();
+        workers.spawn(async move {
+            for _job in (worker..count).step_by(4) {
+                let reservation = shaper.reserve("tenant-42").await?;
+                reservation.wait().await;
+                println!("{}", reservation.slot()); // here the API would be called
+            }
+            Ok::<_, paced::ReserveError>(())
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker??;
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The examples, run as what they are: processes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use tokio::process::Command;
+
+use super::redis_for_store::Redis;
+
+/// The example that was built along with this test.
+fn example(name: &str) -> Command {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.push("examples");
+    path.push(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "{} is missing: run `cargo build --example {name}` first", path.display());
+    let mut command = Command::new(path);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn two_processes_keep_one_exact_pace() {
+    let redis = Redis::start().await;
+    let embed = || {
+        let mut command = example("embed");
+        command.arg(redis.url()).arg("20");
+        command.output()
+    };
+    let (one, two) = tokio::join!(embed(), embed());
+    let slots = |output: Output| -> Vec<i64> {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+    };
+    let (one, two) = (slots(one.unwrap()), slots(two.unwrap()));
+    assert_eq!((one.len(), two.len()), (20, 20));
+    let mut all = [one.clone(), two.clone()].concat();
+    all.sort_unstable();
+    for (index, slot) in all.iter().enumerate() {
+        assert_eq!(slot - all[0], 50_000 * index as i64, "slot {index} of {all:?}");
+    }
+    let spans = |a: &[i64], b: &[i64]| a.iter().min() < b.iter().max();
+    assert!(spans(&one, &two) && spans(&two, &one), "they ran side by side");
+}
+
+#[tokio::test]
+async fn embed_needs_no_store() {
+    let output = example("embed").args(["memory:", "3"]).output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 3);
+}
+
+/// The project's own vectors, and those that lie beside the checkout if there are any.
+fn vectors() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shared = root.join("../shared/vectors/throttlekit.json");
+    let own = root.join("tests/vectors/leaky_bucket.json");
+    [own].into_iter().chain(shared.exists().then_some(shared)).collect()
+}
+
+async fn replay(file: &Path, store: &str) -> (Option<i32>, String) {
+    let output = example("replay_vectors").arg(file).args(["--store", store]).output().await.unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[tokio::test]
+async fn recorded_decisions_are_repeated() {
+    let redis = Redis::start().await;
+    for file in vectors() {
+        for store in ["memory:", &redis.url()] {
+            let (code, printed) = replay(&file, store).await;
+            assert_eq!(code, Some(0), "{store}: {printed}");
+            assert!(printed.contains(" 0 mismatches") && !printed.contains("\n0 suites"), "{printed}");
+            assert!(printed.contains("suites of gcra: not in this version"), "{printed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_different_decision_is_told() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/wrong.json");
+    let (code, printed) = replay(&file, "memory:").await;
+    assert_eq!(code, Some(1), "{printed}");
+    assert!(printed.contains("thirds operation 1 ") && printed.contains("thirds operation 4 "), "{printed}");
+    assert!(printed.contains(" 2 mismatches"), "{printed}");
+    let (code, _) = replay(Path::new("no-such-file"), "memory:").await;
+    assert_eq!(code, Some(2));
+}
