@@ -21,6 +21,8 @@
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
 //! | [`store`] | where state lives, and the mapping of slots to the local clock |
 //! | [`shaper`] | reserve, wait, run: for programs that embed paced |
+//! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
+//! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
 //!
 //! Without default features the library needs no broker, no HTTP client and no server; feature
 //! `redis` adds the shared store.
@@ -33,20 +35,18 @@ pub mod time;
 
 #[cfg(feature = "amqp")]
 pub mod amqp;
+#[cfg(feature = "config")]
+pub mod config;
 #[cfg(feature = "dispatch")]
 pub mod dispatch;
 #[cfg(feature = "dispatch")]
 pub mod job;
+#[cfg(feature = "daemon")]
+pub mod pipe;
 #[cfg(feature = "dispatch")]
 pub mod sink;
 
-#[cfg(feature = "config")]
-pub mod config;
-
 pub use limit::{Limit, LimitError, LimitSet};
-#[cfg(feature = "daemon")]
-pub mod pipe;
-
 pub use rate::{Rate, RateError};
 pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
 pub use store::{MemoryStore, Store, StoreError};

@@ -1,2 +1,10 @@
-//! The daemon.
-fn main() {}
+//! The `paced` daemon and its tools.
+
+mod cli;
+mod telemetry;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -17,6 +17,7 @@ pub use check::check_online;
 pub use dead::{DeadLetters, Filter, Letter, Replay};
 pub use error::Error;
 pub use letter::Edits;
+pub use properties::properties;
 pub use publisher::{PublishError, Publisher};
 pub use source::AmqpSource;
 
@@ -31,6 +32,7 @@ mod dead;
 mod error;
 mod letter;
 mod message;
+mod properties;
 mod publisher;
 mod source;
 mod supervisor;

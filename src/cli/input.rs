@@ -1,0 +1,22 @@
+//! Where lines come from.
+
+use std::path::Path;
+
+use tokio::fs::File;
+use tokio::io::{AsyncBufRead, BufReader, stdin};
+
+use super::exit::Exit;
+
+/// Opens a file; stdin for `-` and for none. Says on stderr why it cannot.
+pub(super) async fn open(file: Option<&Path>) -> Result<Box<dyn AsyncBufRead + Send + Unpin>, Exit> {
+    match file {
+        Some(path) if path != Path::new("-") => match File::open(path).await {
+            Ok(file) => Ok(Box::new(BufReader::with_capacity(64 * 1024, file))),
+            Err(error) => {
+                eprintln!("paced: {}: {error}", path.display());
+                Err(Exit::Usage)
+            }
+        },
+        _ => Ok(Box::new(BufReader::new(stdin()))),
+    }
+}

@@ -1,0 +1,131 @@
+//! The command line: data to stdout, messages and progress to stderr.
+
+mod check;
+mod config;
+mod dead;
+mod exit;
+mod input;
+mod parts;
+mod pipe;
+mod publish;
+mod run;
+mod signals;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::telemetry::{self, Color, LogFormat};
+use exit::Exit;
+
+/// Releases RabbitMQ jobs to rate-limited APIs at an exact pace that all replicas share.
+#[derive(Debug, Parser)]
+#[command(name = "paced", version, max_term_width = 100)]
+#[command(
+    after_help = "Exit codes: 0 ok, 1 something failed or was not delivered, 2 usage, 69 broker or store \
+                        unreachable, 75 drain timed out, 78 configuration."
+)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command understands.
+#[derive(Debug, Args)]
+struct Global {
+    /// Configuration file; repeat it to merge several [default: $PACED_CONFIG, ./paced.toml,
+    /// /etc/paced/paced.toml]
+    #[arg(short, long, global = true, value_name = "FILE")]
+    config: Vec<PathBuf>,
+    /// Overrides one key, such as downstreams.billing.rate=20/s
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Form of what is written to stdout
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    output: Output,
+    /// When to colour messages
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    color: Color,
+    /// Says more; twice: everything
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// Says less; twice: only errors
+    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose")]
+    quiet: u8,
+    /// Form of the log on stderr
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    log_format: LogFormat,
+}
+
+/// The form of what goes to stdout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    #[default]
+    Human,
+    /// JSON, one object per line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Releases the jobs of every configured downstream until it is stopped
+    Run,
+    /// Checks the configuration; with --online the broker and the store too
+    Check(check::Args),
+    /// Publishes jobs to a downstream's queue, confirmed
+    Publish(publish::Args),
+    /// Releases jobs from a file or stdin at a pace, with no server at all
+    Pipe(pipe::Args),
+    /// Looks at dead letters, and brings them back
+    #[command(subcommand)]
+    Dead(dead::Command),
+    /// Shows the configuration
+    #[command(subcommand)]
+    Config(config::Command),
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn main() -> ExitCode {
+    let Cli { global, command } = Cli::parse();
+    let level = match (global.verbose, global.quiet) {
+        (0, 0) => default_level(&command),
+        (1, _) => LevelFilter::DEBUG,
+        (0, 1) => LevelFilter::WARN,
+        (0, _) => LevelFilter::ERROR,
+        (_, _) => LevelFilter::TRACE,
+    };
+    telemetry::init(level, global.log_format, global.color);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("paced: cannot start: {error}");
+            return Exit::Failed.into();
+        }
+    };
+    let exit = runtime.block_on(async {
+        match command {
+            Command::Run => run::run(&global).await,
+            Command::Check(args) => check::run(&global, &args).await,
+            Command::Publish(args) => publish::run(&global, args).await,
+            Command::Pipe(args) => pipe::run(&global, args).await,
+            Command::Dead(command) => dead::run(&global, command).await,
+            Command::Config(command) => config::run(&global, &command),
+        }
+    });
+    // A read of stdin that nobody waits for any more must not hold the process.
+    runtime.shutdown_background();
+    exit.into()
+}
+
+/// The daemon tells what it does; the tools only what went wrong.
+fn default_level(command: &Command) -> LevelFilter {
+    match command {
+        Command::Run => LevelFilter::INFO,
+        _ => LevelFilter::WARN,
+    }
+}

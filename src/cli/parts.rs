@@ -1,0 +1,101 @@
+//! From settings to the parts that the commands run.
+
+use std::sync::Arc;
+
+use paced::amqp;
+use paced::config::{self, Downstream, Loaded, Settings, Sources};
+use paced::dispatch::{Dispatcher, Options, ReleaseClock, ThreadClock, TokioClock};
+use paced::job::Rules;
+use paced::sink::http::{HttpError, HttpOptions, HttpSink};
+use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
+
+use super::Global;
+use super::exit::Exit;
+
+/// The store that is this process's memory.
+pub(super) const MEMORY: &str = "memory:";
+
+/// Reads the configuration, or says on stderr what is wrong with it.
+pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
+    let sources = Sources::from_process(global.config.clone(), global.set.clone());
+    config::load(sources).map_err(|errors| {
+        eprintln!("{errors}");
+        Exit::Config
+    })
+}
+
+/// The store that the settings name. Nothing is connected yet.
+pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+    let url = settings.store.url.expose();
+    if url == MEMORY {
+        return Ok(Arc::new(MemoryStore::new()));
+    }
+    let key_prefix = settings.store.key_prefix.clone();
+    Ok(Arc::new(RedisStore::open(url, RedisOptions { key_prefix, ..RedisOptions::default() })?))
+}
+
+/// What the broker's side of the daemon needs.
+pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
+    let address = settings.amqp.url.expose().parse().map_err(|error: amqp::AddressError| {
+        eprintln!("paced: amqp.url: {error}");
+        Exit::Config
+    })?;
+    let downstreams = settings.downstreams.iter().map(|(name, downstream)| amqp::Downstream {
+        name: name.clone(),
+        queue: downstream.queue.name.clone(),
+        prefetch: downstream.effective_prefetch(),
+    });
+    Ok(amqp::Options {
+        address,
+        prefix: settings.amqp.prefix.clone(),
+        declare: settings.amqp.declare,
+        downstreams: downstreams.collect(),
+    })
+}
+
+/// What a message to the downstream must obey.
+pub(super) fn rules(downstream: &Downstream) -> Rules {
+    Rules {
+        max_body: downstream.http.max_body,
+        allow_headers: downstream.http.allow_headers.clone(),
+        max_cost: downstream.limits.max_cost(),
+    }
+}
+
+/// The clock that releases jobs: a thread's, or tokio's where the system has no thread left.
+pub(super) fn clock() -> Arc<dyn ReleaseClock> {
+    match ThreadClock::start() {
+        Ok(clock) => Arc::new(clock),
+        Err(error) => {
+            tracing::warn!(%error, "no thread for the release clock; releases will be about 1 ms late");
+            Arc::new(TokioClock)
+        }
+    }
+}
+
+/// The dispatcher of one downstream.
+pub(super) fn dispatcher(
+    settings: &Settings,
+    name: &str,
+    downstream: &Downstream,
+    store: Arc<dyn Store>,
+    clock: Arc<dyn ReleaseClock>,
+) -> Result<Dispatcher, HttpError> {
+    let http = &downstream.http;
+    let headers = http.headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned()));
+    let sink = HttpSink::new(HttpOptions {
+        base_url: http.base_url.expose().to_owned(),
+        timeout: http.timeout,
+        headers: headers.collect(),
+    })?;
+    let options = Options {
+        downstream: name.to_owned(),
+        limits: downstream.limits.clone(),
+        horizon: downstream.horizon,
+        concurrency: downstream.concurrency,
+        retry: downstream.retry,
+        rules: rules(downstream),
+        drain_timeout: settings.shutdown.drain_timeout,
+    };
+    Ok(Dispatcher::new(options, store, Arc::new(sink), clock))
+}

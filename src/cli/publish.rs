@@ -1,0 +1,251 @@
+//! `paced publish`: jobs into a downstream's queue, each confirmed by the broker.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+use paced::amqp::{self, Amqp, PublishError, Publisher};
+use paced::job::{Message, Rules, Value, decode, ndjson};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt};
+use uuid::Uuid;
+
+use super::exit::Exit;
+use super::input;
+use super::{Global, Output, parts};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The downstream, as in the configuration
+    downstream: String,
+    /// Jobs, one JSON object per line; `-` is stdin [default: stdin, unless --count or --body is
+    /// given]
+    file: Option<PathBuf>,
+    /// Publishes so many equal jobs [default: 1, with --body]
+    #[arg(long, conflicts_with = "file", value_name = "N")]
+    count: Option<u64>,
+    /// Body of each job
+    #[arg(long, conflicts_with = "file", value_name = "TEXT")]
+    body: Option<String>,
+    /// Lane of each job that names none
+    #[arg(long, value_name = "LANE")]
+    lane: Option<String>,
+}
+
+/// Confirms awaited at once.
+const IN_FLIGHT: usize = 1000;
+/// How often a job is published before it counts as failed, and the pause after each time.
+const ATTEMPTS: u32 = 6;
+const PAUSE: Duration = Duration::from_millis(250);
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// What became of the jobs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    published: u64,
+    failed: u64,
+    bad_lines: u64,
+}
+
+pub(super) async fn run(global: &Global, args: Args) -> Exit {
+    match publish(global, args).await {
+        Ok(exit) | Err(exit) => exit,
+    }
+}
+
+async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
+    let settings = parts::load(global)?.settings;
+    let Some(downstream) = settings.downstreams.get(&args.downstream) else {
+        let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
+        eprintln!(
+            "paced: no downstream `{}` in the configuration; it has {}",
+            args.downstream,
+            known.join(", ")
+        );
+        return Err(Exit::Usage);
+    };
+    let no_input = args.file.is_none() && args.count.is_none() && args.body.is_none();
+    if no_input && std::io::stdin().is_terminal() {
+        eprintln!("paced: nothing to publish; give a FILE, --body TEXT or --count N");
+        return Err(Exit::Usage);
+    }
+    let rules = parts::rules(downstream);
+    let mut options = parts::amqp(&settings)?;
+    options.downstreams.retain(|downstream| downstream.name == args.downstream);
+    let lines = if args.count.is_some() || args.body.is_some() {
+        None
+    } else {
+        Some(input::open(args.file.as_deref()).await?)
+    };
+    let amqp = Amqp::publishing(options.clone()).await.map_err(|error| {
+        eprintln!("paced: {error}");
+        if error.is_unreachable() { Exit::Unavailable } else { Exit::Failed }
+    })?;
+    let (exchange, key) = options.target(&args.downstream).map_err(|error| {
+        eprintln!("paced: {error}");
+        Exit::Failed
+    })?;
+    let target = Target { publisher: amqp.publisher(), exchange, key };
+    let bar = bar(args.count);
+    let tally = match lines {
+        Some(lines) => target.publish_lines(lines, &args, &rules, &bar).await,
+        None => target.publish_equal(&args, &rules, &bar).await?,
+    };
+    bar.finish_and_clear();
+    amqp.shutdown(CLOSING).await;
+    report(global.output, &args.downstream, tally);
+    Ok(if tally.failed + tally.bad_lines == 0 { Exit::Ok } else { Exit::Failed })
+}
+
+struct Target {
+    publisher: Publisher,
+    exchange: String,
+    key: String,
+}
+
+impl Target {
+    /// Publishes each line that is a job; reports each that is none.
+    async fn publish_lines(
+        &self,
+        lines: Box<dyn AsyncBufRead + Send + Unpin>,
+        args: &Args,
+        rules: &Rules,
+        bar: &ProgressBar,
+    ) -> Tally {
+        let mut bad_lines = 0;
+        let lines = stream::unfold((lines.lines(), 0_u64), async |(mut lines, number)| {
+            let line = lines.next_line().await;
+            match line {
+                Ok(line) => line.map(|line| (Ok((number + 1, line)), (lines, number + 1))),
+                Err(error) => Some((Err((number + 1, error)), (lines, number + 1))),
+            }
+        });
+        let mut broken = false;
+        let messages = lines
+            .take_while(|line| {
+                let go_on = !broken;
+                broken |= line.is_err();
+                std::future::ready(go_on)
+            })
+            .filter_map(|line| {
+                let message = match line {
+                    Ok((_, line)) if line.trim().is_empty() => return std::future::ready(None),
+                    Ok((number, line)) => {
+                        message(&line, args, rules).map_err(|wrong| format!("line {number}: {wrong}"))
+                    }
+                    Err((number, error)) => Err(format!("line {number}: cannot be read: {error}")),
+                };
+                let message = message.map_err(|wrong| {
+                    bar.suspend(|| eprintln!("paced: {wrong}"));
+                    bad_lines += 1;
+                });
+                std::future::ready(message.ok())
+            });
+        let tally = self.publish_all(messages, bar).await;
+        Tally { bad_lines, ..tally }
+    }
+
+    /// Publishes `--count` jobs with one `--body`.
+    async fn publish_equal(&self, args: &Args, rules: &Rules, bar: &ProgressBar) -> Result<Tally, Exit> {
+        let body = args.body.clone().unwrap_or_default();
+        let job = with_lane(Message { body: body.into(), ..Message::default() }, args);
+        decode(&job, rules).map_err(|rejection| {
+            eprintln!("paced: {rejection}");
+            Exit::Usage
+        })?;
+        let jobs = stream::iter(0..args.count.unwrap_or(1)).map(|_| with_id(job.clone()));
+        Ok(self.publish_all(jobs, bar).await)
+    }
+
+    async fn publish_all(&self, jobs: impl stream::Stream<Item = Message>, bar: &ProgressBar) -> Tally {
+        let outcomes = jobs.map(|job| self.publish(job)).buffer_unordered(IN_FLIGHT);
+        let mut outcomes = std::pin::pin!(outcomes);
+        let mut tally = Tally::default();
+        while let Some(outcome) = outcomes.next().await {
+            match outcome {
+                Ok(()) => tally.published += 1,
+                Err((id, error)) => {
+                    tally.failed += 1;
+                    bar.suspend(|| eprintln!("paced: job {id}: {error}"));
+                }
+            }
+            bar.inc(1);
+        }
+        tally
+    }
+
+    /// Until it is confirmed. Where a confirm was lost there may be two copies; both carry one id.
+    async fn publish(&self, job: Message) -> Result<(), (String, PublishError)> {
+        let (properties, body) = (amqp::properties(&job), job.body);
+        let mut attempt = 1;
+        loop {
+            let outcome = self.publisher.publish(&self.exchange, &self.key, properties.clone(), &body).await;
+            match outcome {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_retryable() && attempt < ATTEMPTS => {
+                    tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
+                    attempt += 1;
+                }
+                Err(error) => return Err((job.message_id.unwrap_or_default(), error)),
+            }
+        }
+    }
+}
+
+/// The job on a line. What the daemon would refuse is refused here already.
+fn message(line: &str, args: &Args, rules: &Rules) -> Result<Message, String> {
+    let line = ndjson::parse(line.as_bytes()).map_err(|error| error.to_string())?;
+    if let Some(other) = line.downstream.filter(|name| *name != args.downstream) {
+        return Err(format!("is for `{other}`; publish it there: paced publish {other}"));
+    }
+    let message = with_id(with_lane(line.message, args));
+    decode(&message, rules).map_err(|rejection| rejection.to_string())?;
+    Ok(message)
+}
+
+fn with_lane(mut message: Message, args: &Args) -> Message {
+    const LANE: &str = "paced-lane";
+    if let Some(lane) = &args.lane
+        && !message.headers.iter().any(|(name, _)| name == LANE)
+    {
+        message.headers.push((LANE.to_owned(), Value::Text(lane.clone().into())));
+    }
+    message
+}
+
+/// An id that survives redelivery, so that the API can tell copies.
+fn with_id(message: Message) -> Message {
+    let id = message.message_id.unwrap_or_else(|| Uuid::now_v7().to_string());
+    Message { message_id: Some(id), ..message }
+}
+
+fn bar(count: Option<u64>) -> ProgressBar {
+    let (bar, template) = match count {
+        Some(count) => (ProgressBar::new(count), "{bar:40} {pos}/{len} published, {per_sec}, {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {pos} published, {per_sec}"),
+    };
+    // A template that is wrong shows the default bar.
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn report(output: Output, downstream: &str, tally: Tally) {
+    let Tally { published, failed, bad_lines } = tally;
+    match output {
+        Output::Json => println!(
+            "{}",
+            serde_json::json!({
+                "downstream": downstream, "published": published, "failed": failed, "bad_lines": bad_lines
+            })
+        ),
+        Output::Human => {
+            println!("published {published} job(s) to {downstream}");
+            if failed + bad_lines > 0 {
+                eprintln!("paced: not published: {failed} job(s), {bad_lines} bad line(s)");
+            }
+        }
+    }
+}
