@@ -1,8 +1,18 @@
 //! The stores: all backends answer alike, and Redis comes through losses without a burst.
 
+use std::time::Duration;
+
+use paced::RedisOptions;
+
 #[path = "../support/redis_for_store.rs"]
 mod redis_for_store;
 
 mod examples;
 mod losses;
 mod parity;
+
+/// Time-outs that a loaded machine keeps, for tests of other things.
+fn patient() -> RedisOptions {
+    let timeout = Duration::from_secs(10);
+    RedisOptions { connect_timeout: timeout, response_timeout: timeout, ..RedisOptions::default() }
+}

@@ -10,6 +10,7 @@ use paced::store::{RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::Micros;
 use tokio::time::Instant;
 
+use super::patient;
 use super::redis_for_store::Redis;
 
 const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
@@ -25,7 +26,7 @@ fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<
 }
 
 async fn store(redis: &Redis) -> RedisStore {
-    RedisStore::connect(&redis.url(), RedisOptions::default()).await.unwrap()
+    RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
 /// Asks until a call is answered; the server is back, so it must not take long.
@@ -121,6 +122,21 @@ async fn a_restart_on_the_same_port_is_found_and_fenced() {
 }
 
 #[tokio::test]
+async fn corrections_are_written_although_nothing_is_granted() {
+    let mut redis = Redis::start_durable().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
+    redis.down();
+    redis.up().await;
+    let refused = answered(&store, call(&limits, &[1], AHEAD)).await;
+    assert_eq!(refused.slots, []);
+    let tat = refused.now.plus(AHEAD + INTERVAL);
+    let state = redis.command(&["GET", "paced:{billing}:l:rate"]).await.unwrap();
+    let fields: Vec<&str> = state.split_whitespace().skip(1).collect();
+    assert_eq!((fields[0], fields[4]), (&*tat.to_string(), &*refused.epoch.to_string()), "{state}");
+}
+
+#[tokio::test]
 async fn two_workers_agree_on_one_new_epoch() {
     let redis = Redis::start().await;
     let (one, two, limits) = (store(&redis).await, store(&redis).await, limits(1));
@@ -173,7 +189,8 @@ async fn scripts_that_the_server_forgot_are_loaded_again() {
 #[tokio::test]
 async fn a_server_that_hangs_is_reported_in_a_second() {
     let redis = Redis::start().await;
-    let (store, limits) = (store(&redis).await, limits(1));
+    let store = RedisStore::connect(&redis.url(), RedisOptions::default()).await.unwrap();
+    let limits = limits(1);
     let sleeping = redis.command(&["DEBUG", "SLEEP", "3"]);
     let asking = async {
         let mut slowest = Duration::ZERO;

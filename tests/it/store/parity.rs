@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::limit::{Limit, LimitSet, State};
-use paced::store::{Cancel, MemoryStore, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Cancel, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use super::patient;
 use super::redis_for_store::Redis;
 
 const TODAY: i64 = 1_760_000_000_000_000;
@@ -83,7 +84,7 @@ struct Backend {
 impl Backend {
     fn all(redis: &Redis) -> Vec<Self> {
         let (memory, shared) = (Arc::<ManualClock>::default(), Arc::<ManualClock>::default());
-        let store = RedisStore::open(&redis.url(), RedisOptions::default()).unwrap();
+        let store = RedisStore::open(&redis.url(), patient()).unwrap();
         vec![
             Self { name: "memory", store: Box::new(MemoryStore::with_clock(memory.clone())), clock: memory },
             Self { name: "redis", store: Box::new(store.with_test_clock(shared.clone())), clock: shared },
