@@ -8,3 +8,8 @@
 mod config;
 #[cfg(feature = "redis")]
 mod store;
+#[cfg(feature = "daemon")]
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(feature = "daemon")]
+mod support_selftest;

@@ -1,0 +1,419 @@
+//! A downstream that keeps a log: an HTTP server on loopback, which stamps every request on a
+//! thread of its own (a busy test must not disturb the stamps) and answers as it is told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener as StdListener};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::HeaderMap;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use paced::time::{Micros, wall_now};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use super::{apart, real_now};
+
+/// The longest body that is kept.
+const MAX_BODY: usize = 16 << 20;
+
+/// What [`Arrival::at`] counts from: the same for every API of this process.
+static ANCHOR: LazyLock<Instant> = LazyLock::new(real_now);
+
+/// Nanoseconds now, on the clock of [`Arrival::at`].
+pub fn stamp() -> u64 {
+    u64::try_from(ANCHOR.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// When its head was read: monotonic nanoseconds.
+    pub at: u64,
+    /// The same by the wall clock.
+    pub wall: Micros,
+    /// In upper case.
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+    /// Which connection it came on, counted from 0.
+    pub connection: usize,
+}
+
+impl Arrival {
+    /// A header, where it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The `Idempotency-Key`: the job's id; "" when absent.
+    pub fn id(&self) -> &str {
+        self.header("idempotency-key").unwrap_or_default()
+    }
+}
+
+/// What the API answers to one request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+    delay: Duration,
+    gate: Option<Gate>,
+    hang_up: bool,
+}
+
+impl Answer {
+    /// This status with an empty body.
+    pub fn status(status: u16) -> Self {
+        Self {
+            status,
+            headers: Vec::new(),
+            body: Bytes::new(),
+            delay: Duration::ZERO,
+            gate: None,
+            hang_up: false,
+        }
+    }
+
+    /// 200.
+    pub fn ok() -> Self {
+        Self::status(200)
+    }
+
+    /// Closes the connection instead of answering.
+    pub fn hang_up() -> Self {
+        Self { hang_up: true, ..Self::ok() }
+    }
+
+    /// With this header.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.headers.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// With this body.
+    #[must_use]
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// Not before this long after the request.
+    #[must_use]
+    pub fn after(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Not before the gate lets it through.
+    #[must_use]
+    pub fn gated(mut self, gate: &Gate) -> Self {
+        self.gate = Some(gate.clone());
+        self
+    }
+}
+
+/// Holds answers back until the test lets them go.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    permits: Arc<Semaphore>,
+    waiting: Arc<watch::Sender<usize>>,
+}
+
+impl Gate {
+    /// A closed one.
+    pub fn closed() -> Self {
+        Self { permits: Arc::new(Semaphore::new(0)), waiting: Arc::new(watch::Sender::new(0)) }
+    }
+
+    /// Lets `count` answers through, now or later.
+    pub fn let_through(&self, count: usize) {
+        self.permits.add_permits(count);
+    }
+
+    /// Lets all answers through, for good.
+    pub fn open(&self) {
+        self.permits.close();
+    }
+
+    /// How many answers are held now.
+    pub fn waiting(&self) -> usize {
+        *self.waiting.borrow()
+    }
+
+    /// Waits until at least `count` answers are held; panics after `within`.
+    pub async fn wait_for(&self, count: usize, within: Duration) {
+        let held = reaches(&self.waiting, count, within).await;
+        assert!(held, "{} requests, not {count}, are held at the gate after {within:?}", self.waiting());
+    }
+
+    async fn pass(&self) {
+        self.waiting.send_modify(|count| *count += 1);
+        // An answer whose client went away is dropped while it waits.
+        let _leave = Leave(&self.waiting);
+        if let Ok(permit) = self.permits.acquire().await {
+            permit.forget();
+        }
+    }
+}
+
+struct Leave<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+type Rule = Arc<dyn Fn(&Arrival) -> Answer + Send + Sync>;
+
+/// The API. It ends when dropped.
+pub struct Api {
+    port: u16,
+    log: Arc<Log>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Log {
+    inner: Mutex<Inner>,
+    count: watch::Sender<usize>,
+    in_flight: watch::Sender<usize>,
+}
+
+struct Inner {
+    arrivals: Vec<Arrival>,
+    scripts: BTreeMap<String, VecDeque<Answer>>,
+    rule: Rule,
+    connections: usize,
+    peak: usize,
+}
+
+impl Api {
+    /// Starts one on a free port; it answers 200 to everything.
+    pub fn start() -> Self {
+        Self::try_start(0).expect("a port on loopback")
+    }
+
+    /// Starts one on this port, such as that of one that was dropped.
+    pub fn try_start(port: u16) -> io::Result<Self> {
+        LazyLock::force(&ANCHOR);
+        let listener = StdListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        listener.set_nonblocking(true)?;
+        let port = listener.local_addr()?.port();
+        let log = Arc::new(Log::new());
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let shared = log.clone();
+        let thread = std::thread::Builder::new().name("api".to_owned()).spawn(move || {
+            runtime.block_on(async move {
+                tokio::select! {
+                    () = serve(listener, shared) => {}
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(Self { port, log, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// `http://127.0.0.1:PORT/`
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/", self.port)
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next requests to `path` (with its query) get these answers, in this order; then the
+    /// rule holds again.
+    pub fn script(&self, path: &str, answers: impl IntoIterator<Item = Answer>) {
+        self.log.lock().scripts.entry(path.to_owned()).or_default().extend(answers);
+    }
+
+    /// What requests without a script get, from now on.
+    pub fn rule(&self, rule: impl Fn(&Arrival) -> Answer + Send + Sync + 'static) {
+        self.log.lock().rule = Arc::new(rule);
+    }
+
+    /// All requests so far whose bodies have arrived, in the order of their stamps.
+    pub fn arrivals(&self) -> Vec<Arrival> {
+        let mut arrivals = self.log.lock().arrivals.clone();
+        arrivals.sort_by_key(|arrival| arrival.at);
+        arrivals
+    }
+
+    /// The stamps of [`Api::arrivals`].
+    pub fn stamps(&self) -> Vec<u64> {
+        let mut stamps: Vec<u64> = self.log.lock().arrivals.iter().map(|arrival| arrival.at).collect();
+        stamps.sort_unstable();
+        stamps
+    }
+
+    /// How many requests there were so far.
+    pub fn count(&self) -> usize {
+        *self.log.count.borrow()
+    }
+
+    /// Requests that are being answered now.
+    pub fn in_flight(&self) -> usize {
+        *self.log.in_flight.borrow()
+    }
+
+    /// The most requests that were ever being answered at once.
+    pub fn peak_in_flight(&self) -> usize {
+        self.log.lock().peak
+    }
+
+    /// Waits for `count` requests in all and returns them; panics after `within`.
+    pub async fn wait_for(&self, count: usize, within: Duration) -> Vec<Arrival> {
+        let there = reaches(&self.log.count, count, within).await;
+        assert!(there, "{} requests, not {count}, came within {within:?}", self.count());
+        self.arrivals()
+    }
+
+    /// Waits for `count` requests in all; false after `within`.
+    pub async fn reaches(&self, count: usize, within: Duration) -> bool {
+        reaches(&self.log.count, count, within).await
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits, in real time, until the count is reached.
+async fn reaches(count: &watch::Sender<usize>, least: usize, within: Duration) -> bool {
+    let mut receiver = count.subscribe();
+    apart(async move {
+        let reached = receiver.wait_for(|count| *count >= least);
+        matches!(tokio::time::timeout(within, reached).await, Ok(Ok(_)))
+    })
+    .await
+}
+
+impl Log {
+    fn new() -> Self {
+        let inner = Inner {
+            arrivals: Vec::new(),
+            scripts: BTreeMap::new(),
+            rule: Arc::new(|_| Answer::ok()),
+            connections: 0,
+            peak: 0,
+        };
+        Self { inner: Mutex::new(inner), count: watch::Sender::new(0), in_flight: watch::Sender::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the request down and says what to answer.
+    fn note(&self, arrival: Arrival) -> Answer {
+        let mut inner = self.lock();
+        let scripted = inner.scripts.get_mut(&arrival.path).and_then(VecDeque::pop_front);
+        let rule = inner.rule.clone();
+        inner.arrivals.push(arrival.clone());
+        let count = inner.arrivals.len();
+        drop(inner);
+        self.count.send_replace(count);
+        scripted.unwrap_or_else(|| rule(&arrival))
+    }
+
+    fn enter(&self) -> Leave<'_> {
+        let mut now = 0;
+        self.in_flight.send_modify(|count| {
+            *count += 1;
+            now = *count;
+        });
+        let mut inner = self.lock();
+        inner.peak = inner.peak.max(now);
+        Leave(&self.in_flight)
+    }
+}
+
+async fn serve(listener: StdListener, log: Arc<Log>) {
+    let listener = TcpListener::from_std(listener).expect("a listener");
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let connection = {
+            let mut inner = log.lock();
+            inner.connections += 1;
+            inner.connections - 1
+        };
+        tokio::spawn(converse(stream, connection, log.clone()));
+    }
+}
+
+async fn converse(stream: TcpStream, connection: usize, log: Arc<Log>) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        // First of all: nothing may delay the stamp.
+        let (at, wall) = (stamp(), wall_now());
+        let log = log.clone();
+        async move { answer(&log, request, connection, (at, wall)).await }
+    });
+    // A client that hangs up in the middle is its own business.
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// Why a request gets no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("hung up, as scripted")]
+struct HungUp;
+
+async fn answer(
+    log: &Log,
+    request: Request<Incoming>,
+    connection: usize,
+    (at, wall): (u64, Micros),
+) -> Result<Response<Full<Bytes>>, HungUp> {
+    let _in_flight = log.enter();
+    let (head, body) = request.into_parts();
+    let Ok(body) = Limited::new(body, MAX_BODY).collect().await else { return Err(HungUp) };
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let arrival = Arrival {
+        at,
+        wall,
+        method: head.method.to_string(),
+        path,
+        headers: head.headers,
+        body: body.to_bytes(),
+        connection,
+    };
+    let answer = log.note(arrival);
+    if !answer.delay.is_zero() {
+        tokio::time::sleep(answer.delay).await;
+    }
+    if let Some(gate) = &answer.gate {
+        gate.pass().await;
+    }
+    if answer.hang_up {
+        return Err(HungUp);
+    }
+    let mut response = Response::builder().status(StatusCode::from_u16(answer.status).expect("a status"));
+    for (name, value) in &answer.headers {
+        response = response.header(name, value);
+    }
+    Ok(response.body(Full::new(answer.body)).expect("headers that are valid"))
+}

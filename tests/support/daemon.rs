@@ -1,0 +1,260 @@
+//! The real `paced` binary, as a process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{apart, blocking, poll};
+
+/// How long `paced run` may take to attach all consumers.
+const READY: Duration = Duration::from_secs(30);
+/// How long a command may run.
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// The binary: cargo's for tests; for examples, the one beside their folder.
+pub fn binary() -> PathBuf {
+    match option_env!("CARGO_BIN_EXE_paced") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().expect("the path of this program");
+            let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/examples");
+            profile.join("paced")
+        }
+    }
+}
+
+/// A `paced run`. It is killed when dropped, and when this process dies.
+#[derive(Debug)]
+pub struct Paced {
+    child: Mutex<Child>,
+    pid: u32,
+    log: Arc<Lines>,
+    folder: TempDir,
+}
+
+#[derive(Debug, Default)]
+struct Lines(Mutex<Vec<String>>);
+
+impl Paced {
+    /// Runs with this configuration and waits until it says that it is ready.
+    pub async fn spawn(config: &str) -> Self {
+        let paced = Self::start(config, &[], &[]).await;
+        paced.wait_ready().await;
+        paced
+    }
+
+    /// Runs with this configuration, more arguments and environment variables; does not wait.
+    pub async fn start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Self {
+        Self::try_start(config, args, envs).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Paced::start`], for those who report errors themselves.
+    pub async fn try_start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<Self, String> {
+        let folder = TempDir::with_prefix("paced-run-").map_err(|error| error.to_string())?;
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, config).map_err(|error| error.to_string())?;
+        // It dies with this process, also on SIGKILL.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(binary());
+        command.args(["--log-format", "json", "-c"]).arg(&file).arg("run").args(args);
+        prepare(&mut command);
+        command.envs(envs.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(Stdio::piped());
+        // The signal comes when the spawning *thread* ends: this one never does.
+        let mut child = apart(async move { command.spawn() })
+            .await
+            .map_err(|error| format!("cannot start {}: {error}", binary().display()))?;
+        let log = Arc::new(Lines::default());
+        if let Some(stderr) = child.stderr.take() {
+            let log = log.clone();
+            std::thread::spawn(move || log.follow(stderr));
+        }
+        Ok(Self { pid: child.id(), child: Mutex::new(child), log, folder })
+    }
+
+    /// Its configuration file, which it reads again on SIGHUP.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("paced.toml")
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What it has logged so far, line by line.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().clone()
+    }
+
+    /// Waits until it says that it is ready; panics with its log if it ends or is too slow.
+    pub async fn wait_ready(&self) {
+        self.try_ready().await.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`Paced::wait_ready`], for those who report errors themselves.
+    pub async fn try_ready(&self) -> Result<(), String> {
+        self.line(READY, |line| message(line).as_deref() == Some("ready")).await.map(drop)
+    }
+
+    /// Waits for a line that contains `text`; panics with its log if it ends or is too slow.
+    pub async fn wait_line(&self, text: &str, within: Duration) -> String {
+        self.line(within, |line| line.contains(text)).await.unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
+        let found = poll(within, || {
+            // Before the look at the log: what it wrote last is then in it.
+            let ended = self.exited();
+            let hit = self.log.lock().iter().find(|line| wanted(line)).cloned();
+            async move { hit.map(Ok).or_else(|| ended.map(Err)) }
+        });
+        let why = match found.await {
+            Some(Ok(line)) => return Ok(line),
+            Some(Err(code)) => format!("paced ended with {code}"),
+            None => format!("paced did not say so within {within:?}"),
+        };
+        Err(format!("{why}; its log:\n{}", self.log().join("\n")))
+    }
+
+    /// SIGTERM.
+    pub fn term(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// SIGKILL.
+    pub fn kill9(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// SIGHUP: read the configuration again.
+    pub fn hangup(&self) {
+        self.signal(Signal::HUP);
+    }
+
+    /// SIGSTOP.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Any signal; nothing if it has ended.
+    pub fn signal(&self, signal: Signal) {
+        if self.exited().is_none()
+            && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
+        {
+            // Nobody else waits for it, so the pid is still its own.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Its exit code, or minus the signal that ended it; `None` while it runs.
+    pub fn exited(&self) -> Option<i32> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.try_wait().expect("a child").map(code)
+    }
+
+    /// Waits for its end; panics with its log after `within`.
+    pub async fn wait_exit(&self, within: Duration) -> i32 {
+        let exit = poll(within, || std::future::ready(self.exited())).await;
+        exit.unwrap_or_else(|| panic!("still running after {within:?}; its log:\n{}", self.log().join("\n")))
+    }
+
+    /// SIGTERM, and the exit code; SIGKILL after 40 s.
+    pub async fn stop(&self) -> i32 {
+        self.term();
+        self.wait_exit(Duration::from_secs(40)).await
+    }
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+impl Lines {
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn follow(&self, stderr: ChildStderr) {
+        for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            self.lock().push(line);
+        }
+    }
+}
+
+/// What a command did.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The exit code, or minus the signal.
+    pub code: i32,
+    /// Data.
+    pub stdout: String,
+    /// Messages.
+    pub stderr: String,
+}
+
+/// Runs `paced` with these arguments and this standard input, for at most a minute.
+pub async fn run_cli(args: &[&str], stdin: &[u8]) -> Output {
+    let folder = std::env::temp_dir();
+    run_cli_in(&folder, args, stdin).await
+}
+
+/// As [`run_cli`], in this folder.
+pub async fn run_cli_in(folder: &Path, args: &[&str], stdin: &[u8]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", &COMMAND.as_secs().to_string()]).arg(binary()).args(args);
+    prepare(&mut command);
+    command.current_dir(folder).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let input = stdin.to_vec();
+    let done = blocking(move || {
+        let mut child = command.spawn()?;
+        let mut pipe = child.stdin.take().expect("a pipe");
+        // A command that does not read all of its input is in its right.
+        let writer = std::thread::spawn(move || drop(pipe.write_all(&input)));
+        let done = child.wait_with_output();
+        let _ = writer.join();
+        done
+    })
+    .await
+    .expect("paced runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Output { code: code(done.status), stdout: text(&done.stdout), stderr: text(&done.stderr) }
+}
+
+/// The message of a line of the JSON log.
+pub fn message(line: &str) -> Option<String> {
+    let value: Value = serde_json::from_str(line).ok()?;
+    let message = value.get("message").or_else(|| value.get("fields")?.get("message"))?;
+    message.as_str().map(str::to_owned)
+}
+
+fn code(status: std::process::ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|signal| -signal)).unwrap_or(i32::MIN)
+}
+
+/// Nothing of the caller's environment configures it.
+fn prepare(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PACED_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("RUST_LOG").env("NO_COLOR", "1");
+}

@@ -1,0 +1,99 @@
+//! What tests, benches and examples share: private servers, an API that keeps a log, the real
+//! daemon, and counting.
+#![allow(dead_code, reason = "each crate that includes this module uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+
+pub mod api;
+pub mod count;
+pub mod daemon;
+pub mod guardian;
+pub mod publish;
+pub mod servers;
+
+use std::collections::hash_map::RandomState;
+use std::future::Future;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+
+/// Runs what must see real time, whatever the calling test does with its own runtime's clock. It
+/// is never dropped, so its threads live as long as the process.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("support")
+        .enable_all()
+        .build()
+        .expect("a runtime")
+});
+
+/// Runs `future` on the support runtime; panics there go on here.
+pub async fn apart<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
+    match RUNTIME.spawn(future).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Runs blocking `work` on a thread of the support runtime.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match RUNTIME.spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// The monotonic clock, never paused.
+#[expect(clippy::disallowed_methods, reason = "servers and arrivals live in real time")]
+pub fn real_now() -> Instant {
+    Instant::now()
+}
+
+/// Asks `probe` every few milliseconds until it has an answer; `None` once `within` is over.
+pub async fn poll<T, P, F>(within: Duration, mut probe: P) -> Option<T>
+where
+    P: FnMut() -> F,
+    F: Future<Output = Option<T>>,
+{
+    let start = real_now();
+    loop {
+        if let Some(answer) = probe().await {
+            return Some(answer);
+        }
+        if start.elapsed() >= within {
+            return None;
+        }
+        apart(tokio::time::sleep(Duration::from_millis(10))).await;
+    }
+}
+
+/// Waits until `condition` holds, in real time; panics with `what` after `within`.
+pub async fn eventually(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
+    let held = poll(within, || {
+        let now = condition();
+        async move { now.then_some(()) }
+    });
+    assert!(held.await.is_some(), "not within {within:?}: {what}");
+}
+
+/// A name that no other test and no other run has: for `amqp.prefix`, `store.key_prefix` and
+/// downstreams, so that tests share servers.
+pub fn unique(topic: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{topic}-{}-{:x}", NEXT.fetch_add(1, Ordering::Relaxed), random() & 0xffff_ffff)
+}
+
+/// A random number; good enough for names and ports.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// An HTTP client without a proxy, for the admin pages and the API's own tests.
+pub fn http_client() -> reqwest::Client {
+    // Fails where another test was first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().build().expect("a client")
+}
