@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use lapin::{BasicProperties, Channel, Connection};
 
 use super::connection::{ask, channel, close, connect};
@@ -17,6 +17,14 @@ use super::supervisor::fixed;
 use super::topology::{self, find_queue, short};
 use super::{Downstream, Options};
 use crate::job::Message;
+
+/// How often, and how long apart, we look whether letters are back: a second at most, since others
+/// may have taken some.
+const LOOKS: u32 = 50;
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How many letters we take only to keep the order.
+const OTHERS: u32 = 10_000;
 
 /// The dead letters of one downstream.
 #[derive(Debug)]
@@ -108,16 +116,15 @@ impl DeadLetters {
     /// # Errors
     /// The broker's.
     pub async fn list(&self, max: u32) -> Result<Vec<Letter>, Error> {
-        let queue = self.queue();
-        let channel = channel(&self.consuming).await?;
-        let count = find_queue(&channel, &queue).await?.min(max);
+        let mut hand = self.take_up().await?;
+        let found = hand.found;
         let mut letters = Vec::new();
-        for _ in 0..count {
-            let Some(delivery) = get(&channel, &queue).await? else { break };
+        for _ in 0..found.min(max) {
+            let Some(delivery) = hand.next().await? else { break };
             letters.push(open_letter(delivery));
         }
-        // What is unacked goes back to its place.
-        close(&channel).await;
+        hand.lay_down().await?;
+        self.settle(found).await?;
         Ok(letters)
     }
 
@@ -139,19 +146,16 @@ impl DeadLetters {
         edits: &Edits,
         mut progress: impl FnMut(&Replay),
     ) -> Result<Replay, Error> {
-        let queue = self.queue();
         let publisher = Publisher::new(fixed(Arc::clone(&self.publishing)));
-        let channel = channel(&self.consuming).await?;
-        let mut replay = Replay { found: find_queue(&channel, &queue).await?, ..Replay::default() };
+        let mut hand = self.take_up().await?;
+        let mut replay = Replay { found: hand.found, ..Replay::default() };
         while replay.seen < replay.found && limit.is_none_or(|limit| replay.replayed < limit) {
-            let Some(delivery) = get(&channel, &queue).await? else { break };
+            let Some(delivery) = hand.next().await? else { break };
             replay.seen += 1;
             if filter.takes(&delivery.properties) {
-                let tag = delivery.delivery_tag;
                 match self.publish(&publisher, delivery, edits).await? {
                     Ok(()) => {
-                        ask("acking a dead letter", channel.basic_ack(tag, BasicAckOptions::default()))
-                            .await?;
+                        hand.done().await?;
                         replay.replayed += 1;
                     }
                     Err(error) => {
@@ -169,8 +173,8 @@ impl DeadLetters {
             }
             progress(&replay);
         }
-        // The handshake: the broker has taken in the acks before, and gives back the rest.
-        ask("closing a channel", channel.close(200, "OK".into())).await?;
+        hand.lay_down().await?;
+        self.settle(replay.found.saturating_sub(replay.replayed)).await?;
         Ok(replay)
     }
 
@@ -184,6 +188,25 @@ impl DeadLetters {
         };
         // Nothing is unsettled: a broker that does not answer is not worth a wait.
         let _ = tokio::time::timeout(Duration::from_secs(3), both).await;
+    }
+
+    async fn take_up(&self) -> Result<Hand, Error> {
+        let queue = self.queue();
+        let channel = channel(&self.consuming).await?;
+        let found = find_queue(&channel, &queue).await?;
+        Ok(Hand { channel, queue, found, seen: 0, tags: Vec::new(), returned_before: false })
+    }
+
+    /// What was given back lies there again a little later: waits until as many are there as should be,
+    /// so that whoever looks next sees them.
+    async fn settle(&self, remaining: u32) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            if self.count().await? >= remaining {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     async fn publish(
@@ -226,9 +249,57 @@ impl Filter {
     }
 }
 
-async fn get(channel: &Channel, queue: &str) -> Result<Option<Delivery>, Error> {
-    let get = channel.basic_get(short(queue)?, BasicGetOptions::default());
-    Ok(ask(&format!("queue {queue}"), get).await?.map(|got| got.delivery))
+/// The letters that we hold; dropped, they all go back, in any order.
+struct Hand {
+    channel: Channel,
+    queue: String,
+    /// How many there were at the start.
+    found: u32,
+    seen: u32,
+    /// Held, oldest first.
+    tags: Vec<u64>,
+    /// The last one that was taken had been given back by someone before.
+    returned_before: bool,
+}
+
+impl Hand {
+    async fn next(&mut self) -> Result<Option<Delivery>, Error> {
+        let get = self.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
+        let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
+        if let Some(delivery) = &got {
+            self.seen += 1;
+            self.tags.push(delivery.delivery_tag);
+            self.returned_before = delivery.redelivered;
+        }
+        Ok(got)
+    }
+
+    /// The letter that was taken last is gone for good.
+    async fn done(&mut self) -> Result<(), Error> {
+        match self.tags.pop() {
+            Some(tag) => {
+                ask("acking a dead letter", self.channel.basic_ack(tag, BasicAckOptions::default())).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Gives back what is held, in its order, and closes the channel: the broker has taken in the acks
+    /// then.
+    ///
+    /// A quorum queue keeps what was given back apart, in the order in which it came back, and hands
+    /// that out first. So the others among these are taken as well and given back behind ours.
+    async fn lay_down(mut self) -> Result<(), Error> {
+        let mut more = OTHERS;
+        while self.returned_before && more > 0 && self.seen < self.found && self.next().await?.is_some() {
+            more -= 1;
+        }
+        let options = BasicNackOptions { multiple: false, requeue: true };
+        for tag in &self.tags {
+            ask("giving a dead letter back", self.channel.basic_nack(*tag, options)).await?;
+        }
+        ask("closing a channel", self.channel.close(200, "OK".into())).await
+    }
 }
 
 fn open_letter(delivery: Delivery) -> Letter {

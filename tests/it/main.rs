@@ -1,15 +1,19 @@
-//! Everything that needs servers, files or whole processes, in one binary.
+//! Everything that needs servers, files or whole processes, in one binary, so that it shares the
+//! servers.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "a test fails by panicking; helpers of tests too"
 )]
 
-mod config;
-#[cfg(feature = "redis")]
-mod store;
 #[cfg(feature = "daemon")]
 #[path = "../support/mod.rs"]
 mod support;
+
+#[cfg(feature = "daemon")]
+mod amqp;
+mod config;
+#[cfg(feature = "redis")]
+mod store;
 #[cfg(feature = "daemon")]
 mod support_selftest;

@@ -1,0 +1,116 @@
+//! The broker side against a real RabbitMQ.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::{BasicProperties, Channel};
+use paced::amqp::{Address, Amqp, AmqpSource, Downstream, Options};
+use paced::dispatch::{Delivery, Report, Source};
+use paced::sink::{Receipt, Response};
+use tokio::sync::OnceCell;
+
+mod dead;
+mod loss;
+mod publish;
+mod rabbit;
+mod settle;
+mod topology;
+
+use rabbit::Rabbit;
+
+/// The node that most tests share; each has a prefix of its own there.
+async fn shared() -> &'static Rabbit {
+    static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
+    RABBIT.get_or_init(Rabbit::start).await
+}
+
+fn options(rabbit: &Rabbit, prefix: &str) -> Options {
+    let downstream = Downstream { name: "billing".into(), queue: None, prefetch: 100 };
+    Options {
+        address: rabbit.url().parse::<Address>().unwrap(),
+        prefix: prefix.into(),
+        declare: true,
+        downstreams: vec![downstream],
+    }
+}
+
+/// Everything that a test waits for comes within this, or it fails.
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(Duration::from_secs(60), future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited too long for {what}"),
+    }
+}
+
+/// Looks again until it is so.
+async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    within(what, async {
+        while !so().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+/// A consuming session that is ready.
+async fn consuming(options: Options) -> (Amqp, AmqpSource) {
+    let amqp = Amqp::start(options);
+    let source = amqp.source("billing").unwrap();
+    within("the consumer", amqp.ready()).await;
+    (amqp, source)
+}
+
+async fn next(source: &mut AmqpSource) -> Delivery {
+    within("a message", source.next()).await.expect("the source has ended")
+}
+
+async fn take(source: &mut AmqpSource, count: usize) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    for _ in 0..count {
+        deliveries.push(next(source).await);
+    }
+    deliveries
+}
+
+fn bodies(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(|d| String::from_utf8(d.message.body.to_vec()).unwrap()).collect()
+}
+
+fn ack(delivery: Delivery) {
+    let report = Report { attempts: 1, status: Some(200), released_at: None };
+    delivery.ticket.ack(Receipt::new(Response::default()), report);
+}
+
+async fn publish(amqp: &Amqp, options: &Options, bodies: impl IntoIterator<Item = String>) {
+    let publisher = amqp.publisher();
+    for body in bodies {
+        let properties = BasicProperties::default().with_delivery_mode(2);
+        let body = Bytes::from(body);
+        within("a confirm", publisher.publish(&options.jobs_exchange(), "billing", properties, &body))
+            .await
+            .unwrap();
+    }
+}
+
+fn numbered(numbers: std::ops::Range<u32>) -> Vec<String> {
+    numbers.map(|number| number.to_string()).collect()
+}
+
+/// Messages that are ready in the queue.
+async fn depth(channel: &Channel, queue: &str) -> u32 {
+    let declare = QueueDeclareOptions::default().passive();
+    channel.queue_declare(queue.into(), declare, Default::default()).await.unwrap().message_count()
+}
+
+/// Takes one message off the queue.
+async fn pop(channel: &Channel, queue: &str) -> lapin::message::Delivery {
+    let mut popped = None;
+    until("a message in the queue", async || {
+        popped = channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap();
+        popped.is_some()
+    })
+    .await;
+    popped.unwrap().delivery
+}

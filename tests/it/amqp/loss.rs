@@ -1,0 +1,147 @@
+use std::sync::Arc;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_queue_is_declared_and_consumed_again() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "deleted");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, ["old".to_owned()]).await;
+    let old = next(&mut source).await;
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    channel.queue_delete("deleted.jobs.billing".into(), Default::default()).await.unwrap();
+    until("the loss to be seen", async || !old.ticket.is_live()).await;
+    within("the consumer", amqp.ready()).await;
+    publish(&amqp, &options, ["new".to_owned()]).await;
+    let new = next(&mut source).await;
+    assert_eq!(&new.message.body[..], b"new");
+    ack(new);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_downstream_holds_up_no_other() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "partial");
+    options.downstreams.push(Downstream {
+        name: "absent".into(),
+        queue: Some("partial.theirs".into()),
+        prefetch: 10,
+    });
+    let amqp = Amqp::start(options.clone());
+    let mut source = amqp.source("billing").unwrap();
+    let mut absent = amqp.source("absent").unwrap();
+    assert!(amqp.source("absent").is_err(), "one source each");
+    until("the queue of the other", async || {
+        let key = ("partial.jobs", "billing");
+        let body = Bytes::from_static(b"x");
+        amqp.publisher().publish(key.0, key.1, BasicProperties::default(), &body).await.is_ok()
+    })
+    .await;
+    ack(next(&mut source).await);
+    assert!(!amqp.is_ready());
+    // Created late, it is consumed all the same.
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let declare = QueueDeclareOptions::durable();
+    channel.queue_declare("partial.theirs".into(), declare, Default::default()).await.unwrap();
+    within("the consumer", amqp.ready()).await;
+    let key = amqp.publisher();
+    key.publish("", "partial.theirs", BasicProperties::default(), &Bytes::from_static(b"y")).await.unwrap();
+    let delivery = next(&mut absent).await;
+    assert_eq!(delivery.message.routing_key, "partial.theirs");
+    ack(delivery);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// Whatever happens to the connections, every job that was confirmed comes, and none is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn losses_are_survived() {
+    let mut rabbit = Rabbit::start().await;
+    let options = options(&rabbit, "loss");
+    let (amqp, mut source) = consuming(options.clone()).await;
+
+    // The broker closes every connection.
+    publish(&amqp, &options, numbered(0..5)).await;
+    let held = take(&mut source, 5).await;
+    assert!(held.iter().all(|delivery| delivery.ticket.is_live()));
+    rabbit.ctl(&["close_all_connections", "test"]);
+    until("the loss to be seen", async || held.iter().all(|delivery| !delivery.ticket.is_live())).await;
+    // Settling what is not live any more does nothing.
+    held.into_iter().for_each(ack);
+    let again = take(&mut source, 5).await;
+    assert_eq!(bodies(&again), numbered(0..5));
+    assert!(again.iter().all(|delivery| delivery.ticket.is_live()));
+
+    // The node goes and comes back on the same port.
+    rabbit.down();
+    until("the loss to be seen", async || again.iter().all(|delivery| !delivery.ticket.is_live())).await;
+    assert!(!amqp.is_ready());
+    let publisher = amqp.publisher();
+    let late = {
+        let properties = BasicProperties::default().with_delivery_mode(2);
+        let exchange = options.jobs_exchange();
+        tokio::spawn(async move {
+            let body = Bytes::from_static(b"5");
+            loop {
+                match publisher.publish(&exchange, "billing", properties.clone(), &body).await {
+                    Ok(()) => return,
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
+                }
+            }
+        })
+    };
+    rabbit.up().await;
+    within("the consumer", amqp.ready()).await;
+    within("the late publish", late).await.unwrap();
+    let mut all = bodies(&take(&mut source, 6).await);
+    all.sort_unstable();
+    assert_eq!(all, numbered(0..6));
+
+    // The node hangs: its sockets stay open, and only heartbeats tell. Closing does not hang with it.
+    rabbit.freeze();
+    source.close().await;
+    while within("the end", source.next()).await.is_some() {}
+    assert!(!within("the shutdown", amqp.shutdown(Duration::from_secs(5))).await, "nothing was taken in");
+    rabbit.thaw();
+}
+
+/// Jobs are consumed once the broker is there, however late that is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_may_come_late() {
+    let mut rabbit = Rabbit::start().await;
+    let options = options(&rabbit, "late");
+    rabbit.down();
+    let amqp = Arc::new(Amqp::start(options.clone()));
+    let mut source = amqp.source("billing").unwrap();
+    let refused = Amqp::publishing(options.clone()).await.unwrap_err();
+    assert!(refused.is_unreachable(), "{refused}");
+    assert!(!refused.to_string().contains("guest"), "{refused}");
+    rabbit.up().await;
+    within("the consumer", amqp.ready()).await;
+    publish(&amqp, &options, ["x".to_owned()]).await;
+    ack(next(&mut source).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_never_answers_is_given_up() {
+    // It takes connections, and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let options = Options {
+        address: format!("amqp://127.0.0.1:{port}").parse().unwrap(),
+        prefix: "silent".into(),
+        declare: true,
+        downstreams: Vec::new(),
+    };
+    let attempt = tokio::spawn(Amqp::publishing(options));
+    let (mut peer, _) = within("a connection", silent.accept()).await.unwrap();
+    let error = within("the time-out", attempt).await.unwrap().unwrap_err();
+    assert!(error.is_unreachable(), "{error}");
+    // The socket is closed as well: a thread would wait on it for ever.
+    let mut rest = Vec::new();
+    within("the end", tokio::io::AsyncReadExt::read_to_end(&mut peer, &mut rest)).await.unwrap();
+    assert!(rest.starts_with(b"AMQP"), "{rest:?}");
+}

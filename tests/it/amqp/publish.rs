@@ -1,0 +1,101 @@
+use std::sync::Arc;
+
+use paced::amqp::{AMQPValue, FieldTable, PublishError};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_publishes_are_confirmed_at_once() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "bulk");
+    let amqp = Arc::new(Amqp::publishing(options.clone()).await.unwrap());
+    let publisher = amqp.publisher();
+    let begun = Instant::now();
+    let mut publishes = JoinSet::new();
+    for number in 0..5_000 {
+        let (publisher, exchange) = (publisher.clone(), options.jobs_exchange());
+        publishes.spawn(async move {
+            let properties = BasicProperties::default().with_delivery_mode(2);
+            publisher.publish(&exchange, "billing", properties, &Bytes::from(number.to_string())).await
+        });
+    }
+    while let Some(published) = within("a confirm", publishes.join_next()).await {
+        published.unwrap().unwrap();
+    }
+    let took = begun.elapsed();
+    // One by one they take five seconds and more.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    until("all of them", async || depth(&channel, "bulk.jobs.billing").await == 5_000).await;
+}
+
+/// Each caller is told of its own message, whatever the others do meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn confirms_are_not_mixed_up() {
+    let rabbit = shared().await;
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    // A queue that takes one message and rejects the rest.
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    let declare = QueueDeclareOptions::durable();
+    channel.queue_declare("mixed.full".into(), declare, arguments).await.unwrap();
+    let amqp = Amqp::publishing(options(rabbit, "mixed")).await.unwrap();
+    let publisher = amqp.publisher();
+    publisher.publish("", "mixed.full", BasicProperties::default(), &Bytes::new()).await.unwrap();
+
+    let mut publishes = JoinSet::new();
+    for number in 0..2_000 {
+        let publisher = publisher.clone();
+        publishes.spawn(async move {
+            let full = number % 2 == 0;
+            let (exchange, key) = if full { ("", "mixed.full") } else { ("mixed.jobs", "billing") };
+            (full, publisher.publish(exchange, key, BasicProperties::default(), &Bytes::new()).await)
+        });
+    }
+    while let Some(published) = within("a confirm", publishes.join_next()).await {
+        let (full, outcome) = published.unwrap();
+        assert_eq!(outcome, if full { Err(PublishError::Rejected) } else { Ok(()) });
+    }
+    assert!(PublishError::Rejected.is_retryable());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_published_says_why_and_harms_no_other() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "refused");
+    let amqp = Amqp::publishing(options.clone()).await.unwrap();
+    let publisher = amqp.publisher();
+    let properties = BasicProperties::default;
+    let body = Bytes::from_static(b"x");
+
+    let missing = publisher.publish("refused.none", "k", properties(), &body).await.unwrap_err();
+    assert_eq!(missing, PublishError::NoExchange("refused.none".into()));
+    let unroutable = publisher.publish_routed("", "refused.none", properties(), &body).await.unwrap_err();
+    assert_eq!(unroutable, PublishError::Unroutable("refused.none".into()));
+    let long = "k".repeat(256);
+    let name = publisher.publish("", &long, properties(), &body).await.unwrap_err();
+    assert_eq!(name, PublishError::NameTooLong(long));
+    let mut headers = FieldTable::default();
+    headers.insert("http-x".into(), AMQPValue::LongString(vec![b'x'; 140_000].into()));
+    let large = publisher.publish("", "k", properties().with_headers(headers), &body).await.unwrap_err();
+    assert!(matches!(large, PublishError::HeadersTooLarge { .. }), "{large}");
+    for error in [missing, unroutable, name, large] {
+        assert!(!error.is_retryable(), "{error}");
+    }
+
+    // The connection has survived all of that.
+    publisher.publish(&options.jobs_exchange(), "billing", properties(), &body).await.unwrap();
+    publisher.publish_routed(&options.jobs_exchange(), "billing", properties(), &body).await.unwrap();
+    // A misspelt downstream is kept apart.
+    publisher.publish(&options.jobs_exchange(), "biling", properties(), &body).await.unwrap();
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let lost = pop(&channel, "refused.unroutable").await;
+    assert_eq!(lost.routing_key.as_str(), "biling");
+    assert_eq!(depth(&channel, "refused.jobs.billing").await, 2);
+}

@@ -1,0 +1,94 @@
+use paced::amqp::{AMQPValue, Error, FieldTable, check_online};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_changes_nothing() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "check");
+    options.downstreams.push(Downstream {
+        name: "theirs".into(),
+        queue: Some("check.theirs".into()),
+        prefetch: 10,
+    });
+    // What run would declare may be missing, an existing queue may not.
+    let errors = within("the check", check_online(&options)).await.unwrap_err();
+    assert_eq!(errors, [Error::NotFound { what: "queue check.theirs".into() }]);
+    options.downstreams.pop();
+    within("the check", check_online(&options)).await.unwrap();
+
+    options.declare = false;
+    let errors = within("the check", check_online(&options)).await.unwrap_err();
+    let missing = [
+        "exchange check.jobs",
+        "exchange check.unroutable",
+        "queue check.unroutable",
+        "queue check.jobs.billing",
+        "queue check.dead.billing",
+    ];
+    assert_eq!(errors, missing.map(|what| Error::NotFound { what: what.into() }), "nothing was created");
+
+    // Declared by one, it is good enough for another that may not declare.
+    options.declare = true;
+    let amqp = Amqp::publishing(options.clone()).await.unwrap();
+    assert!(amqp.shutdown(Duration::from_secs(30)).await);
+    options.declare = false;
+    within("the check", check_online(&options)).await.unwrap();
+    let (amqp, _source) = consuming(options).await;
+    assert!(amqp.shutdown(Duration::from_secs(30)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_differs_is_named() {
+    let rabbit = shared().await;
+    let connection = rabbit.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(7));
+    let declare = QueueDeclareOptions::durable();
+    channel.queue_declare("differs.dead.billing".into(), declare, arguments).await.unwrap();
+    let error = Amqp::publishing(options(rabbit, "differs")).await.unwrap_err();
+    let Error::Inequivalent { what, detail } = &error else { panic!("{error}") };
+    assert_eq!(what, "queue differs.dead.billing");
+    assert!(detail.contains("x-max-length") || detail.contains("x-delivery-limit"), "{detail}");
+    assert!(!error.is_unreachable() && !error.is_unauthorized());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_login_is_told_from_a_missing_broker() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "login");
+    let right = rabbit.url();
+    for wrong in [right.replace("guest:guest", "guest:s3cret"), format!("{right}/none")] {
+        options.address = wrong.parse().unwrap();
+        let errors = within("the refusal", check_online(&options)).await.unwrap_err();
+        assert!(errors[0].is_unauthorized(), "{errors:?}");
+        assert!(!errors[0].to_string().contains("s3cret"), "{errors:?}");
+    }
+    options.address = "amqp://127.0.0.1:1".parse().unwrap();
+    let errors = within("the refusal", check_online(&options)).await.unwrap_err();
+    assert!(errors[0].is_unreachable() && !errors[0].is_unauthorized(), "{errors:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_without_permissions_is_told_which() {
+    let rabbit = shared().await;
+    rabbit.ctl(&["add_user", "limited", "pw"]);
+    rabbit.ctl(&["set_permissions", "limited", "^$", ".*", ".*"]);
+    let mut options = options(rabbit, "limited");
+    options.address = rabbit.url().replace("guest:guest", "limited:pw").parse().unwrap();
+    let error = Amqp::publishing(options.clone()).await.unwrap_err();
+    let Error::Refused { what, .. } = &error else { panic!("{error}") };
+    assert_eq!(what, "exchange limited.unroutable");
+    assert!(error.is_unauthorized());
+    // Without the right to declare, one may still work with what is there.
+    let mut theirs = options.clone();
+    theirs.address = rabbit.url().parse().unwrap();
+    assert!(Amqp::publishing(theirs).await.unwrap().shutdown(Duration::from_secs(30)).await);
+    options.declare = false;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, ["x".to_owned()]).await;
+    ack(next(&mut source).await);
+    assert!(amqp.shutdown(Duration::from_secs(30)).await);
+}
