@@ -92,6 +92,15 @@ impl Rate {
     }
 }
 
+impl Rate {
+    /// How many units `span` holds, rounded up; saturates.
+    #[must_use]
+    pub fn units_in(self, span: Duration) -> u64 {
+        let units = span.as_micros().saturating_mul(self.count.into()).div_ceil(self.period.into());
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+}
+
 const fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -186,6 +195,15 @@ mod tests {
             assert_eq!((rate.count(), rate.period_micros()), (count, micros), "{text}");
             assert_eq!(rate.to_string().parse::<Rate>().unwrap(), rate, "{text} shown and read");
         }
+    }
+
+    #[test]
+    fn units_in_a_span() {
+        let units = |rate: &str, secs| rate.parse::<Rate>().unwrap().units_in(Duration::from_secs(secs));
+        assert_eq!(units("50/s", 60), 3000);
+        assert_eq!(units("7/7d", 86_400), 1);
+        assert_eq!(units("1/7s", 60), 9);
+        assert_eq!(units("1000000/s", u64::MAX), u64::MAX);
     }
 
     #[test]

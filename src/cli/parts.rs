@@ -58,7 +58,7 @@ pub(super) fn rules(downstream: &Downstream) -> Rules {
     Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
-        max_cost: downstream.limits.max_cost(),
+        max_cost: downstream.max_cost(),
     }
 }
 

@@ -154,16 +154,23 @@ impl Downstream {
     /// rest, and at least 1. More would only be held here, out of reach of other replicas.
     #[must_use]
     pub fn effective_prefetch(&self) -> u16 {
-        const HOLD_MAX_MICROS: u64 = 60_000_000;
+        const HOLD_MAX: Duration = Duration::from_secs(60);
         let slots = |limit: &Limit| match limit.algorithm() {
             Algorithm::LeakyBucket(bucket) => {
-                let rate = bucket.rate();
-                let paced = (HOLD_MAX_MICROS * rate.count()).div_ceil(rate.period_micros());
-                paced.saturating_add(u64::from(bucket.burst()) - 1)
+                bucket.rate().units_in(HOLD_MAX).saturating_add(u64::from(bucket.burst()) - 1)
             }
         };
         let least = self.limits.iter().map(slots).min().unwrap_or(1);
         self.queue.prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
+    }
+
+    /// The highest cost of one job: what the limits release in a day, but at least 100 units.
+    /// A higher one is a mistake, and would hold up every other job for as long.
+    #[must_use]
+    pub fn max_cost(&self) -> u32 {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let units = u32::try_from(self.limits.rate().units_in(DAY)).unwrap_or(u32::MAX);
+        units.max(100).min(self.limits.max_cost())
     }
 }
 

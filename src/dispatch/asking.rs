@@ -21,10 +21,7 @@ impl Asking {
     /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
     /// asks take every slot of it.
     pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize, replicas: u32) -> Self {
-        let rate = limits.rate();
-        let horizon_micros = u64::try_from(horizon.as_micros()).unwrap_or(u64::MAX);
-        let half = u128::from(horizon_micros) * u128::from(rate.count());
-        let share = half.div_ceil(2 * u128::from(rate.period_micros()) * u128::from(replicas.max(1)));
+        let share = limits.rate().units_in(horizon / 2 / replicas.max(1));
         let cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
         Self { horizon, cap, quorum: concurrency.div_ceil(2) }
     }

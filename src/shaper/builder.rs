@@ -77,7 +77,7 @@ impl ShaperBuilder {
     /// [`BuildError`] when the limits or the name cannot be.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
-        let mut limits = vec![Limit::leaky_bucket("leaky-bucket-1", self.rate, self.burst)?];
+        let mut limits = vec![Limit::leaky_bucket("leaky-bucket-0", self.rate, self.burst)?];
         limits.extend(self.further);
         let core = Core {
             name: self.name,

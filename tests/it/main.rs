@@ -13,6 +13,10 @@ mod support;
 #[cfg(feature = "daemon")]
 mod amqp;
 mod config;
+#[cfg(feature = "daemon")]
+mod messages;
+#[cfg(feature = "daemon")]
+mod pace;
 #[cfg(feature = "redis")]
 mod store;
 #[cfg(feature = "daemon")]

@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod guardian;
 pub mod publish;
 pub mod servers;
+pub mod site;
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;

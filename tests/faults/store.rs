@@ -1,0 +1,55 @@
+//! A Redis that goes away and comes back, with its data or without.
+
+use std::time::Duration;
+
+use crate::LONG;
+use crate::support::count;
+use crate::support::publish::Job;
+use crate::support::servers::{Redis, rabbit};
+use crate::support::site::{Site, compare};
+
+#[tokio::test]
+async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_back() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "store", "rate = '100/s'");
+    let (first, second) = tokio::join!(site.replica(), site.replica());
+    site.publish(Job::many("job", 600)).await;
+    site.api.wait_for(200, LONG).await;
+    redis.kill().await;
+    let at_kill = site.api.count();
+    for replica in [&first, &second] {
+        replica.wait_line("no slots while the store is away", LONG).await;
+    }
+    // Slots granted before may still be used: a horizon of them. The rest waits for as long.
+    let early = site.api.reaches(at_kill + 40, Duration::from_secs(2)).await;
+    assert!(!early, "released without a slot: {at_kill}, then {}", site.api.count());
+    redis.wipe().await;
+    redis.start().await;
+    let arrivals = site.api.wait_for(600, LONG).await;
+    assert_eq!((first.stop().await, second.stop().await), (0, 0));
+    site.depth(&site.queue(), 0, LONG).await;
+
+    let tally = compare("job", 600, &arrivals);
+    assert!(tally.is_clean(), "{tally:?}");
+    let (rate, noise) = ("100/s".parse().unwrap(), Duration::from_millis(50));
+    for window in [Duration::from_secs(1), Duration::from_millis(100)] {
+        let busiest = count::busiest(&site.api.stamps(), window);
+        assert!(busiest <= count::allowed_with(rate, window, noise), "{busiest} in {window:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_waits_for_a_store_that_is_not_there() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "nostore", "rate = '100/s'");
+    redis.stop().await;
+    let replica = site.replica().await;
+    site.publish(Job::many("job", 20)).await;
+    let line = replica.wait_line("no slots while the store is away", LONG).await;
+    assert!(line.contains(&redis.port().to_string()), "names the address: {line}");
+    assert_eq!(site.api.count(), 0);
+    redis.start().await;
+    let arrivals = site.api.wait_for(20, LONG).await;
+    assert!(compare("job", 20, &arrivals).is_clean());
+    assert_eq!(replica.stop().await, 0);
+}

@@ -1,0 +1,120 @@
+//! The main job: replicas share one pace, and deliver everything once.
+
+use std::time::Duration;
+
+use paced::Rate;
+
+use crate::support::api::Answer;
+use crate::support::count;
+use crate::support::publish::Job;
+use crate::support::site::{Site, compare};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a busy machine may add. Exact figures are for the benchmarks.
+const NOISE: Duration = Duration::from_millis(50);
+
+#[tokio::test]
+async fn two_replicas_share_one_pace_and_deliver_everything_once() {
+    let site = Site::shared("pace", "rate = '200/s'").await;
+    let (first, second) = tokio::join!(site.replica(), site.replica());
+    site.publish(Job::many("job", 600)).await;
+    let arrivals = site.api.wait_for(600, LONG).await;
+    assert_eq!((first.stop().await, second.stop().await), (0, 0));
+
+    let tally = compare("job", 600, &arrivals);
+    assert!(tally.is_clean(), "{tally:?}");
+    let (stamps, rate) = (site.api.stamps(), "200/s".parse::<Rate>().unwrap());
+    let span = count::span(&stamps);
+    assert!(span >= Duration::from_millis(2995) - NOISE, "faster than the limit: {span:?}");
+    assert!(span <= Duration::from_millis(4500), "far slower than the limit: {span:?}");
+    for window in [Duration::from_secs(1), Duration::from_millis(100)] {
+        let (busiest, most) = (count::busiest(&stamps, window), count::allowed_with(rate, window, NOISE));
+        assert!(busiest <= most, "{busiest} in {window:?}, at most {most}");
+    }
+    site.depth(&site.queue(), 0, LONG).await;
+}
+
+#[tokio::test]
+async fn several_limits_hold_at_once() {
+    let limits = "rate = '100/s'\nlimits = [{ rate = '20/s', burst = 10 }]";
+    let site = Site::shared("limits", limits).await;
+    let _replica = site.replica().await;
+    site.publish(Job::many("job", 40)).await;
+    let arrivals = site.api.wait_for(40, LONG).await;
+    assert!(compare("job", 40, &arrivals).is_clean());
+    let stamps = site.api.stamps();
+    // The burst of 10 goes at 100/s, the other 30 at 20/s.
+    let burst = count::span(&stamps[..10]);
+    assert!(burst >= Duration::from_millis(90) - NOISE && burst < Duration::from_millis(600), "{burst:?}");
+    let all = count::span(&stamps);
+    assert!(all >= Duration::from_millis(1500) - NOISE && all < Duration::from_secs(4), "{all:?}");
+}
+
+#[tokio::test]
+async fn replicas_replaced_one_by_one_lose_and_double_nothing() {
+    let site = Site::shared("rolling", "rate = '200/s'\nconcurrency = 32").await;
+    // Long enough that there are always some requests in flight.
+    site.api.rule(|_| Answer::ok().after(Duration::from_millis(20)));
+    let (mut first, mut second) = tokio::join!(site.replica(), site.replica());
+    site.publish(Job::many("job", 1200)).await;
+    for target in [300, 700] {
+        site.api.wait_for(target, LONG).await;
+        assert_eq!(first.stop().await, 0);
+        first = site.replica().await;
+        std::mem::swap(&mut first, &mut second);
+    }
+    let arrivals = site.api.wait_for(1200, LONG).await;
+    assert_eq!((first.stop().await, second.stop().await), (0, 0));
+    site.depth(&site.queue(), 0, LONG).await;
+    let tally = compare("job", 1200, &arrivals);
+    assert!(tally.is_clean(), "{tally:?}");
+    assert_eq!(site.api.count(), 1200);
+}
+
+#[tokio::test]
+async fn a_failed_job_is_tried_again_with_its_own_key() {
+    let retry = "rate = '100/s'\n[downstreams.billing.retry]\nmin_backoff = '10ms'\nmax_attempts = 3";
+    let site = Site::shared("retry", retry).await;
+    site.api.script("/flaky", [Answer::status(503), Answer::hang_up()]);
+    let replica = site.replica().await;
+    site.publish(vec![Job::new("flaky").header("paced-path", "flaky")]).await;
+    let arrivals = site.api.wait_for(3, LONG).await;
+    assert!(arrivals.iter().all(|arrival| arrival.id() == "flaky"));
+    assert_eq!(replica.stop().await, 0);
+    site.depth(&site.queue(), 0, LONG).await;
+    site.depth(&site.dead_queue(), 0, LONG).await;
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_drain_that_takes_too_long() {
+    let site = Site::shared("second", "rate = '100/s'").await;
+    let gate = crate::support::api::Gate::closed();
+    let held = gate.clone();
+    site.api.rule(move |_| Answer::ok().gated(&held));
+    let replica = site.replica().await;
+    site.publish(Job::many("job", 3)).await;
+    gate.wait_for(3, LONG).await;
+    replica.term();
+    replica.wait_line("stopping", LONG).await;
+    replica.term();
+    assert_eq!(replica.wait_exit(LONG).await, 75);
+    gate.open();
+    // Not acked: they are there for the next replica.
+    site.depth(&site.queue(), 3, LONG).await;
+}
+
+#[tokio::test]
+async fn a_drain_that_times_out_says_so() {
+    let site = Site::shared("drain", "rate = '100/s'").await;
+    let gate = crate::support::api::Gate::closed();
+    let held = gate.clone();
+    site.api.rule(move |_| Answer::ok().gated(&held));
+    let config = format!("shutdown.drain_timeout = '300ms'\n{}", site.config());
+    let replica = crate::support::daemon::Paced::spawn(&config).await;
+    site.publish(Job::many("job", 2)).await;
+    gate.wait_for(2, LONG).await;
+    assert_eq!(replica.stop().await, 75);
+    gate.open();
+    site.depth(&site.queue(), 2, LONG).await;
+}

@@ -1,0 +1,112 @@
+//! One downstream with everything around it: names of its own on a broker and a store, and its API.
+
+use std::time::Duration;
+
+use super::api::{Api, Arrival};
+use super::count::{Tally, tally};
+use super::daemon::{Output, Paced, run_cli};
+use super::publish::{self, Job, Taken};
+use super::servers::{Rabbit, Redis, rabbit, redis};
+use super::{poll, unique};
+
+/// The downstream's name.
+pub const NAME: &str = "billing";
+
+/// Where one test works.
+pub struct Site {
+    /// The broker.
+    pub amqp: String,
+    /// The store.
+    pub store: String,
+    /// Of every exchange, queue and key.
+    pub prefix: String,
+    /// What the downstream calls.
+    pub api: Api,
+    /// `[downstreams.billing]`, and tables below it but `http`.
+    pub downstream: String,
+    /// `[downstreams.billing.http]`, but `base_url`.
+    pub http: String,
+}
+
+impl Site {
+    /// On the servers that all tests of the binary share.
+    pub async fn shared(topic: &str, downstream: &str) -> Self {
+        Self::on(rabbit().await, redis().await, topic, downstream)
+    }
+
+    /// On these servers.
+    pub fn on(rabbit: &Rabbit, redis: &Redis, topic: &str, downstream: &str) -> Self {
+        let (amqp, store) = (rabbit.url(), redis.url());
+        let (downstream, http) = (downstream.to_owned(), String::new());
+        Self { amqp, store, prefix: unique(topic), api: Api::start(), downstream, http }
+    }
+
+    /// The configuration of each replica.
+    pub fn config(&self) -> String {
+        format!(
+            "[amqp]\nurl = '{}'\nprefix = '{}'\n[store]\nurl = '{}'\nkey_prefix = '{}'\n\
+             [downstreams.{NAME}]\n{}\n[downstreams.{NAME}.http]\nbase_url = '{}'\n{}\n",
+            self.amqp,
+            self.prefix,
+            self.store,
+            self.prefix,
+            self.downstream,
+            self.api.url(),
+            self.http
+        )
+    }
+
+    /// A replica that is ready.
+    pub async fn replica(&self) -> Paced {
+        Paced::spawn(&self.config()).await
+    }
+
+    /// Publishes with the test's own client.
+    pub async fn publish(&self, jobs: Vec<Job>) {
+        publish::publish(&self.amqp, &self.prefix, NAME, jobs).await;
+    }
+
+    /// Runs a command with the site's configuration.
+    pub async fn cli(&self, args: &[&str]) -> Output {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, self.config()).unwrap();
+        let mut all = vec!["-c", file.to_str().unwrap()];
+        all.extend(args);
+        run_cli(&all, b"").await
+    }
+
+    /// The queue of the jobs.
+    pub fn queue(&self) -> String {
+        format!("{}.jobs.{NAME}", self.prefix)
+    }
+
+    /// The queue of the dead letters.
+    pub fn dead_queue(&self) -> String {
+        format!("{}.dead.{NAME}", self.prefix)
+    }
+
+    /// Takes `count` dead letters, once they are there.
+    pub async fn dead(&self, count: u32, within: Duration) -> Vec<Taken> {
+        self.depth(&self.dead_queue(), count, within).await;
+        publish::drain(&self.amqp, &self.dead_queue()).await
+    }
+
+    /// Waits until `queue` holds `count` messages that nobody has.
+    pub async fn depth(&self, queue: &str, count: u32, within: Duration) {
+        let mut last = None;
+        let reached =
+            poll(within, || async { (publish::depth(&self.amqp, queue).await == Some(count)).then_some(()) })
+                .await;
+        if reached.is_none() {
+            last = publish::depth(&self.amqp, queue).await;
+        }
+        assert!(reached.is_some(), "{queue} holds {last:?} messages, not {count}");
+    }
+}
+
+/// Compares the ids that were published, `STEM-0` and on, with the requests.
+pub fn compare(stem: &str, count: usize, arrivals: &[Arrival]) -> Tally {
+    let ids: Vec<String> = (0..count).map(|n| format!("{stem}-{n}")).collect();
+    tally(ids.iter().map(String::as_str), arrivals.iter().map(Arrival::id))
+}
