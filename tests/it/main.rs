@@ -21,3 +21,5 @@ mod pace;
 mod store;
 #[cfg(feature = "daemon")]
 mod support_selftest;
+#[cfg(feature = "daemon")]
+mod tools;
