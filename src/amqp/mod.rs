@@ -160,9 +160,13 @@ impl Amqp {
 
     fn supervise(&self, purpose: &'static str, first: Option<Arc<lapin::Connection>>) -> supervisor::Line {
         let (sender, line) = watch::channel(first.clone());
-        let stop = self.stopping.clone();
-        let address = self.options.address.clone();
-        self.supervisors.spawn(supervisor::supervise(address, purpose, first, sender, stop));
+        let supervisor = supervisor::Supervisor {
+            address: self.options.address.clone(),
+            purpose,
+            line: sender,
+            stop: self.stopping.clone(),
+        };
+        self.supervisors.spawn(supervisor.run(first));
         line
     }
 
@@ -207,6 +211,12 @@ impl Amqp {
                 return;
             }
         }
+    }
+
+    /// True while this downstream is consumed.
+    #[must_use]
+    pub fn is_attached(&self, downstream: &str) -> bool {
+        self.attached.get(downstream).is_some_and(|attached| *attached.borrow())
     }
 
     /// True while every downstream is consumed.

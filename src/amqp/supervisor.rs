@@ -38,67 +38,74 @@ pub(super) async fn up(line: &mut Line) -> Option<Arc<Connection>> {
     line.wait_for(usable).await.ok().and_then(|slot| slot.clone())
 }
 
-/// Supervises one connection until `stop`, starting with `first` where there is one; then closes it.
-pub(super) async fn supervise(
-    address: Address,
-    purpose: &'static str,
-    first: Option<Arc<Connection>>,
-    line: watch::Sender<Option<Arc<Connection>>>,
-    stop: CancellationToken,
-) {
-    metrics::counter!(RECONNECTS).increment(0);
-    let mut backoff = Backoff::default();
-    let mut current = first;
-    // What was said last about a connection that is not there: each loss is logged once.
-    let mut down: Option<String> = None;
-    loop {
-        let connection = match current.take() {
-            Some(connection) => connection,
-            None => {
-                let attempt = tokio::select! {
+/// Keeps one connection up.
+pub(super) struct Supervisor {
+    pub(super) address: Address,
+    pub(super) purpose: &'static str,
+    pub(super) line: watch::Sender<Option<Arc<Connection>>>,
+    pub(super) stop: CancellationToken,
+}
+
+impl Supervisor {
+    /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
+    pub(super) async fn run(self, first: Option<Arc<Connection>>) {
+        metrics::counter!(RECONNECTS).increment(0);
+        let Self { address, purpose, line, stop } = &self;
+        let mut backoff = Backoff::default();
+        let mut current = first;
+        let mut was_lost = false;
+        loop {
+            let connection = match current.take() {
+                Some(connection) => connection,
+                None => tokio::select! {
                     () = stop.cancelled() => return,
-                    attempt = connect(&address, purpose) => attempt,
-                };
-                match attempt {
-                    Ok(connection) => Arc::new(connection),
-                    Err(error) => {
-                        if down.is_none() {
-                            warn!(%address, purpose, %error, "no connection to RabbitMQ; trying on");
-                            down = Some(error.to_string());
-                        }
-                        tokio::select! {
-                            () = stop.cancelled() => return,
-                            () = tokio::time::sleep(backoff.next()) => continue,
-                        }
+                    connection = self.connect(&mut backoff, &mut was_lost) => connection,
+                },
+            };
+            let since = Instant::now();
+            line.send_replace(Some(Arc::clone(&connection)));
+            let reason = tokio::select! {
+                () = stop.cancelled() => {
+                    line.send_replace(None);
+                    if connection.status().connected() {
+                        let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
                     }
+                    return;
+                }
+                reason = lost(&connection) => reason,
+            };
+            line.send_replace(None);
+            warn!(%address, purpose, reason, "lost the connection to RabbitMQ; reconnecting");
+            was_lost = true;
+            if since.elapsed() >= STABLE {
+                backoff.reset();
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Tries until it has a connection. Each loss and each return is logged once.
+    async fn connect(&self, backoff: &mut Backoff, was_lost: &mut bool) -> Arc<Connection> {
+        let Self { address, purpose, .. } = self;
+        loop {
+            match connect(address, purpose).await {
+                Ok(connection) => {
+                    if std::mem::take(was_lost) {
+                        metrics::counter!(RECONNECTS).increment(1);
+                        info!(%address, purpose, "connected to RabbitMQ again");
+                    }
+                    return Arc::new(connection);
+                }
+                Err(error) => {
+                    if !std::mem::replace(was_lost, true) {
+                        warn!(%address, purpose, %error, "no connection to RabbitMQ; trying on");
+                    }
+                    tokio::time::sleep(backoff.next()).await;
                 }
             }
-        };
-        if down.take().is_some() {
-            metrics::counter!(RECONNECTS).increment(1);
-            info!(%address, purpose, "connected to RabbitMQ again");
-        }
-        let since = Instant::now();
-        line.send_replace(Some(Arc::clone(&connection)));
-        let why = tokio::select! {
-            () = stop.cancelled() => {
-                line.send_replace(None);
-                if connection.status().connected() {
-                    let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
-                }
-                return;
-            }
-            why = lost(&connection) => why,
-        };
-        line.send_replace(None);
-        warn!(%address, purpose, reason = %why, "lost the connection to RabbitMQ; reconnecting");
-        down = Some(why);
-        if since.elapsed() >= STABLE {
-            backoff.reset();
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(backoff.next()) => {}
         }
     }
 }

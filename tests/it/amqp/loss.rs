@@ -34,12 +34,8 @@ async fn a_missing_downstream_holds_up_no_other() {
     let mut source = amqp.source("billing").unwrap();
     let mut absent = amqp.source("absent").unwrap();
     assert!(amqp.source("absent").is_err(), "one source each");
-    until("the queue of the other", async || {
-        let key = ("partial.jobs", "billing");
-        let body = Bytes::from_static(b"x");
-        amqp.publisher().publish(key.0, key.1, BasicProperties::default(), &body).await.is_ok()
-    })
-    .await;
+    until("the other consumer", async || amqp.is_attached("billing")).await;
+    publish(&amqp, &options, ["x".to_owned()]).await;
     ack(next(&mut source).await);
     assert!(!amqp.is_ready());
     // Created late, it is consumed all the same.
