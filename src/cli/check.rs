@@ -38,5 +38,9 @@ pub(super) async fn run(global: &Global, args: &Args) -> Exit {
         Ok(_) => println!("store ok: {}", settings.store.url),
         Err(error) => eprintln!("paced: {error}"),
     }
-    if broker.is_ok() && store.is_ok() { Exit::Ok } else { Exit::Unavailable }
+    match broker {
+        Err(errors) => errors.first().map_or(Exit::Failed, Exit::from),
+        Ok(()) if store.is_err() => Exit::Unavailable,
+        Ok(()) => Exit::Ok,
+    }
 }

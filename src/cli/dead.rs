@@ -76,7 +76,7 @@ async fn open(global: &Global, downstream: &str) -> Result<DeadLetters, Exit> {
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn failed(error: Error) -> Exit {
     eprintln!("paced: {error}");
-    if error.is_unreachable() { Exit::Unavailable } else { Exit::Failed }
+    Exit::from(&error)
 }
 
 async fn list(global: &Global, args: &ListArgs) -> Result<Exit, Exit> {

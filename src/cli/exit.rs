@@ -14,6 +14,8 @@ pub(super) enum Exit {
     Unavailable,
     /// The drain timed out, or a second signal came.
     Undrained,
+    /// The broker refuses the user.
+    Unauthorized,
     /// The configuration is wrong.
     Config,
 }
@@ -26,7 +28,20 @@ impl Exit {
             Self::Usage => 2,
             Self::Unavailable => 69,
             Self::Undrained => 75,
+            Self::Unauthorized => 77,
             Self::Config => 78,
+        }
+    }
+}
+
+impl From<&paced::amqp::Error> for Exit {
+    fn from(error: &paced::amqp::Error) -> Self {
+        if error.is_unreachable() {
+            Self::Unavailable
+        } else if error.is_unauthorized() {
+            Self::Unauthorized
+        } else {
+            Self::Failed
         }
     }
 }

@@ -80,7 +80,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     };
     let amqp = Amqp::publishing(options.clone()).await.map_err(|error| {
         eprintln!("paced: {error}");
-        if error.is_unreachable() { Exit::Unavailable } else { Exit::Failed }
+        Exit::from(&error)
     })?;
     let (exchange, key) = options.target(&args.downstream).map_err(|error| {
         eprintln!("paced: {error}");
