@@ -12,7 +12,8 @@ use paced::Rate;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::support::api::{Answer, Api, Gate};
+use super::support::api::{Answer, Api, Arrival, Gate};
+use super::support::daemon::{Paced, message, run_cli};
 use super::support::publish::{self, Job};
 use super::support::servers::{Rabbit, Redis};
 use super::support::{blocking, count, eventually, http_client, servers, unique};
@@ -243,6 +244,48 @@ async fn an_api_that_is_dropped_refuses_connections_and_can_come_back() {
     assert!(TcpStream::connect(("127.0.0.1", port)).await.is_err());
     let again = Api::try_start(port).unwrap();
     assert!(TcpStream::connect(("127.0.0.1", again.port())).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_daemon_is_started_watched_and_ended() {
+    let (redis, rabbit, api) = (servers::redis().await, servers::rabbit().await, Api::start());
+    let prefix = unique("selftest");
+    let config = format!(
+        "[amqp]\nurl = \"{}\"\nprefix = \"{prefix}\"\n[store]\nurl = \"{}\"\nkey_prefix = \"{prefix}\"\n\
+         [downstreams.demo]\nrate = \"100/s\"\nhttp.base_url = \"{}\"\n",
+        rabbit.url(),
+        redis.url(),
+        api.url()
+    );
+    let paced = Paced::spawn(&config).await;
+    assert!(Path::new(&format!("/proc/{}", paced.pid())).exists());
+    let jobs = Job::many("job", 20);
+    publish::publish(&rabbit.url(), &prefix, "demo", jobs.clone()).await;
+    let log = api.wait_for(20, SOON).await;
+    let tally = count::tally(jobs.iter().filter_map(|job| job.id.as_deref()), log.iter().map(Arrival::id));
+    assert!(tally.is_clean(), "{tally:?}");
+    assert_eq!(paced.exited(), None);
+    assert_eq!(paced.stop().await, 0);
+    assert_eq!(paced.exited(), Some(0));
+    assert!(paced.log().iter().any(|line| message(line).as_deref() == Some("stopped")));
+
+    let killed = Paced::spawn(&config).await;
+    killed.kill9();
+    assert_eq!(killed.wait_exit(SOON).await, -9);
+    let wrong = Paced::start("[amqp]\nurll = \"\"\n", &[], &[]).await;
+    assert_eq!(wrong.wait_exit(SOON).await, 78);
+}
+
+#[tokio::test]
+async fn commands_get_their_input_and_their_output_is_kept() {
+    let version = run_cli(&["--version"], b"").await;
+    assert_eq!(version.code, 0);
+    assert_eq!(version.stdout.trim(), format!("paced {}", env!("CARGO_PKG_VERSION")));
+    let api = Api::start();
+    let piped =
+        run_cli(&["pipe", "--rate", "1000/s", "--to", &api.url()], b"{\"id\": \"a\"}\nno job\n").await;
+    assert_eq!((piped.code, api.arrivals()[0].id()), (1, "a"));
+    assert!(piped.stdout.contains("\"delivered\"") && !piped.stderr.is_empty(), "{piped:?}");
 }
 
 const MS: u64 = 1_000_000;

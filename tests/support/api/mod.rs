@@ -2,7 +2,6 @@
 //! thread of its own (a busy test must not disturb the stamps) and answers as it is told.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener as StdListener};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -18,9 +17,14 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use paced::time::{Micros, wall_now};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use super::{apart, real_now};
+use super::real_now;
+use answer::{Leave, reaches};
+
+mod answer;
+
+pub use answer::{Answer, Gate};
 
 /// The longest body that is kept.
 const MAX_BODY: usize = 16 << 20;
@@ -61,121 +65,6 @@ impl Arrival {
     /// The `Idempotency-Key`: the job's id; "" when absent.
     pub fn id(&self) -> &str {
         self.header("idempotency-key").unwrap_or_default()
-    }
-}
-
-/// What the API answers to one request.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: Bytes,
-    delay: Duration,
-    gate: Option<Gate>,
-    hang_up: bool,
-}
-
-impl Answer {
-    /// This status with an empty body.
-    pub fn status(status: u16) -> Self {
-        Self {
-            status,
-            headers: Vec::new(),
-            body: Bytes::new(),
-            delay: Duration::ZERO,
-            gate: None,
-            hang_up: false,
-        }
-    }
-
-    /// 200.
-    pub fn ok() -> Self {
-        Self::status(200)
-    }
-
-    /// Closes the connection instead of answering.
-    pub fn hang_up() -> Self {
-        Self { hang_up: true, ..Self::ok() }
-    }
-
-    /// With this header.
-    #[must_use]
-    pub fn header(mut self, name: &str, value: impl fmt::Display) -> Self {
-        self.headers.push((name.to_owned(), value.to_string()));
-        self
-    }
-
-    /// With this body.
-    #[must_use]
-    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
-        self.body = body.into();
-        self
-    }
-
-    /// Not before this long after the request.
-    #[must_use]
-    pub fn after(mut self, delay: Duration) -> Self {
-        self.delay = delay;
-        self
-    }
-
-    /// Not before the gate lets it through.
-    #[must_use]
-    pub fn gated(mut self, gate: &Gate) -> Self {
-        self.gate = Some(gate.clone());
-        self
-    }
-}
-
-/// Holds answers back until the test lets them go.
-#[derive(Clone, Debug)]
-pub struct Gate {
-    permits: Arc<Semaphore>,
-    waiting: Arc<watch::Sender<usize>>,
-}
-
-impl Gate {
-    /// A closed one.
-    pub fn closed() -> Self {
-        Self { permits: Arc::new(Semaphore::new(0)), waiting: Arc::new(watch::Sender::new(0)) }
-    }
-
-    /// Lets `count` answers through, now or later.
-    pub fn let_through(&self, count: usize) {
-        self.permits.add_permits(count);
-    }
-
-    /// Lets all answers through, for good.
-    pub fn open(&self) {
-        self.permits.close();
-    }
-
-    /// How many answers are held now.
-    pub fn waiting(&self) -> usize {
-        *self.waiting.borrow()
-    }
-
-    /// Waits until at least `count` answers are held; panics after `within`.
-    pub async fn wait_for(&self, count: usize, within: Duration) {
-        let held = reaches(&self.waiting, count, within).await;
-        assert!(held, "{} requests, not {count}, are held at the gate after {within:?}", self.waiting());
-    }
-
-    async fn pass(&self) {
-        self.waiting.send_modify(|count| *count += 1);
-        // An answer whose client went away is dropped while it waits.
-        let _leave = Leave(&self.waiting);
-        if let Ok(permit) = self.permits.acquire().await {
-            permit.forget();
-        }
-    }
-}
-
-struct Leave<'a>(&'a watch::Sender<usize>);
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
     }
 }
 
@@ -300,16 +189,6 @@ impl Drop for Api {
             let _ = thread.join();
         }
     }
-}
-
-/// Waits, in real time, until the count is reached.
-async fn reaches(count: &watch::Sender<usize>, least: usize, within: Duration) -> bool {
-    let mut receiver = count.subscribe();
-    apart(async move {
-        let reached = receiver.wait_for(|count| *count >= least);
-        matches!(tokio::time::timeout(within, reached).await, Ok(Ok(_)))
-    })
-    .await
 }
 
 impl Log {

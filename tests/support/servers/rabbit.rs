@@ -1,0 +1,184 @@
+//! RabbitMQ.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::super::guardian::Guardian;
+use super::super::{eventually, random};
+use super::{Server, free_port, launch, make_folder, output};
+
+/// Where Debian keeps the scripts that run as any user; those in the path switch the user.
+const RABBITMQ: &str = "/usr/lib/rabbitmq/bin";
+/// Long enough for a machine that compiles at the same time.
+const RABBIT_START: Duration = Duration::from_secs(120);
+
+/// A RabbitMQ node without plugins, and its own epmd.
+#[derive(Clone, Debug)]
+pub struct Rabbit(Arc<Server>);
+
+impl Rabbit {
+    /// One for the caller alone; it ends with the last clone.
+    pub async fn dedicated() -> Self {
+        Self::try_dedicated().await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Rabbit::dedicated`], for those who report errors themselves.
+    pub async fn try_dedicated() -> Result<Self, String> {
+        let server = launch(Self::server).await?;
+        Ok(Self(Arc::new(server)))
+    }
+
+    fn server() -> Result<Server, String> {
+        let server = format!("{RABBITMQ}/rabbitmq-server");
+        if !Path::new(&server).exists() {
+            return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
+        }
+        let guardian = Guardian::new()?;
+        let (port, dist, epmd) = (free_port(), free_port(), free_port());
+        let folder = guardian.folder();
+        let home = folder.join("home");
+        make_folder(&home)?;
+        let put = |file: &str, text: &str| {
+            let file = folder.join(file);
+            fs::write(&file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
+        };
+        put("enabled_plugins", "[].\n")?;
+        put("empty.conf", "")?;
+        put("rabbitmq.conf", &rabbitmq_conf(port))?;
+        put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
+        // A node that finds no epmd starts one that nobody ends: this one is the guardian's.
+        guardian.start("epmd", &format!("exec epmd -port {epmd} -address 127.0.0.1\n"))?;
+        let script = format!(
+            ". '{}/env.sh'\n\
+             [ -f \"$HOME/.erlang.cookie\" ] || {{ umask 077; echo paced-{:x} >\"$HOME/.erlang.cookie\"; }}\n\
+             umask 022\n\
+             tries=100\n\
+             until epmd -port {epmd} -names >/dev/null 2>&1 || [ $tries = 0 ]; do\n\
+             sleep 0.05; tries=$((tries - 1)); done\n\
+             exec {server}\n",
+            folder.display(),
+            random()
+        );
+        // The protocol header; the answer is a method frame, Connection.Start, on channel 0.
+        let hello: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
+        Ok(Server {
+            guardian,
+            name: "rabbit",
+            port,
+            script,
+            pid: 0.into(),
+            hello,
+            complete: "completed with",
+            written: 0.into(),
+            patience: RABBIT_START,
+        })
+    }
+
+    /// `amqp://127.0.0.1:PORT/%2f`, as the guest user.
+    pub fn url(&self) -> String {
+        format!("amqp://127.0.0.1:{}/%2f", self.0.port)
+    }
+
+    /// Its port, which stays over restarts.
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    /// SIGKILL. What it has confirmed stays.
+    ///
+    /// RabbitMQ 3.10 writes the list of its quorum queues down twice a second, and one that is not
+    /// on it never comes up again; so this waits until all of them are.
+    pub async fn kill(&self) {
+        let data = self.0.folder().join("data");
+        eventually("quorum queues are on disk", Duration::from_secs(10), || are_listed(&data)).await;
+        self.0.clone().end("kill").await;
+    }
+
+    /// SIGTERM, a clean end: connections are closed with 320 first.
+    pub async fn stop(&self) {
+        self.0.clone().end("stop").await;
+    }
+
+    /// Starts it again on the same port with its data, and waits until it answers.
+    pub async fn start(&self) {
+        self.0.clone().again().await;
+    }
+
+    /// A clean end and a new start.
+    pub async fn restart(&self) {
+        self.stop().await;
+        self.start().await;
+    }
+
+    /// SIGSTOP: connections stay, nothing is answered.
+    pub fn freeze(&self) {
+        self.0.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.0.signal(Signal::CONT);
+    }
+
+    /// Who ends it, and where it lives.
+    pub fn guardian(&self) -> &Guardian {
+        &self.0.guardian
+    }
+
+    /// Runs `rabbitmqctl` with these arguments (1-3 s) and returns what it prints.
+    pub async fn ctl(&self, args: &[&str]) -> String {
+        let mut command = Command::new("sh");
+        let script = format!(". '{}/env.sh'; exec {RABBITMQ}/rabbitmqctl \"$@\"", self.0.folder().display());
+        command.args(["-c", &script, "rabbitmqctl"]).args(args);
+        output(command).await
+    }
+}
+
+/// Whether the list of quorum queues on disk names each that has a folder.
+fn are_listed(data: &Path) -> bool {
+    let nodes =
+        |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    nodes(data.to_owned()).flat_map(|node| nodes(node.join("quorum"))).all(|system| {
+        let list = fs::read(system.join("names.dets")).unwrap_or_default();
+        let has = |name: &str| list.windows(name.len()).any(|part| part == name.as_bytes());
+        let queues = nodes(system).filter(|path| path.is_dir());
+        queues.filter_map(|path| path.file_name()?.to_str().map(has)).all(|listed| listed)
+    })
+}
+
+fn rabbitmq_conf(port: u16) -> String {
+    format!(
+        "listeners.tcp.local = 127.0.0.1:{port}\n\
+         disk_free_limit.absolute = 1MB\n\
+         raft.wal_max_size_bytes = 67108864\n\
+         log.console = false\n\
+         log.file.level = warning\n"
+    )
+}
+
+/// The variables of the node and of `rabbitmqctl`.
+fn rabbitmq_env(folder: &Path, dist: u16, epmd: u16) -> String {
+    let folder = folder.display();
+    let local = "-kernel inet_dist_use_interface {127,0,0,1}";
+    format!(
+        "unset NOTIFY_SOCKET\n\
+         export HOME='{folder}/home'\n\
+         export ERL_EPMD_PORT={epmd} ERL_EPMD_ADDRESS=127.0.0.1\n\
+         export RABBITMQ_NODENAME=paced-{dist}@localhost\n\
+         export RABBITMQ_DIST_PORT={dist}\n\
+         export RABBITMQ_CONF_ENV_FILE='{folder}/empty.conf'\n\
+         export RABBITMQ_CONFIG_FILE='{folder}/rabbitmq.conf'\n\
+         export RABBITMQ_ENABLED_PLUGINS_FILE='{folder}/enabled_plugins'\n\
+         export RABBITMQ_MNESIA_BASE='{folder}/data'\n\
+         export RABBITMQ_LOG_BASE='{folder}/log'\n\
+         export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+S 1:1 {local}'\n\
+         export RABBITMQ_CTL_ERL_ARGS='{local}'\n\
+         # Then the node replaces the shell, and the pid is the node's.\n\
+         export RUNNING_UNDER_SYSTEMD=true\n"
+    )
+}
