@@ -13,6 +13,8 @@ mod support;
 #[cfg(feature = "daemon")]
 mod amqp;
 mod config;
+#[cfg(feature = "config")]
+mod house;
 #[cfg(feature = "daemon")]
 mod messages;
 #[cfg(feature = "daemon")]

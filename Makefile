@@ -1,0 +1,53 @@
+# `make` lists what there is.
+
+CARGO ?= cargo
+FEATURES = redis amqp http config dispatch redis,http
+SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint lint-code lint-docs lint-features lint-licences lint-scripts servers
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: ## Build the release binary
+	$(CARGO) build --release --locked --bin paced
+
+demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
+	@echo "Building paced with the release profile; the first time takes a few minutes."
+	@$(CARGO) build --release --locked --bin paced --example demo
+	@$(CARGO) run --release --locked --quiet --example demo -- $(ARGS)
+
+test: ## Run all tests, against private Redis and RabbitMQ servers
+	@tests/support/install-servers.sh tests
+	$(CARGO) test --locked --all-features
+
+lint: lint-scripts lint-code lint-docs lint-features lint-licences ## Check format, lints, docs, features, licences, scripts
+
+servers:
+	@tests/support/install-servers.sh
+
+lint-scripts:
+	@for script in $(SCRIPTS); do sh -n "$$script" || exit 1; done
+
+lint-code:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+
+lint-docs:
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features
+
+# Each feature alone, and what other people depend on: the library with nothing, or with Redis.
+lint-features:
+	$(CARGO) clippy --locked --no-default-features -- -D warnings
+	@set -e; for feature in $(FEATURES); do \
+		echo "$(CARGO) clippy --locked --no-default-features --features $$feature -- -D warnings"; \
+		$(CARGO) clippy --locked --no-default-features --features $$feature -- -D warnings; \
+	done
+
+lint-licences:
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny --all-features check bans licenses sources; \
+	else \
+		echo "cargo-deny is not installed: its check is skipped (tests/it/house.rs reads the licences too)"; \
+	fi

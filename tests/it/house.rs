@@ -1,0 +1,110 @@
+//! What holds for the tree of dependencies: its compilers and its licences.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The packages of the lock file that this platform builds, tests included.
+fn packages() -> Vec<Value> {
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline", "--all-features"])
+        .args(["--filter-platform", &platform, "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let mut metadata: Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let Value::Array(packages) = metadata["packages"].take() else { panic!("no packages") };
+    assert!(packages.len() > 100, "only {} packages", packages.len());
+    packages
+}
+
+fn name(package: &Value) -> String {
+    format!("{} {}", package["name"].as_str().unwrap(), package["version"].as_str().unwrap())
+}
+
+/// 1.88 and 1.88.0 are one version.
+fn version(text: &str) -> Vec<u32> {
+    let mut parts: Vec<u32> = text.split('.').map(|part| part.parse().unwrap()).collect();
+    parts.resize(3, 0);
+    parts
+}
+
+#[test]
+fn no_dependency_wants_a_newer_compiler_than_we_promise() {
+    let promised = version(env!("CARGO_PKG_RUST_VERSION"));
+    let newer: Vec<String> = packages()
+        .iter()
+        .filter(|package| package["rust_version"].as_str().is_some_and(|wanted| version(wanted) > promised))
+        .map(name)
+        .collect();
+    assert!(newer.is_empty(), "these want a newer Rust; pin an older version in Cargo.lock: {newer:?}");
+}
+
+#[test]
+fn every_licence_is_allowed() {
+    let file = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deny.toml")).unwrap();
+    let file: toml::Table = file.parse().unwrap();
+    let allowed: Vec<&str> =
+        file["licenses"]["allow"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let refused: Vec<String> = packages()
+        .iter()
+        .filter(|package| !package["license"].as_str().is_some_and(|text| is_allowed(text, &allowed)))
+        .map(|package| format!("{}: {}", name(package), package["license"]))
+        .collect();
+    assert!(refused.is_empty(), "not in deny.toml's [licenses]: {refused:?}");
+}
+
+/// Whether an SPDX expression can be met with these licences. `/` is the old way to write OR.
+fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
+    let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words = expression.split_whitespace().peekable();
+    any(&mut words, allowed)
+}
+
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+fn any(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut met = all(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        met |= all(words, allowed);
+    }
+    met
+}
+
+fn all(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut met = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        met &= one(words, allowed);
+    }
+    met
+}
+
+fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let word = words.next().unwrap();
+    if word == "(" {
+        let met = any(words, allowed);
+        assert_eq!(words.next(), Some(")"));
+        return met;
+    }
+    // A licence with an exception is one of its own.
+    let excepted = words.next_if_eq(&"WITH").and_then(|_| words.next()).is_some();
+    !excepted && allowed.contains(&word)
+}
+
+#[test]
+fn licence_expressions_are_read_as_spdx_means_them() {
+    for (text, met) in [
+        ("MIT", true),
+        ("GPL-3.0", false),
+        ("MIT/GPL-3.0", true),
+        ("MIT AND GPL-3.0", false),
+        ("(MIT OR GPL-3.0) AND ISC", true),
+        ("GPL-3.0 OR MIT AND AGPL-3.0", false),
+        ("MIT WITH something", false),
+    ] {
+        assert_eq!(is_allowed(text, &["MIT", "ISC"]), met, "{text}");
+    }
+}
