@@ -24,6 +24,7 @@ use answer::{Leave, reaches};
 
 mod answer;
 
+#[allow(unused_imports, reason = "each crate that includes this module uses a part of it")]
 pub use answer::{Answer, Gate};
 
 /// The longest body that is kept.
