@@ -52,3 +52,8 @@ pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
 pub use store::{MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
+
+/// The README's snippets, compiled.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

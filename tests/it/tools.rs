@@ -147,6 +147,14 @@ async fn shipped_configurations_pass_the_check() {
         }
     }
     assert!(files.len() >= 5, "{files:?}");
+    // The README's, with the secret that it names.
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let folder = tempfile::TempDir::new().unwrap();
+    let snippets = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let snippet = snippets.into_iter().find(|toml| toml.contains("[downstreams.")).unwrap();
+    files.push(folder.path().join("paced.toml"));
+    std::fs::write(files.last().unwrap(), snippet).unwrap();
+    std::fs::write(folder.path().join("billing.token"), "Bearer x\n").unwrap();
     for file in files {
         let output = run_cli(&["check", "-c", file.to_str().unwrap()], b"").await;
         assert_eq!(output.code, 0, "{}: {}", file.display(), output.stderr);
