@@ -7,15 +7,19 @@ use paced::Rate;
 
 /// The most stamps (ns, ascending) in any half-open window of this length.
 pub fn busiest(stamps: &[u64], window: Duration) -> usize {
+    windows(stamps, window).map(<[u64]>::len).max().unwrap_or(0)
+}
+
+/// For each stamp (ns, ascending) the stamps of the half-open window that ends with it.
+pub fn windows(stamps: &[u64], window: Duration) -> impl Iterator<Item = &[u64]> {
     let window = nanos(window);
-    let (mut first, mut most) = (0, 0);
-    for (last, &at) in stamps.iter().enumerate() {
+    let mut first = 0;
+    stamps.iter().enumerate().map(move |(last, &at)| {
         while at - stamps[first] >= window {
             first += 1;
         }
-        most = most.max(last + 1 - first);
-    }
-    most
+        &stamps[first..=last]
+    })
 }
 
 /// The most jobs of cost 1 and burst 1 that any window of this length may see: the slots in it,

@@ -1,6 +1,6 @@
 //! What tests, benches and examples share: private servers, an API that keeps a log, the real
 //! daemon, and counting.
-#![allow(dead_code, reason = "each crate that includes this module uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each crate that includes this module uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 pub mod api;
