@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paced::amqp::Amqp;
 use paced::config::Settings;
-use paced::dispatch::{Dispatcher, Drained};
+use paced::dispatch::Dispatcher;
 use paced::store::Store;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -47,20 +47,28 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         running.spawn(dispatcher.run(source, stop.clone()));
     }
 
-    let mut unfinished = 0;
+    let (mut unfinished, mut failed) = (0, false);
     tokio::select! {
         signal = signals.next() => {
             tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
         }
         ended = running.join_next() => {
             tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
-            unfinished += 1;
+            failed = true;
         }
         () = announce(&amqp, store) => {}
     }
     stop.cancel();
     let ending = async {
-        unfinished += ended(&mut running).await;
+        while let Some(ended) = running.join_next().await {
+            match ended {
+                Ok(drained) => unfinished += drained.unfinished,
+                Err(error) => {
+                    tracing::error!(%error, "a dispatcher ended badly");
+                    failed = true;
+                }
+            }
+        }
         if !amqp.shutdown(CLOSING).await {
             tracing::warn!("the connections to RabbitMQ did not close in time");
         }
@@ -71,6 +79,9 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
             tracing::warn!(signal, "stopped at once; what was being sent will be sent again");
             return Err(Exit::Undrained);
         }
+    }
+    if failed {
+        return Err(Exit::Failed);
     }
     if unfinished > 0 {
         tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
@@ -105,19 +116,4 @@ async fn announce(amqp: &Amqp, store: Arc<dyn Store>) {
     // Tests and operators wait for this word.
     tracing::info!("ready");
     std::future::pending().await
-}
-
-/// Waits for every dispatcher; how many jobs they left.
-async fn ended(running: &mut JoinSet<Drained>) -> usize {
-    let mut unfinished = 0;
-    while let Some(ended) = running.join_next().await {
-        match ended {
-            Ok(drained) => unfinished += drained.unfinished,
-            Err(error) => {
-                tracing::error!(%error, "a dispatcher ended badly");
-                unfinished += 1;
-            }
-        }
-    }
-    unfinished
 }

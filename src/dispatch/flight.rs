@@ -13,9 +13,9 @@ use super::intake::expired;
 use super::lane::Entry;
 use super::meters::Meters;
 use super::retry::RetryPolicy;
-use super::source::{DeadLetter, Report};
+use super::source::{DeadLetter, Report, Ticket};
 use crate::job::Reason;
-use crate::sink::{Outcome, Response, Sink};
+use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Micros, wall_now};
 
 /// What all flights of a downstream share.
@@ -45,6 +45,16 @@ pub(super) enum Event {
 
 /// Tells the pacer that the place is free, however the flight ends.
 pub(super) struct Place(mpsc::UnboundedSender<Event>);
+
+impl Event {
+    /// The job that comes back with it.
+    pub(super) fn into_entry(self) -> Option<Entry> {
+        match self {
+            Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
+            Self::Landed => None,
+        }
+    }
+}
 
 impl Place {
     pub(super) const fn new(events: mpsc::UnboundedSender<Event>) -> Self {
@@ -90,8 +100,7 @@ impl Flight {
         tokio::select! {
             biased;
             () = gear.stop.cancelled() => {
-                gear.meters.returned.increment(1);
-                self.entry.ticket.give_back();
+                self.place.tell(Event::Back(self.entry));
                 return None;
             }
             () = gear.clock.until(self.deadline) => {}
@@ -121,7 +130,7 @@ impl Flight {
         }
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
             let report = self.report(None);
-            self.bury(expired(deadline, report), None).await;
+            self.bury(expired(deadline, report), Response::default()).await;
             return None;
         }
         Some(self)
@@ -129,63 +138,76 @@ impl Flight {
 
     async fn settle(self, outcome: Outcome) {
         match outcome {
-            Outcome::Delivered(receipt) => {
-                let report = self.report(Some(receipt.response.status));
-                self.reply(&receipt.response).await;
-                self.gear.meters.delivered.increment(1);
-                self.entry.ticket.ack(receipt, report);
-            }
+            Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Retry { reason, detail, status, after, response } => {
                 self.gear.meters.retry(reason);
                 match self.gear.retry.backoff(self.entry.attempts, after) {
                     Some(wait) => self.try_again(wait, &detail),
                     None => {
                         let response = response.unwrap_or_else(|| Response::without_body(status));
-                        let report = self.report(status);
-                        let reason = Reason::AttemptsExhausted;
-                        self.bury(DeadLetter { reason, detail, report }, Some(response)).await;
+                        let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
+                        self.bury(DeadLetter { reason, detail, report }, response).await;
                     }
                 }
             }
             Outcome::Dead { reason, detail, status, response } => {
                 let response = response.unwrap_or_else(|| Response::without_body(status));
                 let report = self.report(status);
-                self.bury(DeadLetter { reason, detail, report }, Some(response)).await;
+                self.bury(DeadLetter { reason, detail, report }, response).await;
             }
         }
+    }
+
+    /// In this order: the reply confirmed, the ack.
+    async fn deliver(self, receipt: Receipt) {
+        let report = self.report(Some(receipt.response.status));
+        let Self { gear, place, entry, .. } = self;
+        // Nothing is being sent any more: a reply that takes long must not hold up others.
+        drop(place);
+        if entry.job.reply.is_some() {
+            entry.ticket.reply(&receipt.response).await;
+        }
+        gear.meters.delivered.increment(1);
+        entry.ticket.ack(receipt, report);
     }
 
     fn try_again(self, wait: Duration, detail: &str) {
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.gear.downstream, id, ?wait, detail, "failed, trying again");
-        if self.gear.stop.is_cancelled() {
-            self.gear.meters.returned.increment(1);
-            self.entry.ticket.give_back();
-        } else {
-            self.place.tell(Event::Retry(Instant::now() + wait, self.entry));
-        }
+        self.place.tell(Event::Retry(Instant::now() + wait, self.entry));
     }
 
-    /// In this order: the reply confirmed, the copy confirmed, the ack.
-    async fn bury(self, letter: DeadLetter, response: Option<Response>) {
-        let (downstream, id) = (&self.gear.downstream, &self.entry.job.id);
-        tracing::warn!(downstream, id, reason = %letter.reason, detail = letter.detail, "dead-lettered");
-        if let Some(response) = response {
-            self.reply(&response).await;
-        }
-        self.gear.meters.dead.increment(1);
-        self.gear.meters.rejected(letter.reason);
-        self.entry.ticket.bury(letter).await;
-    }
-
-    async fn reply(&self, response: &Response) {
-        if self.entry.job.reply.is_some() {
-            self.entry.ticket.reply(response).await;
-        }
+    async fn bury(self, letter: DeadLetter, response: Response) {
+        let Self { gear, place, entry, .. } = self;
+        drop(place);
+        let response = entry.job.reply.is_some().then_some(response);
+        bury(gear, entry.ticket, letter, response).await;
     }
 
     fn report(&self, status: Option<u16>) -> Report {
         let released_at = (self.entry.attempts > 0).then_some(self.slot);
         Report { attempts: self.entry.attempts, status, released_at }
     }
+}
+
+/// Makes a job a dead letter, in this order: the reply (where one is wanted) confirmed, the copy
+/// confirmed, the ack.
+pub(super) async fn bury(
+    gear: Arc<Gear>,
+    ticket: Box<dyn Ticket>,
+    letter: DeadLetter,
+    reply: Option<Response>,
+) {
+    let downstream = &gear.downstream;
+    tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+    if let Some(mut response) = reply {
+        if response.status == 0 && response.body.is_empty() {
+            // It never got an answer: say what became of it.
+            response.body = format!("{}: {}", letter.reason, letter.detail).into();
+        }
+        ticket.reply(&response).await;
+    }
+    gear.meters.dead.increment(1);
+    gear.meters.rejected(letter.reason);
+    ticket.bury(letter).await;
 }

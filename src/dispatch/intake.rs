@@ -13,8 +13,8 @@ pub(super) enum Intake {
     Ready(Entry),
     /// It may go from then on.
     Later(Instant, Entry),
-    /// It never may.
-    Dead(Box<dyn Ticket>, DeadLetter),
+    /// It never may; and whether somebody waits for the outcome.
+    Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
 
 pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
@@ -22,12 +22,13 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
     let job = match job::decode(&message, rules) {
         Ok(job) => job,
         Err(Rejection { reason, detail }) => {
-            return Intake::Dead(ticket, DeadLetter { reason, detail, report: Report::UNSENT });
+            let letter = DeadLetter { reason, detail, report: Report::UNSENT };
+            return Intake::Dead(ticket, letter, message.reply_to.is_some_and(|queue| !queue.is_empty()));
         }
     };
     let now = wall_now();
     if let Some(deadline) = job.deadline.filter(|deadline| *deadline < now) {
-        return Intake::Dead(ticket, expired(deadline, Report::UNSENT));
+        return Intake::Dead(ticket, expired(deadline, Report::UNSENT), job.reply.is_some());
     }
     let not_before = job.not_before.filter(|start| *start > now);
     let entry = Entry { job, ticket, attempts: 0, seq };

@@ -59,16 +59,19 @@ impl Lane {
         self.ready.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.ready.is_empty() && self.later.is_empty()
+    /// How many there are, ready or not.
+    pub(super) fn len(&self) -> usize {
+        self.ready.len() + self.later.len()
     }
 
-    /// Forgets the jobs whose connection is gone; says how many.
-    pub(super) fn drop_stale(&mut self) -> usize {
-        let before = self.ready.len() + self.later.len();
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets the jobs whose connection is gone.
+    pub(super) fn drop_stale(&mut self) {
         self.ready.retain(|_, entry| entry.ticket.is_live());
         self.later.retain(|_, entry| entry.ticket.is_live());
-        before - self.ready.len() - self.later.len()
     }
 
     /// Empties the lane.

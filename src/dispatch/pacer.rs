@@ -11,21 +11,25 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::asking::Asking;
-use super::flight::{Event, Flight, Gear, Place};
-use super::intake::{Intake, intake};
+use super::flight::{self, Event, Flight, Gear, Place};
+use super::intake::{Intake, expired, intake};
 use super::lane::{Entry, Lane};
 use super::meters::Meters;
-use super::source::{Delivery, Source};
+use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
 use super::{Dispatcher, Drained, Options};
 use crate::limit::LimitSet;
+use crate::sink::Response;
 use crate::store::{BoxFuture, Observed, Reserve, Reserved, Scope, SlotClock, Store, StoreError};
-use crate::time::Micros;
+use crate::time::{Micros, wall_now};
 
 /// How long to wait before the store is asked again after an error: at first, and at most.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
+
+/// Below this many jobs nothing stale is looked for.
+const CROWDED: usize = 1024;
 
 pub(super) struct Pacer {
     options: Arc<Options>,
@@ -49,6 +53,8 @@ pub(super) struct Pacer {
     events: mpsc::UnboundedReceiver<Event>,
     tell: mpsc::UnboundedSender<Event>,
     next_seq: u64,
+    /// So many jobs in the lane that stale ones are looked for.
+    crowded: usize,
 }
 
 /// A call to the store, and the jobs that it asks for.
@@ -96,6 +102,7 @@ impl Pacer {
             events,
             tell,
             next_seq: 0,
+            crowded: CROWDED,
         }
     }
 
@@ -123,7 +130,10 @@ impl Pacer {
                 }
                 delivery = source.next(), if open => match delivery {
                     Some(delivery) => self.take_in(delivery),
-                    None => open = false,
+                    None => {
+                        open = false;
+                        self.purge();
+                    }
                 },
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
@@ -148,18 +158,27 @@ impl Pacer {
         match intake(delivery, &self.options.rules, seq) {
             Intake::Ready(entry) => self.lane.push(entry),
             Intake::Later(due, entry) => self.lane.push_later(due, entry),
-            Intake::Dead(ticket, letter) => {
-                let downstream = &self.options.downstream;
-                tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
-                self.gear.meters.dead.increment(1);
-                self.gear.meters.rejected(letter.reason);
-                self.spawn(ticket.bury(letter));
-            }
+            Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
         }
+        if self.lane.len() >= self.crowded {
+            self.purge();
+        }
+    }
+
+    /// Buries a job that needs no slot for it.
+    fn bury(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
+        self.spawn(flight::bury(Arc::clone(&self.gear), ticket, letter, wants_reply.then(Response::default)));
+    }
+
+    /// Forgets jobs whose connection is gone.
+    fn purge(&mut self) {
+        self.lane.drop_stale();
+        self.crowded = (2 * self.lane.len()).max(CROWDED);
     }
 
     fn note(&mut self, event: Event) {
         match event {
+            Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
             Event::Back(entry) => self.lane.push(entry),
             Event::Retry(due, entry) => self.lane.push_later(due, entry),
             Event::Landed => self.flying -= 1,
@@ -174,14 +193,19 @@ impl Pacer {
             return None;
         }
         let mut batch = VecDeque::with_capacity(want.count);
+        let wall = wall_now();
         while batch.len() < want.count {
             let Some(entry) = self.lane.pop() else { break };
-            if entry.ticket.is_live() {
-                batch.push_back(entry);
-            } else {
+            if !entry.ticket.is_live() {
                 // The connection is gone, and with it this and, likely, many others.
                 drop(entry);
-                self.lane.drop_stale();
+                self.purge();
+            } else if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall) {
+                // Here already: a slot would be wasted on it.
+                let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+                self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
+            } else {
+                batch.push_back(entry);
             }
         }
         if batch.is_empty() {
@@ -247,7 +271,9 @@ impl Pacer {
         }
         let next = next_slot(&self.options.limits, answer, &reply.costs);
         let pause = self.asking.pause(answer.now, next);
-        self.ask_at = self.ask_at.max(reply.received + pause);
+        // From when it was sent: counted from the answer, a replica far from the store would always come
+        // too late, after a nearer one took every slot.
+        self.ask_at = self.ask_at.max(reply.sent + pause);
     }
 
     fn failed(&mut self, error: &StoreError) {
@@ -268,6 +294,7 @@ impl Pacer {
     /// After the stop: what was not handed over goes back at once, what was may end in time.
     async fn drain(mut self, mut source: impl Source, call: Option<Call>) -> Drained {
         let end = Instant::now() + self.options.drain_timeout;
+        self.gear.stop.cancel();
         // First no more may come, or what is given back would come straight back here.
         let closing = timeout(CLOSING.min(self.options.drain_timeout), async {
             source.close().await;
@@ -279,30 +306,35 @@ impl Pacer {
         if closing.await.is_err() {
             tracing::warn!(downstream = self.options.downstream, "the source did not close in time");
         }
-        self.gear.stop.cancel();
-        self.give_back(call.into_iter().flat_map(|call| call.batch).collect());
+        let mut entries: Vec<Entry> = self.lane.drain().collect();
+        entries.extend(call.into_iter().flat_map(|call| call.batch));
+        entries.extend(std::iter::from_fn(|| self.events.try_recv().ok()).filter_map(Event::into_entry));
+        entries.sort_by_key(|entry| entry.seq);
+        entries.into_iter().for_each(|entry| self.give_back(entry));
+
         self.flights.close();
-        let in_time = timeout_at(end, self.flights.wait()).await.is_ok();
-        let unfinished = if in_time { 0 } else { self.flights.len() };
+        let flights = self.flights.clone();
+        let mut landed = std::pin::pin!(timeout_at(end, flights.wait()));
+        let in_time = loop {
+            tokio::select! {
+                ended = &mut landed => break ended.is_ok(),
+                Some(event) = self.events.recv() => {
+                    event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+                }
+            }
+        };
+        let unfinished = if in_time { 0 } else { flights.len() };
         self.abandon.cancel();
-        self.flights.wait().await;
-        self.give_back(Vec::new());
+        flights.wait().await;
+        while let Ok(event) = self.events.try_recv() {
+            event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+        }
         Drained { unfinished }
     }
 
-    fn give_back(&mut self, mut entries: Vec<Entry>) {
-        entries.extend(self.lane.drain());
-        while let Ok(event) = self.events.try_recv() {
-            match event {
-                Event::Back(entry) | Event::Retry(_, entry) => entries.push(entry),
-                Event::Landed => {}
-            }
-        }
-        entries.sort_by_key(|entry| entry.seq);
-        self.gear.meters.returned.increment(entries.len() as u64);
-        for entry in entries {
-            entry.ticket.give_back();
-        }
+    fn give_back(&self, entry: Entry) {
+        self.gear.meters.returned.increment(1);
+        entry.ticket.give_back();
     }
 }
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::job::{Message, Reason, Value};
+use crate::store::MemoryStore;
 use crate::time::wall_now;
-use parts::{Bench, LateOnce, Settled, dead, message, retry};
+use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry};
 
 const QUICK: Duration = Duration::from_millis(1);
 
@@ -270,4 +271,96 @@ async fn an_idle_dispatcher_makes_no_calls() {
     assert_eq!(bench.store.calls.load(Ordering::SeqCst), 1);
     bench.end();
     done.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_far_from_the_store_get_their_share() {
+    for (rate, jobs) in [("2/s", 100), ("200/s", 1000)] {
+        let store = Arc::new(MemoryStore::new());
+        let mut benches = [1, 15].map(|millis| {
+            let mut bench = Bench::new(rate, QUICK);
+            bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
+            bench.publish_many(0..jobs);
+            bench
+        });
+        let _running = benches.each_mut().map(Bench::start);
+        let [near, far] = &benches;
+        // As long as both have work.
+        let done = || near.sink.ids().len() + far.sink.ids().len();
+        while done() < jobs {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let share = far.sink.ids().len() * 100 / done();
+        assert!((30..=70).contains(&share), "{share} % of {rate} for the far one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_expires_while_it_waits_takes_no_slot() {
+    let mut bench = Bench::new("1/s", QUICK);
+    let deadline = wall_now().0 / 1000 + 500;
+    bench.options.horizon = QUICK;
+    bench.publish_many(0..1);
+    for id in 1..=20 {
+        let headers = vec![("paced-deadline".to_owned(), Value::Integer(deadline.into()))];
+        bench.publish(Message { headers, ..message(&id.to_string()) });
+    }
+    bench.publish(message("good"));
+    let done = bench.start();
+    bench.sink.arrived(1).await;
+    // The wall clock is not paused: now it has passed the deadline.
+    while wall_now().0 / 1000 <= deadline {
+        std::thread::yield_now();
+    }
+    let start = Instant::now();
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.ids(), ["0", "good"]);
+    assert!(start.elapsed() <= Duration::from_millis(1100), "one slot later: {:?}", start.elapsed());
+    assert_eq!(bench.ledger.all().iter().filter(|(_, how)| matches!(how, Settled::Dead(_))).count(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_nobody_takes_holds_up_no_other_job() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.concurrency = 1;
+    bench.publish(Message { reply_to: Some(NOWHERE.to_owned()), ..message("stuck") });
+    bench.publish_many(0..5);
+    let _running = bench.start();
+    bench.ledger.count(5).await;
+    assert_eq!(bench.ledger.of("stuck"), [], "neither acked nor lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_an_outcome_gets_one() {
+    let mut bench = Bench::new("100/s", QUICK);
+    let asking = |id: &str| Message { reply_to: Some("replies".to_owned()), ..message(id) };
+    bench.sink.answer("dead", dead(404));
+    bench.publish(asking("good"));
+    bench.publish(asking("dead"));
+    bench.publish(Message { headers: vec![("paced-nope".to_owned(), Value::Bool(true))], ..asking("bad") });
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let reply = |id: &str| match &bench.ledger.of(id)[..] {
+        [Settled::Replied(reply), Settled::Acked(_) | Settled::Dead(_)] => reply.clone(),
+        other => panic!("{id}: {other:?}"),
+    };
+    assert_eq!((reply("good").trim(), reply("dead").trim()), ("200", "404"));
+    assert!(reply("bad").starts_with("0 unknown-header: "), "{}", reply("bad"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_retries_do_not_keep_a_dispatcher_whose_source_has_ended() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.min_backoff = Duration::from_secs(3600);
+    bench.sink.answer("0", retry(503));
+    bench.publish_many(0..1);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.sink.arrived(1).await;
+    bench.live.store(false, Ordering::SeqCst);
+    bench.end();
+    done.await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

@@ -20,9 +20,13 @@ use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
 use crate::time::Micros;
 
+/// A `reply_to` that takes no message.
+pub(super) const NOWHERE: &str = "nowhere";
+
 /// How a message was settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
+    Replied(String),
     Acked(Report),
     Dead(DeadLetter),
     Back,
@@ -60,6 +64,7 @@ impl Ledger {
 #[derive(Debug)]
 struct ScriptedTicket {
     id: String,
+    reply_to: Option<String>,
     live: Arc<AtomicBool>,
     ledger: Ledger,
 }
@@ -81,7 +86,13 @@ impl Ticket for ScriptedTicket {
         self.ledger.note(&self.id, Settled::Back);
     }
 
-    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
+    /// Replies to `NOWHERE` are never confirmed.
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+        if self.reply_to.as_deref() == Some(NOWHERE) {
+            return Box::pin(std::future::pending());
+        }
+        let body = String::from_utf8_lossy(&response.body).into_owned();
+        self.ledger.note(&self.id, Settled::Replied(format!("{} {body}", response.status)));
         Box::pin(std::future::ready(()))
     }
 }
@@ -166,9 +177,17 @@ impl Sink for RecordingSink {
 /// Counts its calls, and is away while told so.
 #[derive(Debug)]
 pub(super) struct FlakyStore {
-    inner: MemoryStore,
+    pub(super) inner: Arc<MemoryStore>,
+    /// From here to the store, and back.
+    pub(super) distance: Duration,
     pub(super) away: AtomicBool,
     pub(super) calls: AtomicUsize,
+}
+
+impl FlakyStore {
+    pub(super) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
+        Self { inner, distance, away: AtomicBool::new(false), calls: AtomicUsize::new(0) }
+    }
 }
 
 impl Store for FlakyStore {
@@ -178,7 +197,12 @@ impl Store for FlakyStore {
             let error = StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() };
             return Box::pin(std::future::ready(Err(error)));
         }
-        self.inner.reserve(call)
+        Box::pin(async move {
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner.reserve(call).await;
+            tokio::time::sleep(self.distance).await;
+            answer
+        })
     }
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
@@ -237,11 +261,7 @@ impl Bench {
                 drain_timeout: Duration::from_secs(25),
             },
             sink: Arc::new(RecordingSink::new(takes)),
-            store: Arc::new(FlakyStore {
-                inner: MemoryStore::new(),
-                away: AtomicBool::new(false),
-                calls: AtomicUsize::new(0),
-            }),
+            store: Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), Duration::ZERO)),
             clock: Arc::new(TokioClock),
             ledger: Ledger::default(),
             live: Arc::new(AtomicBool::new(true)),
@@ -254,7 +274,8 @@ impl Bench {
     pub(super) fn publish(&self, message: Message) {
         let id = message.message_id.clone().unwrap_or_default();
         let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
-        let ticket = Box::new(ScriptedTicket { id, live, ledger });
+        let reply_to = message.reply_to.clone();
+        let ticket = Box::new(ScriptedTicket { id, reply_to, live, ledger });
         self.messages.send(Delivery { message, ticket }).unwrap();
     }
 
