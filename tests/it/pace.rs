@@ -5,9 +5,9 @@ use std::time::Duration;
 use paced::Rate;
 
 use crate::support::api::Answer;
-use crate::support::count;
 use crate::support::publish::Job;
 use crate::support::site::{Site, compare};
+use crate::support::{count, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
 
