@@ -9,27 +9,30 @@ use lapin::{BasicProperties, Channel};
 use paced::amqp::{Address, Amqp, AmqpSource, Downstream, Options};
 use paced::dispatch::{Delivery, Report, Source};
 use paced::sink::{Receipt, Response};
-use tokio::sync::OnceCell;
 
 mod dead;
 mod loss;
 mod publish;
-mod rabbit;
 mod settle;
 mod topology;
 
-use rabbit::Rabbit;
+use crate::support;
+use crate::support::publish::open;
+// Each test has a prefix of its own there.
+use crate::support::servers::{Rabbit, rabbit as shared};
 
-/// The node that most tests share; each has a prefix of its own there.
-async fn shared() -> &'static Rabbit {
-    static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
-    RABBIT.get_or_init(Rabbit::start).await
+/// How long anything may take before it counts as hanging.
+const LONG: Duration = Duration::from_secs(60);
+
+/// The vhost `/`, for this user and password.
+fn url(rabbit: &Rabbit, login: &str) -> String {
+    format!("amqp://{login}@127.0.0.1:{}", rabbit.port())
 }
 
 fn options(rabbit: &Rabbit, prefix: &str) -> Options {
     let downstream = Downstream { name: "billing".into(), queue: None, prefetch: 100 };
     Options {
-        address: rabbit.url().parse::<Address>().unwrap(),
+        address: url(rabbit, "guest:guest").parse::<Address>().unwrap(),
         prefix: prefix.into(),
         declare: true,
         downstreams: vec![downstream],
@@ -38,20 +41,15 @@ fn options(rabbit: &Rabbit, prefix: &str) -> Options {
 
 /// Everything that a test waits for comes within this, or it fails.
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(Duration::from_secs(60), future).await {
+    match tokio::time::timeout(LONG, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited too long for {what}"),
     }
 }
 
 /// Looks again until it is so.
-async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    within(what, async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+async fn until(what: &str, so: impl AsyncFnMut() -> bool) {
+    within(what, support::until(what, LONG, so)).await;
 }
 
 /// A consuming session that is ready.

@@ -19,7 +19,7 @@ mod house;
 mod messages;
 #[cfg(feature = "daemon")]
 mod pace;
-#[cfg(feature = "redis")]
+#[cfg(feature = "daemon")]
 mod store;
 #[cfg(feature = "daemon")]
 mod support_selftest;

@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use paced::RedisOptions;
 
-#[path = "../support/redis_for_store.rs"]
-mod redis_for_store;
-
 mod examples;
 mod losses;
 mod parity;

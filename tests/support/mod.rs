@@ -67,7 +67,22 @@ where
         if start.elapsed() >= within {
             return None;
         }
-        apart(tokio::time::sleep(Duration::from_millis(10))).await;
+        pause().await;
+    }
+}
+
+/// Between two looks, in real time.
+async fn pause() {
+    apart(tokio::time::sleep(Duration::from_millis(10))).await;
+}
+
+/// Waits until `condition`, which asks a server, holds, in real time; panics with `what` after
+/// `within`.
+pub async fn until(what: &str, within: Duration, mut condition: impl AsyncFnMut() -> bool) {
+    let start = real_now();
+    while !condition().await {
+        assert!(start.elapsed() < within, "not within {within:?}: {what}");
+        pause().await;
     }
 }
 

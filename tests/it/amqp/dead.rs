@@ -116,8 +116,7 @@ async fn a_replayed_job_can_die_and_be_replayed_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_letter_that_cannot_be_published_stays() {
     let rabbit = shared().await;
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));

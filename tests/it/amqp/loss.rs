@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use tokio::io::AsyncReadExt;
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -9,8 +11,7 @@ async fn a_deleted_queue_is_declared_and_consumed_again() {
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, ["old".to_owned()]).await;
     let old = next(&mut source).await;
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     channel.queue_delete("deleted.jobs.billing".into(), Default::default()).await.unwrap();
     until("the loss to be seen", async || !old.ticket.is_live()).await;
     within("the consumer", amqp.ready()).await;
@@ -39,8 +40,7 @@ async fn a_missing_downstream_holds_up_no_other() {
     ack(next(&mut source).await);
     assert!(!amqp.is_ready());
     // Created late, it is consumed all the same.
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare("partial.theirs".into(), declare, Default::default()).await.unwrap();
     within("the consumer", amqp.ready()).await;
@@ -55,7 +55,7 @@ async fn a_missing_downstream_holds_up_no_other() {
 /// Whatever happens to the connections, every job that was confirmed comes, and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn losses_are_survived() {
-    let mut rabbit = Rabbit::start().await;
+    let rabbit = Rabbit::dedicated().await;
     let options = options(&rabbit, "loss");
     let (amqp, mut source) = consuming(options.clone()).await;
 
@@ -63,7 +63,7 @@ async fn losses_are_survived() {
     publish(&amqp, &options, numbered(0..5)).await;
     let held = take(&mut source, 5).await;
     assert!(held.iter().all(|delivery| delivery.ticket.is_live()));
-    rabbit.ctl(&["close_all_connections", "test"]);
+    rabbit.ctl(&["close_all_connections", "test"]).await;
     until("the loss to be seen", async || held.iter().all(|delivery| !delivery.ticket.is_live())).await;
     // Settling what is not live any more does nothing.
     held.into_iter().for_each(ack);
@@ -72,7 +72,7 @@ async fn losses_are_survived() {
     assert!(again.iter().all(|delivery| delivery.ticket.is_live()));
 
     // The node goes and comes back on the same port.
-    rabbit.down();
+    rabbit.stop().await;
     until("the loss to be seen", async || again.iter().all(|delivery| !delivery.ticket.is_live())).await;
     assert!(!amqp.is_ready());
     let publisher = amqp.publisher();
@@ -89,7 +89,7 @@ async fn losses_are_survived() {
             }
         })
     };
-    rabbit.up().await;
+    rabbit.start().await;
     within("the consumer", amqp.ready()).await;
     within("the late publish", late).await.unwrap();
     let mut all = bodies(&take(&mut source, 6).await);
@@ -107,21 +107,20 @@ async fn losses_are_survived() {
 /// Jobs are consumed once the broker is there, however late that is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_may_come_late() {
-    let mut rabbit = Rabbit::start().await;
+    let rabbit = Rabbit::down().await;
     let options = options(&rabbit, "late");
-    rabbit.down();
     let amqp = Arc::new(Amqp::start(options.clone()));
     let mut source = amqp.source("billing").unwrap();
     let refused = Amqp::publishing(options.clone()).await.unwrap_err();
     assert!(refused.is_unreachable(), "{refused}");
     assert!(!refused.to_string().contains("guest"), "{refused}");
-    rabbit.up().await;
+    rabbit.start().await;
     within("the consumer", amqp.ready()).await;
     publish(&amqp, &options, ["x".to_owned()]).await;
     ack(next(&mut source).await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_peer_that_never_answers_is_given_up() {
     // It takes connections, and says nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -134,10 +133,16 @@ async fn a_peer_that_never_answers_is_given_up() {
     };
     let attempt = tokio::spawn(Amqp::publishing(options));
     let (mut peer, _) = within("a connection", silent.accept()).await.unwrap();
+    let mut greeting = [0; 8];
+    within("the greeting", peer.read_exact(&mut greeting)).await.unwrap();
+    assert!(greeting.starts_with(b"AMQP"), "{greeting:?}");
+    // Now only the time-out can happen, so its seconds may pass at once.
+    tokio::time::pause();
     let error = within("the time-out", attempt).await.unwrap().unwrap_err();
+    tokio::time::resume();
     assert!(error.is_unreachable(), "{error}");
     // The socket is closed as well: a thread would wait on it for ever.
     let mut rest = Vec::new();
-    within("the end", tokio::io::AsyncReadExt::read_to_end(&mut peer, &mut rest)).await.unwrap();
-    assert!(rest.starts_with(b"AMQP"), "{rest:?}");
+    within("the end", peer.read_to_end(&mut rest)).await.unwrap();
+    assert_eq!(rest, b"", "nothing more was said");
 }

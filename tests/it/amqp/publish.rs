@@ -27,8 +27,7 @@ async fn thousands_of_publishes_are_confirmed_at_once() {
     let took = begun.elapsed();
     // One by one they take five seconds and more.
     assert!(took < Duration::from_secs(4), "{took:?}");
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     until("all of them", async || depth(&channel, "bulk.jobs.billing").await == 5_000).await;
 }
 
@@ -36,8 +35,7 @@ async fn thousands_of_publishes_are_confirmed_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirms_are_not_mixed_up() {
     let rabbit = shared().await;
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     // A queue that takes one message and rejects the rest.
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
@@ -93,8 +91,7 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
     publisher.publish_routed(&options.jobs_exchange(), "billing", properties(), &body).await.unwrap();
     // A misspelt downstream is kept apart.
     publisher.publish(&options.jobs_exchange(), "biling", properties(), &body).await.unwrap();
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let lost = pop(&channel, "refused.unroutable").await;
     assert_eq!(lost.routing_key.as_str(), "biling");
     assert_eq!(depth(&channel, "refused.jobs.billing").await, 2);

@@ -125,7 +125,7 @@ async fn acks_leave_by_themselves() {
     assert!(held.ticket.is_live());
     ack(held);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     assert_eq!(depth(&channel, "linger.jobs.billing").await, 0);
 }
 
@@ -151,7 +151,7 @@ async fn a_closed_source_ends_behind_what_had_arrived() {
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, numbered(0..25)).await;
     let first = next(&mut source).await;
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     until("a full window", async || depth(&channel, "closing.jobs.billing").await == 15).await;
     source.close().await;
     let mut rest = Vec::new();
@@ -193,7 +193,7 @@ async fn a_buried_message_lies_in_the_dead_letters_and_nowhere_else() {
     within("the burial", delivery.ticket.bury(letter)).await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     assert_eq!(depth(&channel, "bury.jobs.billing").await, 0);
     let letter = pop(&channel, "bury.dead.billing").await;
     assert_eq!(letter.data, b"payload");
@@ -225,7 +225,7 @@ async fn a_letter_whose_queue_was_deleted_is_not_lost() {
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, ["x".to_owned()]).await;
     let delivery = next(&mut source).await;
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     channel.queue_delete("nodead.dead.billing".into(), Default::default()).await.unwrap();
     let report = Report { attempts: 0, status: None, released_at: None };
     let letter = DeadLetter { reason: Reason::BadId, detail: String::new(), report };
@@ -239,7 +239,7 @@ async fn the_outcome_goes_to_who_waits_for_it() {
     let rabbit = shared().await;
     let options = options(rabbit, "reply");
     let (amqp, mut source) = consuming(options.clone()).await;
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare("reply.inbox".into(), declare, Default::default()).await.unwrap();
     let response = Response {

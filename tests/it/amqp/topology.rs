@@ -41,8 +41,7 @@ async fn a_check_changes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_differs_is_named() {
     let rabbit = shared().await;
-    let connection = rabbit.connect().await;
-    let channel = connection.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(7));
@@ -59,8 +58,8 @@ async fn what_differs_is_named() {
 async fn a_wrong_login_is_told_from_a_missing_broker() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "login");
-    let right = rabbit.url();
-    for wrong in [right.replace("guest:guest", "guest:s3cret"), format!("{right}/none")] {
+    let elsewhere = format!("{}/none", url(rabbit, "guest:guest"));
+    for wrong in [url(rabbit, "guest:s3cret"), elsewhere] {
         options.address = wrong.parse().unwrap();
         let errors = within("the refusal", check_online(&options)).await.unwrap_err();
         assert!(errors[0].is_unauthorized(), "{errors:?}");
@@ -74,17 +73,17 @@ async fn a_wrong_login_is_told_from_a_missing_broker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_without_permissions_is_told_which() {
     let rabbit = shared().await;
-    rabbit.ctl(&["add_user", "limited", "pw"]);
-    rabbit.ctl(&["set_permissions", "limited", "^$", ".*", ".*"]);
+    rabbit.ctl(&["add_user", "limited", "pw"]).await;
+    rabbit.ctl(&["set_permissions", "limited", "^$", ".*", ".*"]).await;
     let mut options = options(rabbit, "limited");
-    options.address = rabbit.url().replace("guest:guest", "limited:pw").parse().unwrap();
+    options.address = url(rabbit, "limited:pw").parse().unwrap();
     let error = Amqp::publishing(options.clone()).await.unwrap_err();
     let Error::Refused { what, .. } = &error else { panic!("{error}") };
     assert_eq!(what, "exchange limited.unroutable");
     assert!(error.is_unauthorized());
     // Without the right to declare, one may still work with what is there.
     let mut theirs = options.clone();
-    theirs.address = rabbit.url().parse().unwrap();
+    theirs.address = url(rabbit, "guest:guest").parse().unwrap();
     assert!(Amqp::publishing(theirs).await.unwrap().shutdown(Duration::from_secs(30)).await);
     options.declare = false;
     let (amqp, mut source) = consuming(options.clone()).await;

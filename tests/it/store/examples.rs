@@ -5,7 +5,7 @@ use std::process::{Output, Stdio};
 
 use tokio::process::Command;
 
-use super::redis_for_store::Redis;
+use crate::support::servers;
 
 /// The example that was built along with this test.
 fn example(name: &str) -> Command {
@@ -22,7 +22,7 @@ fn example(name: &str) -> Command {
 
 #[tokio::test]
 async fn two_processes_keep_one_exact_pace() {
-    let redis = Redis::start().await;
+    let redis = servers::redis().await;
     let embed = || {
         let mut command = example("embed");
         command.arg(redis.url()).arg("20");
@@ -66,7 +66,7 @@ async fn replay(file: &Path, store: &str) -> (Option<i32>, String) {
 
 #[tokio::test]
 async fn recorded_decisions_are_repeated() {
-    let redis = Redis::start().await;
+    let redis = servers::redis().await;
     for file in vectors() {
         for store in ["memory:", &redis.url()] {
             let (code, printed) = replay(&file, store).await;

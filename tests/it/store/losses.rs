@@ -11,7 +11,7 @@ use paced::time::Micros;
 use tokio::time::Instant;
 
 use super::patient;
-use super::redis_for_store::Redis;
+use crate::support::servers::{self, Redis};
 
 const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
 const HORIZON: Duration = Duration::from_millis(100);
@@ -62,7 +62,7 @@ async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved)
 #[tokio::test]
 async fn after_a_flush_there_is_no_slot_before_the_fence_and_no_burst() {
     for burst in [1, 5] {
-        let redis = Redis::start().await;
+        let redis = Redis::dedicated().await;
         let (store, limits) = (store(&redis).await, limits(burst));
         let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
         assert_eq!(before.slots[0], before.now);
@@ -73,7 +73,7 @@ async fn after_a_flush_there_is_no_slot_before_the_fence_and_no_burst() {
 
 #[tokio::test]
 async fn a_fence_stands_although_the_first_calls_are_refused() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
@@ -86,7 +86,7 @@ async fn a_fence_stands_although_the_first_calls_are_refused() {
 
 #[tokio::test]
 async fn a_reset_is_not_taken_for_a_loss() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(3));
     let before = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
@@ -101,11 +101,11 @@ async fn a_reset_is_not_taken_for_a_loss() {
 #[tokio::test]
 async fn a_restart_on_the_same_port_is_found_and_fenced() {
     for durable in [false, true] {
-        let mut redis = if durable { Redis::start_durable().await } else { Redis::start().await };
+        let redis = Redis::dedicated().await;
         let (store, limits) = (store(&redis).await, limits(5));
         let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
 
-        redis.down();
+        redis.kill().await;
         for _ in 0..3 {
             let start = Instant::now();
             let error = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap_err();
@@ -113,7 +113,10 @@ async fn a_restart_on_the_same_port_is_found_and_fenced() {
             assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
         }
 
-        redis.up().await;
+        if !durable {
+            redis.wipe().await;
+        }
+        redis.start().await;
         let epoch = assert_fenced(&store, &limits, &before).await;
         // Nor is the new process taken for another one again.
         let again = store.reserve(call(&limits, &[1], LONGER)).await.unwrap();
@@ -123,11 +126,11 @@ async fn a_restart_on_the_same_port_is_found_and_fenced() {
 
 #[tokio::test]
 async fn corrections_are_written_although_nothing_is_granted() {
-    let mut redis = Redis::start_durable().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
-    redis.down();
-    redis.up().await;
+    redis.kill().await;
+    redis.start().await;
     let refused = answered(&store, call(&limits, &[1], AHEAD)).await;
     assert_eq!(refused.slots, []);
     let tat = refused.now.plus(AHEAD + INTERVAL);
@@ -138,7 +141,7 @@ async fn corrections_are_written_although_nothing_is_granted() {
 
 #[tokio::test]
 async fn two_workers_agree_on_one_new_epoch() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (one, two, limits) = (store(&redis).await, store(&redis).await, limits(1));
     let before = one.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     two.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
@@ -152,7 +155,7 @@ async fn two_workers_agree_on_one_new_epoch() {
 
 #[tokio::test]
 async fn a_failover_to_an_older_record_is_fenced() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     let first = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
@@ -166,7 +169,7 @@ async fn a_failover_to_an_older_record_is_fenced() {
 
 #[tokio::test]
 async fn a_worker_with_an_old_epoch_turns_nothing_back() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (old, limits) = (store(&redis).await, limits(1));
     old.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
@@ -178,7 +181,7 @@ async fn a_worker_with_an_old_epoch_turns_nothing_back() {
 
 #[tokio::test]
 async fn scripts_that_the_server_forgot_are_loaded_again() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
@@ -188,27 +191,31 @@ async fn scripts_that_the_server_forgot_are_loaded_again() {
 
 #[tokio::test]
 async fn a_server_that_hangs_is_reported_in_a_second() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let store = RedisStore::connect(&redis.url(), RedisOptions::default()).await.unwrap();
     let limits = limits(1);
-    let sleeping = redis.command(&["DEBUG", "SLEEP", "3"]);
-    let asking = async {
-        let mut slowest = Duration::ZERO;
-        // The command is on its way; the first call that meets the sleeping server fails.
-        for _ in 0..100 {
-            let start = Instant::now();
-            let answer = store.reserve(call(&limits, &[1], HORIZON)).await;
-            slowest = slowest.max(start.elapsed());
-            if let Err(error) = answer {
-                assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
-                return slowest;
-            }
-            tokio::task::yield_now().await;
+    answered(&store, call(&limits, &[1], HORIZON)).await;
+    redis.freeze();
+    let mut slowest = Duration::ZERO;
+    // The signal is on its way; the first call that meets the frozen server fails.
+    let mut failed = None;
+    for _ in 0..100 {
+        let start = Instant::now();
+        let answer = store.reserve(call(&limits, &[1], HORIZON)).await;
+        slowest = slowest.max(start.elapsed());
+        failed = answer.err();
+        if failed.is_some() {
+            break;
         }
-        panic!("the server does not hang");
-    };
-    let (slowest, slept) = tokio::join!(asking, sleeping);
-    slept.unwrap();
+    }
+    let error = failed.expect("the server hangs");
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+    // A connection that is opened now hangs as well, and is given up as soon.
+    let start = Instant::now();
+    let error = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+    slowest = slowest.max(start.elapsed());
+    redis.thaw();
     assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
     answered(&store, call(&limits, &[1], HORIZON)).await;
 }
@@ -230,7 +237,7 @@ async fn a_server_that_is_away_is_told_without_its_password() {
 
 #[tokio::test]
 async fn every_key_but_the_record_expires() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     let keyed = Scope { key: "tenant-42", ..SCOPE };
     store.reserve(Reserve { scope: keyed, ..call(&limits, &[1; 20], Duration::from_secs(2)) }).await.unwrap();
@@ -247,7 +254,7 @@ async fn every_key_but_the_record_expires() {
 
 #[tokio::test]
 async fn tls_to_a_server_without_it_is_an_error_that_can_be_retried() {
-    let redis = Redis::start().await;
+    let redis = servers::redis().await;
     let url = redis.url().replace("redis://", "rediss://");
     let error = RedisStore::connect(&url, RedisOptions::default()).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");
@@ -255,7 +262,7 @@ async fn tls_to_a_server_without_it_is_an_error_that_can_be_retried() {
 
 #[tokio::test]
 async fn a_server_that_may_evict_is_warned_of_once() {
-    let redis = Redis::start().await;
+    let redis = Redis::dedicated().await;
     let warnings = Warnings::default();
     let _guard = tracing::subscriber::set_default(warnings.clone());
     for (policy, expected) in [("noeviction", 0), ("volatile-lru", 1), ("allkeys-random", 2)] {

@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::patient;
-use super::redis_for_store::Redis;
+use crate::support::servers::{self, Redis};
+use crate::support::unique;
 
 const TODAY: i64 = 1_760_000_000_000_000;
 
@@ -158,14 +159,15 @@ async fn replay(
 
 fn all_agree(explicit: bool) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let redis = runtime.block_on(Redis::start());
-    let backends = Backend::all(&redis);
+    let redis = runtime.block_on(servers::redis());
+    let backends = Backend::all(redis);
     let timelines = (limits(), prop::collection::vec(step(), 1..40));
-    let (count, cancelled, refused) = (Cell::new(0), Cell::new(0), Cell::new(0));
+    let (topic, count) = (unique("timeline"), Cell::new(0));
+    let (cancelled, refused) = (Cell::new(0), Cell::new(0));
     let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&timelines, |(limits, steps)| {
         count.set(count.get() + 1);
-        let name = format!("timeline-{}", count.get());
+        let name = format!("{topic}-{}", count.get());
         let mut expected: Option<Vec<Answer>> = None;
         for backend in &backends {
             let answers = runtime.block_on(replay(backend, &name, &limits, explicit, &steps));
@@ -200,10 +202,11 @@ fn every_backend_answers_alike_at_explicit_instants() {
 
 #[tokio::test]
 async fn every_backend_refuses_the_same_calls() {
-    let redis = Redis::start().await;
+    let redis = servers::redis().await;
     let limits = LimitSet::new(vec![Limit::leaky_bucket("l", "10/s".parse().unwrap(), 1).unwrap()]).unwrap();
-    for backend in Backend::all(&redis) {
-        let scope = Scope { downstream: "d", key: "" };
+    let name = unique("refuses");
+    for backend in Backend::all(redis) {
+        let scope = Scope { downstream: &name, key: "" };
         let call = Reserve { scope, limits: &limits, costs: &[0], ahead: Duration::ZERO, now: None };
         let refused = [
             backend.store.reserve(call).await.map(drop),
@@ -219,12 +222,13 @@ async fn every_backend_refuses_the_same_calls() {
 /// 700001/s, from a store that never says what time it is: a hundred batches without drift.
 #[tokio::test]
 async fn every_backend_keeps_an_odd_rate_exactly() {
-    let redis = Redis::start().await;
+    let redis = servers::redis().await;
     let rate: Rate = "700001/s".parse().unwrap();
     let limits = LimitSet::new(vec![Limit::leaky_bucket("l", rate, 1).unwrap()]).unwrap();
-    for backend in Backend::all(&redis) {
+    let name = unique("odd");
+    for backend in Backend::all(redis) {
         backend.clock.set(Micros(TODAY));
-        let scope = Scope { downstream: "d", key: "" };
+        let scope = Scope { downstream: &name, key: "" };
         let mut slots = vec![];
         for _ in 0..100 {
             let ahead = Duration::from_secs(10);

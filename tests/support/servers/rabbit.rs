@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::super::guardian::Guardian;
-use super::super::{eventually, random};
+use super::super::{blocking, eventually, random};
 use super::{Server, free_port, launch, make_folder, output};
 
 /// Where Debian keeps the scripts that run as any user; those in the path switch the user.
@@ -31,6 +31,12 @@ impl Rabbit {
     pub async fn try_dedicated() -> Result<Self, String> {
         let server = launch(Self::server).await?;
         Ok(Self(Arc::new(server)))
+    }
+
+    /// One for the caller alone that is not up yet: [`Rabbit::start`] is its first start.
+    pub async fn down() -> Self {
+        let server = blocking(Self::server).await.unwrap_or_else(|error| panic!("{error}"));
+        Self(Arc::new(server))
     }
 
     fn server() -> Result<Server, String> {

@@ -1,20 +1,25 @@
 //! Redis.
 
+use std::fmt::Write as _;
 use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use super::super::blocking;
 use super::super::guardian::Guardian;
+use super::super::{apart, blocking};
 use super::{Server, free_port, launch, make_folder, output};
 
 /// Long enough for a machine that compiles at the same time.
 const REDIS_START: Duration = Duration::from_secs(20);
 
-/// A Redis server: append-only file on, so that its data outlives a kill.
+/// A Redis server: append-only file on, so that its data outlive a kill.
 #[derive(Clone, Debug)]
 pub struct Redis(Arc<Server>);
 
@@ -105,5 +110,27 @@ impl Redis {
         let mut command = Command::new("redis-cli");
         command.args(["-h", "127.0.0.1", "-p", &self.0.port.to_string()]).args(args);
         output(command).await
+    }
+
+    /// Sends one command on a connection of its own; the answer as it came, or the error in it.
+    pub async fn command(&self, words: &[&str]) -> io::Result<String> {
+        const GOODBYE: &str = "*1\r\n$4\r\nQUIT\r\n";
+        const FAREWELL: &str = "+OK\r\n";
+        let mut request = format!("*{}\r\n", words.len());
+        for word in words {
+            write!(request, "${}\r\n{word}\r\n", word.len()).map_err(io::Error::other)?;
+        }
+        let port = self.0.port;
+        apart(async move {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+            stream.write_all((request + GOODBYE).as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            match answer.strip_suffix(FAREWELL) {
+                Some(answer) if !answer.is_empty() && !answer.starts_with('-') => Ok(answer.to_owned()),
+                _ => Err(io::Error::other(answer)),
+            }
+        })
+        .await
     }
 }
