@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
 use lapin::uri::AMQPScheme;
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
@@ -124,6 +125,32 @@ pub(super) async fn confirming(connection: &Connection) -> Result<Channel, Error
 pub(super) async fn close(channel: &Channel) {
     if channel.status().connected() {
         let _ = ask("closing a channel", channel.close(200, "OK".into())).await;
+    }
+}
+
+/// Closes its channel unless it is put to use.
+///
+/// lapin keeps a channel open for as long as it has a consumer, and registers a consumer even where
+/// nobody waits for the broker's answer any more. The broker would give jobs to it that no one takes.
+pub(super) struct CloseUnlessUsed(Option<Channel>);
+
+impl CloseUnlessUsed {
+    pub(super) const fn new(channel: Channel) -> Self {
+        Self(Some(channel))
+    }
+
+    /// From now on the caller closes it.
+    pub(super) fn used(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseUnlessUsed {
+    fn drop(&mut self) {
+        if let Some(channel) = self.0.take().filter(|channel| channel.status().connected()) {
+            // The first poll queues the frame, behind the question that was not answered.
+            let _ = channel.close(200, "OK".into()).now_or_never();
+        }
     }
 }
 

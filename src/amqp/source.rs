@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acker::Acker;
-use super::connection::{Backoff, ask, channel, close};
+use super::connection::{Backoff, CloseUnlessUsed, ask, channel, close};
 use super::error::{Error, text};
 use super::message::message;
 use super::supervisor::up;
@@ -135,6 +135,7 @@ impl Subscriber {
         let Some(connection) = up(&mut line.clone()).await else { return Ok(None) };
         topology::ensure(&connection, options, downstream).await?;
         let channel = channel(&connection).await?;
+        let unused = CloseUnlessUsed::new(channel.clone());
         let prefetch = downstream.prefetch.max(1);
         ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let queue = options.names().queue(downstream);
@@ -145,6 +146,7 @@ impl Subscriber {
             FieldTable::default(),
         );
         let consumer = ask(&format!("queue {queue}"), consume).await?;
+        unused.used();
         let subscription = Arc::new(Subscription::new(Acker::new(channel, prefetch)));
         *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
         Ok(Some((subscription, consumer)))

@@ -11,6 +11,7 @@ use paced::dispatch::{Delivery, Report, Source};
 use paced::sink::{Receipt, Response};
 
 mod dead;
+mod late;
 mod loss;
 mod publish;
 mod settle;

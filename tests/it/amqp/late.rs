@@ -1,0 +1,127 @@
+//! Answers that come when nobody waits for them any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::*;
+
+/// Class and method of basic.consume, with the reserved field behind them.
+const CONSUME: [u8; 6] = [0, 60, 0, 20, 0, 0];
+
+/// Between paced and the broker: holds back what the broker says once the first consume is asked for.
+struct Relay {
+    /// Somebody has asked to consume, and the answer is held back.
+    asked: watch::Sender<bool>,
+    /// Something else was said after that.
+    went_on: watch::Sender<bool>,
+    let_through: watch::Sender<bool>,
+    first: AtomicBool,
+}
+
+impl Relay {
+    /// Starts it; the port that it listens on.
+    async fn start(broker: u16) -> (Arc<Self>, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let relay = Arc::new(Self {
+            asked: watch::Sender::new(false),
+            went_on: watch::Sender::new(false),
+            let_through: watch::Sender::new(false),
+            first: AtomicBool::new(true),
+        });
+        let accepting = Arc::clone(&relay);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (from_client, to_client) = client.into_split();
+                let broker = TcpStream::connect(("127.0.0.1", broker)).await.unwrap();
+                let (from_broker, to_broker) = broker.into_split();
+                let held = watch::Sender::new(false);
+                let answers = Arc::clone(&accepting).answers(from_broker, to_client, held.subscribe());
+                tokio::spawn(answers);
+                tokio::spawn(Arc::clone(&accepting).questions(from_client, to_broker, held));
+            }
+        });
+        (relay, port)
+    }
+
+    async fn questions(
+        self: Arc<Self>,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        held: watch::Sender<bool>,
+    ) {
+        let mut said = Vec::new();
+        let mut part = vec![0; 65_536];
+        while let Ok(length @ 1..) = from.read(&mut part).await {
+            said.extend_from_slice(&part[..length]);
+            if *held.borrow() {
+                self.went_on.send_replace(true);
+            }
+            let asks = said.windows(CONSUME.len()).any(|bytes| bytes == CONSUME);
+            if asks && self.first.swap(false, Ordering::SeqCst) {
+                held.send_replace(true);
+                self.asked.send_replace(true);
+            }
+            if to.write_all(&part[..length]).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn answers(
+        self: Arc<Self>,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        held: watch::Receiver<bool>,
+    ) {
+        let mut let_through = self.let_through.subscribe();
+        let mut part = vec![0; 65_536];
+        while let Ok(length @ 1..) = from.read(&mut part).await {
+            if *held.borrow() {
+                let_through.wait_for(|now| *now).await.unwrap();
+            }
+            if to.write_all(&part[..length]).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The broker grants a consumer after the question was given up: no job may go to that one.
+#[tokio::test]
+async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "granted");
+    let (relay, port) = Relay::start(rabbit.port()).await;
+    // The heartbeats must not end what is held back.
+    options.address = format!("amqp://guest:guest@127.0.0.1:{port}/?heartbeat=600").parse().unwrap();
+    let amqp = Amqp::start(options.clone());
+    let mut source = amqp.source("billing").unwrap();
+    within("the consume", relay.asked.subscribe().wait_for(|asked| *asked)).await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
+    until("the broker's consent", async || consumers(&channel, "granted.jobs.billing").await == 1).await;
+    assert!(!amqp.is_ready());
+    // More than it waits for an answer.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    tokio::time::resume();
+    within("another question", relay.went_on.subscribe().wait_for(|went_on| *went_on)).await.unwrap();
+    relay.let_through.send_replace(true);
+    within("the consumer", amqp.ready()).await;
+    until("one consumer", async || consumers(&channel, "granted.jobs.billing").await == 1).await;
+    publish(&amqp, &options, numbered(0..20)).await;
+    let deliveries = take(&mut source, 20).await;
+    assert_eq!(bodies(&deliveries), numbered(0..20));
+    deliveries.into_iter().for_each(ack);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+async fn consumers(channel: &Channel, queue: &str) -> u32 {
+    let declare = QueueDeclareOptions::default().passive();
+    channel.queue_declare(queue.into(), declare, Default::default()).await.unwrap().consumer_count()
+}
