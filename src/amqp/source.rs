@@ -168,9 +168,10 @@ impl Subscriber {
         let cancel = subscription.acker.channel().basic_cancel(consumer.tag(), BasicCancelOptions::default());
         let cancelled = tokio::time::timeout(CANCEL, cancel).await;
         if !matches!(cancelled, Ok(Ok(()))) {
-            // More could come that nobody would take: let the broker have it all back.
+            // More could come that nobody would take: let the broker have it all back. It has been
+            // waited for long enough.
             subscription.end();
-            close(subscription.acker.channel()).await;
+            drop(CloseUnlessUsed::new(subscription.acker.channel().clone()));
             return End::Closed;
         }
         // The stream ends behind the last message that had arrived.
