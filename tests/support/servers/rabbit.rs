@@ -115,12 +115,6 @@ impl Rabbit {
         self.0.clone().again().await;
     }
 
-    /// A clean end and a new start.
-    pub async fn restart(&self) {
-        self.stop().await;
-        self.start().await;
-    }
-
     /// SIGSTOP: connections stay, nothing is answered.
     pub fn freeze(&self) {
         self.0.signal(Signal::STOP);
