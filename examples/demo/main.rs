@@ -4,8 +4,8 @@
 //! real daemon release jobs to it, and shows what arrived when. Exits with 1 if a job was lost or
 //! doubled or the limit was exceeded. Leaves nothing behind, on Ctrl-C either.
 
+mod machine;
 mod plot;
-mod probe;
 mod report;
 mod screen;
 #[path = "../../tests/support/mod.rs"]
@@ -21,7 +21,7 @@ use paced::Rate;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use probe::Probe;
+use machine::Machine;
 use report::Report;
 use screen::{Screen, grouped};
 use support::api::{Api, Arrival};
@@ -100,10 +100,10 @@ async fn show(options: &Options, screen: &Screen) -> Result<bool, String> {
     }
     let stage = build(screen).await?;
     let daemons = spawn(options, &stage, screen).await?;
-    let probe = Probe::start().map_err(|error| format!("no probe: {error}"))?;
+    let machine = Machine::watch(daemons.iter().map(Paced::pid).collect());
     publish_jobs(options, &stage, screen).await?;
     watch(options, &stage.api, screen).await;
-    let delays = probe.end();
+    let delays = machine.end();
     let left = finish(daemons, &stage, screen).await?;
     let report = Report::new(*rate, *jobs as usize, &stage.api.arrivals(), left, &delays);
     screen.lines(&report.render(screen));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use paced::Rate;
 
+use crate::machine::Delays;
 use crate::plot;
-use crate::probe::Delay;
 use crate::screen::{Colour, Screen, grouped};
 use crate::support::api::Arrival;
 use crate::support::count;
@@ -15,8 +15,6 @@ use crate::support::count;
 pub const REPLICA: &str = "x-replica";
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A pause of the machine meets one process now and another a moment later: ns.
-const AROUND: u64 = 500_000_000;
 const TENTH: Duration = Duration::from_millis(100);
 
 /// The arrivals, counted.
@@ -48,7 +46,7 @@ struct Window {
 
 impl Report {
     /// Counts the arrivals, which are in the order of their stamps.
-    pub fn new(rate: Rate, published: usize, arrivals: &[Arrival], left: u32, delays: &[Delay]) -> Self {
+    pub fn new(rate: Rate, published: usize, arrivals: &[Arrival], left: u32, delays: &Delays) -> Self {
         let mut times: BTreeMap<&str, usize> = BTreeMap::new();
         let mut shares: BTreeMap<String, usize> = BTreeMap::new();
         for arrival in arrivals {
@@ -161,15 +159,12 @@ impl Report {
 }
 
 impl Window {
-    fn busiest(name: &'static str, rate: Rate, length: Duration, stamps: &[u64], delays: &[Delay]) -> Self {
+    fn busiest(name: &'static str, rate: Rate, length: Duration, stamps: &[u64], delays: &Delays) -> Self {
         let allowed = count::allowed(rate, length);
         let seen = count::busiest(stamps, length);
         let (mut delay, mut exceeded) = (None, false);
         for window in count::windows(stamps, length).filter(|window| window.len() > allowed) {
-            let (first, last) = (window[0], window[window.len() - 1]);
-            let (first, last) = (first.saturating_sub(AROUND), last + AROUND);
-            let met = delays.iter().filter(|delay| delay.sent <= last && delay.arrived >= first);
-            let added = met.map(|delay| delay.length()).max().unwrap_or_default();
+            let added = delays.between(window[0], window[window.len() - 1]);
             exceeded |= window.len() > count::allowed_with(rate, length, count::tolerance(rate) + added);
             delay = delay.max(Some(added));
         }
@@ -184,7 +179,7 @@ impl Window {
         };
         let seen = screen.paint(colour, &self.seen.to_string());
         let delay = self.delay.map_or(String::new(), |delay| {
-            format!(" (and this machine itself was {:.0} ms late then)", delay.as_secs_f64() * 1000.0)
+            format!(" (threads waited {} ms for a processor)", delay.as_millis())
         });
         format!("{seen} in any {}; {} are allowed{delay}", self.name, self.allowed)
     }
