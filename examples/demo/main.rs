@@ -159,7 +159,7 @@ async fn spawn(options: &Options, stage: &Stage, screen: &Screen) -> Result<Vec<
 async fn publish_jobs(options: &Options, stage: &Stage, screen: &Screen) -> Result<(), String> {
     let command = format!("paced publish demo --count {}", options.jobs);
     let step = screen.step(&format!("running `{command}`"));
-    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let folder = tempfile::TempDir::new_in(daemon::scratch()?).map_err(|error| error.to_string())?;
     let file = folder.path().join("paced.toml");
     std::fs::write(&file, config(options, stage, 0)).map_err(|error| error.to_string())?;
     let count = options.jobs.to_string();

@@ -44,12 +44,17 @@ pub fn render(screen: &Screen, rate: Rate, stamps: &[u64]) -> Vec<String> {
     lines
 }
 
-/// A round length of which there are no more than there is room for, and which holds slots enough.
+/// A round length of which there are no more than there is room for, and which holds slots enough;
+/// a whole number of them where that can be.
 fn bucket(span: Duration, rate: Rate, room: usize) -> Duration {
     let least = (span / u32::try_from(room).unwrap_or(u32::MAX)).max(rate.interval() * 5);
     let lengths = [250, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000, 3_600_000];
-    let fitting = lengths.into_iter().map(Duration::from_millis).find(|length| *length > least);
-    fitting.unwrap_or(least)
+    let mut fitting = lengths.into_iter().map(Duration::from_millis).filter(|length| *length > least);
+    let first = fitting.clone().next().unwrap_or(least);
+    let is_whole = |length: &Duration| {
+        (length.as_micros() * u128::from(rate.count())).is_multiple_of(u128::from(rate.period_micros()))
+    };
+    fitting.find(|length| is_whole(length) && *length <= first * 4).unwrap_or(first)
 }
 
 /// One bar's part in one row: rows 0 to ROWS - 1 reach the limit, row ROWS lies above it.

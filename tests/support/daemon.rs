@@ -4,13 +4,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::guardian::Guardian;
 use super::{apart, blocking, poll};
 
 /// How long `paced run` may take to attach all consumers.
@@ -28,6 +29,12 @@ pub fn binary() -> PathBuf {
             profile.join("paced")
         }
     }
+}
+
+/// A folder for configurations, which goes with this process, also on SIGKILL.
+pub fn scratch() -> Result<&'static Path, String> {
+    static GUARDIAN: LazyLock<Result<Guardian, String>> = LazyLock::new(Guardian::new);
+    GUARDIAN.as_ref().map(Guardian::folder).map_err(Clone::clone)
 }
 
 /// A `paced run`. It is killed when dropped, and when this process dies.
@@ -57,7 +64,7 @@ impl Paced {
 
     /// As [`Paced::start`], for those who report errors themselves.
     pub async fn try_start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<Self, String> {
-        let folder = TempDir::with_prefix("paced-run-").map_err(|error| error.to_string())?;
+        let folder = TempDir::new_in(scratch()?).map_err(|error| error.to_string())?;
         let file = folder.path().join("paced.toml");
         std::fs::write(&file, config).map_err(|error| error.to_string())?;
         // It dies with this process, also on SIGKILL.
