@@ -106,7 +106,7 @@ if command -v systemctl >/dev/null 2>&1; then
     now=
     [ ! -d /run/systemd/system ] || now=--now
     comm -13 "$work/before" "$work/after" | while read -r package; do
-        dpkg-query -L "$package" | sed -n 's,^\(/usr\)\{0,1\}/lib/systemd/system/\([^/]*\.\(service\|socket\)\)$,\2,p'
+        dpkg-query -L "$package" | sed -n 's%^\(/usr\)\{0,1\}/lib/systemd/system/\([^/]*\.\(service\|socket\)\)$%\2%p'
     done | grep -v '@\.' | sort -u >"$work/units" || true
     while read -r unit; do
         # shellcheck disable=SC2086
