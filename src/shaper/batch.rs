@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::reservation::{Grant, Reservation};
 use super::{Core, ReserveError};
 use crate::store::{MAX_BATCH, Reserve, Reserved, StoreError};
+use crate::time::Micros;
 
 /// What waits for the store under one key. It exists as long as its driver runs.
 #[derive(Debug, Default)]
@@ -46,7 +47,6 @@ impl Core {
     fn next(&self, key: &str) -> Option<(Vec<Request>, Vec<Reservation>)> {
         let mut lanes = self.lanes();
         let lane = lanes.get_mut(key)?;
-        let returned = std::mem::take(&mut lane.returned);
         let mut requests = vec![];
         while requests.len() < MAX_BATCH {
             match lane.waiting.pop_front() {
@@ -55,13 +55,32 @@ impl Core {
                 None => break,
             }
         }
+        // Only the tail can be given back, so the latest goes first. Stable, and read from the end:
+        // among equal slots (a burst) the last one taken goes first.
+        lane.returned.sort_by_key(Reservation::slot);
+        let keep = lane.returned.len().saturating_sub(RETURNS);
+        let returned = lane.returned.split_off(keep);
+        if !requests.is_empty() {
+            // Who waits must not wait for more round trips. The rest stay empty: the pace is kept.
+            lane.returned.clear();
+        }
         if requests.is_empty() && returned.is_empty() {
             lanes.remove(key);
             return None;
         }
         Some((requests, returned))
     }
+
+    /// Forgets what was returned up to `slot`: it cannot be given back.
+    fn forget_before(&self, key: &str, slot: Micros) {
+        if let Some(lane) = self.lanes().get_mut(key) {
+            lane.returned.retain(|reservation| reservation.slot() > slot);
+        }
+    }
 }
+
+/// How many slots are given back before the next look at who waits: each is a round trip.
+const RETURNS: usize = 32;
 
 /// Asks the store for one lane until nothing waits.
 struct Driver {
@@ -73,7 +92,9 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         while let Some((requests, returned)) = self.core.next(&self.key) {
-            give_back(returned).await;
+            if let Some(last) = give_back(returned).await {
+                self.core.forget_before(&self.key, last);
+            }
             if !requests.is_empty() {
                 self.ask(requests).await;
             }
@@ -94,8 +115,7 @@ impl Driver {
         let sent = Instant::now();
         match core.store.reserve(call).await {
             Ok(reserved) => {
-                // Reservations made before a step keep the deadline that they had.
-                let _ = core.clock.observe(sent, reserved.now, reserved.epoch, Instant::now());
+                core.observe(sent, reserved.now, reserved.epoch);
                 self.hand_out(requests, &reserved);
             }
             Err(error) => fail(requests, &error),
@@ -137,22 +157,21 @@ impl Drop for Driver {
     }
 }
 
-/// Only the tail can be given back, so the latest goes first.
-async fn give_back(mut returned: Vec<Reservation>) {
-    // Stable, and reversed: among equal slots (a burst) the last one taken goes first.
-    returned.reverse();
-    returned.sort_by_key(|reservation| std::cmp::Reverse(reservation.slot()));
-    for reservation in returned {
-        // A slot that cannot be given back stays empty: the pace is kept either way.
+/// Gives slots back, the last one first, until one cannot be; says which. It stays empty, as those
+/// before it do: the pace is kept either way.
+async fn give_back(returned: Vec<Reservation>) -> Option<Micros> {
+    for reservation in returned.into_iter().rev() {
+        let slot = reservation.slot();
         match reservation.cancel().await {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => return Some(slot),
             Err(error) => {
                 tracing::debug!(%error, "a slot that nobody wants could not be given back");
-                return;
+                return Some(slot);
             }
         }
     }
+    None
 }
 
 fn fail(requests: Vec<Request>, error: &StoreError) {

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use super::{Core, Shaper};
 use crate::limit::{Limit, LimitError, LimitSet};
 use crate::rate::Rate;
@@ -45,9 +47,12 @@ impl ShaperBuilder {
         self
     }
 
-    /// How far ahead a slot may lie; beyond, the queue is full. One minute unless set.
+    /// How far ahead a slot may lie on the store's clock; beyond, the queue is full. One minute
+    /// unless set.
     ///
-    /// After the store has lost its state nobody gets a slot for as long, at most for a minute.
+    /// After the store has lost its state nobody gets a slot for as long, at most for a minute;
+    /// and who only waits ([`Reservation::wait`](super::Reservation::wait)) may after a forward step
+    /// of the store's clock run beside new reservations for as long.
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;
         self
@@ -77,7 +82,8 @@ impl ShaperBuilder {
     /// [`BuildError`] when the limits or the name cannot be.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
-        let mut limits = vec![Limit::leaky_bucket("leaky-bucket-0", self.rate, self.burst)?];
+        // Not the daemon's name for its first limit: far reservations here would starve it.
+        let mut limits = vec![Limit::leaky_bucket("shaper-0", self.rate, self.burst)?];
         limits.extend(self.further);
         let core = Core {
             name: self.name,
@@ -88,6 +94,7 @@ impl ShaperBuilder {
             per_key: self.per_key,
             lanes: Mutex::new(HashMap::new()),
             refreshing: tokio::sync::Mutex::default(),
+            jumped: Notify::new(),
         };
         Ok(Shaper { core: Arc::new(core) })
     }

@@ -9,17 +9,21 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::limit::LimitSet;
-use crate::store::{Scope, SlotClock, Store, StoreError};
+use crate::store::{Observed, Scope, SlotClock, Store, StoreError};
+use crate::time::Micros;
 use batch::{Lane, Request};
 pub use builder::{BuildError, ShaperBuilder};
 use reservation::Grant;
 pub use reservation::Reservation;
 
-/// Keeps the pace of one downstream, alone or together with all who share its store and name.
+/// Keeps the pace of one downstream, alone or together with all shapers that share its store.
+///
+/// Shapers share a pace when they have one store, name, rate and `max_wait`. They do not share it
+/// with the daemon yet: its state of a downstream of the same name is another one.
 ///
 /// Cheap to clone; clones are one shaper.
 ///
@@ -34,7 +38,9 @@ pub use reservation::Reservation;
 /// let shaper = paced::Shaper::builder("billing", "1000/s".parse()?).build()?;
 /// let reservation = shaper.reserve("tenant-42").await?;
 /// reservation.wait().await;
-/// // ... call the downstream
+/// if !reservation.is_missed() {
+///     // ... call the downstream
+/// }
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -78,7 +84,10 @@ struct Core {
     per_key: bool,
     /// The keys for which the store is being asked.
     lanes: Mutex<HashMap<String, Lane>>,
-    refreshing: tokio::sync::Mutex<()>,
+    /// Held by the one who asks the store for its clock; when that was last tried.
+    refreshing: tokio::sync::Mutex<Option<Instant>>,
+    /// The store's clock stepped.
+    jumped: Notify,
 }
 
 impl Shaper {
@@ -117,16 +126,25 @@ impl Shaper {
 
     /// Reserves, waits, and runs `work`.
     ///
+    /// A slot that was missed (see [`Reservation::is_missed`]), as all are that fall into a stall of
+    /// this process or into a forward step of the store's clock, is given up and reserved anew: late
+    /// work never catches up in a burst.
+    ///
     /// Cancel safe until `work` starts: dropped while it waits, it gives the slot back if nobody
     /// has taken a later one. From then on it is as cancel safe as `work`.
     ///
     /// # Errors
-    /// As [`Shaper::reserve`]; `work` is not run then.
+    /// As [`Shaper::reserve`], of the first reservation or of one anew; `work` is not run then.
     pub async fn schedule<F: Future>(&self, key: &str, work: F) -> Result<F::Output, ReserveError> {
-        let grant = self.grant(key, 1).await?;
-        grant.wait().await;
-        let _used = grant.keep();
-        Ok(work.await)
+        loop {
+            let mut grant = self.grant(key, 1).await?;
+            let due = grant.due().await;
+            // Its slot has been reached: there is nothing to give back.
+            let _used = grant.keep();
+            if due {
+                return Ok(work.await);
+            }
+        }
     }
 
     /// Forgets what was taken under `key` (without [`ShaperBuilder::per_key`]: by all keys), so
@@ -169,19 +187,35 @@ impl Core {
         Scope { downstream: &self.name, key }
     }
 
-    /// Asks the store for its clock, unless that was known lately. Failing is no harm: what is
-    /// known goes on to count.
-    async fn refresh(&self) {
-        let _one_asks_for_all = self.refreshing.lock().await;
+    /// Asks the store for its clock, until `deadline` at most, unless that was known or tried
+    /// lately. Failing is no harm: what is known goes on to count.
+    async fn refresh(&self, deadline: Instant) {
+        // Whoever holds it asks for all. Nobody waits for the answer: slots must not wait for a
+        // store that hangs.
+        let Ok(mut tried) = self.refreshing.try_lock() else { return };
         let Some((age, epoch)) = self.clock.newest() else { return };
-        if age < STALE {
+        if age < STALE || tried.is_some_and(|at| at.elapsed() < STALE) {
             return;
         }
         let sent = Instant::now();
-        if let Ok(Ok(now)) = tokio::time::timeout(Duration::from_secs(1), self.store.ping()).await {
-            // Each reservation sees by itself whether the mapping was discarded.
-            let _ = self.clock.observe(sent, now, epoch, Instant::now());
+        *tried = Some(sent);
+        let until = deadline.min(sent + Duration::from_secs(1));
+        if let Ok(Ok(now)) = tokio::time::timeout_at(until, self.store.ping()).await {
+            self.observe(sent, now, epoch);
         }
+    }
+
+    /// Takes in an answer of the store, received now. Reservations made before a step back, or a
+    /// loss, keep the deadline that they had.
+    fn observe(&self, sent: Instant, now: Micros, epoch: Micros) {
+        if self.clock.observe(sent, now, epoch, Instant::now()) == Observed::Stepped {
+            self.jumped.notify_waiters();
+        }
+    }
+
+    /// How late a slot may be used: T, within what timers and the network allow for.
+    fn tolerance(&self) -> Duration {
+        self.limits.rate().interval().clamp(Duration::from_millis(5), Duration::from_millis(50))
     }
 
     fn lanes(&self) -> std::sync::MutexGuard<'_, HashMap<String, Lane>> {

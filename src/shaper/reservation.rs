@@ -1,6 +1,6 @@
 //! A granted slot.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Core;
 use crate::limit::State;
-use crate::store::{Cancel, StoreError};
+use crate::store::{Cancel, Mapping, StoreError};
 use crate::time::Micros;
 
 /// A slot that is yours. Dropped, it stays taken; [`Reservation::cancel`] gives it back.
@@ -18,15 +18,14 @@ pub struct Reservation {
     core: Arc<Core>,
     key: String,
     slot: Micros,
-    /// The mapping that the slot was granted under, and where it put the slot then.
-    generation: u64,
-    deadline: Instant,
+    /// Where the slot was put when it was granted.
+    mapped: Mapping,
     before: Vec<State>,
     after: Vec<State>,
 }
 
 /// A long wait looks at the mapping again at least this often ...
-const CHUNK: Duration = Duration::from_secs(3600);
+const CHUNK: Duration = Duration::from_secs(600);
 /// ... and this long before its end.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
@@ -35,11 +34,11 @@ impl Reservation {
         core: &Arc<Core>,
         key: &str,
         slot: Micros,
-        (generation, deadline): (u64, Instant),
+        mapped: Mapping,
         before: Vec<State>,
         after: Vec<State>,
     ) -> Self {
-        Self { core: Arc::clone(core), key: key.to_owned(), slot, generation, deadline, before, after }
+        Self { core: Arc::clone(core), key: key.to_owned(), slot, mapped, before, after }
     }
 
     /// The instant on the store's clock at which the work may start.
@@ -51,16 +50,33 @@ impl Reservation {
     /// The slot on the local clock, never early: by then the store's clock has reached it.
     ///
     /// It may move by as much as the latest call to the store was faster, or slower, than the ones
-    /// before. Once a clock has stepped it stays where it was: the pace is kept in real time.
+    /// before. Once a clock has stepped it stays where it was. After a step back, that keeps the
+    /// pace in real time, since the store's state follows. After a step forward it does not: the
+    /// store goes on from its new now, and new slots lie between those granted before.
+    /// [`Shaper::schedule`](super::Shaper::schedule) gives such slots up; who calls
+    /// [`Reservation::wait`] accepts up to twice the pace for up to `max_wait` then.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         match self.core.clock.mapping(self.slot) {
-            Some((generation, deadline)) if generation == self.generation => deadline,
-            _ => self.deadline,
+            Some(mapping) if mapping.generation == self.mapped.generation => mapping.deadline,
+            _ => self.mapped.deadline,
         }
     }
 
-    /// Waits until the slot, however far it is. The store is asked for its clock now and then.
+    /// Whether the slot lies further back than can be excused: by more than the emission interval
+    /// of the slowest limit, within 5 to 50 ms.
+    ///
+    /// Ask after [`Reservation::wait`], just before the work. If this process stood still, many slots
+    /// have passed by then, and work on all of them would be a burst: reserve again instead.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        Instant::now().saturating_duration_since(self.deadline()) > self.core.tolerance()
+    }
+
+    /// Waits until the slot, however far it is. The store is asked for its clock now and then; a
+    /// store that does not answer delays nothing.
+    ///
+    /// It returns late when the process stood still; see [`Reservation::is_missed`].
     ///
     /// Cancel safe: it can be called again.
     pub async fn wait(&self) {
@@ -74,9 +90,41 @@ impl Reservation {
                 tokio::time::sleep_until(deadline).await;
             } else {
                 tokio::time::sleep((left - LAST_LOOK).min(CHUNK)).await;
-                self.core.refresh().await;
+                self.core.refresh(deadline).await;
             }
         }
+    }
+
+    /// Waits until the slot; false when it was missed, or its clock is no more.
+    ///
+    /// Cancel safe.
+    pub(super) async fn due(&mut self) -> bool {
+        let core = Arc::clone(&self.core);
+        loop {
+            // Before the look at the clock, so that no step goes unnoticed in between.
+            let jumped = core.jumped.notified();
+            if !self.follow() {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                () = jumped => {}
+                () = self.wait() => return !self.is_missed(),
+            }
+        }
+    }
+
+    /// After a forward step of the store's clock the slot is the same instant there, and so earlier
+    /// here. Says whether it still stands: it does not if it has passed by the step.
+    fn follow(&mut self) -> bool {
+        let Some(mapping) = self.core.clock.mapping(self.slot) else { return true };
+        if mapping.jumps == self.mapped.jumps {
+            return true;
+        }
+        // Among several steps some may have been back: then the slot means another instant.
+        let one_step = mapping.generation == self.mapped.generation + 1;
+        self.mapped = mapping;
+        one_step && mapping.deadline > Instant::now()
     }
 
     /// Gives the slot back if it lies ahead and nobody has taken a later one; says whether it did.
@@ -119,6 +167,13 @@ impl Deref for Grant {
     #[expect(clippy::expect_used, reason = "taken only where the grant ends")]
     fn deref(&self) -> &Reservation {
         self.0.as_ref().expect("a grant holds its reservation")
+    }
+}
+
+impl DerefMut for Grant {
+    #[expect(clippy::expect_used, reason = "taken only where the grant ends")]
+    fn deref_mut(&mut self) -> &mut Reservation {
+        self.0.as_mut().expect("a grant holds its reservation")
     }
 }
 

@@ -46,9 +46,9 @@ pub struct SlotClock {
 /// The window slides by whole buckets: 5 of 2 s.
 const BUCKETS: usize = 5;
 const BUCKET: i128 = 2_000_000_000;
-/// How far two clocks may drift apart without a step: 1 ms a second, 100 ms in all.
+/// How far two clocks may drift apart without a step: 1 ms a second, twice what NTP slews at most.
+/// It has no bound in all: after an idle hour any clock has drifted far, and that is no step.
 const DRIFT: i128 = 1000;
-const MOST_DRIFT: i128 = 100_000_000;
 /// The store's `now` is a floor: its clock may have been almost 1 µs further.
 const FLOOR: i128 = 1000;
 
@@ -58,9 +58,22 @@ struct Window {
     epoch: Option<Micros>,
     /// How often the window was discarded.
     generation: u64,
+    /// How often it was discarded because the store's clock had stepped forward.
+    jumps: u64,
     /// When the newest sample was received.
     newest: i128,
     buckets: [Option<Bucket>; BUCKETS],
+}
+
+/// Where a slot lies on the local clock, and under which window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// How often the window had been discarded before.
+    pub(crate) generation: u64,
+    /// How often of these because the store's clock had stepped forward.
+    pub(crate) jumps: u64,
+    /// As in [`SlotClock::deadline`].
+    pub(crate) deadline: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,8 +99,10 @@ impl SlotClock {
             Bucket { index: received.div_euclid(BUCKET), low: sent - store - FLOOR, high: received - store };
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let known = window.epoch.replace(epoch);
-        if known.is_some_and(|known| known != epoch) || window.contradicts(&sample, received) {
+        let step = window.step(&sample, received);
+        if known.is_some_and(|known| known != epoch) || step.is_some() {
             window.generation += 1;
+            window.jumps += u64::from(step == Some(Step::Forward));
             window.restart(sample, received);
             return Observed::Stepped;
         }
@@ -99,11 +114,11 @@ impl SlotClock {
     /// first sample.
     #[must_use]
     pub fn deadline(&self, slot: Micros) -> Option<Instant> {
-        self.mapping(slot).map(|(_, deadline)| deadline)
+        self.mapping(slot).map(|mapping| mapping.deadline)
     }
 
-    /// [`SlotClock::deadline`], and how often the window had been discarded before.
-    pub(crate) fn mapping(&self, slot: Micros) -> Option<(u64, Instant)> {
+    /// [`SlotClock::deadline`], and what it rests on.
+    pub(crate) fn mapping(&self, slot: Micros) -> Option<Mapping> {
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let high = window.high()?;
         let local = i128::from(slot.0) * 1000 + high;
@@ -114,7 +129,8 @@ impl SlotClock {
             Err(_) => None,
         };
         let far = || self.anchor + Duration::from_secs(30 * 365 * 86_400);
-        Some((window.generation, deadline.unwrap_or_else(far)))
+        let Window { generation, jumps, .. } = *window;
+        Some(Mapping { generation, jumps, deadline: deadline.unwrap_or_else(far) })
     }
 
     /// The store's clock now, never ahead of it; `None` before the first sample.
@@ -149,18 +165,28 @@ impl Default for SlotClock {
     }
 }
 
+/// How the store's clock moved against the local one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Forward,
+    Back,
+}
+
 impl Window {
     /// The tightest upper bound.
     fn high(&self) -> Option<i128> {
         self.buckets.iter().flatten().map(|bucket| bucket.high).min()
     }
 
-    /// Whether no offset satisfies both the window and the sample, beyond what clocks drift.
-    fn contradicts(&self, sample: &Bucket, received: i128) -> bool {
-        self.buckets.iter().flatten().any(|bucket| {
-            let age = (received - bucket.index * BUCKET).max(0);
-            let slack = (age / DRIFT).min(MOST_DRIFT);
-            sample.low > bucket.high + slack || sample.high + slack < bucket.low
+    /// Which step it takes to satisfy both the window and the sample, beyond what clocks drift.
+    fn step(&self, sample: &Bucket, received: i128) -> Option<Step> {
+        self.buckets.iter().flatten().find_map(|bucket| {
+            let slack = (received - bucket.index * BUCKET).max(0) / DRIFT;
+            if sample.low > bucket.high + slack {
+                Some(Step::Back)
+            } else {
+                (sample.high + slack < bucket.low).then_some(Step::Forward)
+            }
         })
     }
 

@@ -1,6 +1,6 @@
 //! A store to experiment with: it counts, delays, stops at a gate, fails or panics on demand.
 
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub(super) struct Bench {
     pub(super) arrived: Semaphore,
     pub(super) failure: Mutex<Option<StoreError>>,
     pub(super) panics: AtomicUsize,
+    /// Pings are not answered.
+    pub(super) mute: AtomicBool,
 }
 
 impl Bench {
@@ -60,6 +62,7 @@ impl Bench {
             arrived: Semaphore::new(0),
             failure: Mutex::default(),
             panics: AtomicUsize::new(0),
+            mute: AtomicBool::new(false),
         })
     }
 
@@ -125,6 +128,9 @@ impl Store for Bench {
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
         self.pings.fetch_add(1, Ordering::SeqCst);
+        if self.mute.load(Ordering::SeqCst) {
+            return Box::pin(std::future::pending());
+        }
         self.memory.ping()
     }
 }

@@ -40,7 +40,9 @@ async fn a_step_either_way_discards_the_window() {
         let _ = clock.observe(start, Micros(10_000_000), EPOCH, start + ms(1));
         let again = clock.observe(start + ms(500), Micros(10_500_000 + step), EPOCH, start + ms(501));
         assert_eq!(again, Observed::Stepped);
-        assert_eq!(clock.mapping(Micros(10_500_000 + step)), Some((1, start + ms(501))));
+        let jumps = u64::from(step > 0);
+        let mapping = Mapping { generation: 1, jumps, deadline: start + ms(501) };
+        assert_eq!(clock.mapping(Micros(10_500_000 + step)), Some(mapping));
     }
 }
 
@@ -65,6 +67,25 @@ async fn drift_moves_the_bounds_and_is_no_step() {
         let early = at(0).checked_duration_since(clock.deadline(now).unwrap());
         assert_eq!(early, None, "second {second}");
         local += 1_000_000;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_over_an_idle_hour_is_no_step() {
+    for drift in [-360_000, 360_000] {
+        let (clock, start) = (SlotClock::new(), Instant::now());
+        let hour = Duration::from_secs(3600);
+        let mut store = 10_000_000;
+        for calls in 0..5 {
+            let at = start + hour * calls;
+            let observed = clock.observe(at, Micros(store), EPOCH, at + ms(1));
+            assert_eq!(observed, Observed::Consistent, "after {calls} hours");
+            // 100 ppm.
+            store += 3_600_000_000 + drift;
+        }
+        let at = start + hour * 5;
+        let stepped = clock.observe(at, Micros(store + 20 * drift), EPOCH, at + ms(1));
+        assert_eq!(stepped, Observed::Stepped, "no drift is that fast");
     }
 }
 
