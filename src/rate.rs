@@ -49,21 +49,24 @@ impl Rate {
     /// `count` units in each `period`.
     ///
     /// # Errors
-    /// [`RateError`] when either is zero, the rate is over 1 000 000/s or the period over 366 days.
+    /// [`RateError`] when either is zero, the rate is over 1 000 000/s or the period, once reduced,
+    /// over 366 days.
     pub fn new(count: u64, period: Duration) -> Result<Self, RateError> {
         let text = || format!("{count} per {period:?}");
-        let period = u64::try_from(period.as_micros()).map_err(|_| RateError::TooLong(text()))?;
-        if count == 0 || period == 0 {
+        let micros = period.as_micros();
+        if count == 0 || micros == 0 {
             return Err(RateError::Zero);
         }
-        if period > LONGEST {
-            return Err(RateError::TooLong(text()));
-        }
+        let divisor = gcd(count.into(), micros);
+        let reduced = |number: u128| u64::try_from(number / divisor).ok();
+        let period = reduced(micros).filter(|period| *period <= LONGEST);
+        let period = period.ok_or_else(|| RateError::TooLong(text()))?;
+        // A divisor of the count: the quotient fits as the count does.
+        let count = reduced(count.into()).unwrap_or(count);
         if count > period {
             return Err(RateError::TooHigh(text()));
         }
-        let divisor = gcd(count, period);
-        Ok(Self { count: count / divisor, period: period / divisor })
+        Ok(Self { count, period })
     }
 
     /// N of "N units in P µs", reduced.
@@ -101,7 +104,7 @@ impl Rate {
     }
 }
 
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
+const fn gcd(mut a: u128, mut b: u128) -> u128 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
@@ -155,22 +158,18 @@ fn integer(text: &str) -> Option<u64> {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 4] =
+        const UNITS: [(u128, &str); 4] =
             [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s")];
         // The smallest multiple of the reduced fraction whose period is whole seconds.
-        let scale = 1_000_000 / gcd(self.period, 1_000_000);
-        let (count, period) = (self.count * scale, self.period * scale);
-        for (micros, unit) in UNITS {
-            if period % micros == 0 {
-                let number = period / micros;
-                return if number == 1 {
-                    write!(f, "{count}/{unit}")
-                } else {
-                    write!(f, "{count}/{number}{unit}")
-                };
-            }
+        let scale = 1_000_000 / gcd(self.period.into(), 1_000_000);
+        let (count, period) = (u128::from(self.count) * scale, u128::from(self.period) * scale);
+        let whole = UNITS.into_iter().find(|(micros, _)| period % micros == 0);
+        // Whole seconds by the scale: the last unit always fits.
+        let (micros, unit) = whole.unwrap_or(UNITS[3]);
+        match period / micros {
+            1 => write!(f, "{count}/{unit}"),
+            number => write!(f, "{count}/{number}{unit}"),
         }
-        write!(f, "{count} per {period} µs")
     }
 }
 
@@ -195,6 +194,13 @@ mod tests {
             assert_eq!((rate.count(), rate.period_micros()), (count, micros), "{text}");
             assert_eq!(rate.to_string().parse::<Rate>().unwrap(), rate, "{text} shown and read");
         }
+    }
+
+    #[test]
+    fn rates_are_reduced_before_they_are_judged_and_shown_whatever_their_size() {
+        let rate = |count, micros| Rate::new(count, Duration::from_micros(micros));
+        assert_eq!(rate(400, 400 * LONGEST).unwrap(), rate(1, LONGEST).unwrap());
+        assert_eq!(rate(1, 20_000_000_000_001).unwrap().to_string(), "1000000/20000000000001s");
     }
 
     #[test]
