@@ -80,7 +80,8 @@ for i, l in ipairs(all) do
       if s.tat < l.floor or (s.tat == l.floor and s.rem < l.floor_rem) then
         s.tat, s.rem = l.floor, l.floor_rem
       end
-      s.epoch = record.epoch
+      -- A state that outlived its record counts on the shift of the lost one, which may be larger.
+      s.epoch, s.shift = record.epoch, record.shift
       l.corrected = true
     end
     if s.rem >= l.n then
