@@ -26,6 +26,9 @@ const PUBLISH: Duration = Duration::from_secs(30);
 /// Publishes that must reach a queue, in flight at once.
 const ROUTED: usize = 8;
 
+/// How often a connection is looked at that the broker blocks.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Publishes with confirms over a connection that consumes nothing. Cheap to clone.
 #[derive(Clone)]
 pub struct Publisher {
@@ -208,6 +211,7 @@ impl fmt::Debug for Publisher {
 impl Open {
     async fn send(&self, to: To, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
         self.check_headers(&properties)?;
+        self.unblocked().await;
         let (exchange, key) = to.clone();
         let options = BasicPublishOptions::default();
         let mut publish = pin!(self.bulk.basic_publish(exchange, key, options, body, properties));
@@ -233,6 +237,7 @@ impl Open {
     ) -> Result<(), PublishError> {
         self.check_headers(&properties)?;
         let _permit = self.routed.acquire().await.map_err(|_| PublishError::Unavailable)?;
+        self.unblocked().await;
         let channel = match self.take_idle() {
             Some(channel) => channel,
             None => confirming(&self.connection).await.map_err(|e| PublishError::Lost(e.to_string()))?,
@@ -245,6 +250,14 @@ impl Open {
         let confirmation = confirm.await.map_err(|error| lost(&error, &to.0))?;
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
         outcome(confirmation, &to.1)
+    }
+
+    /// Waits while the broker takes nothing: lapin would keep the frames even of a publish that is given
+    /// up, and each further attempt would become another copy.
+    async fn unblocked(&self) {
+        while self.connection.status().blocked() && self.connection.status().connected() {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Headers that do not fit a frame would cost the connection, and all in flight with it.

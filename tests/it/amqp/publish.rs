@@ -96,3 +96,33 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
     assert_eq!(lost.routing_key.as_str(), "biling");
     assert_eq!(depth(&channel, "refused.jobs.billing").await, 2);
 }
+
+/// A node of its own: an alarm stops all who publish there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_while_the_broker_blocks_are_no_copies() {
+    let rabbit = Rabbit::start().await;
+    let options = options(&rabbit, "blocked");
+    let amqp = Amqp::publishing(options.clone()).await.unwrap();
+    let (publisher, exchange) = (amqp.publisher(), options.jobs_exchange());
+    let properties = BasicProperties::default;
+    let body = Bytes::from_static(b"x");
+    publisher.publish(&exchange, "billing", properties(), &body).await.unwrap();
+    publisher.publish_routed(&exchange, "billing", properties(), &body).await.unwrap();
+
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]);
+    // The broker says that it blocks when something is published, so the first gets there.
+    for _ in 0..5 {
+        let attempt = publisher.publish(&exchange, "billing", properties(), &body);
+        assert!(tokio::time::timeout(Duration::from_secs(1), attempt).await.is_err(), "it is blocked");
+    }
+    for _ in 0..5 {
+        let attempt = publisher.publish_routed(&exchange, "billing", properties(), &body);
+        assert!(tokio::time::timeout(Duration::from_millis(300), attempt).await.is_err(), "it is blocked");
+    }
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.4"]);
+    within("a confirm", publisher.publish(&exchange, "billing", properties(), &body)).await.unwrap();
+    within("a confirm", publisher.publish_routed(&exchange, "billing", properties(), &body)).await.unwrap();
+    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    until("two before, one during, two after", async || depth(&channel, "blocked.jobs.billing").await == 5)
+        .await;
+}
