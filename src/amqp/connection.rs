@@ -20,6 +20,9 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// For one question to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
+/// A connection or consumer that held this long has earned a quick return.
+pub(super) const STABLE: Duration = Duration::from_secs(10);
+
 /// What is needed to cut a socket that lapin owns.
 #[derive(Debug, Default)]
 enum Cord {

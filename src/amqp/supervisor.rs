@@ -11,14 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::address::Address;
-use super::connection::{Backoff, ask, connect};
+use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
 
 /// How often a connection is looked at that has said nothing: lapin reports almost every loss itself.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// A connection that held this long has earned a quick reconnect.
-const STABLE: Duration = Duration::from_secs(10);
 
 const RECONNECTS: &str = "paced_amqp_reconnects_total";
 
@@ -53,13 +50,13 @@ impl Supervisor {
         let Self { address, purpose, line, stop } = &self;
         let mut backoff = Backoff::default();
         let mut current = first;
-        let mut was_lost = false;
+        let mut trouble = None;
         loop {
             let connection = match current.take() {
                 Some(connection) => connection,
                 None => tokio::select! {
                     () = stop.cancelled() => return,
-                    connection = self.connect(&mut backoff, &mut was_lost) => connection,
+                    connection = self.connect(&mut backoff, &mut trouble) => connection,
                 },
             };
             let since = Instant::now();
@@ -76,7 +73,7 @@ impl Supervisor {
             };
             line.send_replace(None);
             warn!(%address, purpose, reason, "lost the connection to RabbitMQ; reconnecting");
-            was_lost = true;
+            trouble = Some(reason);
             if since.elapsed() >= STABLE {
                 backoff.reset();
             }
@@ -87,21 +84,23 @@ impl Supervisor {
         }
     }
 
-    /// Tries until it has a connection. Each loss and each return is logged once.
-    async fn connect(&self, backoff: &mut Backoff, was_lost: &mut bool) -> Arc<Connection> {
+    /// Tries until it has a connection. Each trouble is logged once, until it changes.
+    async fn connect(&self, backoff: &mut Backoff, trouble: &mut Option<String>) -> Arc<Connection> {
         let Self { address, purpose, .. } = self;
         loop {
             match connect(address, purpose).await {
                 Ok(connection) => {
-                    if std::mem::take(was_lost) {
+                    if trouble.take().is_some() {
                         metrics::counter!(RECONNECTS).increment(1);
                         info!(%address, purpose, "connected to RabbitMQ again");
                     }
                     return Arc::new(connection);
                 }
                 Err(error) => {
-                    if !std::mem::replace(was_lost, true) {
-                        warn!(%address, purpose, %error, "no connection to RabbitMQ; trying on");
+                    let error = error.to_string();
+                    if trouble.as_ref() != Some(&error) {
+                        warn!(%address, purpose, error, "no connection to RabbitMQ; trying on");
+                        *trouble = Some(error);
                     }
                     tokio::time::sleep(backoff.next()).await;
                 }
