@@ -73,10 +73,15 @@ impl Acker {
     /// # Errors
     /// The channel is gone, or the broker does not answer: what was not taken in comes again.
     pub(super) async fn flush(&self) -> Result<(), Error> {
-        self.write(&mut self.lock());
+        self.write_now();
         // The broker answers a question after all that was written before it.
         let question = self.channel.basic_qos(self.prefetch, BasicQosOptions::default());
         ask("flushing acks", question).await
+    }
+
+    /// Writes all that is settled, ahead of what is written to the channel next. Returns at once.
+    pub(super) fn write_now(&self) {
+        self.write(&mut self.lock());
     }
 
     fn write_soon(self: &Arc<Self>, state: &mut State) {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acker::Acker;
-use super::connection::{Backoff, CloseUnlessUsed, ask, channel, close};
+use super::connection::{Backoff, CloseUnlessUsed, STABLE, ask, channel, close};
 use super::error::{Error, text};
 use super::message::message;
 use super::supervisor::up;
@@ -25,12 +25,6 @@ use crate::dispatch::{Delivery, Source};
 /// For the broker's answer to the cancel: a drain has little time.
 const CANCEL: Duration = Duration::from_secs(3);
 
-/// A consumer that held this long has earned a quick return.
-const STABLE: Duration = Duration::from_secs(10);
-
-/// A message and the generation that it belongs to.
-type Arrival = (Arc<Subscription>, Delivery);
-
 /// The current generation of one downstream, for the last flush.
 pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
 
@@ -39,16 +33,16 @@ pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
 /// Dropped, it consumes no more; tickets that were handed out stay good.
 #[derive(Debug)]
 pub struct AmqpSource {
-    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    arrivals: mpsc::UnboundedReceiver<Delivery>,
     closing: CancellationToken,
 }
 
 impl Source for AmqpSource {
     async fn next(&mut self) -> Option<Delivery> {
         loop {
-            let (subscription, delivery) = self.arrivals.recv().await?;
+            let delivery = self.arrivals.recv().await?;
             // What a lost connection had brought comes again over the next one.
-            if subscription.is_live() {
+            if delivery.ticket.is_live() {
                 return Some(delivery);
             }
         }
@@ -68,7 +62,7 @@ impl Drop for AmqpSource {
 /// Keeps one downstream consumed.
 pub(super) struct Subscriber {
     desk: Arc<Desk>,
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::UnboundedSender<Delivery>,
     closing: CancellationToken,
     attached: watch::Sender<bool>,
     slot: Slot,
@@ -112,6 +106,8 @@ impl Subscriber {
                     let end = self.pump(&subscription, consumer).await;
                     self.attached.send_replace(false);
                     let End::Lost(reason) = end else { return };
+                    // What was settled just now still counts where the channel is there.
+                    subscription.acker.write_now();
                     subscription.end();
                     self.say(&mut troubled, &reason);
                     // Where only the consumer is gone, its unacked messages must go back to the queue.
@@ -166,13 +162,16 @@ impl Subscriber {
             }
         }
         let cancel = subscription.acker.channel().basic_cancel(consumer.tag(), BasicCancelOptions::default());
-        let cancelled = tokio::time::timeout(CANCEL, cancel).await;
-        if !matches!(cancelled, Ok(Ok(()))) {
-            // More could come that nobody would take: let the broker have it all back. It has been
-            // waited for long enough.
-            subscription.end();
-            drop(CloseUnlessUsed::new(subscription.acker.channel().clone()));
-            return End::Closed;
+        match tokio::time::timeout(CANCEL, cancel).await {
+            Ok(Ok(())) => {}
+            // The channel is gone, and all that is unacked comes again.
+            Ok(Err(_)) => {
+                subscription.end();
+                return End::Closed;
+            }
+            // A broker that is slow may take the acks of the drain all the same: the channel stays until
+            // the shutdown. What still comes was handed to nobody, and goes back with the channel.
+            Err(_) => return End::Closed,
         }
         // The stream ends behind the last message that had arrived.
         while let Some(Ok(delivery)) = consumer.next().await {
@@ -185,19 +184,17 @@ impl Subscriber {
         let tag = delivery.delivery_tag;
         subscription.acker.delivered(tag);
         let body = Bytes::from(delivery.data);
-        let routing_key = delivery.routing_key.to_string();
-        let message = message(&routing_key, &delivery.properties, body.clone());
+        let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone());
         let ticket = AmqpTicket {
             subscription: Arc::clone(subscription),
             desk: Arc::clone(&self.desk),
             tag,
-            routing_key,
+            routing_key: delivery.routing_key,
             properties: delivery.properties,
             body,
         };
-        // Nobody takes it where the source was dropped: it goes back when the channel closes.
-        let _ =
-            self.arrivals.send((Arc::clone(subscription), Delivery { message, ticket: Box::new(ticket) }));
+        // Nobody takes it where the source was dropped: then its ticket gives it back.
+        let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket) });
     }
 
     /// Logs a trouble once, until it changes.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use lapin::BasicProperties;
+use lapin::types::ShortString;
 use tracing::{info, warn};
 
 use super::acker::Acker;
@@ -68,12 +69,15 @@ impl Desk {
     }
 }
 
-/// A delivery that is not settled yet.
+/// How often a reply's queue may reject it: a requester whose queue stays full does not read it.
+const REPLY_REJECTIONS: u32 = 5;
+
+/// A delivery that is not settled yet. Dropped so, it goes back to its queue.
 pub(super) struct AmqpTicket {
     pub(super) subscription: Arc<Subscription>,
     pub(super) desk: Arc<Desk>,
     pub(super) tag: u64,
-    pub(super) routing_key: String,
+    pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
     pub(super) body: Bytes,
 }
@@ -85,6 +89,15 @@ impl fmt::Debug for AmqpTicket {
             .field("tag", &self.tag)
             .field("live", &self.is_live())
             .finish_non_exhaustive()
+    }
+}
+
+impl Drop for AmqpTicket {
+    fn drop(&mut self) {
+        // Nothing happens to what is settled; what is not live comes again by itself.
+        if self.is_live() {
+            self.subscription.acker.give_back(self.tag);
+        }
     }
 }
 
@@ -131,14 +144,25 @@ impl Errand {
             Self::Reply { .. } => "reply",
         }
     }
+
+    /// True where trying on would only hold the job up: nobody waits for a dead letter, and it must not
+    /// be lost, but a requester that is gone or broken can wait for ever.
+    fn is_lost(&self, error: &PublishError, rejections: u32) -> bool {
+        match self {
+            Self::Bury { .. } => false,
+            Self::Reply { .. } => !error.is_retryable() || rejections >= REPLY_REJECTIONS,
+        }
+    }
 }
 
 impl AmqpTicket {
-    /// Publishes until it is confirmed; false where the delivery is not live any more.
+    /// Publishes until it is confirmed; false where the delivery is not live any more, or the errand is
+    /// one to give up.
     async fn until_done(&self, errand: &Errand) -> bool {
         let (downstream, what) = (&self.desk.downstream.name, errand.name());
         let mut backoff = Backoff::default();
         let mut troubled = false;
+        let mut rejections = 0;
         while self.is_live() {
             match self.publish(errand).await {
                 Ok(()) => {
@@ -148,6 +172,11 @@ impl AmqpTicket {
                     return true;
                 }
                 Err(error) => {
+                    rejections += u32::from(error == PublishError::Rejected);
+                    if errand.is_lost(&error, rejections) {
+                        warn!(%downstream, %error, "cannot publish a {what}; gave it up");
+                        return false;
+                    }
                     if !troubled {
                         warn!(%downstream, %error, "cannot publish a {what}; trying on");
                         troubled = true;
@@ -164,7 +193,8 @@ impl AmqpTicket {
         match errand {
             Errand::Bury { letter, at } => {
                 let frame_max = publisher.frame_max();
-                let properties = letter::bury(&self.properties, &self.routing_key, letter, *at, frame_max);
+                let properties =
+                    letter::bury(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
                 self.desk.send_dead(properties, &self.body).await
             }
             // A requester that is gone has no queue any more: nothing is left to do then.

@@ -266,3 +266,37 @@ async fn the_outcome_goes_to_who_waits_for_it() {
     assert_eq!(read, serde_json::json!({ "status": 201, "headers": { "x-a": "1" }, "body": "made" }));
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_dropped_unsettled_gives_its_message_back() {
+    let options = options(shared().await, "dropped");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, ["one".to_owned()]).await;
+    drop(next(&mut source).await);
+    let again = next(&mut source).await;
+    assert_eq!(&again.message.body[..], b"one");
+    ack(again);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "unread");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let mut arguments = Table::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    arguments.insert("x-overflow".into(), text("reject-publish"));
+    channel.queue_declare("unread.inbox".into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+    let publisher = amqp.publisher();
+    publisher.publish("", "unread.inbox", BasicProperties::default(), &Bytes::new()).await.unwrap();
+    let properties = BasicProperties::default().with_reply_to("unread.inbox".into());
+    publisher.publish(&options.jobs_exchange(), "billing", properties, &Bytes::new()).await.unwrap();
+    let delivery = next(&mut source).await;
+    within("the end of the reply", delivery.ticket.reply(&Response::default())).await;
+    assert!(delivery.ticket.is_live());
+    ack(delivery);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    assert_eq!(depth(&channel, "unread.inbox").await, 1);
+}
