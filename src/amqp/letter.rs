@@ -3,6 +3,7 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
+use super::properties::PERSISTENT;
 use crate::dispatch::DeadLetter;
 use crate::time::Micros;
 
@@ -21,9 +22,6 @@ const MAX_DETAIL: usize = 1024;
 
 /// What the properties besides the headers can take of a frame: ten short strings and some.
 const OTHER_PROPERTIES: usize = 3 * 1024;
-
-/// AMQP delivery mode: survives a restart of the broker.
-const PERSISTENT: u8 = 2;
 
 /// The properties of the copy that goes to the dead letters.
 pub(super) fn bury(

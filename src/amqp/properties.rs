@@ -8,7 +8,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use crate::job::{Message, Value};
 
 /// AMQP delivery mode: survives a restart of the broker.
-const PERSISTENT: u8 = 2;
+pub(super) const PERSISTENT: u8 = 2;
 
 /// The properties that carry `message`, persistent. Texts of over 255 bytes, which no property
 /// holds, are left out; [`decode`](crate::job::decode) refuses such an id before.
