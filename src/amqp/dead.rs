@@ -81,7 +81,7 @@ pub struct Replay {
 }
 
 impl DeadLetters {
-    /// Connects, and makes sure that the downstream's queues are there.
+    /// Connects. Nothing is declared: [`DeadLetters::replay`] does that.
     ///
     /// Cancel safe: a dropped future closes what it opened.
     ///
@@ -91,7 +91,6 @@ impl DeadLetters {
         let downstream = options.downstream(downstream)?.clone();
         let consuming = connect(&options.address, "reading dead letters").await?;
         let publishing = Arc::new(connect(&options.address, "replaying").await?);
-        topology::ensure(&consuming, options, &downstream).await?;
         Ok(Self { options: options.clone(), downstream, consuming, publishing })
     }
 
@@ -128,8 +127,8 @@ impl DeadLetters {
         Ok(letters)
     }
 
-    /// Publishes the letters that match as jobs again, at most `limit`, oldest first; each is gone from
-    /// here once its copy is confirmed. A crash in between leaves two copies, never none.
+    /// Makes sure that the downstream's queues are there, and publishes the letters that match as jobs
+    /// again, at most `limit`, oldest first; each is gone from here once its copy is confirmed. A crash in between leaves two copies, never none.
     ///
     /// `progress` is told after each letter. Ends early where the broker takes no more.
     ///
@@ -146,6 +145,7 @@ impl DeadLetters {
         edits: &Edits,
         mut progress: impl FnMut(&Replay),
     ) -> Result<Replay, Error> {
+        topology::ensure(&self.consuming, &self.options, &self.downstream).await?;
         let publisher = Publisher::new(fixed(Arc::clone(&self.publishing)));
         let mut hand = self.take_up().await?;
         let mut replay = Replay { found: hand.found, ..Replay::default() };
@@ -215,10 +215,7 @@ impl DeadLetters {
         delivery: Delivery,
         edits: &Edits,
     ) -> Result<Result<(), PublishError>, Error> {
-        let properties = letter::replay(&delivery.properties, edits).map_err(|name| Error::Failed {
-            what: format!("setting the header {name}"),
-            detail: "its name is longer than 255 bytes".to_owned(),
-        })?;
+        let properties = letter::replay(&delivery.properties, edits).map_err(Error::NameTooLong)?;
         let (exchange, key) = match &self.downstream.queue {
             Some(queue) => (String::new(), queue.clone()),
             None => (self.options.jobs_exchange(), self.key(&delivery.properties)),

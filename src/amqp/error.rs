@@ -36,7 +36,10 @@ pub enum Error {
         detail: String,
     },
     /// An exchange or queue is missing, and we may not or must not declare it.
-    #[error("{what} does not exist; create it, or let paced declare its own with amqp.declare = true")]
+    #[error(
+        "{what} does not exist; create it, or let `paced run` or `paced publish` declare it with \
+         amqp.declare = true"
+    )]
     NotFound {
         /// The exchange or queue.
         what: String,
@@ -67,6 +70,12 @@ pub enum Error {
         /// What went wrong.
         detail: String,
     },
+    /// A name that AMQP does not take.
+    #[error("the name `{0}` is longer than 255 bytes; shorten it")]
+    NameTooLong(String),
+    /// The downstream has a source already.
+    #[error("the downstream `{0}` is consumed already; one source is enough")]
+    Consumed(String),
     /// A name that the options do not have.
     #[error("no downstream is called `{0}`")]
     UnknownDownstream(String),

@@ -185,10 +185,7 @@ impl Amqp {
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             if slots.contains_key(downstream) {
-                return Err(Error::Failed {
-                    what: format!("a second source for {downstream}"),
-                    detail: "one is enough".to_owned(),
-                });
+                return Err(Error::Consumed(downstream.to_owned()));
             }
             Arc::clone(slots.entry(downstream.to_owned()).or_default())
         };

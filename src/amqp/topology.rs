@@ -147,6 +147,5 @@ fn text(value: &str) -> AMQPValue {
 
 /// A name as AMQP takes it: at most 255 bytes.
 pub(super) fn short(name: &str) -> Result<ShortString, Error> {
-    ShortString::try_new(name)
-        .map_err(|error| Error::Failed { what: format!("the name {name}"), detail: error.to_string() })
+    ShortString::try_new(name).map_err(|_| Error::NameTooLong(name.to_owned()))
 }

@@ -1,7 +1,7 @@
 //! `paced check`: is the configuration right, and with `--online`, are the servers there?
 
 use super::exit::Exit;
-use super::{Global, parts};
+use super::{Global, out, parts};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -11,36 +11,38 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(global: &Global, args: &Args) -> Exit {
-    let loaded = match parts::load(global) {
-        Ok(loaded) => loaded,
-        Err(exit) => return exit,
-    };
-    let settings = &loaded.settings;
+    match check(global, args).await {
+        Ok(()) => Exit::Ok,
+        Err(exit) => exit,
+    }
+}
+
+async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
+    let settings = parts::load(global)?.settings;
     let names: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-    println!("configuration ok: {} downstream(s): {}", names.len(), names.join(", "));
+    out::line(format_args!("configuration ok: {} downstream(s): {}", names.len(), names.join(", ")))?;
     if !args.online {
-        return Exit::Ok;
+        return Ok(());
     }
-    let options = match parts::amqp(settings) {
-        Ok(options) => options,
-        Err(exit) => return exit,
-    };
-    let broker = paced::amqp::check_online(&options).await;
-    match &broker {
-        Ok(()) => println!("broker ok: {}", settings.amqp.url),
-        Err(errors) => errors.iter().for_each(|error| eprintln!("paced: {error}")),
+    let options = parts::amqp(&settings)?;
+    let mut wrong = Vec::new();
+    match paced::amqp::check_online(&options).await {
+        Ok(()) => out::line(format_args!("broker ok: {}", settings.amqp.url))?,
+        Err(errors) => {
+            errors.iter().for_each(|error| eprintln!("paced: {error}"));
+            wrong.extend(errors.iter().map(Exit::from));
+        }
     }
-    let store = match parts::store(settings) {
+    let store = match parts::store(&settings) {
         Ok(store) => store.ping().await,
         Err(error) => Err(error),
     };
-    match &store {
-        Ok(_) => println!("store ok: {}", settings.store.url),
-        Err(error) => eprintln!("paced: {error}"),
+    match store {
+        Ok(_) => out::line(format_args!("store ok: {}", settings.store.url))?,
+        Err(error) => {
+            eprintln!("paced: {error}");
+            wrong.push(Exit::Unavailable);
+        }
     }
-    match broker {
-        Err(errors) => errors.first().map_or(Exit::Failed, Exit::from),
-        Ok(()) if store.is_err() => Exit::Unavailable,
-        Ok(()) => Exit::Ok,
-    }
+    Exit::worst(wrong).map_or(Ok(()), Err)
 }

@@ -1,7 +1,7 @@
 //! `paced config`: what is in force, and where it comes from.
 
 use super::exit::Exit;
-use super::{Global, parts};
+use super::{Global, out, parts};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -12,10 +12,10 @@ pub(super) enum Command {
 pub(super) fn run(global: &Global, command: &Command) -> Exit {
     match command {
         Command::Show => match parts::load(global) {
-            Ok(loaded) => {
-                print!("{}", paced::config::show(&loaded));
-                Exit::Ok
-            }
+            Ok(loaded) => match out::line(paced::config::show(&loaded).trim_end_matches('\n')) {
+                Ok(()) => Exit::Ok,
+                Err(exit) => exit,
+            },
             Err(exit) => exit,
         },
     }

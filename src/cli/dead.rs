@@ -1,9 +1,9 @@
 //! `paced dead`: dead letters, listed without harm and replayed.
 
-use paced::amqp::{DeadLetters, Edits, Error, Filter, Letter};
+use paced::amqp::{DeadLetters, Edits, Error, Filter, Letter, Replay};
 
 use super::exit::Exit;
-use super::{Global, Output, parts};
+use super::{Global, Output, out, parts};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -48,6 +48,9 @@ pub(super) struct ReplayArgs {
 
 fn header(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
+        Some((name, _)) if name.len() > 255 => {
+            Err("its name is longer than 255 bytes; shorten it".to_owned())
+        }
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("no header; write NAME=VALUE".to_owned()),
     }
@@ -65,11 +68,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Exit {
 
 async fn open(global: &Global, downstream: &str) -> Result<DeadLetters, Exit> {
     let settings = parts::load(global)?.settings;
-    if !settings.downstreams.contains_key(downstream) {
-        let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-        eprintln!("paced: no downstream `{downstream}` in the configuration; it has {}", known.join(", "));
-        return Err(Exit::Usage);
-    }
+    parts::downstream(&settings, downstream)?;
     DeadLetters::open(&parts::amqp(&settings)?, downstream).await.map_err(failed)
 }
 
@@ -85,8 +84,8 @@ async fn list(global: &Global, args: &ListArgs) -> Result<Exit, Exit> {
     let letters = dead.list(args.limit).await.map_err(failed)?;
     dead.close().await;
     match global.output {
-        Output::Json => letters.iter().for_each(|letter| println!("{}", json(letter))),
-        Output::Human => table(&args.downstream, count, &letters),
+        Output::Json => letters.iter().try_for_each(|letter| out::line(json(letter)))?,
+        Output::Human => table(&args.downstream, count, &letters)?,
     }
     Ok(Exit::Ok)
 }
@@ -105,26 +104,29 @@ fn json(letter: &Letter) -> serde_json::Value {
     })
 }
 
-fn table(downstream: &str, count: u32, letters: &[Letter]) {
+fn table(downstream: &str, count: u32, letters: &[Letter]) -> Result<(), Exit> {
     if letters.is_empty() {
-        println!("no dead letters of {downstream}");
-        return;
+        return out::line(format_args!("no dead letters of {downstream}"));
     }
-    println!("{:<20}  {:<18}  {:<36}  {:>8}  DETAIL", "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS");
+    out::line(format_args!(
+        "{:<20}  {:<18}  {:<36}  {:>8}  DETAIL",
+        "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS"
+    ))?;
     for letter in letters {
-        let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
-        println!(
+        let text = |field: &Option<String>| printable(field.as_deref().unwrap_or("-"));
+        out::line(format_args!(
             "{:<20}  {:<18}  {:<36}  {:>8}  {}",
             when(letter.dead_at.as_deref()),
             text(&letter.reason),
-            printable(letter.message.message_id.as_deref().unwrap_or("-")),
+            text(&letter.message.message_id),
             text(&letter.attempts),
-            printable(letter.detail.as_deref().unwrap_or("-")),
-        );
+            text(&letter.detail),
+        ))?;
     }
     if letters.len() < count as usize {
-        println!("{} of {count}; --limit shows more", letters.len());
+        out::line(format_args!("{} of {count}; --limit shows more", letters.len()))?;
     }
+    Ok(())
 }
 
 /// Seconds are enough for people; JSON has the milliseconds.
@@ -152,18 +154,15 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
         .await;
     bar.finish_and_clear();
     dead.close().await;
-    let replay = outcome.map_err(failed)?;
+    let replay = outcome.map_err(self::failed)?;
+    let Replay { found, replayed, kept, failed, .. } = replay;
+    let report = serde_json::json!({ "found": found, "replayed": replayed, "kept": kept, "failed": failed });
     match global.output {
-        Output::Json => println!(
-            "{}",
-            serde_json::json!({
-                "found": replay.found, "replayed": replay.replayed, "kept": replay.kept, "failed": replay.failed
-            })
-        ),
-        Output::Human => println!("replayed {} of {} dead letter(s)", replay.replayed, replay.found),
+        Output::Json => out::line(report)?,
+        Output::Human => out::line(format_args!("replayed {replayed} of {found} dead letter(s)"))?,
     }
     if let Some(error) = replay.error {
-        eprintln!("paced: {} could not be published and stay: {error}", replay.failed);
+        eprintln!("paced: {} could not be published and stay: {error}", failed);
         return Err(Exit::Failed);
     }
     Ok(Exit::Ok)

@@ -32,6 +32,18 @@ impl Exit {
             Self::Config => 78,
         }
     }
+
+    /// Of several troubles the one to see to first: without servers nothing works, without rights
+    /// little, and the rest comes after.
+    pub(super) fn worst(all: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let weight = |exit: &Self| match exit {
+            Self::Unavailable => 3,
+            Self::Unauthorized => 2,
+            Self::Config => 1,
+            _ => 0,
+        };
+        all.into_iter().max_by_key(weight)
+    }
 }
 
 impl From<&paced::amqp::Error> for Exit {
@@ -40,6 +52,9 @@ impl From<&paced::amqp::Error> for Exit {
             Self::Unavailable
         } else if error.is_unauthorized() {
             Self::Unauthorized
+        } else if matches!(error, paced::amqp::Error::NameTooLong(_)) {
+            // The arguments are checked before: the name comes from the configuration.
+            Self::Config
         } else {
             Self::Failed
         }
@@ -49,5 +64,18 @@ impl From<&paced::amqp::Error> for Exit {
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_decides() {
+        use Exit::{Config, Failed, Unauthorized, Unavailable};
+        assert_eq!(Exit::worst([]), None);
+        assert_eq!(Exit::worst([Failed, Unauthorized, Failed]), Some(Unauthorized));
+        assert_eq!(Exit::worst([Unauthorized, Unavailable, Config]), Some(Unavailable));
     }
 }

@@ -5,6 +5,7 @@ mod config;
 mod dead;
 mod exit;
 mod input;
+mod out;
 mod parts;
 mod pipe;
 mod publish;

@@ -24,6 +24,15 @@ pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
     })
 }
 
+/// The downstream of this name, or says on stderr which ones there are.
+pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a Downstream, Exit> {
+    settings.downstreams.get(name).ok_or_else(|| {
+        let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
+        eprintln!("paced: no downstream `{name}` in the configuration; it has {}", known.join(", "));
+        Exit::Usage
+    })
+}
+
 /// The store that the settings name. Nothing is connected yet.
 pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     let url = settings.store.url.expose();
