@@ -8,12 +8,15 @@ use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 use paced::amqp::{self, Amqp, PublishError, Publisher};
 use paced::job::{Message, Rules, Value, decode, ndjson};
-use tokio::io::{AsyncBufRead, AsyncBufReadExt};
+use paced::pipe::{Line, Lines, MAX_LINE, Notice, SkipError};
+use tokio::io::AsyncBufRead;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::exit::Exit;
 use super::input;
-use super::{Global, Output, parts};
+use super::{Global, Output, out, parts};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -38,6 +41,9 @@ const IN_FLIGHT: usize = 1000;
 /// How often a job is published before it counts as failed, and the pause after each time.
 const ATTEMPTS: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// A job is not published anew after this long: a broker that restarts is back by then.
+const PATIENCE: Duration = Duration::from_secs(30);
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// What became of the jobs.
@@ -46,7 +52,12 @@ struct Tally {
     published: u64,
     failed: u64,
     bad_lines: u64,
+    /// The broker was lost for good: not all of the input was read.
+    stopped: bool,
 }
+
+/// A job's id and what became of it; `None` where it was in flight when the broker was lost.
+type Failure = (String, Option<PublishError>);
 
 pub(super) async fn run(global: &Global, args: Args) -> Exit {
     match publish(global, args).await {
@@ -56,15 +67,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
 
 async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     let settings = parts::load(global)?.settings;
-    let Some(downstream) = settings.downstreams.get(&args.downstream) else {
-        let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-        eprintln!(
-            "paced: no downstream `{}` in the configuration; it has {}",
-            args.downstream,
-            known.join(", ")
-        );
-        return Err(Exit::Usage);
-    };
+    let downstream = parts::downstream(&settings, &args.downstream)?;
     let no_input = args.file.is_none() && args.count.is_none() && args.body.is_none();
     if no_input && std::io::stdin().is_terminal() {
         eprintln!("paced: nothing to publish; give a FILE, --body TEXT or --count N");
@@ -94,8 +97,12 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     };
     bar.finish_and_clear();
     amqp.shutdown(CLOSING).await;
-    report(global.output, &args.downstream, tally);
-    Ok(if tally.failed + tally.bad_lines == 0 { Exit::Ok } else { Exit::Failed })
+    report(global.output, &args.downstream, tally)?;
+    Ok(match tally {
+        Tally { stopped: true, .. } => Exit::Unavailable,
+        Tally { failed: 0, bad_lines: 0, .. } => Exit::Ok,
+        _ => Exit::Failed,
+    })
 }
 
 struct Target {
@@ -114,34 +121,28 @@ impl Target {
         bar: &ProgressBar,
     ) -> Tally {
         let mut bad_lines = 0;
-        let lines = stream::unfold((lines.lines(), 0_u64), async |(mut lines, number)| {
-            let line = lines.next_line().await;
-            match line {
-                Ok(line) => line.map(|line| (Ok((number + 1, line)), (lines, number + 1))),
-                Err(error) => Some((Err((number + 1, error)), (lines, number + 1))),
+        let lines = stream::unfold(Some((Lines::new(lines, MAX_LINE), 0_u64)), async |state| {
+            let (mut lines, number) = state?;
+            match lines.next().await {
+                Ok(line) => Some((Ok((number + 1, line?)), Some((lines, number + 1)))),
+                Err(error) => Some((Err(Notice::Unreadable { line: number, error }), None)),
             }
         });
-        let mut broken = false;
-        let messages = lines
-            .take_while(|line| {
-                let go_on = !broken;
-                broken |= line.is_err();
-                std::future::ready(go_on)
-            })
-            .filter_map(|line| {
-                let message = match line {
-                    Ok((_, line)) if line.trim().is_empty() => return std::future::ready(None),
-                    Ok((number, line)) => {
-                        message(&line, args, rules).map_err(|wrong| format!("line {number}: {wrong}"))
-                    }
-                    Err((number, error)) => Err(format!("line {number}: cannot be read: {error}")),
-                };
-                let message = message.map_err(|wrong| {
-                    bar.suspend(|| eprintln!("paced: {wrong}"));
-                    bad_lines += 1;
-                });
-                std::future::ready(message.ok())
+        let messages = lines.filter_map(|line| {
+            let message = match line {
+                Ok((number, Line::Whole(text))) => match text.trim_ascii_end() {
+                    [] => return std::future::ready(None),
+                    text => message(text, args, rules).map_err(|wrong| format!("line {number}: {wrong}")),
+                },
+                Ok((number, Line::TooLong)) => Err(format!("line {number}: {}", SkipError::TooLong)),
+                Err(unreadable) => Err(unreadable.to_string()),
+            };
+            let message = message.map_err(|wrong| {
+                bar.suspend(|| eprintln!("paced: {wrong}"));
+                bad_lines += 1;
             });
+            std::future::ready(message.ok())
+        });
         let tally = self.publish_all(messages, bar).await;
         Tally { bad_lines, ..tally }
     }
@@ -158,8 +159,11 @@ impl Target {
         Ok(self.publish_all(jobs, bar).await)
     }
 
+    /// Publishes until the end, or until the broker is lost for good.
     async fn publish_all(&self, jobs: impl stream::Stream<Item = Message>, bar: &ProgressBar) -> Tally {
-        let outcomes = jobs.map(|job| self.publish(job)).buffer_unordered(IN_FLIGHT);
+        let lost = CancellationToken::new();
+        let jobs = jobs.take_until(lost.clone().cancelled_owned());
+        let outcomes = jobs.map(|job| self.publish(job, &lost)).buffer_unordered(IN_FLIGHT);
         let mut outcomes = std::pin::pin!(outcomes);
         let mut tally = Tally::default();
         while let Some(outcome) = outcomes.next().await {
@@ -167,7 +171,16 @@ impl Target {
                 Ok(()) => tally.published += 1,
                 Err((id, error)) => {
                     tally.failed += 1;
-                    bar.suspend(|| eprintln!("paced: job {id}: {error}"));
+                    match error {
+                        Some(error) if is_lost(&error) => {
+                            if !std::mem::replace(&mut tally.stopped, true) {
+                                bar.suspend(|| eprintln!("paced: {error}; gave up on job {id} and the rest"));
+                            }
+                            lost.cancel();
+                        }
+                        Some(error) => bar.suspend(|| eprintln!("paced: job {id}: {error}")),
+                        None => {}
+                    }
                 }
             }
             bar.inc(1);
@@ -175,27 +188,41 @@ impl Target {
         tally
     }
 
+    /// Until it is confirmed, or the broker is lost.
+    async fn publish(&self, job: Message, lost: &CancellationToken) -> Result<(), Failure> {
+        let id = job.message_id.clone().unwrap_or_default();
+        match lost.run_until_cancelled(self.attempts(job)).await {
+            Some(outcome) => outcome.map_err(|error| (id, Some(error))),
+            None => Err((id, None)),
+        }
+    }
+
     /// Until it is confirmed. Where a confirm was lost there may be two copies; both carry one id.
-    async fn publish(&self, job: Message) -> Result<(), (String, PublishError)> {
+    async fn attempts(&self, job: Message) -> Result<(), PublishError> {
         let (properties, body) = (amqp::properties(&job), job.body);
+        let begun = Instant::now();
         let mut attempt = 1;
         loop {
             let outcome = self.publisher.publish(&self.exchange, &self.key, properties.clone(), &body).await;
             match outcome {
-                Ok(()) => return Ok(()),
-                Err(error) if error.is_retryable() && attempt < ATTEMPTS => {
+                Err(error) if error.is_retryable() && attempt < ATTEMPTS && begun.elapsed() < PATIENCE => {
                     tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
                     attempt += 1;
                 }
-                Err(error) => return Err((job.message_id.unwrap_or_default(), error)),
+                outcome => return outcome,
             }
         }
     }
 }
 
+/// True where each further job would only wait as long.
+const fn is_lost(error: &PublishError) -> bool {
+    matches!(error, PublishError::Unavailable | PublishError::TimedOut { .. } | PublishError::Lost(_))
+}
+
 /// The job on a line. What the daemon would refuse is refused here already.
-fn message(line: &str, args: &Args, rules: &Rules) -> Result<Message, String> {
-    let line = ndjson::parse(line.as_bytes()).map_err(|error| error.to_string())?;
+fn message(line: &[u8], args: &Args, rules: &Rules) -> Result<Message, String> {
+    let line = ndjson::parse(line).map_err(|error| error.to_string())?;
     if let Some(other) = line.downstream.filter(|name| *name != args.downstream) {
         return Err(format!("is for `{other}`; publish it there: paced publish {other}"));
     }
@@ -232,20 +259,17 @@ fn bar(count: Option<u64>) -> ProgressBar {
     }
 }
 
-fn report(output: Output, downstream: &str, tally: Tally) {
-    let Tally { published, failed, bad_lines } = tally;
+fn report(output: Output, downstream: &str, tally: Tally) -> Result<(), Exit> {
+    let Tally { published, failed, bad_lines, .. } = tally;
     match output {
-        Output::Json => println!(
-            "{}",
-            serde_json::json!({
-                "downstream": downstream, "published": published, "failed": failed, "bad_lines": bad_lines
-            })
-        ),
+        Output::Json => out::line(serde_json::json!({
+            "downstream": downstream, "published": published, "failed": failed, "bad_lines": bad_lines
+        })),
         Output::Human => {
-            println!("published {published} job(s) to {downstream}");
             if failed + bad_lines > 0 {
-                eprintln!("paced: not published: {failed} job(s), {bad_lines} bad line(s)");
+                eprintln!("paced: not confirmed: {failed} job(s); skipped: {bad_lines} bad line(s)");
             }
+            out::line(format_args!("published {published} job(s) to {downstream}"))
         }
     }
 }

@@ -4,10 +4,13 @@ use std::io;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
+/// What some editors put before the first line.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// What a reader yields.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
-    /// One line, without its end.
+pub enum Line {
+    /// One line, without its end; the first without a byte order mark.
     Whole(Vec<u8>),
     /// One line over the bound; it is gone.
     TooLong,
@@ -15,22 +18,28 @@ pub(super) enum Line {
 
 /// Reads lines; an unfinished one waits here, so that a dropped future loses nothing.
 #[derive(Debug)]
-pub(super) struct Lines<R> {
+pub struct Lines<R> {
     reader: R,
+    /// Nothing was yielded yet.
+    first: bool,
     longest: usize,
     partial: Vec<u8>,
     too_long: bool,
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
-    pub(super) const fn new(reader: R, longest: usize) -> Self {
-        Self { reader, longest, partial: Vec::new(), too_long: false }
+    /// Lines of at most `longest` bytes each.
+    pub const fn new(reader: R, longest: usize) -> Self {
+        Self { reader, first: true, longest, partial: Vec::new(), too_long: false }
     }
 
     /// The next line, `None` at the end. The last one needs no line feed.
     ///
     /// Cancel safe.
-    pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
+    ///
+    /// # Errors
+    /// The reader's.
+    pub async fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let available = self.reader.fill_buf().await?;
             if available.is_empty() {
@@ -55,12 +64,16 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     }
 
     fn take(&mut self) -> Line {
+        let first = std::mem::take(&mut self.first);
         if std::mem::take(&mut self.too_long) {
             return Line::TooLong;
         }
         let mut line = std::mem::take(&mut self.partial);
         if line.last() == Some(&b'\r') {
             line.pop();
+        }
+        if first && line.starts_with(BYTE_ORDER_MARK) {
+            line.drain(..BYTE_ORDER_MARK.len());
         }
         Line::Whole(line)
     }
@@ -95,6 +108,8 @@ mod tests {
                 ("12345\n123456\n1", vec![whole("12345"), Line::TooLong, whole("1")]),
                 ("123456789\n", vec![Line::TooLong]),
                 ("123456789", vec![Line::TooLong]),
+                ("\u{feff}a\n\u{feff}b", vec![whole("a"), whole("\u{feff}b")]),
+                ("\u{feff}", vec![whole("")]),
             ] {
                 assert_eq!(read(text.as_bytes(), buffer).await, lines, "{text:?} by {buffer}");
             }

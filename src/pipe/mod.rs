@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::job::Reason;
 use crate::job::ndjson::LineError;
 
+pub use lines::{Line, Lines};
 pub use outcome::{OutcomeWriter, Progress, Totals};
 pub use source::NdjsonSource;
 

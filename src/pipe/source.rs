@@ -14,9 +14,6 @@ use crate::job::{Message, Reason, ndjson, shown};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
 
-/// What some editors put before the first line.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-
 /// Jobs from lines of JSON. What a line names as `downstream` is not looked at: there is one.
 #[derive(Debug)]
 pub struct NdjsonSource<R> {
@@ -72,7 +69,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
             self.number += 1;
             let parsed = match &line {
                 Line::TooLong => Err(SkipError::TooLong),
-                Line::Whole(text) => match self.text(text) {
+                Line::Whole(text) => match text.trim_ascii_end() {
                     [] => continue,
                     text => ndjson::parse(text).map_err(SkipError::Line),
                 },
@@ -85,12 +82,6 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
                 }
             }
         }
-    }
-
-    /// What of a line is JSON: empty for a blank one.
-    fn text<'a>(&self, line: &'a [u8]) -> &'a [u8] {
-        let first = if self.number == 1 { line.strip_prefix(BYTE_ORDER_MARK) } else { None };
-        first.unwrap_or(line).trim_ascii_end()
     }
 
     fn deliver(&mut self, mut message: Message, place: OwnedSemaphorePermit) -> Delivery {
