@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::api::{Answer, Api};
-use crate::support::daemon::run_cli;
+use crate::support::daemon::{Paced, binary, run_cli};
+use crate::support::servers::{Rabbit, rabbit, redis};
 use crate::support::site::{Site, compare};
-use crate::support::{blocking, count};
+use crate::support::{blocking, count, poll, publish};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -196,4 +197,85 @@ async fn ten_mistakes_are_ten_lines() {
         assert!(!parts.next().unwrap().trim().is_empty() && parts.next().unwrap().contains("; "), "{line}");
     }
     assert!(!output.stderr.contains("hunter2"), "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn a_reader_that_has_gone_is_no_failure() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("paced.toml");
+    std::fs::write(&file, "[downstreams.a]\nrate = '1/s'\nhttp.base_url = 'http://127.0.0.1:1/'\n").unwrap();
+    for args in [&["config", "show"][..], &["check"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(binary());
+        command.arg("-c").arg(&file).args(args).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+        let output = blocking(move || command.output().unwrap()).await;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn lines_that_are_no_text_are_skipped_like_others() {
+    let site = Site::shared("bytes", "rate = '500/s'").await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("jobs.ndjson");
+    let lines = b"\xef\xbb\xbf{\"id\": \"a\"}\n{\"id\": \"\xff\"}\n\n{\"id\": \"b\"}\r\n";
+    std::fs::write(&file, lines).unwrap();
+    let output = site.cli(&["-o", "json", "publish", "billing", file.to_str().unwrap()]).await;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    assert!(output.stderr.contains("line 2: not JSON"), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((&report["published"], &report["bad_lines"]), (&2.into(), &1.into()), "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn publish_stops_when_the_broker_is_lost() {
+    let rabbit = Rabbit::dedicated().await;
+    let site = Site::on(&rabbit, redis().await, "gone", "rate = '500/s'");
+    let broken = async {
+        let some = || async { publish::depth(&site.amqp, &site.queue()).await.filter(|depth| *depth > 0) };
+        poll(LONG, some).await.expect("the first jobs");
+        rabbit.kill().await;
+    };
+    let (output, ()) = tokio::join!(site.cli(&["publish", "billing", "--count", "5000000"]), broken);
+    assert_eq!(output.code, 69, "{}", output.stderr);
+    assert!(output.stderr.contains("gave up"), "{}", output.stderr);
+    assert!(output.stderr.lines().count() < 10, "said once: {}", output.stderr);
+}
+
+#[tokio::test]
+async fn a_list_of_dead_letters_creates_nothing() {
+    let site = Site::shared("nothing", "rate = '500/s'").await;
+    let output = site.cli(&["dead", "list", "billing"]).await;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    assert!(output.stderr.contains(&site.dead_queue()), "{}", output.stderr);
+    assert!(output.stderr.contains("`paced publish`"), "{}", output.stderr);
+    assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, None);
+
+    let name = format!("{}=x", "h".repeat(256));
+    let output = site.cli(&["dead", "replay", "billing", "--set-header", &name]).await;
+    assert_eq!(output.code, 2, "{}", output.stderr);
+    assert!(output.stderr.contains("longer than 255 bytes"), "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn a_login_that_is_refused_after_a_loss_is_told() {
+    let mut site = Site::shared("login", "rate = '500/s'").await;
+    let (broker, user) = (rabbit().await, site.prefix.clone());
+    broker.ctl(&["add_user", &user, "before"]).await;
+    broker.ctl(&["set_permissions", &user, ".*", ".*", ".*"]).await;
+    site.amqp = format!("amqp://{user}:before@127.0.0.1:{}", broker.port());
+    let replica = Paced::spawn(&site.config()).await;
+    broker.ctl(&["change_password", &user, "after"]).await;
+    let connections = broker.ctl(&["list_connections", "--silent", "pid", "user"]).await;
+    let theirs: Vec<&str> = connections.lines().filter(|line| line.trim_end().ends_with(&user)).collect();
+    assert_eq!(theirs.len(), 2, "{user} in {connections}");
+    for line in theirs {
+        let pid = line.split_whitespace().next().unwrap();
+        broker.ctl(&["close_connection", pid, "test"]).await;
+    }
+    let line = replica.wait_line("refuses the login", LONG).await;
+    assert!(!line.contains("before"), "{line}");
+    assert_eq!(replica.stop().await, 0);
 }
