@@ -8,14 +8,15 @@ use paced::config::Settings;
 use paced::dispatch::Dispatcher;
 use paced::store::Store;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
 use super::signals::Signals;
 use super::{Global, parts};
 
-/// How long the connections may take to close once every job is settled.
-const CLOSING: Duration = Duration::from_secs(5);
+/// How long the connections may take to write the last acks and to close, beyond the drain.
+const CLOSING: Duration = Duration::from_secs(4);
 
 pub(super) async fn run(global: &Global) -> Exit {
     match daemon(global).await {
@@ -59,6 +60,8 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         () = announce(&amqp, store) => {}
     }
     stop.cancel();
+    let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
+    let mut flushed = true;
     let ending = async {
         while let Some(ended) = running.join_next().await {
             match ended {
@@ -69,9 +72,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                 }
             }
         }
-        if !amqp.shutdown(CLOSING).await {
-            tracing::warn!("the connections to RabbitMQ did not close in time");
-        }
+        flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
     };
     tokio::select! {
         () = ending => {}
@@ -85,6 +86,12 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     }
     if unfinished > 0 {
         tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
+        return Err(Exit::Undrained);
+    }
+    if !flushed {
+        tracing::warn!(
+            "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
+        );
         return Err(Exit::Undrained);
     }
     tracing::info!("stopped");
