@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lapin::Channel;
-use lapin::options::{BasicAckOptions, BasicNackOptions, BasicQosOptions};
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
+};
+use lapin::types::FieldTable;
 use tokio::runtime::Handle;
 
 use super::connection::ask;
 use super::error::Error;
 use super::tags::{Frame, Tags};
+use super::topology::short;
 
 /// So many settled deliveries are written at once.
 const GROUP: usize = 64;
@@ -23,7 +27,7 @@ const LINGER: Duration = Duration::from_millis(10);
 /// back what is unacked.
 pub(super) struct Acker {
     channel: Channel,
-    prefetch: u16,
+    queue: String,
     runtime: Handle,
     state: Mutex<State>,
 }
@@ -37,8 +41,8 @@ struct State {
 
 impl Acker {
     /// Must be called on a tokio runtime.
-    pub(super) fn new(channel: Channel, prefetch: u16) -> Arc<Self> {
-        Arc::new(Self { channel, prefetch, runtime: Handle::current(), state: Mutex::default() })
+    pub(super) fn new(channel: Channel, queue: String) -> Arc<Self> {
+        Arc::new(Self { channel, queue, runtime: Handle::current(), state: Mutex::default() })
     }
 
     pub(super) const fn channel(&self) -> &Channel {
@@ -66,7 +70,13 @@ impl Acker {
         }
     }
 
-    /// Writes all that is settled, and waits until the broker's channel has taken it in.
+    /// Writes all that is settled, and waits until the queue has taken it in; nothing may be consumed
+    /// on the channel any more.
+    ///
+    /// A quorum queue is told of some 32 acks and give-backs at a time; the rest waits in the broker's
+    /// channel, and is lost when that closes. Consuming and cancelling are both answered by the queue
+    /// itself: the first when it has taken in what it was told of, the second when it has taken in what
+    /// waited until then. One job at most is delivered meanwhile; it goes back with the channel.
     ///
     /// Cancel safe.
     ///
@@ -74,9 +84,12 @@ impl Acker {
     /// The channel is gone, or the broker does not answer: what was not taken in comes again.
     pub(super) async fn flush(&self) -> Result<(), Error> {
         self.write_now();
-        // The broker answers a question after all that was written before it.
-        let question = self.channel.basic_qos(self.prefetch, BasicQosOptions::default());
-        ask("flushing acks", question).await
+        let (what, channel) = ("flushing acks", &self.channel);
+        ask(what, channel.basic_qos(1, BasicQosOptions::default())).await?;
+        let queue = short(&self.queue)?;
+        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        let consumer = ask(what, channel.basic_consume(queue, "".into(), options, arguments)).await?;
+        ask(what, channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await
     }
 
     /// Writes all that is settled, ahead of what is written to the channel next. Returns at once.

@@ -143,7 +143,7 @@ impl Subscriber {
         );
         let consumer = ask(&format!("queue {queue}"), consume).await?;
         unused.used();
-        let subscription = Arc::new(Subscription::new(Acker::new(channel, prefetch)));
+        let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
         *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
         Ok(Some((subscription, consumer)))
     }

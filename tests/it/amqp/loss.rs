@@ -150,7 +150,7 @@ async fn a_peer_that_never_answers_is_given_up() {
 /// A broker that is slow to stop the consumer still takes the acks of the drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_acked_after_a_slow_cancel_is_not_delivered_again() {
-    let rabbit = Rabbit::start().await;
+    let rabbit = Rabbit::dedicated().await;
     let options = options(&rabbit, "slow");
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, numbered(0..5)).await;
@@ -162,6 +162,6 @@ async fn what_is_acked_after_a_slow_cancel_is_not_delivered_again() {
     assert!(held.iter().all(|delivery| delivery.ticket.is_live()), "the drain goes on");
     held.into_iter().for_each(ack);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     assert_eq!(depth(&channel, "slow.jobs.billing").await, 0);
 }

@@ -100,7 +100,7 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
 /// A node of its own: an alarm stops all who publish there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_while_the_broker_blocks_are_no_copies() {
-    let rabbit = Rabbit::start().await;
+    let rabbit = Rabbit::dedicated().await;
     let options = options(&rabbit, "blocked");
     let amqp = Amqp::publishing(options.clone()).await.unwrap();
     let (publisher, exchange) = (amqp.publisher(), options.jobs_exchange());
@@ -109,7 +109,7 @@ async fn attempts_while_the_broker_blocks_are_no_copies() {
     publisher.publish(&exchange, "billing", properties(), &body).await.unwrap();
     publisher.publish_routed(&exchange, "billing", properties(), &body).await.unwrap();
 
-    rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]);
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]).await;
     // The broker says that it blocks when something is published, so the first gets there.
     for _ in 0..5 {
         let attempt = publisher.publish(&exchange, "billing", properties(), &body);
@@ -119,10 +119,10 @@ async fn attempts_while_the_broker_blocks_are_no_copies() {
         let attempt = publisher.publish_routed(&exchange, "billing", properties(), &body);
         assert!(tokio::time::timeout(Duration::from_millis(300), attempt).await.is_err(), "it is blocked");
     }
-    rabbit.ctl(&["set_vm_memory_high_watermark", "0.4"]);
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.4"]).await;
     within("a confirm", publisher.publish(&exchange, "billing", properties(), &body)).await.unwrap();
     within("a confirm", publisher.publish_routed(&exchange, "billing", properties(), &body)).await.unwrap();
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     until("two before, one during, two after", async || depth(&channel, "blocked.jobs.billing").await == 5)
         .await;
 }

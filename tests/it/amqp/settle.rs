@@ -284,7 +284,7 @@ async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
     let rabbit = shared().await;
     let options = options(rabbit, "unread");
     let (amqp, mut source) = consuming(options.clone()).await;
-    let channel = rabbit.connect().await.create_channel().await.unwrap();
+    let (_connection, channel) = open(&rabbit.url()).await;
     let mut arguments = Table::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
     arguments.insert("x-overflow".into(), text("reject-publish"));
@@ -299,4 +299,28 @@ async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
     ack(delivery);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
     assert_eq!(depth(&channel, "unread.inbox").await, 1);
+}
+
+/// A quorum queue takes few commands at a time and lets the rest wait in the channel: an ack must not
+/// be lost there when the channel closes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acks_behind_many_give_backs_are_taken_in_before_the_end() {
+    let rabbit = shared().await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    for round in 0..10 {
+        let options = options(rabbit, &format!("behind{round}"));
+        let (amqp, mut source) = consuming(options.clone()).await;
+        publish(&amqp, &options, numbered(0..100)).await;
+        let mut deliveries = take(&mut source, 100).await;
+        source.close().await;
+        assert!(within("the end", source.next()).await.is_none());
+        let back = deliveries.split_off(10);
+        back.into_iter().for_each(|delivery| delivery.ticket.give_back());
+        deliveries.into_iter().for_each(ack);
+        assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+        let queue = format!("behind{round}.jobs.billing");
+        // The channel has closed; what it held goes back a little later.
+        until("the rest in the queue", async || depth(&channel, &queue).await >= 90).await;
+        assert_eq!(depth(&channel, &queue).await, 90, "round {round}");
+    }
 }
