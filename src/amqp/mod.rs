@@ -231,8 +231,8 @@ impl Amqp {
     /// Ends everything in order: consumers, then the last acks, then channels and connections. The
     /// broker has taken in what was settled before, and takes back what was not.
     ///
-    /// False where that took longer than `within`, or the broker was away: then what was not taken in
-    /// is delivered again.
+    /// False where that took longer than `within`, or the broker did not answer: then what was not
+    /// taken in is delivered again.
     ///
     /// Not cancel safe: what was dropped halfway is closed without waiting for the broker.
     pub async fn shutdown(self, within: Duration) -> bool {
@@ -246,7 +246,8 @@ impl Amqp {
             let mut flushed = true;
             for slot in slots {
                 let subscription = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(subscription) = subscription {
+                // What a connection that is gone had brought comes again whatever we do.
+                if let Some(subscription) = subscription.filter(|last| last.is_live()) {
                     flushed &= subscription.acker.flush().await.is_ok();
                     connection::close(subscription.acker.channel()).await;
                     subscription.end();

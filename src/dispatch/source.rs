@@ -33,8 +33,7 @@ pub struct Delivery {
 
 /// The right to settle one message, once: settling consumes it, so a double ack does not compile.
 ///
-/// Dropped unsettled, the message stays with its broker, which delivers it again once this
-/// consumer is gone.
+/// Dropped unsettled, the message goes back to its broker, at once or when this consumer ends.
 pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// False once the connection that the message came through is gone: its broker will deliver
     /// it again, so this copy is never released.
@@ -50,8 +49,8 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);
 
-    /// Publishes the outcome to the message's `reply_to`, confirmed. Retries until it is done or
-    /// the message is not live any more.
+    /// Publishes the outcome to the message's `reply_to`, confirmed. Retries until it is done, the
+    /// message is not live any more, or it is clear that nobody takes the reply.
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()>;
 }
 
