@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::settings::Secret;
+use crate::job;
 use crate::rate::{Rate, RateError};
 
 /// The longest duration: a year.
@@ -115,6 +116,12 @@ pub(super) fn allowed_header(text: &str) -> Result<String, String> {
     let name = header_name(text)?;
     if matches!(name.as_str(), "authorization" | "cookie") {
         return Err(format!("a job never sets {name}; put it under `headers` of this downstream"));
+    }
+    if name.contains('*') {
+        return Err(format!("{name} is no name of one header; list each name, such as x-request-id"));
+    }
+    if job::is_never_a_jobs(&name) {
+        return Err(format!("a job never sets {name}; paced sets it itself, remove it"));
     }
     Ok(name)
 }
@@ -240,6 +247,9 @@ mod tests {
         }
         assert!(allowed_header("Authorization").is_err());
         assert!(allowed_header("cookie").is_err());
+        for name in ["*", "x-*", "*-id", "Idempotency-Key"] {
+            assert!(allowed_header(name).is_err(), "{name}");
+        }
         assert_eq!(header_value("Bearer a b").unwrap().expose(), "Bearer a b");
         for value in ["", " a", "a ", "a\nb", "a\r", "ä", "a\0"] {
             assert!(header_value(value).is_err(), "{value:?}");

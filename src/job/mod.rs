@@ -14,7 +14,7 @@ mod path;
 mod value;
 
 pub use decode::decode;
-#[cfg(feature = "http")]
+#[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;
 
 /// A message as it came, without what only its broker understands.
