@@ -170,7 +170,7 @@ fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String,
     let stem = |key: &str| key.strip_suffix("_file").unwrap_or(key).to_ascii_lowercase();
     let mut headers = Some(Vec::new());
     for (name, spellings) in Reader::spellings(&table, stem) {
-        let named = value::header_name(&name);
+        let named = value::fixed_header(&name);
         if let Err(problem) = &named {
             spellings.iter().for_each(|key| reader.wrong_key(&table, key, problem));
         }

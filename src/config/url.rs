@@ -28,13 +28,18 @@ pub(super) fn amqp(text: &str) -> Result<Secret, String> {
     if parts.path.matches('/').count() > 1 {
         return Err("has a vhost with a `/` in it; write it as %2f".to_owned());
     }
-    if parts.path.len() > 1 {
-        return Ok(Secret::new(text));
-    }
-    let Parts { scheme, user, host, port, query, .. } = parts;
-    let user = user.map(|user| format!("{user}@")).unwrap_or_default();
-    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-    Ok(Secret::new(format!("{scheme}://{user}{host}{port}/%2f{query}")))
+    let url = if parts.path.len() > 1 {
+        text.to_owned()
+    } else {
+        let Parts { scheme, user, host, port, query, .. } = parts;
+        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{scheme}://{user}{host}{port}/%2f{query}")
+    };
+    // Who connects has the last word, here rather than at the start of the daemon.
+    #[cfg(feature = "amqp")]
+    url.parse::<crate::amqp::Address>().map_err(|error| error.to_string())?;
+    Ok(Secret::new(url))
 }
 
 /// `memory:`, `redis://` or `rediss://`.
@@ -60,6 +65,9 @@ pub(super) fn store(text: &str) -> Result<Secret, String> {
             "has a path that is no database; write its number, such as redis://HOST:6379/0".to_owned()
         );
     }
+    #[cfg(feature = "redis")]
+    crate::store::RedisStore::open(text, crate::store::RedisOptions::default())
+        .map_err(|error| error.to_string())?;
     Ok(Secret::new(text))
 }
 
@@ -87,6 +95,8 @@ pub(super) fn base(text: &str) -> Result<Secret, String> {
     if parts.path.split('/').any(dots) {
         return Err("has a segment `.` or `..`; write the path that is meant".to_owned());
     }
+    #[cfg(feature = "http")]
+    super::value::http_options(text, None)?;
     Ok(Secret::new(text))
 }
 
@@ -251,6 +261,26 @@ mod tests {
                 "amqp://rabbit/v#f",
             ],
         );
+    }
+
+    #[test]
+    #[cfg(feature = "amqp")]
+    fn what_the_broker_s_client_refuses() {
+        wrong(amqp, &["amqp://u:hunter2@rabbit/v?heartbeat=abc", "amqp://rabbit?heartbeat=abc"]);
+        wrong(amqp, &[&format!("amqp://rabbit/{}", "v".repeat(256))]);
+    }
+
+    #[test]
+    #[cfg(feature = "redis")]
+    fn what_the_store_s_client_refuses() {
+        wrong(store, &["redis://u:hunter2%ff@cache/0"]);
+    }
+
+    #[test]
+    #[cfg(feature = "http")]
+    fn what_the_http_client_refuses() {
+        wrong(base, &["http://169.254.169.254/", "http://[fe80::1]/"]);
+        wrong(base, &[&format!("http://api/{}/", "a".repeat(8192))]);
     }
 
     #[test]

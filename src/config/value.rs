@@ -149,6 +149,23 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
     Ok(name)
 }
 
+/// The name of a header that every request has, in lower case.
+pub(super) fn fixed_header(text: &str) -> Result<String, String> {
+    let name = header_name(text)?;
+    #[cfg(feature = "http")]
+    http_options("http://localhost/", Some(&name))?;
+    Ok(name)
+}
+
+/// Whether the HTTP sink takes this URL, and a header of this name.
+#[cfg(feature = "http")]
+pub(super) fn http_options(base_url: &str, header: Option<&str>) -> Result<(), String> {
+    let headers = header.map(|name| (name.to_owned(), "value".to_owned())).into_iter().collect();
+    let timeout = Duration::from_secs(1);
+    let options = crate::sink::http::HttpOptions { base_url: base_url.to_owned(), timeout, headers };
+    options.check().map_err(|error| error.to_string())
+}
+
 /// The value of a header.
 pub(super) fn header_value(text: &str) -> Result<Secret, String> {
     if text.is_empty() {
@@ -238,11 +255,13 @@ mod tests {
     #[test]
     fn headers() {
         assert_eq!(allowed_header("X-Request-Id"), Ok("x-request-id".to_owned()));
-        assert_eq!(header_name("Authorization"), Ok("authorization".to_owned()));
+        assert_eq!(fixed_header("Authorization"), Ok("authorization".to_owned()));
+        #[cfg(feature = "http")]
+        assert!(fixed_header("Idempotency-Key").is_err());
         for name in
             ["", "a b", "a:", "ä", "Host", "Content-Length", "TE", "Proxy-Authorization", "connection"]
         {
-            assert!(header_name(name).is_err(), "{name}");
+            assert!(fixed_header(name).is_err(), "{name}");
             assert!(allowed_header(name).is_err(), "{name}");
         }
         assert!(allowed_header("Authorization").is_err());

@@ -22,6 +22,17 @@ pub struct HttpOptions {
     pub headers: Vec<(String, String)>,
 }
 
+impl HttpOptions {
+    /// Whether [`HttpSink::new`](super::HttpSink::new) would take these options; it may still miss
+    /// the system's certificates. Nothing is connected or looked up.
+    ///
+    /// # Errors
+    /// [`HttpError`] when an option is wrong.
+    pub fn check(self) -> Result<(), HttpError> {
+        Target::new(self).map(drop)
+    }
+}
+
 impl fmt::Debug for HttpOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
@@ -38,7 +49,9 @@ pub enum HttpError {
     #[error("the base URL {0}; use one such as https://api.example.com/v1/")]
     BaseUrl(String),
     /// The base URL's host is an address that no job may reach.
-    #[error("{0} is a link-local or metadata address, which paced never connects to")]
+    #[error(
+        "{0} is a link-local or metadata address, which paced never connects to; use the API's own address"
+    )]
     ForbiddenAddress(IpAddr),
     /// A configured header that cannot be sent.
     #[error("the header `{name}` {why}")]

@@ -112,6 +112,35 @@ fn each_wrong_value_is_told_with_what_is_right() {
 }
 
 #[test]
+#[cfg(feature = "daemon")]
+fn what_only_the_clients_refuse_is_told_at_its_key() {
+    for (line, expected) in [
+        (
+            "http.headers.idempotency-key = \"hunter2\"",
+            "the header `idempotency-key` is set by paced itself; leave it out",
+        ),
+        (
+            "[amqp]\nurl = \"amqp://u:hunter2@rabbit/v?heartbeat=abc\"",
+            "not an AMQP URL: scheme, host, port or query are wrong; write amqp://USER:PASSWORD@HOST:PORT/VHOST, %2f for the vhost \"/\"",
+        ),
+        (
+            "[store]\nurl = \"redis://u:hunter2%ff@cache/0\"",
+            "the store's URL is malformed; write redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]",
+        ),
+        (
+            "[downstreams.b]\nrate = \"1/s\"\nhttp.base_url = \"http://169.254.169.254/\"",
+            "169.254.169.254 is a link-local or metadata address, which paced never connects to; use the API's own address",
+        ),
+    ] {
+        let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let place = format!("paced.toml:{}:", 3 + line.lines().count());
+        assert!(lines[0].starts_with(&place), "{}", lines[0]);
+        assert!(lines[0].ends_with(&format!(": {expected}")), "{line}\n{}", lines[0]);
+    }
+}
+
+#[test]
 fn what_is_missing_is_told_at_the_nearest_table() {
     let rate = "missing; give a downstream a limit, such as rate = \"50/s\"";
     let sink = "missing; say where jobs go, such as base_url = \"https://api.example.com/v1/\"";
