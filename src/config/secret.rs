@@ -49,7 +49,11 @@ impl<'v> Reader<'v> {
         if name.ends_with("_file") {
             text = self.contents(&found, &text)?;
         }
-        match check(&text) {
+        let checked = check(&text).map(|secret| {
+            // Whoever keeps a value in a file of its own means all of it: a path may be a key.
+            if name.ends_with("_file") { Secret::hidden(secret.expose()) } else { secret }
+        });
+        match checked {
             Ok(secret) => {
                 self.note(table, key, quote(&secret.to_string()), Some(&found));
                 Some(secret)

@@ -88,7 +88,8 @@ pub struct Http {
     pub headers: Vec<(String, Secret)>,
 }
 
-/// A text that may hold credentials: shown as `***`, or as a URL without its user information.
+/// A text that may hold credentials: shown as `***`, or as a URL without its user information. One
+/// from a file of its own is always `***`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: String,

@@ -153,9 +153,9 @@ fn the_examples_mean_what_they_say() {
 
 #[test]
 fn what_is_in_effect_is_shown_with_where_it_comes_from() {
-    let text = format!("{LEAST}limits = [{{ rate = \"5/m\" }}]\n[amqp]\nurl_file = \"url\"\n");
+    let text =
+        format!("{LEAST}limits = [{{ rate = \"5/m\" }}]\n[amqp]\nurl = \"amqp://u:hunter2@rabbit/v\"\n");
     let loaded = Scene::new(&text)
-        .file("url", "amqp://u:hunter2@rabbit/v")
         .env("PACED_DOWNSTREAMS__A__CONCURRENCY", "7")
         .set("downstreams.a.http.headers.x-key=hunter2")
         .set("store.url=redis://:hunter2@cache")
@@ -166,7 +166,7 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
         shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     for line in [
         "[amqp]",
-        "url = \"amqp://rabbit/v\" # paced.toml:6:12, from the file it names",
+        "url = \"amqp://rabbit/v\" # paced.toml:6:7",
         "prefix = \"paced\" # default",
         "url = \"redis://cache\" # --set",
         "[downstreams.a]",
@@ -183,6 +183,19 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
     // It is a configuration itself, with the same meaning.
     let again = Scene::new(&shown).right();
     assert_eq!(format!("{:?}", again.settings), format!("{:?}", loaded.settings));
+}
+
+#[test]
+fn nothing_of_a_secret_file_is_shown() {
+    let text = "[downstreams.a]\nrate = \"1/s\"\nhttp.base_url_file = \"url\"\n";
+    let loaded = Scene::new(text).file("url", "https://hooks.example.com/services/hunter2/").right();
+    let shown = show(&loaded);
+    let line = shown.lines().find(|line| line.starts_with("base_url = ")).unwrap();
+    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(line, "base_url = \"***\" # paced.toml:3:22, from the file it names");
+    let base_url = &loaded.settings.downstreams["a"].http.base_url;
+    assert_eq!(base_url.to_string(), "***");
+    assert_eq!(base_url.expose(), "https://hooks.example.com/services/hunter2/");
 }
 
 /// Pieces of configurations, right and wrong.
