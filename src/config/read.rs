@@ -32,6 +32,9 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
             _ => downstreams = None,
         }
     }
+    if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
+        reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
+    }
     Some(Settings { amqp: amqp?, store: store?, shutdown: shutdown?, downstreams: downstreams? })
 }
 
@@ -78,6 +81,30 @@ fn downstream<'v>(reader: &mut Reader<'v>, all: &Table<'v>, name: &str) -> Optio
         http: http?,
         retry: retry?,
     })
+}
+
+/// Two downstreams on one queue would take each other's jobs.
+fn reject_shared_queues<'v>(
+    reader: &mut Reader<'v>,
+    all: &Table<'v>,
+    prefix: &str,
+    downstreams: &BTreeMap<String, Downstream>,
+) {
+    // Those of paced's own names first: it is the given name that is to be changed.
+    let mut owners: BTreeMap<String, &str> = BTreeMap::new();
+    for (name, _) in downstreams.iter().filter(|(_, downstream)| downstream.queue.name.is_none()) {
+        owners.insert(format!("{prefix}.jobs.{name}"), name);
+    }
+    for (name, downstream) in downstreams {
+        let Some(queue) = &downstream.queue.name else { continue };
+        let Some(owner) = owners.insert(queue.clone(), name) else { continue };
+        let table = reader.table(all, name);
+        let table = reader.table(&table, "queue");
+        if let Some(found) = reader.given(&table, "name") {
+            let problem = format!("the queue of downstream `{owner}` too; give each its own");
+            reader.wrong(&found, problem);
+        }
+    }
 }
 
 /// `rate` first, then `limits`.

@@ -141,6 +141,24 @@ fn what_only_the_clients_refuse_is_told_at_its_key() {
 }
 
 #[test]
+fn two_downstreams_never_share_a_queue() {
+    let two = |first: &str, second: &str| {
+        let b = LEAST.replace("[downstreams.a]", "[downstreams.b]");
+        Scene::new(&format!("{LEAST}{first}\n{b}{second}\n"))
+    };
+    assert_eq!(
+        two("queue.name = \"erp\"", "queue.name = \"erp\"").wrong(),
+        ["paced.toml:8:14: downstreams.b.queue.name: the queue of downstream `a` too; give each its own"]
+    );
+    assert_eq!(
+        two("queue.name = \"paced.jobs.b\"", "").wrong(),
+        ["paced.toml:4:14: downstreams.a.queue.name: the queue of downstream `b` too; give each its own"]
+    );
+    two("queue.name = \"erp\"", "queue.name = \"erp.b\"").right();
+    two("queue.name = \"paced.jobs.a\"", "").right();
+}
+
+#[test]
 fn what_is_missing_is_told_at_the_nearest_table() {
     let rate = "missing; give a downstream a limit, such as rate = \"50/s\"";
     let sink = "missing; say where jobs go, such as base_url = \"https://api.example.com/v1/\"";
