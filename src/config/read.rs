@@ -112,7 +112,7 @@ fn limits<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<LimitSet> {
     let rate = reader.parsed(table, "rate", Absent::Unset, value::rate);
     let mut limits = Vec::new();
     if table.has("rate") {
-        limits.push(rate.and_then(|rate| limit(reader, table, rate, 1, 0)));
+        limits.push(rate.and_then(|rate| limit(reader, (table, "rate"), rate, 1, 0)));
     }
     let mark = reader.entries.len();
     if let Some((array, tables)) = reader.tables(table, "limits") {
@@ -138,13 +138,15 @@ fn further_limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize)
     let burst = reader.integer(table, "burst", 1, 1..=u32::MAX);
     algorithm?;
     let (rate, burst) = (rate?, burst?);
-    limit(reader, table, rate, burst, ordinal)
+    let key = if table.has("burst") { "burst" } else { "rate" };
+    limit(reader, (table, key), rate, burst, ordinal)
 }
 
-/// The name is the key of the limit's state: never its numbers, so that they may change.
+/// The name is the key of the limit's state: never its numbers, so that they may change. A mistake
+/// is told at `key`.
 fn limit<'v>(
     reader: &mut Reader<'v>,
-    table: &Table<'v>,
+    (table, key): (&Table<'v>, &str),
     rate: Rate,
     burst: u32,
     ordinal: usize,
@@ -152,7 +154,6 @@ fn limit<'v>(
     match Limit::leaky_bucket(format!("{}-{ordinal}", value::LEAKY_BUCKET), rate, burst) {
         Ok(limit) => Some(limit),
         Err(error) => {
-            let key = if table.has("burst") { "burst" } else { "rate" };
             if let Some(found) = reader.given(table, key) {
                 reader.wrong(&found, error.to_string());
             }

@@ -221,6 +221,14 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         let column = line.find(name.split('[').next().unwrap()).unwrap() + 1;
         assert_eq!(lines, [format!("paced.toml:4:{column}: {key}: unknown key; {hint}")], "{line}");
     }
+    let beyond = LEAST.replace("1/s", "1 per 365 days");
+    assert_eq!(
+        Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
+        [
+            "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a smaller burst or a shorter period",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
+        ]
+    );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
     let hint =
         "unknown key; known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`";
