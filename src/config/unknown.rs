@@ -6,6 +6,7 @@ use super::document::join;
 use super::error::{ConfigError, Place};
 use super::reader::{Reader, type_of};
 use super::source::Layer;
+use crate::job::nearest;
 
 impl Reader<'_> {
     /// Notes every key, in any layer, that the settings do not have: call it last.
@@ -17,10 +18,7 @@ impl Reader<'_> {
 
     fn suggestion(&self, parent: &str, key: &str) -> String {
         let known: Vec<&str> = self.asked.keys().filter_map(|path| child(path, parent)).collect();
-        let near = known.iter().map(|name| (distance(key, name), *name)).min();
-        if let Some((distance, name)) = near
-            && distance <= (key.chars().count() / 3).max(1)
-        {
+        if let Some(name) = nearest(key, &known) {
             return format!("did you mean `{name}`?");
         }
         // The right key in the wrong table.
@@ -97,40 +95,5 @@ impl Search<'_, '_> {
         let position = span.map(|span| if at_key { span.key } else { span.value });
         let place = Place { layer: self.index, position, source: self.layer.name.clone() };
         self.reader.errors.push(ConfigError::new(place, path, problem));
-    }
-}
-
-/// How many letters to insert, drop, replace or swap with their neighbour make one word the other.
-fn distance(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, b) in other.iter().enumerate() {
-            let mut least = (last[j] + usize::from(a != b)).min(last[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *a == other[j - 1] && one[i - 1] == *b {
-                least = least.min(before[j - 1] + 1);
-            }
-            row.push(least);
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last[other.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::distance;
-
-    #[test]
-    fn distances() {
-        for (one, other, expected) in
-            [("", "", 0), ("rate", "", 4), ("rate", "rate", 0), ("rtae", "rate", 1), ("burts", "burst", 1)]
-        {
-            assert_eq!(distance(one, other), expected, "{one} {other}");
-            assert_eq!(distance(other, one), expected, "{other} {one}");
-        }
-        assert_eq!(distance("max_atempt", "max_attempts"), 2);
     }
 }

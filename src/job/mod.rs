@@ -16,6 +16,8 @@ mod value;
 pub use decode::decode;
 #[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;
+#[cfg(feature = "config")]
+pub(crate) use nearest::nearest;
 
 /// A message as it came, without what only its broker understands.
 #[derive(Clone, Debug, Default, PartialEq)]

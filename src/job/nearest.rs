@@ -8,23 +8,26 @@ pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     }
     let (best, distance) =
         known.iter().map(|other| (*other, distance(name, other))).min_by_key(|(_, distance)| *distance)?;
-    (distance <= best.chars().count() / 2).then_some(best)
+    (distance <= (name.chars().count() / 3).max(1)).then_some(best)
 }
 
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+/// How many letters to insert, drop, replace or swap with their neighbour make one word the other.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, b) in other.iter().enumerate() {
+            let mut least = (last[j] + usize::from(a != b)).min(last[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *a == other[j - 1] && one[i - 1] == *b {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
         }
+        before = std::mem::replace(&mut last, row);
     }
-    row[b.len()]
+    last[other.len()]
 }
 
 #[cfg(test)]
@@ -40,14 +43,24 @@ mod tests {
         assert_eq!(nearest("zzzzzzzz", &known), None);
         assert_eq!(nearest(&"lane".repeat(100), &known), None);
         assert_eq!(nearest("lane", &[]), None);
+        for other in ["plan", "line-up", "land-on", "date", ""] {
+            assert_eq!(nearest(other, &known), None, "{other}");
+        }
     }
 
     #[test]
     fn distances() {
-        for (a, b, expected) in
-            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("lane", "lane", 0)]
-        {
-            assert_eq!(distance(a, b), expected, "{a} {b}");
+        for (one, other, expected) in [
+            ("", "", 0),
+            ("", "rate", 4),
+            ("kitten", "sitting", 3),
+            ("rate", "rate", 0),
+            ("rtae", "rate", 1),
+            ("burts", "burst", 1),
+            ("max_atempt", "max_attempts", 2),
+        ] {
+            assert_eq!(distance(one, other), expected, "{one} {other}");
+            assert_eq!(distance(other, one), expected, "{other} {one}");
         }
     }
 }

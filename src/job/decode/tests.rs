@@ -276,7 +276,7 @@ fn unknown_headers_name_the_nearest() {
         ("paced-methd", "`paced-method`"),
         ("paced-", "paced-lane, paced-method"),
         ("paced-zzzzzzzzzz", "paced-lane, paced-method"),
-        ("paced-plan", "`paced-lane`"),
+        ("paced-plan", "paced-lane, paced-method"),
     ] {
         let message = with(name, text("x"));
         assert_eq!(reason(&message), Reason::UnknownHeader, "{name}");
