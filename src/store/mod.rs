@@ -136,7 +136,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// It cannot be reached, or did not answer in time.
-    #[error("the store at {address} is not reachable: {detail}; paced keeps trying")]
+    #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]
     Unreachable {
         /// Where, without credentials.
         address: String,
@@ -147,13 +147,11 @@ pub enum StoreError {
     #[error("{0}")]
     Invalid(String),
     /// It answered what paced does not understand.
-    #[error(
-        "the store at {address} answered unexpectedly: {detail}; is it Redis 6.2 or later, not a replica?"
-    )]
+    #[error("the store at {address} answered unexpectedly: {detail}")]
     Unexpected {
         /// Where, without credentials.
         address: String,
-        /// The answer.
+        /// The answer, and what to do.
         detail: String,
     },
 }

@@ -18,6 +18,8 @@ use super::scripts::SOURCES;
 use crate::store::StoreError;
 use crate::time::Micros;
 
+const WRONG_PASSWORD: &str = "the user or the password is wrong; correct them in its URL";
+
 /// One server, through at most one connection.
 pub(super) struct Link {
     client: Client,
@@ -144,6 +146,11 @@ impl Link {
 
     /// An answer that is not what it should be.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
+        self.refused(format!("{}; is it Redis 6.2 or later, not a replica?", detail.into()))
+    }
+
+    /// An answer of which it is known what to do.
+    fn refused(&self, detail: impl Into<String>) -> StoreError {
         StoreError::Unexpected { address: self.address.clone(), detail: detail.into() }
     }
 
@@ -195,7 +202,7 @@ impl Link {
         let version = field(server, "redis_version");
         let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         if !version.is_empty() && (parts.next(), parts.next()) < (Some(6), Some(2)) {
-            return Err(self.unexpected(format!("version {version}")));
+            return Err(self.refused(format!("version {version}; use Redis 6.2 or later")));
         }
         let policy = field(memory, "maxmemory_policy");
         if policy.starts_with("volatile-") || policy.starts_with("allkeys-") {
@@ -219,7 +226,14 @@ impl Link {
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::TryAgain,
             ) => self.unreachable(error.to_string()),
-            ErrorKind::AuthenticationFailed => self.unexpected("the user or the password is wrong"),
+            ErrorKind::AuthenticationFailed => self.refused(WRONG_PASSWORD),
+            _ if error.code() == Some("WRONGPASS") => self.refused(WRONG_PASSWORD),
+            _ if error.code() == Some("NOAUTH") => {
+                self.refused("it wants a password; put one into its URL, redis://[USER]:PASSWORD@HOST")
+            }
+            ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                self.refused(format!("{error}; grant the user what paced needs"))
+            }
             _ => self.unexpected(error.to_string()),
         }
     }
@@ -261,6 +275,26 @@ mod tests {
         }
         let link = Link::open("rediss://:hunter2@store.example:6380/1", half, half).unwrap();
         assert_eq!(link.address(), "store.example:6380");
+    }
+
+    #[test]
+    fn what_a_server_refuses_is_told_with_what_to_do() {
+        let half = Duration::from_millis(500);
+        let link = Link::open("redis://u:hunter2@store.example", half, half).unwrap();
+        for (answer, hint) in [
+            ("-NOAUTH Authentication required.\r\n", "put one into its URL"),
+            ("-WRONGPASS invalid username-password pair or user is disabled.\r\n", "correct them in its URL"),
+            ("-NOPERM this user has no permissions to run the 'evalsha' command\r\n", "grant the user"),
+            ("-ERR unknown command\r\n", "is it Redis 6.2 or later"),
+        ] {
+            let value = redis::parse_redis_value(answer.as_bytes()).unwrap();
+            let text = link.explain(&value.extract_error().unwrap_err()).to_string();
+            assert!(text.contains(hint) && !text.contains("hunter2"), "{text}");
+            let version = text.contains("Redis 6.2");
+            assert_eq!(version, answer.starts_with("-ERR"), "{text}");
+        }
+        let old = link.judge("redis_version:5.0.1\r\n", "").unwrap_err().to_string();
+        assert!(old.contains("version 5.0.1; use Redis 6.2 or later"), "{old}");
     }
 
     #[test]
