@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, ScriptInvocation, ServerErrorKind,
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, IntoConnectionInfo as _, RedisError,
+    ScriptInvocation, ServerErrorKind,
 };
 use tokio::sync::Mutex;
 
@@ -74,7 +75,12 @@ impl Link {
                 );
             }
         }
-        let Ok(client) = Client::open(url) else {
+        let connection = url.into_connection_info().map(|info| {
+            // Each call waits for its answer: held back for more to send, it would come late.
+            let tcp = info.tcp_settings().clone().set_nodelay(true);
+            info.set_tcp_settings(tcp)
+        });
+        let Ok(client) = connection.and_then(Client::open) else {
             return invalid("the store's URL is malformed; write redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]");
         };
         let address = client.get_connection_info().addr().to_string();
@@ -275,6 +281,7 @@ mod tests {
         }
         let link = Link::open("rediss://:hunter2@store.example:6380/1", half, half).unwrap();
         assert_eq!(link.address(), "store.example:6380");
+        assert!(link.client.get_connection_info().tcp_settings().nodelay());
     }
 
     #[test]
