@@ -180,26 +180,32 @@ impl Link {
     async fn connect(&self, number: u64) -> Result<Peer, StoreError> {
         let connecting = self.client.get_multiplexed_async_connection_with_config(&self.config);
         let mut connection = connecting.await.map_err(|error| self.explain(&error))?;
-        let server = self.info(&mut connection, "server").await?;
-        let memory = self.info(&mut connection, "memory").await?;
-        self.judge(&server, &memory)?;
+        // All in one round trip: a far server's must fit into the time for connecting.
+        let mut opening = redis::pipe();
+        opening.cmd("INFO").arg("server").cmd("INFO").arg("memory");
         for source in SOURCES {
-            let mut load = redis::cmd("SCRIPT");
-            load.arg("LOAD").arg(source);
-            load.exec_async(&mut connection).await.map_err(|error| self.explain(&error))?;
+            opening.cmd("SCRIPT").arg("LOAD").arg(source);
+        }
+        let answers = opening.ignore_errors().query_async(&mut connection).await;
+        let answers: Vec<Result<String, RedisError>> = answers.map_err(|error| self.explain(&error))?;
+        let mut answers = answers.into_iter();
+        let server = self.info(answers.next())?;
+        let memory = self.info(answers.next())?;
+        self.judge(&server, &memory)?;
+        for loaded in answers {
+            loaded.map_err(|error| self.explain(&error))?;
         }
         Ok(Peer { connection, run: field(&server, "run_id").into(), number })
     }
 
     /// A section of INFO; empty where it is not permitted.
-    async fn info(
-        &self,
-        connection: &mut MultiplexedConnection,
-        section: &str,
-    ) -> Result<String, StoreError> {
-        match redis::cmd("INFO").arg(section).query_async(connection).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(String::new()),
-            other => other.map_err(|error| self.explain(&error)),
+    fn info(&self, answer: Option<Result<String, RedisError>>) -> Result<String, StoreError> {
+        match answer {
+            Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                Ok(String::new())
+            }
+            Some(other) => other.map_err(|error| self.explain(&error)),
+            None => Err(self.unexpected("no answer to INFO")),
         }
     }
 
