@@ -107,7 +107,7 @@ async fn replay(
             Value::Null => 1,
             cost => u32::try_from(cost.as_u64().ok_or("`cost` is no count")?)?,
         };
-        let call = Reserve { scope, limits: &limits, costs: &[cost], ahead, now: Some(now) };
+        let call = Reserve { scope, limits: &limits, costs: &[cost], ahead, now: Some(now), lease: None };
         let reserved = store.reserve(call).await?;
         let delay = match (reserved.slots.first(), reserved.refused) {
             (Some(slot), _) => slot.since(now),

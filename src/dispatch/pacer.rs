@@ -349,7 +349,14 @@ async fn answer(call: &mut Option<Call>) -> Reply {
 async fn reserve(store: Arc<dyn Store>, options: Arc<Options>, costs: Vec<u32>) -> Reply {
     let scope = Scope { downstream: &options.downstream, key: "" };
     let sent = Instant::now();
-    let call = Reserve { scope, limits: &options.limits, costs: &costs, ahead: options.horizon, now: None };
+    let call = Reserve {
+        scope,
+        limits: &options.limits,
+        costs: &costs,
+        ahead: options.horizon,
+        now: None,
+        lease: None,
+    };
     let answer = store.reserve(call).await;
     Reply { sent, received: Instant::now(), costs, answer }
 }

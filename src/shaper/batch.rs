@@ -111,6 +111,7 @@ impl Driver {
             costs: &costs,
             ahead: core.max_wait,
             now: None,
+            lease: None,
         };
         let sent = Instant::now();
         match core.store.reserve(call).await {

@@ -1,6 +1,8 @@
 //! What every store checks of a call before it decides, so that all refuse the same.
 
-use super::{Cancel, MAX_BATCH, Reserve, Scope, StoreError};
+use std::time::Duration;
+
+use super::{Cancel, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, StoreError};
 use crate::time::Micros;
 
 impl Scope<'_> {
@@ -27,6 +29,7 @@ impl Reserve<'_> {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
         check_now(self.now)?;
+        self.lease.map_or(Ok(()), check_lease)?;
         if self.costs.len() > MAX_BATCH {
             let text = format!("{} jobs in one call; at most {MAX_BATCH} fit", self.costs.len());
             return Err(StoreError::Invalid(text));
@@ -64,6 +67,17 @@ impl Cancel<'_> {
         }
         Ok(())
     }
+}
+
+fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {
+    if !(1..=64).contains(&replica.len()) {
+        let text = format!("a replica's name of {} bytes; use 1 to 64", replica.len());
+        return Err(StoreError::Invalid(text));
+    }
+    if ttl < Duration::from_millis(1) || ttl > LONGEST_LEASE {
+        return Err(StoreError::Invalid(format!("a lease of {ttl:?}; use 1ms to {LONGEST_LEASE:?}")));
+    }
+    Ok(())
 }
 
 fn check_now(now: Option<Micros>) -> Result<(), StoreError> {

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{BoxFuture, Cancel, GRACE, Reserve, Reserved, STEP, Scope, Store, StoreError};
+use super::{
+    BoxFuture, Cancel, GRACE, LONGEST_LEASE, Lease, Reserve, Reserved, STEP, Scope, Store, StoreError,
+};
 use crate::limit::{Limit, LimitSet, State, Tat};
 use crate::time::{Clock, Micros, SystemClock};
 
@@ -26,6 +28,8 @@ struct Downstream {
     /// How far the clock has stepped back in all, in µs.
     shift: i64,
     states: HashMap<String, HashMap<String, Held>>,
+    /// Until when each replica counts as alive.
+    leases: HashMap<String, Micros>,
     /// The number of states at which those that are whole again are forgotten.
     crowded: usize,
 }
@@ -86,7 +90,8 @@ impl MemoryStore {
                 downstream.write(limit.name(), key, state, live);
             }
         }
-        Reserved { now, epoch: downstream.epoch, before, slots, refused }
+        let replicas = call.lease.map(|lease| downstream.lease(lease, now));
+        Reserved { now, epoch: downstream.epoch, before, slots, refused, replicas }
     }
 
     #[cfg(test)]
@@ -104,7 +109,14 @@ impl Default for MemoryStore {
 impl Downstream {
     fn new(now: Micros) -> Self {
         let epoch = now.max(Micros(1));
-        Self { epoch, high: Micros(0), shift: 0, states: HashMap::new(), crowded: FEW }
+        Self {
+            epoch,
+            high: Micros(0),
+            shift: 0,
+            states: HashMap::new(),
+            leases: HashMap::new(),
+            crowded: FEW,
+        }
     }
 
     /// Follows the clock: a step back is added to `shift`.
@@ -130,6 +142,14 @@ impl Downstream {
             }
         }
         limit.adopt(held.state)
+    }
+
+    /// Renews a replica's lease, and counts those that live.
+    fn lease(&mut self, lease: Lease<'_>, now: Micros) -> u32 {
+        // One that lies further ahead was given before the clock stepped back.
+        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LEASE));
+        self.leases.insert(lease.replica.to_owned(), now.plus(lease.ttl));
+        u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
     fn get(&mut self, limit: &str, key: &str) -> Option<&mut Held> {

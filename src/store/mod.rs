@@ -25,6 +25,8 @@ pub use redis::{Options as RedisOptions, RedisStore};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
 const STEP: Duration = Duration::from_millis(100);
+/// The longest [`Lease`].
+pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// How long a state is kept once it equals absence.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -54,6 +56,17 @@ pub struct Reserve<'a> {
     /// An instant to decide at instead of the store's clock (vectors, tests): then nothing is
     /// corrected for a clock that stepped back.
     pub now: Option<Micros>,
+    /// Says that this replica is alive, and asks how many are; not needed with every call.
+    pub lease: Option<Lease<'a>>,
+}
+
+/// A replica's word that it works on a downstream, good for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease<'a> {
+    /// Tells the replicas of a downstream apart: 1 to 64 bytes.
+    pub replica: &'a str,
+    /// How long it counts as alive from the store's now on: up to [`LONGEST_LEASE`].
+    pub ttl: Duration,
 }
 
 /// The answer to [`Reserve`]: slots for the first jobs, and why there are no more.
@@ -69,6 +82,8 @@ pub struct Reserved {
     pub slots: Vec<Micros>,
     /// The first slot that was not granted, when there are fewer slots than jobs.
     pub refused: Option<Micros>,
+    /// The replicas of the downstream that live, the caller among them; `None` without a lease.
+    pub replicas: Option<u32>,
 }
 
 /// A reservation to give back: its slot and the states before and after it was taken.

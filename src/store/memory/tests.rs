@@ -30,6 +30,7 @@ impl Bench {
             costs,
             ahead: Duration::from_millis(ahead_ms),
             now: None,
+            lease: None,
         };
         self.store.reserve(call).await.unwrap()
     }
@@ -84,6 +85,7 @@ async fn at_an_explicit_instant_nothing_is_rebased() {
         costs: &[1],
         ahead: Duration::ZERO,
         now: Some(Micros(ms * MS)),
+        lease: None,
     };
     assert_eq!(bench.store.reserve(at(10_000)).await.unwrap().slots, [Micros(10_000 * MS)]);
     let back = bench.store.reserve(at(1000)).await.unwrap();
@@ -153,7 +155,8 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let scope = Scope { downstream: "d", key: "" };
     let call = |costs, downstream, now| {
         let scope = Scope { downstream, ..scope };
-        bench.store.reserve(Reserve { scope, limits: &bench.limits, costs, ahead: Duration::ZERO, now })
+        let ahead = Duration::ZERO;
+        bench.store.reserve(Reserve { scope, limits: &bench.limits, costs, ahead, now, lease: None })
     };
     let too_many = vec![1; MAX + 1];
     for (costs, name, now) in [
@@ -175,7 +178,8 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let limits = LimitSet::new(vec![daily]).unwrap();
     let ahead = Duration::ZERO;
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
-    let call = |costs| bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None });
+    let call =
+        |costs| bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None });
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
 }

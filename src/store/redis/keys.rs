@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! paced:{billing}:record            the downstream's record (hash, no TTL)
+//! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
 //! ```
@@ -16,6 +17,11 @@ use crate::store::Scope;
 /// The key of the record.
 pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     format!("{prefix}:{{{}}}:record", scope.downstream)
+}
+
+/// The key of the leases.
+pub(super) fn replicas(prefix: &str, scope: Scope<'_>) -> String {
+    format!("{prefix}:{{{}}}:replicas", scope.downstream)
 }
 
 /// The key of the state of `limit`.
@@ -38,6 +44,7 @@ mod tests {
         let limit = |name: &str| Limit::leaky_bucket(name, "1/s".parse().unwrap(), 1).unwrap();
         let scope = |key| Scope { downstream: "billing", key };
         assert_eq!(record("paced", scope("x")), "paced:{billing}:record");
+        assert_eq!(replicas("paced", scope("x")), "paced:{billing}:replicas");
         assert_eq!(state("paced", scope(""), &limit("rate")), "paced:{billing}:l:rate");
         assert_eq!(state("paced", scope("b:c"), &limit("a")), "paced:{billing}:k:a:b:c");
         assert_eq!(state("paced", scope("c"), &limit("a:b")), "paced:{billing}:k:a%3ab:c");

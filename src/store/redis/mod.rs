@@ -131,6 +131,9 @@ impl Store for RedisStore {
             let known = self.known(call.scope.downstream);
             let mut invocation = self.scripts.reserve(&call, self.now(call.now), known, peer.run());
             self.declare(&mut invocation, call.scope, call.limits);
+            if call.lease.is_some() {
+                invocation.key(keys::replicas(&self.prefix, call.scope));
+            }
             let reply = self.link.invoke(&peer, &invocation).await?;
             let reserved = scripts::reserved(&call, reply).map_err(|detail| self.link.unexpected(detail))?;
             self.remember(call.scope.downstream, reserved.epoch);

@@ -28,7 +28,7 @@ pub(super) enum Now {
 }
 
 /// The answer of `reserve.lua`, as its head describes it.
-pub(super) type ReserveReply = (i64, i64, i64, i64, Vec<i64>);
+pub(super) type ReserveReply = (i64, i64, i64, i64, Vec<i64>, u32);
 
 /// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
@@ -57,6 +57,8 @@ impl Scripts {
         invocation.arg(known.0).arg(run);
         let ahead = Micros(0).plus(call.ahead);
         invocation.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(call.exact().0);
+        let (replica, ttl) = call.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
+        invocation.arg(replica).arg(Micros(0).plus(ttl).0);
         tell_limits(&mut invocation, call.limits);
         for run in call.costs.chunk_by(|a, b| a == b) {
             invocation.arg(run[0]).arg(run.len());
@@ -106,7 +108,7 @@ fn tell_limits(invocation: &mut ScriptInvocation<'_>, limits: &LimitSet) {
 /// # Errors
 /// What is wrong with the answer.
 pub(super) fn reserved(call: &Reserve<'_>, reply: ReserveReply) -> Result<Reserved, String> {
-    let (now, epoch, granted, refused, before) = reply;
+    let (now, epoch, granted, refused, before, replicas) = reply;
     let now = Micros(now);
     let tats = before.chunks_exact(2).map(|tat| {
         let rem = u64::try_from(tat[1]).map_err(|_| format!("the remainder {}", tat[1]))?;
@@ -126,5 +128,6 @@ pub(super) fn reserved(call: &Reserve<'_>, reply: ReserveReply) -> Result<Reserv
             slots.len()
         ));
     }
-    Ok(Reserved { now, epoch: Micros(epoch), before, slots, refused: next })
+    let replicas = call.lease.map(|_| replicas);
+    Ok(Reserved { now, epoch: Micros(epoch), before, slots, refused: next, replicas })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paced::StoreError;
 use paced::limit::{Limit, LimitSet};
-use paced::store::{RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::Micros;
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ fn limits(burst: u32) -> LimitSet {
 }
 
 fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
-    Reserve { scope: SCOPE, limits, costs, ahead, now: None }
+    Reserve { scope: SCOPE, limits, costs, ahead, now: None, lease: None }
 }
 
 async fn store(redis: &Redis) -> RedisStore {
@@ -240,7 +240,9 @@ async fn every_key_but_the_record_expires() {
     let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     let keyed = Scope { key: "tenant-42", ..SCOPE };
-    store.reserve(Reserve { scope: keyed, ..call(&limits, &[1; 20], Duration::from_secs(2)) }).await.unwrap();
+    let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
+    let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
+    store.reserve(call).await.unwrap();
     let ttl = async |key: &str| {
         let answer = redis.command(&["PTTL", key]).await.unwrap();
         answer.trim().trim_start_matches(':').parse::<i64>().unwrap()
@@ -249,7 +251,9 @@ async fn every_key_but_the_record_expires() {
     let state = ttl("paced:{billing}:k:rate:tenant-42").await;
     assert!((60_500..=61_000).contains(&state), "{state}");
     assert_eq!(ttl("paced:{billing}:record").await, -1);
-    assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":2"));
+    let leases = ttl("paced:{billing}:replicas").await;
+    assert!((61_000..=62_000).contains(&leases), "{leases}");
+    assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":3"));
 }
 
 #[tokio::test]

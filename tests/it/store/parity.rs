@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::limit::{Limit, LimitSet, State};
-use paced::store::{Cancel, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Cancel, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
 use proptest::prelude::*;
@@ -22,6 +22,8 @@ enum Op {
     Reserve {
         costs: Vec<u32>,
         ahead: Duration,
+        /// Which replica renews its lease with it, and for how many ms.
+        lease: Option<(usize, u64)>,
     },
     /// The slot so many places from the last one granted.
     Cancel {
@@ -33,6 +35,7 @@ enum Op {
 /// What happens, how far the clock moved before, and on which of a few keys.
 type Step = (i64, usize, Op);
 
+const REPLICAS: [&str; 3] = ["one", "two", "three"];
 const KEYS: [&str; 3] = ["", "a", "b:c"];
 
 fn op() -> impl Strategy<Value = Op> {
@@ -42,8 +45,11 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (1_u32..3, 1_usize..300).prop_map(|(cost, jobs)| vec![cost; jobs]),
     ];
     let ahead = prop_oneof![Just(0), 0_u64..200_000, 0_u64..50_000_000, Just(u64::MAX / 2)];
+    let lease = prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
     prop_oneof![
-        6 => (costs, ahead).prop_map(|(costs, ahead)| Op::Reserve { costs, ahead: Duration::from_micros(ahead) }),
+        6 => (costs, ahead, lease).prop_map(|(costs, ahead, lease)| {
+            Op::Reserve { costs, ahead: Duration::from_micros(ahead), lease }
+        }),
         2 => (0_usize..3).prop_map(|back| Op::Cancel { back }),
         1 => Just(Op::Reset),
     ]
@@ -93,6 +99,10 @@ impl Backend {
     }
 }
 
+fn leased(replica: &str, millis: u64) -> Option<Lease<'_>> {
+    Some(Lease { replica, ttl: Duration::from_millis(millis) })
+}
+
 /// What a step came to.
 #[derive(Clone, Debug, PartialEq)]
 enum Answer {
@@ -126,10 +136,11 @@ async fn replay(
         let (key, now) = (KEYS[*key], explicit.then_some(Micros(now)));
         let scope = Scope { downstream: name, key };
         let answer = match op {
-            Op::Reserve { costs, ahead } => {
+            Op::Reserve { costs, ahead, lease } => {
+                let lease = lease.and_then(|(replica, ttl)| leased(REPLICAS[replica], ttl));
                 // What the limits cannot hold is refused by both; here are the others.
                 let costs: Vec<u32> = costs.iter().map(|&cost| cost.min(limits.max_cost())).collect();
-                let call = Reserve { scope, limits, costs: &costs, ahead: *ahead, now };
+                let call = Reserve { scope, limits, costs: &costs, ahead: *ahead, now, lease };
                 let reserved = backend.store.reserve(call).await.unwrap();
                 let mut states = reserved.before.clone();
                 for (&slot, &cost) in reserved.slots.iter().zip(&costs) {
@@ -207,15 +218,51 @@ async fn every_backend_refuses_the_same_calls() {
     let name = unique("refuses");
     for backend in Backend::all(redis) {
         let scope = Scope { downstream: &name, key: "" };
-        let call = Reserve { scope, limits: &limits, costs: &[0], ahead: Duration::ZERO, now: None };
+        let call =
+            Reserve { scope, limits: &limits, costs: &[0], ahead: Duration::ZERO, now: None, lease: None };
         let refused = [
             backend.store.reserve(call).await.map(drop),
             backend.store.reserve(Reserve { costs: &[1; 1025], ..call }).await.map(drop),
+            backend.store.reserve(Reserve { costs: &[1], lease: leased("", 1000), ..call }).await.map(drop),
+            backend.store.reserve(Reserve { costs: &[1], lease: leased("r", 0), ..call }).await.map(drop),
+            backend
+                .store
+                .reserve(Reserve { costs: &[1], lease: leased("r", 60_001), ..call })
+                .await
+                .map(drop),
             backend.store.reset(Scope { downstream: "a}b", key: "" }, &limits).await,
         ];
         for answer in refused {
             assert!(matches!(answer, Err(StoreError::Invalid(_))), "{}: {answer:?}", backend.name);
         }
+    }
+}
+
+#[tokio::test]
+async fn every_backend_counts_the_replicas_that_live() {
+    let redis = servers::redis().await;
+    let limits = LimitSet::new(vec![Limit::leaky_bucket("l", "10/s".parse().unwrap(), 1).unwrap()]).unwrap();
+    let name = unique("replicas");
+    for backend in Backend::all(redis) {
+        let at = async |millis: i64, lease| {
+            backend.clock.set(Micros(TODAY + millis * 1000));
+            let scope = Scope { downstream: &name, key: "" };
+            let ahead = Duration::ZERO;
+            let call = Reserve { scope, limits: &limits, costs: &[], ahead, now: None, lease };
+            backend.store.reserve(call).await.unwrap().replicas
+        };
+        let seen = [
+            at(0, leased("one", 2000)).await,
+            at(500, leased("two", 2000)).await,
+            at(500, None).await,
+            at(1999, leased("two", 2000)).await,
+            // The first has been silent for 2 s.
+            at(2000, leased("two", 2000)).await,
+            at(2100, leased("one", 2000)).await,
+            // The clock steps back by more than a lease lasts at most.
+            at(-60_000, leased("one", 2000)).await,
+        ];
+        assert_eq!(seen, [Some(1), Some(2), None, Some(2), Some(1), Some(2), Some(1)], "{}", backend.name);
     }
 }
 
@@ -232,7 +279,7 @@ async fn every_backend_keeps_an_odd_rate_exactly() {
         let mut slots = vec![];
         for _ in 0..100 {
             let ahead = Duration::from_secs(10);
-            let call = Reserve { scope, limits: &limits, costs: &[1; 1024], ahead, now: None };
+            let call = Reserve { scope, limits: &limits, costs: &[1; 1024], ahead, now: None, lease: None };
             slots.extend(backend.store.reserve(call).await.unwrap().slots);
         }
         for (k, slot) in slots.iter().enumerate() {

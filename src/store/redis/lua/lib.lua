@@ -8,6 +8,7 @@
 -- last the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state is kept once it equals absence
+local LONGEST_LEASE = 60000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 
 local function int(n)

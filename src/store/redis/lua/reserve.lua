@@ -1,17 +1,20 @@
 -- Reserves slots for jobs, all of whose limits must agree. A refusal consumes nothing.
 --
--- KEYS  1 record, 2.. the state of each limit
+-- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
 -- ARGV  1 'store' | 'clock' | 'at', 2 the instant for the latter two
 --       3 the last epoch that the worker saw (0: none), 4 the run_id that it is connected to
 --       5 H: how far ahead slots may have been granted that the store has lost
 --       6 how far ahead a slot may lie, 7 the latest slot that is exact
---       8 how many limits, then N, P and burst of each; then pairs of a cost and how many jobs
--- Answer {now, epoch, slots granted, first slot refused or -1, {tat, rem of each limit before}}
+--       8 the replica that lives ('': no lease), 9 for how long
+--       10 how many limits, then N, P and burst of each; then pairs of a cost and how many jobs
+-- Answer {now, epoch, slots granted, first slot refused or -1, {tat, rem of each limit before},
+--         replicas that live (0 without a lease)}
 
 local now, live = instant(ARGV[1], ARGV[2])
 local known, run, horizon = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local last_slot = math.min(now + tonumber(ARGV[6]), tonumber(ARGV[7]))
-local count = tonumber(ARGV[8])
+local replica, ttl = ARGV[8], tonumber(ARGV[9])
+local count = tonumber(ARGV[10])
 
 local function run_id()
   local info = redis.pcall('INFO', 'server')
@@ -60,7 +63,7 @@ if lost then
 end
 
 -- The states, corrected for steps back and losses.
-local all = limits(count, 9, record.fence)
+local all = limits(count, 11, record.fence)
 local before = {}
 for i, l in ipairs(all) do
   local s = load_state(l.key)
@@ -121,7 +124,7 @@ local function commit(slot, cost)
 end
 
 local granted, refused = 0, -1
-local at = 9 + count * 3
+local at = 11 + count * 3
 while ARGV[at] and refused < 0 do
   local cost, jobs = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   for _ = 1, jobs do
@@ -147,4 +150,14 @@ for _, l in ipairs(all) do
     save_state(l, l.state, now)
   end
 end
-return { now, record.epoch, granted, refused, before }
+local replicas = 0
+if replica ~= '' then
+  local leases = KEYS[count + 2]
+  redis.call('ZREMRANGEBYSCORE', leases, '-inf', int(now))
+  -- One that lies further ahead was given before the clock stepped back.
+  redis.call('ZREMRANGEBYSCORE', leases, '(' .. int(now + LONGEST_LEASE), '+inf')
+  redis.call('ZADD', leases, int(now + ttl), replica)
+  redis.call('PEXPIRE', leases, int(math.ceil(ttl / 1000) + GRACE / 1000))
+  replicas = redis.call('ZCARD', leases)
+end
+return { now, record.epoch, granted, refused, before, replicas }
