@@ -29,7 +29,7 @@ use crate::limit::LimitSet;
 use crate::sink::Sink;
 use crate::store::Store;
 
-pub use clock::{ReleaseClock, ThreadClock, TokioClock};
+pub use clock::{Alarm, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use retry::RetryPolicy;
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 

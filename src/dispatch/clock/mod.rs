@@ -1,38 +1,55 @@
-//! The release clock: wakes each held job at its slot.
+//! The release clock: wakes whoever holds jobs at their slots.
 
+mod queue;
 mod thread;
+mod timer;
 
 use std::fmt;
-use std::time::Duration;
+use std::future::poll_fn;
+use std::task::{Context, Poll};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::store::BoxFuture;
 
 pub use thread::ThreadClock;
+pub use timer::TokioClock;
 
-/// Waits for slots. Never wakes early; how late it wakes is what tells the clocks apart.
+/// Wakes whoever holds jobs at their slots. One per process.
+///
+/// How late its alarms ring is what tells the clocks apart; none of them rings early.
 pub trait ReleaseClock: Send + Sync + fmt::Debug + 'static {
+    /// An alarm that is not set.
+    fn alarm(&self) -> Box<dyn Alarm>;
+
     /// Returns once `deadline` has come, however far it is.
     ///
     /// Cancel safe: a dropped wait leaves nothing behind.
-    fn until(&self, deadline: Instant) -> BoxFuture<'_, ()>;
-}
-
-/// Tokio's timer: costs nothing, wakes up to 1 to 2 ms late, and obeys paused time.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TokioClock;
-
-/// Tokio's timer reaches about two years; longer waits go in chunks.
-const CHUNK: Duration = Duration::from_secs(30 * 86_400);
-
-impl ReleaseClock for TokioClock {
     fn until(&self, deadline: Instant) -> BoxFuture<'_, ()> {
+        let mut alarm = self.alarm();
         Box::pin(async move {
-            while deadline.saturating_duration_since(Instant::now()) > CHUNK {
-                sleep_until(Instant::now() + CHUNK).await;
-            }
-            sleep_until(deadline).await;
+            alarm.set(Some(deadline));
+            ring(&mut *alarm).await;
         })
     }
+}
+
+/// Rings once the instant has come that it is set to; never early.
+pub trait Alarm: Send + fmt::Debug {
+    /// Sets it to another instant, earlier or later, or to none. Cheap when nothing changes.
+    ///
+    /// Poll it again afterwards: whoever was told that it is pending may not be woken for the new
+    /// instant.
+    fn set(&mut self, at: Option<Instant>);
+
+    /// Ready once the instant has come, however far it was; pending while none is set. After it has
+    /// rung it is unset.
+    ///
+    /// Cancel safe: what is not polled any more loses nothing, it stays set.
+    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()>;
+}
+
+/// Returns when the alarm rings; never, while none is set. Cancel safe: the alarm stays set.
+pub async fn ring(alarm: &mut dyn Alarm) {
+    poll_fn(|context| alarm.poll_ring(context)).await;
 }

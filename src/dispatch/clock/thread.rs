@@ -1,32 +1,50 @@
 //! A thread that sleeps until the next slot: some 50 to 100 µs late where tokio's timer is a
 //! millisecond late.
 
-use std::collections::BTreeMap;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, Thread};
 
+use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use super::ReleaseClock;
-use crate::store::BoxFuture;
+use super::queue::Queue;
+use super::{Alarm, ReleaseClock};
 
-/// One thread for all waits of a process; ends with the clock.
+/// One thread for all alarms of a process; ends with the clock and its last alarm.
 #[derive(Debug)]
 pub struct ThreadClock {
-    waits: Arc<Waits>,
+    handle: Arc<Handle>,
+}
+
+/// Held by the clock and its alarms: the thread ends with the last of them.
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
     thread: Thread,
 }
 
-/// What the thread and the waits share.
-#[derive(Debug, Default)]
-struct Waits {
-    /// By deadline; the number tells apart those of one instant.
-    wakers: Mutex<BTreeMap<(Instant, u64), Waker>>,
-    next: AtomicU64,
+/// What the thread knows.
+#[derive(Debug)]
+struct Shared {
+    alarms: Mutex<Alarms>,
     closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Alarms {
+    queue: Queue<Arc<Bell>>,
+    /// The thread will look again by then; none: when it is woken.
+    sleeps_until: Option<Instant>,
+}
+
+/// What an alarm shares with the thread.
+#[derive(Debug, Default)]
+struct Bell {
+    waker: AtomicWaker,
+    /// The thread has it in its queue still.
+    queued: AtomicBool,
 }
 
 impl ThreadClock {
@@ -35,59 +53,58 @@ impl ThreadClock {
     /// # Errors
     /// When the system has no thread left.
     pub fn start() -> std::io::Result<Self> {
-        let waits = Arc::new(Waits::default());
-        let theirs = Arc::clone(&waits);
+        let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
+        let shared = Arc::new(Shared { alarms, closed: AtomicBool::new(false) });
+        let theirs = Arc::clone(&shared);
         let handle = thread::Builder::new().name("release-clock".to_owned()).spawn(move || theirs.run())?;
-        Ok(Self { waits, thread: handle.thread().clone() })
+        Ok(Self { handle: Arc::new(Handle { shared, thread: handle.thread().clone() }) })
     }
 }
 
-impl Drop for ThreadClock {
+impl Drop for Handle {
     fn drop(&mut self) {
-        self.waits.closed.store(true, Ordering::Release);
+        self.shared.closed.store(true, Ordering::Release);
         self.thread.unpark();
     }
 }
 
 impl ReleaseClock for ThreadClock {
-    fn until(&self, deadline: Instant) -> BoxFuture<'_, ()> {
-        let number = self.waits.next.fetch_add(1, Ordering::Relaxed);
-        Box::pin(Wait { clock: self, key: (deadline, number), waiting: false })
+    fn alarm(&self) -> Box<dyn Alarm> {
+        let bell = Arc::<Bell>::default();
+        let number = self.handle.shared.lock().queue.add(Arc::clone(&bell));
+        Box::new(ThreadAlarm { handle: Arc::clone(&self.handle), bell, number, at: None })
     }
 }
 
-impl Waits {
+impl Shared {
     /// Nothing panics while it holds the lock, so a poisoned one is as good as any.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Instant, u64), Waker>> {
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Alarms> {
+        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
         tighten_timer();
+        let mut wakers = Vec::new();
         while !self.closed.load(Ordering::Acquire) {
-            let now = Instant::now();
-            let (due, next) = self.due(now);
-            for waker in due {
-                waker.wake();
-            }
-            // An earlier deadline unparks the thread; a wake too early just loops.
+            let next = self.due(Instant::now(), &mut wakers);
+            wakers.drain(..).for_each(Waker::wake);
+            // An earlier instant unparks the thread; a wake too early just loops.
             match next {
-                Some(deadline) => {
-                    thread::park_timeout(deadline.saturating_duration_since(Instant::now()));
-                }
+                Some(at) => thread::park_timeout(at.saturating_duration_since(Instant::now())),
                 None => thread::park(),
             }
         }
     }
 
-    /// Takes the wakers due at `now`, and tells the next deadline.
-    fn due(&self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
-        let mut wakers = self.lock();
-        let mut due = Vec::new();
-        while let Some(first) = wakers.first_entry().filter(|first| first.key().0 <= now) {
-            due.push(first.remove());
+    /// Takes the wakers due at `now`, and tells the next instant.
+    fn due(&self, now: Instant, wakers: &mut Vec<Waker>) -> Option<Instant> {
+        let mut alarms = self.lock();
+        while let Some(bell) = alarms.queue.pop(now) {
+            bell.queued.store(false, Ordering::Release);
+            wakers.extend(bell.waker.take());
         }
-        (due, wakers.first_key_value().map(|((deadline, _), _)| *deadline))
+        alarms.sleeps_until = alarms.queue.first();
+        alarms.sleeps_until
     }
 }
 
@@ -101,75 +118,64 @@ fn tighten_timer() {
 #[cfg(not(target_os = "linux"))]
 const fn tighten_timer() {}
 
-/// One wait; forgotten by the thread when it is dropped.
-struct Wait<'a> {
-    clock: &'a ThreadClock,
-    key: (Instant, u64),
-    waiting: bool,
+/// An alarm of the thread's; forgotten by it when it is dropped.
+#[derive(Debug)]
+struct ThreadAlarm {
+    handle: Arc<Handle>,
+    bell: Arc<Bell>,
+    number: usize,
+    at: Option<Instant>,
 }
 
-impl Future for Wait<'_> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if Instant::now() >= self.key.0 {
-            return Poll::Ready(());
-        }
-        let first = {
-            let mut wakers = self.clock.waits.lock();
-            wakers.insert(self.key, context.waker().clone());
-            wakers.first_key_value().is_some_and(|(key, _)| *key == self.key)
+impl ThreadAlarm {
+    fn queue(&self, at: Option<Instant>) {
+        let earlier = {
+            let mut alarms = self.handle.shared.lock();
+            alarms.queue.set(self.number, at);
+            self.bell.queued.store(at.is_some(), Ordering::Release);
+            let sleeps = alarms.sleeps_until;
+            let earlier = at.filter(|at| sleeps.is_none_or(|sleeps| *at < sleeps));
+            if earlier.is_some() {
+                // Nobody else need wake it for this one.
+                alarms.sleeps_until = earlier;
+            }
+            earlier
         };
-        self.waiting = true;
-        if first {
-            self.clock.thread.unpark();
+        if earlier.is_some() {
+            self.handle.thread.unpark();
         }
-        Poll::Pending
     }
 }
 
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if self.waiting {
-            self.clock.waits.lock().remove(&self.key);
+impl Alarm for ThreadAlarm {
+    fn set(&mut self, at: Option<Instant>) {
+        if self.at != at {
+            self.at = at;
+            self.queue(at);
         }
+    }
+
+    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(at) = self.at else { return Poll::Pending };
+        // First, so that the thread finds it if the instant comes after the look at the clock.
+        self.bell.waker.register(context.waker());
+        if Instant::now() < at {
+            return Poll::Pending;
+        }
+        self.at = None;
+        if self.bell.queued.load(Ordering::Acquire) {
+            // Before the thread has noticed: it need not ring for this one.
+            self.queue(None);
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Drop for ThreadAlarm {
+    fn drop(&mut self) {
+        self.handle.shared.lock().queue.remove(self.number);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn wakes_in_order_and_never_early() {
-        let clock = Arc::new(ThreadClock::start().unwrap());
-        let start = Instant::now();
-        let (tell, mut woken) = tokio::sync::mpsc::unbounded_channel();
-        // The latest first: each next one is an earlier deadline than the thread sleeps for.
-        for millis in (1..=20).rev() {
-            let (clock, tell) = (Arc::clone(&clock), tell.clone());
-            tokio::spawn(async move {
-                clock.until(start + Duration::from_millis(millis * 5)).await;
-                tell.send((millis, start.elapsed())).unwrap();
-            });
-        }
-        drop(tell);
-        let mut seen = Vec::new();
-        while let Some((millis, elapsed)) = woken.recv().await {
-            assert!(elapsed >= Duration::from_millis(millis * 5), "{millis}: {elapsed:?}");
-            seen.push(millis);
-        }
-        seen.sort_unstable();
-        assert_eq!(seen, (1..=20).collect::<Vec<_>>());
-    }
-
-    #[tokio::test]
-    async fn a_dropped_wait_leaves_nothing() {
-        let clock = ThreadClock::start().unwrap();
-        let wait = clock.until(Instant::now() + Duration::from_secs(3600));
-        assert!(tokio::time::timeout(Duration::from_millis(5), wait).await.is_err());
-        assert!(clock.waits.lock().is_empty());
-        clock.until(Instant::now()).await;
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,8 +12,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::dispatch::{
-    DeadLetter, Delivery, Dispatcher, Drained, Options, ReleaseClock, Report, RetryPolicy, Source, Ticket,
-    TokioClock,
+    Alarm, DeadLetter, Delivery, Dispatcher, Drained, Options, ReleaseClock, Report, RetryPolicy, Source,
+    Ticket, TokioClock,
 };
 use crate::job::{Job, Message, Reason, Rules};
 use crate::limit::{Limit, LimitSet};
@@ -223,9 +224,31 @@ impl Store for FlakyStore {
 pub(super) struct LateOnce(pub(super) Mutex<Option<Duration>>);
 
 impl ReleaseClock for LateOnce {
-    fn until(&self, deadline: Instant) -> BoxFuture<'_, ()> {
+    fn alarm(&self) -> Box<dyn Alarm> {
         let late = self.0.lock().unwrap().take().unwrap_or_default();
-        Box::pin(async move { TokioClock.until(deadline + late).await })
+        Box::new(LateAlarm { late, set: None, inner: TokioClock.alarm() })
+    }
+}
+
+/// Late the first time that it is set.
+#[derive(Debug)]
+struct LateAlarm {
+    late: Duration,
+    set: Option<Instant>,
+    inner: Box<dyn Alarm>,
+}
+
+impl Alarm for LateAlarm {
+    fn set(&mut self, at: Option<Instant>) {
+        if self.set != at {
+            self.set = at;
+            let late = at.map_or(Duration::ZERO, |_| std::mem::take(&mut self.late));
+            self.inner.set(at.map(|at| at + late));
+        }
+    }
+
+    fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.inner.poll_ring(context).map(|()| self.set = None)
     }
 }
 

@@ -1,0 +1,191 @@
+//! Which alarm rings first: a heap that knows where each alarm lies in it, so that one can be set to
+//! another instant without searching for it and without allocating.
+
+use tokio::time::Instant;
+
+/// Alarms, set or not. `T` is what the owner wants to know of each.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    /// The alarms that are set, as a binary heap: the earliest first.
+    heap: Vec<(Instant, usize)>,
+    /// All alarms, by number.
+    seats: Vec<Option<Seat<T>>>,
+    /// Numbers that are free.
+    free: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Seat<T> {
+    /// Where in the heap, if it is set.
+    place: Option<usize>,
+    owner: T,
+}
+
+impl<T> Queue<T> {
+    pub(super) const fn new() -> Self {
+        Self { heap: Vec::new(), seats: Vec::new(), free: Vec::new() }
+    }
+
+    /// Takes in an alarm that is not set, and gives it a number.
+    pub(super) fn add(&mut self, owner: T) -> usize {
+        let seat = Some(Seat { place: None, owner });
+        if let Some(number) = self.free.pop() {
+            self.seats[number] = seat;
+            return number;
+        }
+        self.seats.push(seat);
+        self.seats.len() - 1
+    }
+
+    /// Forgets an alarm; its number may be given to another one.
+    pub(super) fn remove(&mut self, number: usize) {
+        self.set(number, None);
+        if self.seats[number].take().is_some() {
+            self.free.push(number);
+        }
+    }
+
+    /// Sets an alarm to another instant, or to none.
+    pub(super) fn set(&mut self, number: usize, at: Option<Instant>) {
+        let place = self.seats[number].as_ref().and_then(|seat| seat.place);
+        match (place, at) {
+            (None, None) => {}
+            (None, Some(at)) => {
+                self.heap.push((at, number));
+                self.settle(self.heap.len() - 1);
+            }
+            (Some(place), Some(at)) => {
+                self.heap[place].0 = at;
+                self.settle(place);
+            }
+            (Some(place), None) => self.take(place),
+        }
+    }
+
+    /// The earliest instant that an alarm is set to.
+    pub(super) fn first(&self) -> Option<Instant> {
+        self.heap.first().map(|(at, _)| *at)
+    }
+
+    /// Unsets the earliest alarm if its instant has come, and tells whose it is.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<&T> {
+        let (_, number) = *self.heap.first().filter(|(at, _)| *at <= now)?;
+        self.take(0);
+        self.seats[number].as_ref().map(|seat| &seat.owner)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.seats.len() - self.free.len()
+    }
+
+    fn take(&mut self, place: usize) {
+        let (_, number) = self.heap.swap_remove(place);
+        self.put(number, None);
+        if place < self.heap.len() {
+            self.settle(place);
+        }
+    }
+
+    /// Moves the alarm at `place` up or down to where it belongs.
+    fn settle(&mut self, mut place: usize) {
+        while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
+            self.swap(place, (place - 1) / 2);
+            place = (place - 1) / 2;
+        }
+        loop {
+            let children = 2 * place + 1..(2 * place + 3).min(self.heap.len());
+            let Some(least) = children.min_by_key(|child| self.heap[*child]) else { break };
+            if self.heap[place] <= self.heap[least] {
+                break;
+            }
+            self.swap(place, least);
+            place = least;
+        }
+        self.put(self.heap[place].1, Some(place));
+    }
+
+    fn swap(&mut self, one: usize, other: usize) {
+        self.heap.swap(one, other);
+        self.put(self.heap[one].1, Some(one));
+        self.put(self.heap[other].1, Some(other));
+    }
+
+    fn put(&mut self, number: usize, place: Option<usize>) {
+        if let Some(seat) = &mut self.seats[number] {
+            seat.place = place;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add,
+        Remove(prop::sample::Index),
+        Set(prop::sample::Index, Option<u64>),
+        Pop(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            2 => Just(Step::Add),
+            1 => any::<prop::sample::Index>().prop_map(Step::Remove),
+            6 => (any::<prop::sample::Index>(), prop::option::weighted(0.8, 0_u64..50))
+                .prop_map(|(which, at)| Step::Set(which, at)),
+            2 => (0_u64..50).prop_map(Step::Pop),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_earliest_is_first_whatever_happens(steps in prop::collection::vec(step(), 1..200)) {
+            let start = Instant::now();
+            let at = |ms: u64| start + Duration::from_millis(ms);
+            let (mut queue, mut next) = (Queue::new(), 0_u64);
+            // By number: whose it is, and what it is set to.
+            let mut model: BTreeMap<usize, (u64, Option<u64>)> = BTreeMap::new();
+            for step in steps {
+                let some = |which: prop::sample::Index| {
+                    (!model.is_empty()).then(|| *model.keys().nth(which.index(model.len())).unwrap())
+                };
+                match step {
+                    Step::Add => {
+                        let number = queue.add(next);
+                        prop_assert!(model.insert(number, (next, None)).is_none(), "a number in use");
+                        next += 1;
+                    }
+                    Step::Remove(which) => if let Some(number) = some(which) {
+                        queue.remove(number);
+                        model.remove(&number);
+                    },
+                    Step::Set(which, to) => if let Some(number) = some(which) {
+                        queue.set(number, to.map(at));
+                        model.get_mut(&number).unwrap().1 = to;
+                    },
+                    Step::Pop(now) => {
+                        let first = model.values_mut().filter(|(_, at)| at.is_some_and(|at| at <= now));
+                        let first = first.map(|(_, at)| *at).min().flatten();
+                        let popped = queue.pop(at(now)).copied();
+                        prop_assert_eq!(popped.is_some(), first.is_some());
+                        if let Some(owner) = popped {
+                            let (_, set) = model.values_mut().find(|(whose, _)| *whose == owner).unwrap();
+                            prop_assert_eq!(set.take(), first);
+                        }
+                    }
+                }
+                let first = model.values().filter_map(|(_, at)| *at).min();
+                prop_assert_eq!(queue.first(), first.map(at));
+                prop_assert_eq!(queue.len(), model.len());
+            }
+        }
+    }
+}
