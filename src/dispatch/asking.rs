@@ -9,6 +9,8 @@ use crate::time::Micros;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking {
     horizon: Duration,
+    /// What half a horizon releases.
+    half: u64,
     /// The most slots that one call takes.
     cap: usize,
     /// Free places that are worth a call at once, where places are what is scarce.
@@ -16,14 +18,21 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    /// One call takes what half a horizon releases, shared among `replicas`.
+    /// As if there were no other replica, which the first answer tells.
+    pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize) -> Self {
+        let half = limits.rate().units_in(horizon / 2);
+        let mut asking = Self { horizon, half, cap: 1, quorum: concurrency.div_ceil(2) };
+        asking.share(1);
+        asking
+    }
+
+    /// One call takes what half a horizon releases, shared among so many replicas.
     ///
     /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
     /// asks take every slot of it.
-    pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize, replicas: u32) -> Self {
-        let share = limits.rate().units_in(horizon / 2 / replicas.max(1));
-        let cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
-        Self { horizon, cap, quorum: concurrency.div_ceil(2) }
+    pub(super) fn share(&mut self, replicas: u32) {
+        let share = self.half.div_ceil(u64::from(replicas.max(1)));
+        self.cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
 
     /// How many slots to ask for, and whether more jobs wait than there are places.
@@ -70,7 +79,9 @@ mod tests {
 
     fn asking(rate: &str, concurrency: usize, replicas: u32) -> Asking {
         let limit = Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
-        Asking::new(&LimitSet::new(vec![limit]).unwrap(), H, concurrency, replicas)
+        let mut asking = Asking::new(&LimitSet::new(vec![limit]).unwrap(), H, concurrency);
+        asking.share(replicas);
+        asking
     }
 
     #[test]

@@ -1,14 +1,12 @@
-//! The flight of one job: held until its slot, released to the sink, settled.
+//! The flight of one job: released to the sink at its slot, settled by the outcome.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::clock::ReleaseClock;
+use super::held::Held;
 use super::intake::expired;
 use super::lane::Entry;
 use super::meters::Meters;
@@ -22,13 +20,9 @@ use crate::time::{Micros, wall_now};
 pub(super) struct Gear {
     pub(super) downstream: String,
     pub(super) sink: Arc<dyn Sink>,
-    pub(super) clock: Arc<dyn ReleaseClock>,
     pub(super) retry: RetryPolicy,
     /// A slot missed by more than this is given up.
     pub(super) tolerance: Duration,
-    /// Counts the steps of the store's clock: slots of an earlier era are given up.
-    pub(super) era: AtomicU64,
-    pub(super) stop: CancellationToken,
     pub(super) meters: Meters,
 }
 
@@ -39,89 +33,75 @@ pub(super) enum Event {
     Back(Entry),
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
-    /// The flight is over; its place is free.
-    Landed,
+    /// Nothing is being sent any more; for how long it was.
+    Landed(Duration),
 }
 
 /// Tells the pacer that the place is free, however the flight ends.
-pub(super) struct Place(mpsc::UnboundedSender<Event>);
+pub(super) struct Place {
+    events: mpsc::UnboundedSender<Event>,
+    since: Instant,
+}
 
 impl Event {
     /// The job that comes back with it.
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
-            Self::Landed => None,
+            Self::Landed(_) => None,
         }
     }
 }
 
 impl Place {
-    pub(super) const fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        Self(events)
+    pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
+        Self { events, since: Instant::now() }
     }
 
     fn tell(&self, event: Event) {
         // Without a pacer nobody waits; the job goes back to its broker with the connection.
-        let _ = self.0.send(event);
+        let _ = self.events.send(event);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.tell(Event::Landed);
+        self.tell(Event::Landed(self.since.elapsed()));
     }
 }
 
-/// A job with its slot.
+/// A job whose slot has come.
 pub(super) struct Flight {
-    pub(super) gear: Arc<Gear>,
-    pub(super) place: Place,
-    pub(super) entry: Entry,
-    pub(super) slot: Micros,
-    /// The slot on this process's clock, never early.
-    pub(super) deadline: Instant,
-    pub(super) era: u64,
+    gear: Arc<Gear>,
+    place: Place,
+    entry: Entry,
+    slot: Micros,
+    deadline: Instant,
 }
 
 impl Flight {
-    /// Holds the job until its slot, releases it to the sink, and settles it by the outcome.
-    pub(super) async fn fly(self) {
-        let Some(mut held) = self.hold().await else { return };
-        held.entry.attempts += 1;
-        held.gear.meters.released.increment(1);
-        let outcome = held.gear.sink.send(&held.entry.job).await;
-        held.settle(outcome).await;
+    pub(super) fn new(gear: Arc<Gear>, place: Place, held: Held) -> Self {
+        let Held { entry, slot, deadline } = held;
+        Self { gear, place, entry, slot, deadline }
     }
 
-    /// Waits for the slot; `None` when the job is not to be released at it.
-    async fn hold(self) -> Option<Self> {
-        let gear = Arc::clone(&self.gear);
-        tokio::select! {
-            biased;
-            () = gear.stop.cancelled() => {
-                self.place.tell(Event::Back(self.entry));
-                return None;
-            }
-            () = gear.clock.until(self.deadline) => {}
-        }
-        self.check().await
+    /// Takes a last look, releases the job to the sink, and settles it by the outcome.
+    pub(super) async fn fly(self) {
+        let Some(mut cleared) = self.check().await else { return };
+        cleared.entry.attempts += 1;
+        cleared.gear.meters.released.increment(1);
+        let outcome = cleared.gear.sink.send(&cleared.entry.job).await;
+        cleared.settle(outcome).await;
     }
 
     /// The last look before the hand-over: is the job still ours, is the slot still now?
     async fn check(self) -> Option<Self> {
         let meters = &self.gear.meters;
-        let late = Instant::now().saturating_duration_since(self.deadline);
-        meters.lateness.record(late.as_secs_f64());
         if !self.entry.ticket.is_live() {
             meters.stale.increment(1);
             return None;
         }
-        if self.era != self.gear.era.load(Ordering::Acquire) {
-            meters.stepped.increment(1);
-            self.place.tell(Event::Back(self.entry));
-            return None;
-        }
+        let late = Instant::now().saturating_duration_since(self.deadline);
         if late > self.gear.tolerance {
             tracing::debug!(downstream = self.gear.downstream, ?late, "slot missed, reserving anew");
             meters.late.increment(1);
@@ -133,6 +113,7 @@ impl Flight {
             self.bury(expired(deadline, report), Response::default()).await;
             return None;
         }
+        meters.lateness.record(late.as_secs_f64());
         Some(self)
     }
 

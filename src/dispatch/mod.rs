@@ -6,16 +6,18 @@
 //!           validate          a slot   the slot                 dead-letter
 //! ```
 //!
-//! [`pacer`](self) owns the lane and asks for slots; [`flight`](self) takes one job from its slot to
-//! its settlement. Read `flight.rs` first.
+//! The pacer owns the jobs that wait, asks for slots and holds each job until its own; a flight takes
+//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`.
 
 mod asking;
 mod clock;
 mod flight;
+mod held;
 mod intake;
 mod lane;
 mod meters;
 mod pacer;
+mod places;
 mod retry;
 mod source;
 
@@ -42,7 +44,7 @@ pub struct Options {
     pub limits: LimitSet,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
-    /// Jobs at once that hold a slot or are being sent.
+    /// Jobs that are being sent at once.
     pub concurrency: usize,
     /// When a failed job is tried again.
     pub retry: RetryPolicy,
@@ -87,7 +89,7 @@ impl Dispatcher {
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but
     /// those just being sent will be sent again.
     pub async fn run(self, source: impl Source, stop: CancellationToken) -> Drained {
-        pacer::Pacer::new(self, stop).run(source).await
+        pacer::Pacer::run(self, source, stop).await
     }
 }
 

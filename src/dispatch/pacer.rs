@@ -1,56 +1,64 @@
-//! The pacer: owns the lane, reserves slots, and sends each job off on its flight.
+//! The pacer: owns the jobs that wait, reserves slots, and sends each job off when its slot comes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::asking::Asking;
+use super::clock::{Alarm, ring};
 use super::flight::{self, Event, Flight, Gear, Place};
+use super::held::{self, Held};
 use super::intake::{Intake, expired, intake};
 use super::lane::{Entry, Lane};
 use super::meters::Meters;
+use super::places::Places;
 use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
 use super::{Dispatcher, Drained, Options};
 use crate::limit::LimitSet;
 use crate::sink::Response;
-use crate::store::{BoxFuture, Observed, Reserve, Reserved, Scope, SlotClock, Store, StoreError};
+use crate::store::{
+    BoxFuture, LONGEST_LEASE, Lease, Observed, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
+};
 use crate::time::{Micros, wall_now};
+
+mod drain;
 
 /// How long to wait before the store is asked again after an error: at first, and at most.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// How long the source may take to stop.
-const CLOSING: Duration = Duration::from_secs(5);
-
 /// Below this many jobs nothing stale is looked for.
 const CROWDED: usize = 1024;
+
+/// So many deliveries or events are taken in at once before slots are looked at again.
+const GULP: usize = 32;
 
 pub(super) struct Pacer {
     options: Arc<Options>,
     store: Arc<dyn Store>,
-    /// Tells this pacer to stop.
-    stop: CancellationToken,
     gear: Arc<Gear>,
     asking: Asking,
+    places: Places,
     lane: Lane,
+    held: held::Queue,
     /// Maps slots to this process's clock.
     slots: SlotClock,
     /// Not to ask the store before.
     ask_at: Instant,
     /// The store's last answers were errors, so many.
     failures: u32,
-    /// Jobs that hold a slot or are being sent.
-    flying: usize,
+    /// Tells this replica's lease from others.
+    replica: Arc<str>,
+    /// Not to renew the lease before.
+    lease_at: Instant,
     flights: TaskTracker,
     /// Ends the flights that have not ended in time.
     abandon: CancellationToken,
-    events: mpsc::UnboundedReceiver<Event>,
     tell: mpsc::UnboundedSender<Event>,
     next_seq: u64,
     /// So many jobs in the lane that stale ones are looked for.
@@ -70,85 +78,107 @@ struct Reply {
     answer: Result<Reserved, StoreError>,
 }
 
+/// What the pacer listens to.
+struct Ears {
+    stop: CancellationToken,
+    alarm: Box<dyn Alarm>,
+    events: mpsc::UnboundedReceiver<Event>,
+    call: Option<Call>,
+}
+
 impl Pacer {
-    pub(super) fn new(parts: Dispatcher, stop: CancellationToken) -> Self {
-        let Dispatcher { options, store, sink, clock } = parts;
+    /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
+    pub(super) async fn run(parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
+        let alarm = parts.clock.alarm();
+        let (tell, events) = mpsc::unbounded_channel();
+        Self::new(parts, tell).listen(source, Ears { stop, alarm, events, call: None }).await
+    }
+
+    fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
+        let Dispatcher { options, store, sink, .. } = parts;
         let interval = options.limits.rate().interval();
         let gear = Gear {
             downstream: options.downstream.clone(),
             sink,
-            clock,
             retry: options.retry,
             tolerance: interval.clamp(Duration::from_millis(5), Duration::from_millis(50)),
-            era: AtomicU64::new(0),
-            stop: CancellationToken::new(),
             meters: Meters::new(&options.downstream),
         };
-        let (tell, events) = mpsc::unbounded_channel();
         Self {
-            // How many replicas live is not known yet: each asks as if it were alone.
-            asking: Asking::new(&options.limits, options.horizon, options.concurrency, 1),
+            asking: Asking::new(&options.limits, options.horizon, options.concurrency),
+            places: Places::new(options.concurrency),
             options: Arc::new(options),
             store,
-            stop,
             abandon: CancellationToken::new(),
             gear: Arc::new(gear),
             lane: Lane::default(),
+            held: held::Queue::default(),
             slots: SlotClock::new(),
             ask_at: Instant::now(),
             failures: 0,
-            flying: 0,
+            replica: format!("{:016x}", fastrand::u64(..)).into(),
+            lease_at: Instant::now(),
             flights: TaskTracker::new(),
-            events,
             tell,
             next_seq: 0,
             crowded: CROWDED,
         }
     }
 
-    pub(super) async fn run(mut self, mut source: impl Source) -> Drained {
-        let stop = self.stop.clone();
+    async fn listen(mut self, mut source: impl Source, mut ears: Ears) -> Drained {
         let mut open = true;
-        let mut call: Option<Call> = None;
         loop {
-            self.lane.promote(Instant::now());
-            if call.is_none() {
-                call = self.ask();
+            let now = Instant::now();
+            self.lane.promote(now);
+            self.release(now);
+            if ears.call.is_none() {
+                ears.call = self.ask(now);
             }
-            if !open && call.is_none() && self.flying == 0 && self.lane.is_empty() {
+            if !open && ears.call.is_none() && self.is_idle() {
                 break;
             }
-            let wake = self.wake(call.is_some());
+            ears.alarm.set(self.wake(ears.call.is_some()));
             tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
-                Some(event) = self.events.recv() => self.note(event),
-                reply = answer(&mut call) => {
-                    if let Some(Call { batch, .. }) = call.take() {
+                () = ears.stop.cancelled() => break,
+                () = ring(&mut *ears.alarm) => {}
+                Some(event) = ears.events.recv() => {
+                    self.note(event);
+                    std::iter::from_fn(|| ears.events.try_recv().ok()).take(GULP).for_each(|event| self.note(event));
+                }
+                reply = answer(&mut ears.call) => {
+                    if let Some(Call { batch, .. }) = ears.call.take() {
                         self.assign(batch, reply);
                     }
                 }
-                delivery = source.next(), if open => match delivery {
-                    Some(delivery) => self.take_in(delivery),
-                    None => {
+                delivery = source.next(), if open => {
+                    let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
+                    let none = delivery.is_none();
+                    delivery.into_iter().chain(more.take(GULP)).for_each(|delivery| self.take_in(delivery));
+                    if none {
                         open = false;
                         self.purge();
                     }
-                },
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+                }
             }
         }
-        self.drain(source, call).await
+        self.drain(source, ears).await
+    }
+
+    fn is_idle(&self) -> bool {
+        self.places.sending() == 0 && self.held.len() == 0 && self.lane.is_empty()
     }
 
     /// When something is to be done that no event tells of.
     fn wake(&self, calling: bool) -> Option<Instant> {
-        let ask = (!calling && self.lane.ready() > 0 && self.places() > 0).then_some(self.ask_at);
-        [ask, self.lane.next_due()].into_iter().flatten().min()
+        let ask = (!calling && self.lane.ready() > 0 && self.free() > 0).then_some(self.ask_at);
+        let release = self.held.next_due().filter(|_| self.places.sending() < self.options.concurrency);
+        [ask, release, self.lane.next_due()].into_iter().flatten().min()
     }
 
-    fn places(&self) -> usize {
-        self.options.concurrency.saturating_sub(self.flying)
+    /// How many more jobs would find a place at their slots.
+    fn free(&self) -> usize {
+        self.places.free(&self.held)
     }
 
     fn take_in(&mut self, delivery: Delivery) {
@@ -173,6 +203,7 @@ impl Pacer {
     /// Forgets jobs whose connection is gone.
     fn purge(&mut self) {
         self.lane.drop_stale();
+        self.gear.meters.stale.increment(self.held.drop_stale() as u64);
         self.crowded = (2 * self.lane.len()).max(CROWDED);
     }
 
@@ -181,15 +212,17 @@ impl Pacer {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
             Event::Back(entry) => self.lane.push(entry),
             Event::Retry(due, entry) => self.lane.push_later(due, entry),
-            Event::Landed => self.flying -= 1,
+            Event::Landed(took) => self.places.landed(took),
         }
     }
 
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
-    fn ask(&mut self) -> Option<Call> {
-        let want = self.asking.batch(self.lane.ready(), self.places());
-        let now = Instant::now();
-        if want.count == 0 || now < self.ask_at {
+    fn ask(&mut self, now: Instant) -> Option<Call> {
+        if now < self.ask_at || self.lane.ready() == 0 {
+            return None;
+        }
+        let want = self.asking.batch(self.lane.ready(), self.free());
+        if want.count == 0 {
             return None;
         }
         let mut batch = VecDeque::with_capacity(want.count);
@@ -212,21 +245,33 @@ impl Pacer {
             return None;
         }
         let costs = batch.iter().map(|entry| entry.job.cost).collect();
-        let reply = reserve(Arc::clone(&self.store), Arc::clone(&self.options), costs);
+        let lease = self.lease(now);
+        let reply = reserve(Arc::clone(&self.store), Arc::clone(&self.options), costs, lease);
         if want.scarce {
             self.ask_at = now + self.asking.gathering();
         }
         Some(Call { batch, reply: Box::pin(reply) })
     }
 
-    /// Sends the jobs that were granted a slot on their flights; the others go back to the lane.
+    /// The lease to renew with the next call, four times as often as it needs.
+    fn lease(&mut self, now: Instant) -> Option<(Arc<str>, Duration)> {
+        let due = now >= self.lease_at;
+        due.then(|| {
+            let ttl = (2 * self.options.horizon).clamp(Duration::from_secs(2), LONGEST_LEASE);
+            self.lease_at = now + ttl / 4;
+            (Arc::clone(&self.replica), ttl)
+        })
+    }
+
+    /// Holds the jobs that were granted a slot until then; the others go back to the lane.
     fn assign(&mut self, mut batch: VecDeque<Entry>, reply: Reply) {
         match reply.answer {
             Ok(ref answer) => {
                 self.heard(&reply, answer);
                 for &slot in &answer.slots {
                     let Some(entry) = batch.pop_front() else { break };
-                    self.launch(entry, slot);
+                    let deadline = self.slots.deadline(slot).unwrap_or_else(Instant::now);
+                    self.held.push(Held { entry, slot, deadline });
                 }
             }
             Err(error) => self.failed(&error),
@@ -236,20 +281,28 @@ impl Pacer {
         }
     }
 
-    fn launch(&mut self, entry: Entry, slot: Micros) {
-        let deadline = self.slots.deadline(slot).unwrap_or_else(Instant::now);
-        let era = self.gear.era.load(Ordering::Acquire);
-        let place = Place::new(self.tell.clone());
-        let flight = Flight { gear: Arc::clone(&self.gear), place, entry, slot, deadline, era };
-        self.flying += 1;
-        self.spawn(flight.fly());
+    /// Sends off the jobs whose slots have come, as far as there are places. One that finds none
+    /// waits for it as long as its slot is still now.
+    fn release(&mut self, now: Instant) {
+        while self.places.sending() < self.options.concurrency {
+            let Some(held) = self.held.pop_due(now) else { break };
+            if now - held.deadline > self.gear.tolerance {
+                self.gear.meters.late.increment(1);
+                self.lane.push(held.entry);
+                continue;
+            }
+            let place = Place::new(self.tell.clone());
+            self.places.taken();
+            self.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
+        }
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.flights.spawn(self.abandon.clone().run_until_cancelled_owned(work));
     }
 
-    /// Learns from an answer what time it is at the store, and when to ask again.
+    /// Learns from an answer what time it is at the store, how many replicas there are, and when to
+    /// ask again.
     fn heard(&mut self, reply: &Reply, answer: &Reserved) {
         let meters = &self.gear.meters;
         meters.roundtrip.record((reply.received - reply.sent).as_secs_f64());
@@ -261,13 +314,17 @@ impl Pacer {
             tracing::info!(downstream = self.options.downstream, "the store answers again");
             self.failures = 0;
         }
+        if let Some(replicas) = answer.replicas {
+            self.asking.share(replicas);
+        }
         let observed = self.slots.observe(reply.sent, answer.now, answer.epoch, reply.received);
         if observed == Observed::Stepped {
             tracing::warn!(
                 downstream = self.options.downstream,
                 "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
             );
-            self.gear.era.fetch_add(1, Ordering::AcqRel);
+            meters.stepped.increment(self.held.len() as u64);
+            self.held.drain().for_each(|entry| self.lane.push(entry));
         }
         let next = next_slot(&self.options.limits, answer, &reply.costs);
         let pause = self.asking.pause(answer.now, next);
@@ -288,53 +345,9 @@ impl Pacer {
             tracing::debug!(downstream, %error, "the store is still away");
         }
         self.failures += 1;
-        self.ask_at = Instant::now() + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
-    }
-
-    /// After the stop: what was not handed over goes back at once, what was may end in time.
-    async fn drain(mut self, mut source: impl Source, call: Option<Call>) -> Drained {
-        let end = Instant::now() + self.options.drain_timeout;
-        self.gear.stop.cancel();
-        // First no more may come, or what is given back would come straight back here.
-        let closing = timeout(CLOSING.min(self.options.drain_timeout), async {
-            source.close().await;
-            while let Some(delivery) = source.next().await {
-                self.gear.meters.returned.increment(1);
-                delivery.ticket.give_back();
-            }
-        });
-        if closing.await.is_err() {
-            tracing::warn!(downstream = self.options.downstream, "the source did not close in time");
-        }
-        let mut entries: Vec<Entry> = self.lane.drain().collect();
-        entries.extend(call.into_iter().flat_map(|call| call.batch));
-        entries.extend(std::iter::from_fn(|| self.events.try_recv().ok()).filter_map(Event::into_entry));
-        entries.sort_by_key(|entry| entry.seq);
-        entries.into_iter().for_each(|entry| self.give_back(entry));
-
-        self.flights.close();
-        let flights = self.flights.clone();
-        let mut landed = std::pin::pin!(timeout_at(end, flights.wait()));
-        let in_time = loop {
-            tokio::select! {
-                ended = &mut landed => break ended.is_ok(),
-                Some(event) = self.events.recv() => {
-                    event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
-                }
-            }
-        };
-        let unfinished = if in_time { 0 } else { flights.len() };
-        self.abandon.cancel();
-        flights.wait().await;
-        while let Ok(event) = self.events.try_recv() {
-            event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
-        }
-        Drained { unfinished }
-    }
-
-    fn give_back(&self, entry: Entry) {
-        self.gear.meters.returned.increment(1);
-        entry.ticket.give_back();
+        let now = Instant::now();
+        self.lease_at = now;
+        self.ask_at = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
     }
 }
 
@@ -346,18 +359,17 @@ async fn answer(call: &mut Option<Call>) -> Reply {
     }
 }
 
-async fn reserve(store: Arc<dyn Store>, options: Arc<Options>, costs: Vec<u32>) -> Reply {
+async fn reserve(
+    store: Arc<dyn Store>,
+    options: Arc<Options>,
+    costs: Vec<u32>,
+    lease: Option<(Arc<str>, Duration)>,
+) -> Reply {
+    let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
     let scope = Scope { downstream: &options.downstream, key: "" };
+    let (limits, ahead) = (&options.limits, options.horizon);
     let sent = Instant::now();
-    let call = Reserve {
-        scope,
-        limits: &options.limits,
-        costs: &costs,
-        ahead: options.horizon,
-        now: None,
-        lease: None,
-    };
-    let answer = store.reserve(call).await;
+    let answer = store.reserve(Reserve { scope, limits, costs: &costs, ahead, now: None, lease }).await;
     Reply { sent, received: Instant::now(), costs, answer }
 }
 

@@ -1,6 +1,6 @@
 //! The dispatcher's rules, under paused time: every wait is exact, none is slept.
 
-mod parts;
+pub(super) mod parts;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -163,10 +163,12 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    let mut released = bench.sink.millis(start);
+    let released = bench.sink.millis(start);
     assert_eq!(bench.ledger.all().len(), 50);
     assert!(released.windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
-    assert_eq!(released.remove(0), 10, "the first slot was missed, not caught up");
+    assert_eq!(released[..3], [0, 310, 320], "slots were missed, not caught up");
+    let ids: Vec<String> = (0..50).map(|id| id.to_string()).collect();
+    assert_eq!(bench.sink.ids(), ids, "each kept its place");
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,6 +298,65 @@ async fn replicas_far_from_the_store_get_their_share() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn four_replicas_take_a_quarter_each_for_less_than_half_a_call_a_job() {
+    // Of unequal distance to the store; the last is far.
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [200, 250, 300, 2200].map(|micros| {
+        let mut bench = Bench::new("200/s", QUICK);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_micros(micros / 2)));
+        bench.publish_many(0..2000);
+        bench
+    });
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    let sent = |bench: &Bench| bench.sink.ids().len();
+    while benches.iter().map(sent).sum::<usize>() < 2000 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(start.elapsed() < Duration::from_millis(10_200), "no slot is lost: {:?}", start.elapsed());
+    for bench in &benches {
+        assert!((400..=600).contains(&sent(bench)), "{}", sent(bench));
+    }
+    let calls: usize = benches.iter().map(|bench| bench.store.calls.load(Ordering::SeqCst)).sum();
+    assert!(calls < 1000, "{calls} calls for 2000 jobs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_left_alone_takes_all_slots() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [0, 1].map(|_| {
+        let mut bench = Bench::new("200/s", QUICK);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
+        bench
+    });
+    benches[0].publish_many(0..1000);
+    benches[1].publish_many(0..100);
+    let start = Instant::now();
+    let [alone, other] = benches.each_mut().map(|bench| {
+        let done = bench.start();
+        bench.end();
+        done
+    });
+    let (_, _) = (alone.await.unwrap(), other.await.unwrap());
+    assert!(start.elapsed() < Duration::from_millis(5600), "1100 slots take 5.5 s: {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fast_limit_is_asked_for_far_ahead_although_few_are_sent_at_once() {
+    let mut bench = Bench::new("5000/s", QUICK);
+    bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), QUICK));
+    bench.publish_many(0..10_000);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let took = start.elapsed();
+    assert!(took < Duration::from_millis(2020), "10000 slots take 2 s: {took:?}");
+    let calls = bench.store.calls.load(Ordering::SeqCst);
+    assert!(calls <= 500, "{calls} calls for 10000 jobs");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_expires_while_it_waits_takes_no_slot() {
     let mut bench = Bench::new("1/s", QUICK);
     let deadline = wall_now().0 / 1000 + 500;
@@ -327,7 +388,7 @@ async fn a_reply_that_nobody_takes_holds_up_no_other_job() {
     bench.publish(Message { reply_to: Some(NOWHERE.to_owned()), ..message("stuck") });
     bench.publish_many(0..5);
     let _running = bench.start();
-    bench.ledger.count(5).await;
+    tokio::time::timeout(Duration::from_secs(60), bench.ledger.count(5)).await.expect("the others go on");
     assert_eq!(bench.ledger.of("stuck"), [], "neither acked nor lost");
 }
 

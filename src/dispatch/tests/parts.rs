@@ -11,11 +11,13 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::dispatch::held::Held;
+use crate::dispatch::lane::Entry;
 use crate::dispatch::{
     Alarm, DeadLetter, Delivery, Dispatcher, Drained, Options, ReleaseClock, Report, RetryPolicy, Source,
     Ticket, TokioClock,
 };
-use crate::job::{Job, Message, Reason, Rules};
+use crate::job::{Job, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
@@ -324,6 +326,15 @@ impl Bench {
     pub(super) fn end(&mut self) {
         self.messages = mpsc::unbounded_channel().0;
     }
+}
+
+/// A job that holds the slot of this instant.
+pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
+    let rules = Rules { max_body: 100, allow_headers: Vec::new(), max_cost: 1000 };
+    let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
+    let ticket = Box::new(ScriptedTicket { id, reply_to: None, live, ledger: Ledger::default() });
+    let job = decode(&message("0"), &rules).unwrap();
+    Held { entry: Entry { job, ticket, attempts: 0, seq: 0 }, slot: Micros(0), deadline }
 }
 
 pub(super) fn message(id: &str) -> Message {

@@ -1,0 +1,72 @@
+//! What holds a slot and waits for it, in the order of the slots: pure.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::lane::Entry;
+use crate::time::Micros;
+
+/// A job with its slot.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) entry: Entry,
+    /// On the store's clock.
+    pub(super) slot: Micros,
+    /// The slot on this process's clock, never early.
+    pub(super) deadline: Instant,
+}
+
+/// The jobs of one downstream that hold a slot.
+///
+/// Slots are granted in rising order, so a job nearly always goes to the back.
+#[derive(Debug, Default)]
+pub(super) struct Queue(VecDeque<Held>);
+
+impl Queue {
+    pub(super) fn push(&mut self, held: Held) {
+        let deadline = held.deadline;
+        let place = match self.0.back() {
+            Some(last) if last.deadline > deadline => {
+                self.0.partition_point(|other| other.deadline <= deadline)
+            }
+            _ => self.0.len(),
+        };
+        self.0.insert(place, held);
+    }
+
+    /// When the first slot comes.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.0.front().map(|held| held.deadline)
+    }
+
+    /// Takes the first job if its slot has come by `now`.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<Held> {
+        self.next_due().filter(|due| *due <= now).and_then(|_| self.0.pop_front())
+    }
+
+    /// How many slots lie within `span` of the last one: the jobs that will be in flight together if
+    /// each takes that long.
+    pub(super) fn within(&self, span: Duration) -> usize {
+        let Some(last) = self.0.back() else { return 0 };
+        let together = |held: &Held| last.deadline.saturating_duration_since(held.deadline) >= span;
+        self.0.len() - self.0.partition_point(together)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Forgets the jobs whose connection is gone; how many.
+    pub(super) fn drop_stale(&mut self) -> usize {
+        let before = self.0.len();
+        self.0.retain(|held| held.entry.ticket.is_live());
+        before - self.0.len()
+    }
+
+    /// Takes all, in the order of their slots.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Entry> {
+        self.0.drain(..).map(|held| held.entry)
+    }
+}

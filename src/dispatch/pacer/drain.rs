@@ -1,0 +1,60 @@
+//! The end of a pacer: what was not handed over goes back at once, what was may end in time.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{Ears, Pacer};
+use crate::dispatch::Drained;
+use crate::dispatch::lane::Entry;
+use crate::dispatch::source::Source;
+
+/// How long the source may take to stop.
+const CLOSING: Duration = Duration::from_secs(5);
+
+impl Pacer {
+    pub(super) async fn drain(mut self, mut source: impl Source, ears: Ears) -> Drained {
+        let end = Instant::now() + self.options.drain_timeout;
+        let Ears { mut events, call, .. } = ears;
+        // First no more may come, or what is given back would come straight back here.
+        let closing = timeout(CLOSING.min(self.options.drain_timeout), async {
+            source.close().await;
+            while let Some(delivery) = source.next().await {
+                self.gear.meters.returned.increment(1);
+                delivery.ticket.give_back();
+            }
+        });
+        if closing.await.is_err() {
+            tracing::warn!(downstream = self.options.downstream, "the source did not close in time");
+        }
+        let mut entries: Vec<Entry> = self.lane.drain().chain(self.held.drain()).collect();
+        entries.extend(call.into_iter().flat_map(|call| call.batch));
+        entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
+        entries.sort_by_key(|entry| entry.seq);
+        entries.into_iter().for_each(|entry| self.give_back(entry));
+
+        self.flights.close();
+        let flights = self.flights.clone();
+        let mut landed = std::pin::pin!(timeout_at(end, flights.wait()));
+        let in_time = loop {
+            tokio::select! {
+                ended = &mut landed => break ended.is_ok(),
+                Some(event) = events.recv() => {
+                    event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+                }
+            }
+        };
+        let unfinished = if in_time { 0 } else { flights.len() };
+        self.abandon.cancel();
+        flights.wait().await;
+        while let Ok(event) = events.try_recv() {
+            event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+        }
+        Drained { unfinished }
+    }
+
+    fn give_back(&self, entry: Entry) {
+        self.gear.meters.returned.increment(1);
+        entry.ticket.give_back();
+    }
+}

@@ -1,0 +1,106 @@
+//! How many jobs may be sent at once, and how many may hold a slot meanwhile: pure.
+
+use std::time::Duration;
+
+use super::held;
+
+/// The places for sends of one dispatcher.
+///
+/// A slot that comes while every place is taken is wasted, so slots are reserved only for jobs that
+/// will find a place. What is being sent now is counted in full: it may hang. Of the jobs that hold
+/// a slot, those count that will be in flight together with the next one: as many as there are slots
+/// in the time that a send takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    most: usize,
+    sending: usize,
+    /// How long sends took of late; `None` before the first has ended.
+    took: Option<Duration>,
+}
+
+impl Places {
+    pub(super) const fn new(most: usize) -> Self {
+        Self { most, sending: 0, took: None }
+    }
+
+    /// A place is taken.
+    pub(super) const fn taken(&mut self) {
+        self.sending += 1;
+    }
+
+    /// A place is free again, after so long.
+    pub(super) fn landed(&mut self, took: Duration) {
+        self.sending -= 1;
+        self.took = Some(match self.took {
+            // Quick to believe that sends take longer, slow to believe that they take less.
+            Some(before) if took < before => (before * 15 + took) / 16,
+            Some(before) => (before + took) / 2,
+            None => took,
+        });
+    }
+
+    /// How many are taken.
+    pub(super) const fn sending(&self) -> usize {
+        self.sending
+    }
+
+    /// How many more jobs would find a place at their slots.
+    pub(super) fn free(&self, held: &held::Queue) -> usize {
+        let together = match self.took {
+            Some(took) => held.within(took),
+            None => held.len(),
+        };
+        self.most.saturating_sub(self.sending + together)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::super::tests::parts::held;
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Jobs that hold a slot each, so many ms from one to the next.
+    fn queue(jobs: u32, apart: u32) -> held::Queue {
+        let (start, mut queue) = (Instant::now(), held::Queue::default());
+        (0..jobs).for_each(|job| queue.push(held(start + MS * apart * job)));
+        queue
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_that_hold_a_slot_count_until_it_is_known_how_long_sends_take() {
+        let mut places = Places::new(10);
+        assert_eq!(places.free(&queue(4, 5)), 6);
+        places.taken();
+        assert_eq!((places.sending(), places.free(&queue(4, 5))), (1, 5));
+        assert_eq!(places.free(&queue(40, 5)), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn then_those_count_that_are_in_flight_together() {
+        let mut places = Places::new(10);
+        places.taken();
+        places.landed(12 * MS);
+        assert_eq!(places.free(&queue(40, 5)), 7, "3 slots in 12 ms");
+        places.taken();
+        places.landed(100 * MS);
+        assert_eq!(places.free(&queue(40, 5)), 0, "12 slots in 56 ms: quick to believe");
+        for _ in 0..200 {
+            places.taken();
+            places.landed(2 * MS);
+        }
+        assert_eq!(places.free(&queue(40, 5)), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_hangs_takes_its_place() {
+        let mut places = Places::new(3);
+        places.taken();
+        places.landed(MS);
+        (0..3).for_each(|_| places.taken());
+        assert_eq!(places.free(&queue(0, 1)), 0);
+    }
+}
