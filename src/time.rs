@@ -1,10 +1,15 @@
 //! Instants on the store's clock, and the clocks that read them.
 
+mod boot;
+
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::time::Instant;
+pub use boot::Deadline;
+#[cfg(test)]
+pub(crate) use boot::suspend;
+pub(crate) use boot::{nap, suspended};
 
 /// An instant on the store's clock: microseconds since the Unix epoch.
 ///
@@ -49,20 +54,20 @@ pub trait Clock: Send + Sync + fmt::Debug + 'static {
     fn now(&self) -> Micros;
 }
 
-/// Wall time read once, then carried on by tokio's monotonic clock.
+/// Wall time read once, then carried on by tokio's monotonic clock and by suspends of the machine.
 ///
-/// It never steps, and it stands still where tokio's time is paused.
+/// It never steps back, and it stands still where tokio's time is paused.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     wall: Micros,
-    anchor: Instant,
+    anchor: Deadline,
 }
 
 impl SystemClock {
     /// Reads the wall clock.
     #[must_use]
     pub fn new() -> Self {
-        Self { wall: wall_now(), anchor: Instant::now() }
+        Self { wall: wall_now(), anchor: Deadline::now() }
     }
 }
 
@@ -74,7 +79,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Micros {
-        self.wall.plus(self.anchor.elapsed())
+        self.wall.plus(self.anchor.late())
     }
 }
 

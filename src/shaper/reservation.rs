@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Core;
 use crate::limit::State;
 use crate::store::{Cancel, Mapping, StoreError};
-use crate::time::Micros;
+use crate::time::{Deadline, Micros, nap};
 
 /// A slot that is yours. Dropped, it stays taken; [`Reservation::cancel`] gives it back.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Reservation {
     after: Vec<State>,
 }
 
-/// A long wait looks at the mapping again at least this often ...
+/// A long wait asks the store for its clock at least this often ...
 const CHUNK: Duration = Duration::from_secs(600);
 /// ... and this long before its end.
 const LAST_LOOK: Duration = Duration::from_secs(1);
@@ -57,6 +57,11 @@ impl Reservation {
     /// [`Reservation::wait`] accepts up to twice the pace for up to `max_wait` then.
     #[must_use]
     pub fn deadline(&self) -> Instant {
+        self.hold().instant()
+    }
+
+    /// [`Reservation::deadline`], suspends of this machine included.
+    fn hold(&self) -> Deadline {
         match self.core.clock.mapping(self.slot) {
             Some(mapping) if mapping.generation == self.mapped.generation => mapping.deadline,
             _ => self.mapped.deadline,
@@ -64,33 +69,40 @@ impl Reservation {
     }
 
     /// Whether the slot lies further back than can be excused: by more than the emission interval
-    /// of the slowest limit, within 5 to 50 ms.
+    /// of the slowest limit, within 5 to 50 ms. Time for which this machine was suspended counts.
     ///
     /// Ask after [`Reservation::wait`], just before the work. If this process stood still, many slots
     /// have passed by then, and work on all of them would be a burst: reserve again instead.
     #[must_use]
     pub fn is_missed(&self) -> bool {
-        Instant::now().saturating_duration_since(self.deadline()) > self.core.tolerance()
+        self.hold().late() > self.core.tolerance()
     }
 
     /// Waits until the slot, however far it is. The store is asked for its clock now and then; a
     /// store that does not answer delays nothing.
     ///
-    /// It returns late when the process stood still; see [`Reservation::is_missed`].
+    /// It returns late when the process stood still, and some time after the machine was suspended
+    /// beyond the slot (at most a minute, or a 64th of the wait); see [`Reservation::is_missed`].
     ///
     /// Cancel safe: it can be called again.
     pub async fn wait(&self) {
+        let mut look_in = CHUNK;
         loop {
-            let (now, deadline) = (Instant::now(), self.deadline());
-            let left = deadline.saturating_duration_since(now);
+            let hold = self.hold();
+            let left = hold.left();
             if left.is_zero() {
                 return;
             }
             if left <= 2 * LAST_LOOK {
-                tokio::time::sleep_until(deadline).await;
+                tokio::time::sleep_until(hold.instant()).await;
             } else {
-                tokio::time::sleep((left - LAST_LOOK).min(CHUNK)).await;
-                self.core.refresh(deadline).await;
+                let span = nap(left).min(left - LAST_LOOK).min(look_in);
+                tokio::time::sleep(span).await;
+                look_in -= span;
+                if look_in.is_zero() || span == left - LAST_LOOK {
+                    look_in = CHUNK;
+                    self.core.refresh(self.hold().instant()).await;
+                }
             }
         }
     }
@@ -124,7 +136,7 @@ impl Reservation {
         // Among several steps some may have been back: then the slot means another instant.
         let one_step = mapping.generation == self.mapped.generation + 1;
         self.mapped = mapping;
-        one_step && mapping.deadline > Instant::now()
+        one_step && !mapping.deadline.left().is_zero()
     }
 
     /// Gives the slot back if it lies ahead and nobody has taken a later one; says whether it did.

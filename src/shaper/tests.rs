@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::limit::{Limit, LimitError};
-use crate::time::Clock;
+use crate::time::{Clock, suspend};
 use bench::Bench;
 
 fn ms(ms: u64) -> Duration {
@@ -426,4 +426,28 @@ proptest! {
             Ok(())
         })?;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspend_brings_the_slot_nearer_and_counts_when_it_is_missed() {
+    let bench = Bench::new();
+    let shaper = builder("1/m", &bench).max_wait(ms(3_600_000)).build().unwrap();
+    let start = Instant::now();
+    shaper.reserve_cost("any", 30).await.unwrap().wait().await;
+    let (far, next) = (shaper.reserve("any").await.unwrap(), shaper.reserve("any").await.unwrap());
+    assert_eq!(far.deadline(), start + ms(30 * 60_000));
+    // Ten minutes in, the machine sleeps for ten more.
+    let wait = far.wait();
+    let sleeper = async {
+        tokio::time::sleep(ms(600_000)).await;
+        suspend(ms(600_000));
+    };
+    tokio::join!(wait, sleeper);
+    assert_eq!(start.elapsed(), ms(20 * 60_000));
+    assert!(!far.is_missed());
+    // It sleeps over the next slot.
+    suspend(ms(61_000));
+    assert!(next.is_missed());
+    next.wait().await;
+    assert_eq!(start.elapsed(), ms(20 * 60_000));
 }

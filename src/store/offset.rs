@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::time::Micros;
+use crate::time::{Deadline, Micros, suspended};
 
 /// What a sample said about the mapping so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub enum Observed {
 /// smallest upper bound of the last 10 s maps a slot to a local instant at which the store's clock
 /// has surely reached it, whatever the latencies were.
 ///
+/// Local instants count the time for which this machine was suspended: the store's clock goes on
+/// meanwhile, so a suspend is no step.
+///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// use paced::{store::{Observed, SlotClock}, time::Micros};
@@ -39,7 +42,7 @@ pub enum Observed {
 /// ```
 #[derive(Debug)]
 pub struct SlotClock {
-    anchor: Instant,
+    anchor: Deadline,
     window: Mutex<Window>,
 }
 
@@ -51,6 +54,10 @@ const BUCKET: i128 = 2_000_000_000;
 const DRIFT: i128 = 1000;
 /// The store's `now` is a floor: its clock may have been almost 1 µs further.
 const FLOOR: i128 = 1000;
+/// Where slots lie that are further ahead than instants reach: 30 years.
+const FAR: i128 = 30 * 365 * 86_400 * 1_000_000_000;
+/// No call takes that long: suspends that lie closer together count as one.
+const APART: Duration = Duration::from_secs(60);
 
 /// All in ns: local instants since the anchor, offsets as local less store.
 #[derive(Debug, Default)]
@@ -63,6 +70,16 @@ struct Window {
     /// When the newest sample was received.
     newest: i128,
     buckets: [Option<Bucket>; BUCKETS],
+    suspends: Suspends,
+}
+
+/// What this clock knows of suspends of the machine.
+#[derive(Debug, Default)]
+struct Suspends {
+    /// For how long it has been, as it was last read.
+    known: Duration,
+    /// The last one was noticed then, and before it had been this long.
+    noticed: Option<(Instant, Duration)>,
 }
 
 /// Where a slot lies on the local clock, and under which window.
@@ -72,8 +89,8 @@ pub(crate) struct Mapping {
     pub(crate) generation: u64,
     /// How often of these because the store's clock had stepped forward.
     pub(crate) jumps: u64,
-    /// As in [`SlotClock::deadline`].
-    pub(crate) deadline: Instant,
+    /// As in [`SlotClock::hold`].
+    pub(crate) deadline: Deadline,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,17 +104,20 @@ impl SlotClock {
     /// A clock that knows nothing yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { anchor: Instant::now(), window: Mutex::default() }
+        let suspends = Suspends { known: suspended(), noticed: None };
+        let window = Mutex::new(Window { suspends, ..Window::default() });
+        Self { anchor: Deadline::now(), window }
     }
 
     /// Takes in one call: when it was sent and its answer received, and the store's `now` and
     /// `epoch` in the answer.
     pub fn observe(&self, sent: Instant, now: Micros, epoch: Micros, received: Instant) -> Observed {
-        let (sent, received) = (self.local(sent), self.local(received));
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, after) = window.suspends.around(sent, suspended(), Instant::now());
+        let (sent, received) = (self.local(sent, before), self.local(received, after));
         let store = i128::from(now.0) * 1000;
         let sample =
             Bucket { index: received.div_euclid(BUCKET), low: sent - store - FLOOR, high: received - store };
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let known = window.epoch.replace(epoch);
         let step = window.step(&sample, received);
         if known.is_some_and(|known| known != epoch) || step.is_some() {
@@ -112,31 +132,38 @@ impl SlotClock {
 
     /// The local instant by which the store's clock has surely reached `slot`; `None` before the
     /// first sample.
+    ///
+    /// A suspend of this machine that is yet to come brings it nearer: see [`SlotClock::hold`].
     #[must_use]
     pub fn deadline(&self, slot: Micros) -> Option<Instant> {
+        self.hold(slot).map(Deadline::instant)
+    }
+
+    /// [`SlotClock::deadline`] for work that is held until then: it knows of suspends of this machine
+    /// that come in between, and how late it is afterwards.
+    #[must_use]
+    pub fn hold(&self, slot: Micros) -> Option<Deadline> {
         self.mapping(slot).map(|mapping| mapping.deadline)
     }
 
-    /// [`SlotClock::deadline`], and what it rests on.
+    /// [`SlotClock::hold`], and what it rests on.
     pub(crate) fn mapping(&self, slot: Micros) -> Option<Mapping> {
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let high = window.high()?;
-        let local = i128::from(slot.0) * 1000 + high;
-        let deadline = match u64::try_from(local) {
-            Ok(ns) => self.anchor.checked_add(Duration::from_nanos(ns)),
-            // Before this clock began: it is past already.
-            Err(_) if local < 0 => Some(self.anchor),
-            Err(_) => None,
-        };
-        let far = || self.anchor + Duration::from_secs(30 * 365 * 86_400);
+        let local = i128::from(slot.0) * 1000 + window.high()?;
         let Window { generation, jumps, .. } = *window;
-        Some(Mapping { generation, jumps, deadline: deadline.unwrap_or_else(far) })
+        drop(window);
+        let deadline = self.anchor.plus_ns(local).or_else(|| {
+            // Beyond what instants reach: before the machine was started it is past already.
+            let bound = if local < 0 { 0 } else { FAR };
+            self.anchor.plus_ns(bound)
+        });
+        Some(Mapping { generation, jumps, deadline: deadline.unwrap_or(self.anchor) })
     }
 
     /// The store's clock now, never ahead of it; `None` before the first sample.
     #[must_use]
     pub fn store_now(&self) -> Option<Micros> {
-        let now = self.local(Instant::now());
+        let now = Deadline::now().ns_since(self.anchor);
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let store = (now - window.high()?).div_euclid(1000);
         Some(Micros(i64::try_from(store).unwrap_or(0)).clamp(Micros(0), Micros::MAX))
@@ -144,18 +171,14 @@ impl SlotClock {
 
     /// How long ago the newest sample was received, and its epoch.
     pub(crate) fn newest(&self) -> Option<(Duration, Micros)> {
-        let now = self.local(Instant::now());
+        let now = Deadline::now().ns_since(self.anchor);
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let age = u64::try_from(now - window.newest).unwrap_or(0);
         Some((Duration::from_nanos(age), window.epoch?))
     }
 
-    fn local(&self, at: Instant) -> i128 {
-        // At most 584 years of ns: far inside an i128.
-        match at.checked_duration_since(self.anchor) {
-            Some(since) => since.as_nanos() as i128,
-            None => -(self.anchor.duration_since(at).as_nanos() as i128),
-        }
+    fn local(&self, at: Instant, suspended: Duration) -> i128 {
+        Deadline::at_suspended(at, suspended).ns_since(self.anchor)
     }
 }
 
@@ -170,6 +193,24 @@ impl Default for SlotClock {
 enum Step {
     Forward,
     Back,
+}
+
+impl Suspends {
+    /// How long the machine had been suspended when a call was sent, at least, and when its answer
+    /// was received, at most; `read` is how long it has been until `now`.
+    fn around(&mut self, sent: Instant, read: Duration, now: Instant) -> (Duration, Duration) {
+        if read > self.known {
+            let before = match self.noticed {
+                Some((at, before)) if now.saturating_duration_since(at) < APART => before,
+                _ => self.known,
+            };
+            self.noticed = Some((now, before));
+            self.known = read;
+        }
+        // The call may have been sent before the suspend.
+        let before = self.noticed.filter(|(at, _)| sent < *at).map_or(self.known, |(_, before)| before);
+        (before, self.known)
+    }
 }
 
 impl Window {

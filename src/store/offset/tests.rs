@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::time::suspend;
 
 const EPOCH: Micros = Micros(7);
 
@@ -41,7 +42,7 @@ async fn a_step_either_way_discards_the_window() {
         let again = clock.observe(start + ms(500), Micros(10_500_000 + step), EPOCH, start + ms(501));
         assert_eq!(again, Observed::Stepped);
         let jumps = u64::from(step > 0);
-        let mapping = Mapping { generation: 1, jumps, deadline: start + ms(501) };
+        let mapping = Mapping { generation: 1, jumps, deadline: Deadline::at(start + ms(501)) };
         assert_eq!(clock.mapping(Micros(10_500_000 + step)), Some(mapping));
     }
 }
@@ -86,6 +87,54 @@ async fn drift_over_an_idle_hour_is_no_step() {
         let at = start + hour * 5;
         let stepped = clock.observe(at, Micros(store + 20 * drift), EPOCH, at + ms(1));
         assert_eq!(stepped, Observed::Stepped, "no drift is that fast");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspend_is_no_step_and_slots_come_nearer() {
+    let (clock, start) = (SlotClock::new(), Instant::now());
+    // Nothing but real time moves the store's clock.
+    let store = |at: Duration| Micros(1_000_000_000 + at.as_micros() as i64);
+    assert_eq!(clock.observe(start, store(ms(1)), EPOCH, start + ms(2)), Observed::Consistent);
+    let in_ten_minutes = store(ms(600_000));
+    let hold = clock.hold(in_ten_minutes).unwrap();
+    assert_eq!(hold.instant(), start + ms(600_001));
+    assert_eq!(clock.deadline(in_ten_minutes), Some(hold.instant()));
+
+    suspend(ms(300_000));
+    assert_eq!(hold.instant(), start + ms(300_001), "five minutes of it are over");
+    assert_eq!(clock.deadline(in_ten_minutes), Some(hold.instant()));
+    assert_eq!(clock.store_now(), Some(store(ms(299_999))));
+    let (age, _) = clock.newest().unwrap();
+    assert_eq!(age, ms(299_998), "the sample has aged meanwhile");
+
+    let observed = clock.observe(start + ms(1000), store(ms(301_001)), EPOCH, start + ms(1001));
+    assert_eq!(observed, Observed::Consistent);
+    assert_eq!(clock.deadline(in_ten_minutes), Some(start + ms(300_000)), "a tighter sample");
+    let mapping = clock.mapping(in_ten_minutes).unwrap();
+    assert_eq!((mapping.generation, mapping.jumps), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_under_way_in_a_suspend_is_no_step() {
+    // Decided before the suspend, or after it; the one after the next suspend too.
+    for decided in [1001, 301_001] {
+        let (clock, start) = (SlotClock::new(), Instant::now());
+        let store = |at: u64| Micros(1_000_000_000 + at as i64 * 1000);
+        assert_eq!(clock.observe(start, store(1), EPOCH, start + ms(2)), Observed::Consistent);
+        tokio::time::advance(ms(1002)).await;
+        suspend(ms(300_000));
+        let observed = clock.observe(start + ms(1000), store(decided), EPOCH, start + ms(1002));
+        assert_eq!(observed, Observed::Consistent);
+        assert!(clock.deadline(store(400_000)).unwrap() >= start + ms(100_000), "never early");
+        // Sent before it was noticed, between two suspends that are close together.
+        tokio::time::advance(ms(998)).await;
+        suspend(ms(300_000));
+        let observed = clock.observe(start + ms(1001), store(302_000), EPOCH, start + ms(2000));
+        assert_eq!(observed, Observed::Consistent);
+        // What does not fit is a step still.
+        let observed = clock.observe(start + ms(3000), store(203_000), EPOCH, start + ms(3001));
+        assert_eq!(observed, Observed::Stepped);
     }
 }
 

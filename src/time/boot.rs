@@ -1,0 +1,214 @@
+//! Time that goes on while the machine is suspended.
+//!
+//! Tokio's clock (`CLOCK_MONOTONIC`) stands still while a laptop sleeps or a virtual machine is
+//! suspended; the store's clock does not. What is mapped from the one to the other, or held for long,
+//! counts the suspended time too, as `CLOCK_BOOTTIME` does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// An instant that comes when it is due in real time, also if the machine is suspended before: seen
+/// from tokio's clock, each suspend brings it nearer.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use paced::time::Deadline;
+/// use std::time::Duration;
+/// use tokio::time::Instant;
+///
+/// let in_a_second = Instant::now() + Duration::from_secs(1);
+/// let deadline = Deadline::at(in_a_second);
+/// // Unless there is a suspend in between:
+/// assert_eq!(deadline.instant(), in_a_second);
+/// assert_eq!(deadline.late(), Duration::ZERO);
+/// # });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Deadline(
+    /// Tokio's instant, later by what the machine was suspended until that was read.
+    Instant,
+);
+
+impl Deadline {
+    /// The instant `at` of tokio's clock, as far as it is known now: suspends yet to come bring it
+    /// nearer.
+    #[must_use]
+    pub fn at(at: Instant) -> Self {
+        Self(at + suspended())
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn now() -> Self {
+        Self::at(Instant::now())
+    }
+
+    /// Where it lies on tokio's clock if there is no further suspend: to set an alarm or a sleep.
+    #[must_use]
+    pub fn instant(self) -> Instant {
+        // What does not fit lies before the machine was started: any instant past will do.
+        self.0.checked_sub(suspended()).unwrap_or_else(Instant::now)
+    }
+
+    /// How long it has been past; zero when it is still to come. Suspended time counts.
+    #[must_use]
+    pub fn late(self) -> Duration {
+        Self::now().0.saturating_duration_since(self.0)
+    }
+
+    /// How long it is still to come; zero when it is past.
+    #[must_use]
+    pub fn left(self) -> Duration {
+        self.0.saturating_duration_since(Self::now().0)
+    }
+
+    /// [`Deadline::at`], read when the machine had been suspended for so long.
+    pub(crate) fn at_suspended(at: Instant, suspended: Duration) -> Self {
+        Self(at + suspended)
+    }
+
+    /// How far after `earlier` it lies, in ns; negative when it lies before.
+    pub(crate) fn ns_since(self, earlier: Self) -> i128 {
+        // At most 584 years of ns: far inside an i128.
+        match self.0.checked_duration_since(earlier.0) {
+            Some(since) => since.as_nanos() as i128,
+            None => -(earlier.0.duration_since(self.0).as_nanos() as i128),
+        }
+    }
+
+    /// `ns` later or, where that is negative, earlier; `None` beyond what instants reach.
+    pub(crate) fn plus_ns(self, ns: i128) -> Option<Self> {
+        let by = Duration::from_nanos(u64::try_from(ns.unsigned_abs()).ok()?);
+        let moved = if ns < 0 { self.0.checked_sub(by) } else { self.0.checked_add(by) };
+        moved.map(Self)
+    }
+}
+
+/// How long the machine was suspended since it was started; zero on systems that do not tell.
+///
+/// It is constant from one suspend to the next, to the nanosecond: differences of instants that it
+/// was added to are exact.
+pub(crate) fn suspended() -> Duration {
+    #[cfg(test)]
+    if let Some(simulated) = simulated() {
+        return simulated;
+    }
+    /// In ns, as it was first read after the last suspend.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let known = KNOWN.load(Ordering::Relaxed);
+    let read = settle(known, clocks);
+    if read == known {
+        return Duration::from_nanos(known);
+    }
+    // Others may have read another value within the noise: the first one counts.
+    let settled = KNOWN.compare_exchange(known, read, Ordering::Relaxed, Ordering::Relaxed);
+    Duration::from_nanos(settled.map_or_else(|first| first, |_| read))
+}
+
+/// How long to sleep at once when an instant is `left` away: a suspend in between is noticed when the
+/// sleep ends. So a minute at most, or a 64th of the whole where that is longer.
+pub(crate) fn nap(left: Duration) -> Duration {
+    left.min(Duration::from_secs(60).max(left / 64))
+}
+
+/// A shorter suspend is none: no machine sleeps and wakes that fast.
+const NOISE: u64 = 1_000_000;
+/// A reading within which more time passes was interrupted, and is repeated ...
+const INTERRUPTED: u64 = 50_000;
+/// ... so often at most.
+const TRIES: usize = 8;
+
+/// What the machine was suspended (ns), given what was known and a way to read the clocks: the
+/// monotonic one, the one that counts suspends, the monotonic one again.
+fn settle(known: u64, mut clocks: impl FnMut() -> [u64; 3]) -> u64 {
+    let mut least = 0;
+    for _ in 0..TRIES {
+        let [before, boot, after] = clocks();
+        // However long the reading was interrupted, it was suspended no less than that.
+        least = least.max(boot.saturating_sub(after));
+        if after.saturating_sub(before) <= INTERRUPTED {
+            break;
+        }
+    }
+    if least > known + NOISE { least } else { known }
+}
+
+#[cfg(target_os = "linux")]
+fn clocks() -> [u64; 3] {
+    use rustix::time::{ClockId, clock_gettime};
+    [ClockId::Monotonic, ClockId::Boottime, ClockId::Monotonic].map(|clock| {
+        let time = clock_gettime(clock);
+        // Neither is negative, and both start with the machine: far from 584 years.
+        u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn clocks() -> [u64; 3] {
+    [0; 3]
+}
+
+#[cfg(test)]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<Duration>> = const { std::cell::Cell::new(None) };
+}
+
+#[cfg(test)]
+fn simulated() -> Option<Duration> {
+    SIMULATED.get()
+}
+
+/// Simulates a suspend of the machine, as this thread sees it.
+#[cfg(test)]
+pub(crate) fn suspend(by: Duration) {
+    SIMULATED.set(Some(suspended() + by));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn it_is_constant_between_suspends() {
+        assert_eq!(settle(0, || [10, 20, 30]), 0, "never suspended");
+        assert_eq!(settle(5 * SECOND, || [10, 5 * SECOND + 999_000, 30]), 5 * SECOND, "noise");
+        assert_eq!(settle(5 * SECOND, || [10, 7 * SECOND + 20, 30]), 7 * SECOND - 10, "a further one");
+        assert_eq!(suspended(), suspended());
+    }
+
+    #[test]
+    fn an_interrupted_reading_fakes_no_suspend() {
+        // Between any two of the three reads the thread stood still for a second.
+        for interrupted in [[0, SECOND, SECOND], [0, 0, SECOND], [0, SECOND, 2 * SECOND]] {
+            assert_eq!(settle(0, || interrupted), 0, "however often");
+            let mut readings = vec![[2 * SECOND, 62 * SECOND, 2 * SECOND], interrupted];
+            assert_eq!(settle(0, || readings.pop().unwrap()), 60 * SECOND, "it is repeated");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspend_brings_a_deadline_nearer() {
+        let (minute, start) = (Duration::from_secs(60), Instant::now());
+        let deadline = Deadline::at(start + 10 * minute);
+        assert_eq!((deadline.left(), deadline.late()), (10 * minute, Duration::ZERO));
+        suspend(4 * minute);
+        assert_eq!(deadline.instant(), start + 6 * minute);
+        assert_eq!(deadline.left(), 6 * minute);
+        tokio::time::advance(5 * minute).await;
+        suspend(2 * minute);
+        assert_eq!((deadline.left(), deadline.late()), (Duration::ZERO, minute));
+        assert_eq!(deadline.instant(), start + 4 * minute);
+        assert_eq!(Deadline::at(Instant::now()).late(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[cfg(target_os = "linux")]
+    async fn the_clocks_of_this_machine_agree() {
+        let [before, boot, after] = clocks();
+        assert!(before <= after && boot + NOISE > before, "{before} {boot} {after}");
+    }
+}
