@@ -1,13 +1,13 @@
 //! Which alarm rings first: a heap that knows where each alarm lies in it, so that one can be set to
 //! another instant without searching for it and without allocating.
 
-use tokio::time::Instant;
+use crate::time::Deadline;
 
 /// Alarms, set or not. `T` is what the owner wants to know of each.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     /// The alarms that are set, as a binary heap: the earliest first.
-    heap: Vec<(Instant, usize)>,
+    heap: Vec<(Deadline, usize)>,
     /// All alarms, by number.
     seats: Vec<Option<Seat<T>>>,
     /// Numbers that are free.
@@ -46,7 +46,7 @@ impl<T> Queue<T> {
     }
 
     /// Sets an alarm to another instant, or to none.
-    pub(super) fn set(&mut self, number: usize, at: Option<Instant>) {
+    pub(super) fn set(&mut self, number: usize, at: Option<Deadline>) {
         let place = self.seats[number].as_ref().and_then(|seat| seat.place);
         match (place, at) {
             (None, None) => {}
@@ -63,12 +63,12 @@ impl<T> Queue<T> {
     }
 
     /// The earliest instant that an alarm is set to.
-    pub(super) fn first(&self) -> Option<Instant> {
+    pub(super) fn first(&self) -> Option<Deadline> {
         self.heap.first().map(|(at, _)| *at)
     }
 
     /// Unsets the earliest alarm if its instant has come, and tells whose it is.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<&T> {
+    pub(super) fn pop(&mut self, now: Deadline) -> Option<&T> {
         let (_, number) = *self.heap.first().filter(|(at, _)| *at <= now)?;
         self.take(0);
         self.seats[number].as_ref().map(|seat| &seat.owner)
@@ -124,6 +124,7 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -149,7 +150,7 @@ mod tests {
         #[test]
         fn the_earliest_is_first_whatever_happens(steps in prop::collection::vec(step(), 1..200)) {
             let start = Instant::now();
-            let at = |ms: u64| start + Duration::from_millis(ms);
+            let at = |ms: u64| Deadline::at(start + Duration::from_millis(ms));
             let (mut queue, mut next) = (Queue::new(), 0_u64);
             // By number: whose it is, and what it is set to.
             let mut model: BTreeMap<usize, (u64, Option<u64>)> = BTreeMap::new();

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::queue::Queue;
 use super::{Alarm, ReleaseClock};
+use crate::time::{Deadline, nap};
 
 /// One thread for all alarms of a process; ends with the clock and its last alarm.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ struct Shared {
 struct Alarms {
     queue: Queue<Arc<Bell>>,
     /// The thread will look again by then; none: when it is woken.
-    sleeps_until: Option<Instant>,
+    sleeps_until: Option<Deadline>,
 }
 
 /// What an alarm shares with the thread.
@@ -72,7 +73,7 @@ impl ReleaseClock for ThreadClock {
     fn alarm(&self) -> Box<dyn Alarm> {
         let bell = Arc::<Bell>::default();
         let number = self.handle.shared.lock().queue.add(Arc::clone(&bell));
-        Box::new(ThreadAlarm { handle: Arc::clone(&self.handle), bell, number, at: None })
+        Box::new(ThreadAlarm { handle: Arc::clone(&self.handle), bell, number, set: None })
     }
 }
 
@@ -86,18 +87,18 @@ impl Shared {
         tighten_timer();
         let mut wakers = Vec::new();
         while !self.closed.load(Ordering::Acquire) {
-            let next = self.due(Instant::now(), &mut wakers);
+            let next = self.due(Deadline::now(), &mut wakers);
             wakers.drain(..).for_each(Waker::wake);
             // An earlier instant unparks the thread; a wake too early just loops.
             match next {
-                Some(at) => thread::park_timeout(at.saturating_duration_since(Instant::now())),
+                Some(at) => thread::park_timeout(nap(at.left())),
                 None => thread::park(),
             }
         }
     }
 
     /// Takes the wakers due at `now`, and tells the next instant.
-    fn due(&self, now: Instant, wakers: &mut Vec<Waker>) -> Option<Instant> {
+    fn due(&self, now: Deadline, wakers: &mut Vec<Waker>) -> Option<Deadline> {
         let mut alarms = self.lock();
         while let Some(bell) = alarms.queue.pop(now) {
             bell.queued.store(false, Ordering::Release);
@@ -124,11 +125,12 @@ struct ThreadAlarm {
     handle: Arc<Handle>,
     bell: Arc<Bell>,
     number: usize,
-    at: Option<Instant>,
+    /// As it was set, and what that means when the machine is suspended before.
+    set: Option<(Instant, Deadline)>,
 }
 
 impl ThreadAlarm {
-    fn queue(&self, at: Option<Instant>) {
+    fn queue(&self, at: Option<Deadline>) {
         let earlier = {
             let mut alarms = self.handle.shared.lock();
             alarms.queue.set(self.number, at);
@@ -149,20 +151,22 @@ impl ThreadAlarm {
 
 impl Alarm for ThreadAlarm {
     fn set(&mut self, at: Option<Instant>) {
-        if self.at != at {
-            self.at = at;
-            self.queue(at);
+        if self.set.map(|(at, _)| at) != at {
+            self.set = at.map(|at| (at, Deadline::at(at)));
+            self.queue(self.set.map(|(_, deadline)| deadline));
         }
     }
 
     fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(at) = self.at else { return Poll::Pending };
-        // First, so that the thread finds it if the instant comes after the look at the clock.
-        self.bell.waker.register(context.waker());
-        if Instant::now() < at {
-            return Poll::Pending;
+        let Some((_, deadline)) = self.set else { return Poll::Pending };
+        if deadline > Deadline::now() {
+            self.bell.waker.register(context.waker());
+            // Once more: had the thread rung before, it would have found no waker.
+            if deadline > Deadline::now() {
+                return Poll::Pending;
+            }
         }
-        self.at = None;
+        self.set = None;
         if self.bell.queued.load(Ordering::Acquire) {
             // Before the thread has noticed: it need not ring for this one.
             self.queue(None);

@@ -4,16 +4,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::{Alarm, ReleaseClock};
+use crate::time::{Deadline, nap};
 
 /// Tokio's timer: costs nothing, wakes up to 1 to 2 ms late, and obeys paused time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokioClock;
-
-/// Tokio's timer reaches about two years; longer waits go in chunks.
-const CHUNK: Duration = Duration::from_secs(30 * 86_400);
 
 impl ReleaseClock for TokioClock {
     fn alarm(&self) -> Box<dyn Alarm> {
@@ -23,33 +21,103 @@ impl ReleaseClock for TokioClock {
 
 #[derive(Debug, Default)]
 struct TokioAlarm {
-    at: Option<Instant>,
-    /// From the first poll on: a sleep needs a runtime.
+    /// As it was set, and what that means when the machine is suspended before.
+    set: Option<(Instant, Deadline)>,
+    /// From the first poll on: a sleep needs a runtime. One sleep is one nap of a long wait.
     sleep: Option<Pin<Box<Sleep>>>,
+    /// The sleep is for the instant that is set.
+    asleep: bool,
 }
 
 impl Alarm for TokioAlarm {
     fn set(&mut self, at: Option<Instant>) {
-        self.at = at;
+        if self.set.map(|(at, _)| at) != at {
+            self.set = at.map(|at| (at, Deadline::at(at)));
+            self.asleep = false;
+        }
     }
 
     fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(at) = self.at else { return Poll::Pending };
+        let Some((_, deadline)) = self.set else { return Poll::Pending };
         loop {
-            let now = Instant::now();
-            if now >= at {
-                self.at = None;
+            let left = deadline.left();
+            if left.is_zero() {
+                self.set = None;
                 return Poll::Ready(());
             }
-            let next = at.min(now + CHUNK);
-            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(next)));
-            // Within a chunk the sleep is left as it is.
-            if sleep.is_elapsed() || sleep.deadline() > next || (sleep.deadline() < next && next == at) {
-                sleep.as_mut().reset(next);
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep(Duration::ZERO)));
+            if !self.asleep {
+                sleep.as_mut().reset(Instant::now() + nap(left));
+                self.asleep = true;
             }
             if sleep.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
+            self.asleep = false;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ring;
+    use super::*;
+    use crate::time::suspend;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Whether it rings within `by`.
+    async fn rings(alarm: &mut dyn Alarm, by: Duration) -> bool {
+        tokio::time::timeout(by, ring(alarm)).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rings_once_and_exactly_then() {
+        let mut alarm = TokioClock.alarm();
+        assert!(!rings(&mut *alarm, HOUR).await, "it is not set");
+        for wait in [Duration::from_millis(1), HOUR, 10 * 365 * 24 * HOUR] {
+            let start = Instant::now();
+            alarm.set(Some(start + wait));
+            ring(&mut *alarm).await;
+            assert_eq!(start.elapsed(), wait);
+            assert!(!rings(&mut *alarm, HOUR).await, "it has rung");
+        }
+        alarm.set(Some(Instant::now() - HOUR));
+        assert!(rings(&mut *alarm, Duration::ZERO).await, "past");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_counts_is_the_instant_set_last() {
+        let (mut alarm, start) = (TokioClock.alarm(), Instant::now());
+        let second = Duration::from_secs(1);
+        alarm.set(Some(start + 10 * second));
+        assert!(!rings(&mut *alarm, second).await);
+        alarm.set(Some(start + 20 * second));
+        assert!(!rings(&mut *alarm, 15 * second).await, "the one before is none any more");
+        alarm.set(Some(start + 18 * second));
+        ring(&mut *alarm).await;
+        assert_eq!(start.elapsed(), 18 * second);
+        alarm.set(Some(start + 30 * second));
+        assert!(!rings(&mut *alarm, second).await);
+        alarm.set(None);
+        assert!(!rings(&mut *alarm, HOUR).await, "unset");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspend_is_noticed_within_a_minute() {
+        let (mut alarm, start) = (TokioClock.alarm(), Instant::now());
+        alarm.set(Some(start + HOUR));
+        assert!(!rings(&mut *alarm, HOUR / 4).await);
+        suspend(HOUR / 4);
+        assert!(!rings(&mut *alarm, HOUR / 3).await);
+        ring(&mut *alarm).await;
+        assert_eq!(start.elapsed(), HOUR * 3 / 4);
+        // Over the instant itself.
+        let start = Instant::now();
+        alarm.set(Some(start + HOUR));
+        assert!(!rings(&mut *alarm, HOUR / 4).await);
+        suspend(HOUR);
+        ring(&mut *alarm).await;
+        assert!(start.elapsed() <= HOUR / 4 + Duration::from_secs(60), "{:?}", start.elapsed());
     }
 }
