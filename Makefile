@@ -5,7 +5,7 @@ FEATURES = redis amqp http config dispatch redis,http
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint lint-code lint-docs lint-features lint-licences lint-scripts servers
+.PHONY: help build demo test lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests
 	$(CARGO) test --locked --all-features
 
-lint: lint-scripts lint-code lint-docs lint-features lint-licences ## Check format, lints, docs, features, licences, scripts
+lint: lint-scripts lint-code lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
 
 servers:
 	@tests/support/install-servers.sh
@@ -50,4 +50,12 @@ lint-licences:
 		$(CARGO) deny --all-features check bans licenses sources; \
 	else \
 		echo "cargo-deny is not installed: its check is skipped (tests/it/house.rs reads the licences too)"; \
+	fi
+
+lint-metrics:
+	@if command -v promtool >/dev/null 2>&1 && command -v curl >/dev/null 2>&1; then \
+		$(CARGO) build --locked --bin paced && \
+		tests/support/check-metrics.sh $(CARGO) run --locked --quiet --bin paced --; \
+	else \
+		echo "promtool (Debian's prometheus) or curl is not installed: the check of the metrics is skipped"; \
 	fi

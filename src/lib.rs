@@ -22,6 +22,7 @@
 //! | [`store`] | where state lives, and the mapping of slots to the local clock |
 //! | [`shaper`] | reserve, wait, run: for programs that embed paced |
 //! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
+//! | `metric` | what is measured on that way; feature `dispatch` |
 //! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
 //!
 //! Without default features the library needs no broker, no HTTP client and no server; feature
@@ -41,6 +42,8 @@ pub mod config;
 pub mod dispatch;
 #[cfg(feature = "dispatch")]
 pub mod job;
+#[cfg(feature = "dispatch")]
+pub mod metric;
 #[cfg(feature = "daemon")]
 pub mod pipe;
 #[cfg(feature = "dispatch")]

@@ -1,5 +1,6 @@
 //! The `paced` daemon and its tools.
 
+mod admin;
 mod cli;
 mod telemetry;
 

@@ -20,6 +20,7 @@ pub use letter::Edits;
 pub use properties::properties;
 pub use publisher::{PublishError, Publisher};
 pub use source::AmqpSource;
+pub use status::Status;
 
 pub use lapin::BasicProperties;
 pub use lapin::types::{AMQPValue, FieldTable};
@@ -35,12 +36,14 @@ mod message;
 mod properties;
 mod publisher;
 mod source;
+mod status;
 mod supervisor;
 mod tags;
 mod ticket;
 mod topology;
 
 use source::{Slot, Subscriber};
+use status::Roll;
 use ticket::Desk;
 use topology::Names;
 
@@ -103,6 +106,9 @@ pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
     consuming: Option<supervisor::Line>,
+    /// Every connection that is kept up, by what it is for.
+    lines: Vec<(&'static str, supervisor::Line)>,
+    roll: Arc<Roll>,
     attached: BTreeMap<String, watch::Sender<bool>>,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Ends the sources.
@@ -149,6 +155,8 @@ impl Amqp {
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: None,
+            lines: Vec::new(),
+            roll: Arc::default(),
             attached,
             slots: Mutex::default(),
             closing: CancellationToken::new(),
@@ -158,14 +166,21 @@ impl Amqp {
         }
     }
 
-    fn supervise(&self, purpose: &'static str, first: Option<Arc<lapin::Connection>>) -> supervisor::Line {
+    fn supervise(
+        &mut self,
+        purpose: &'static str,
+        first: Option<Arc<lapin::Connection>>,
+    ) -> supervisor::Line {
         let (sender, line) = watch::channel(first.clone());
         let supervisor = supervisor::Supervisor {
             address: self.options.address.clone(),
             purpose,
             line: sender,
+            roll: Arc::clone(&self.roll),
             stop: self.stopping.clone(),
         };
+        self.roll.call(purpose, false);
+        self.lines.push((purpose, line.clone()));
         self.supervisors.spawn(supervisor.run(first));
         line
     }
@@ -220,6 +235,13 @@ impl Amqp {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.attached.values().all(|attached| *attached.borrow())
+    }
+
+    /// How the connections and the consumers are doing, now and later.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let attached = self.attached.iter().map(|(name, attached)| (name.clone(), attached.subscribe()));
+        Status { lines: self.lines.clone(), attached: attached.collect() }
     }
 
     /// For jobs, from any task.

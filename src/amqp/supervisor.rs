@@ -13,11 +13,11 @@ use tracing::{info, warn};
 use super::address::Address;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
+use super::status::Roll;
+use crate::metric;
 
 /// How often a connection is looked at that has said nothing: lapin reports almost every loss itself.
 const LOOK: Duration = Duration::from_secs(1);
-
-const RECONNECTS: &str = "paced_amqp_reconnects_total";
 
 /// The connection that is up, and none while there is none.
 pub(super) type Line = watch::Receiver<Option<Arc<Connection>>>;
@@ -40,14 +40,15 @@ pub(super) struct Supervisor {
     pub(super) address: Address,
     pub(super) purpose: &'static str,
     pub(super) line: watch::Sender<Option<Arc<Connection>>>,
+    pub(super) roll: Arc<Roll>,
     pub(super) stop: CancellationToken,
 }
 
 impl Supervisor {
     /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
     pub(super) async fn run(self, first: Option<Arc<Connection>>) {
-        metrics::counter!(RECONNECTS).increment(0);
-        let Self { address, purpose, line, stop } = &self;
+        metrics::counter!(metric::AMQP_RECONNECTS.name).increment(0);
+        let Self { address, purpose, line, roll, stop } = &self;
         let mut backoff = Backoff::default();
         let mut current = first;
         let mut trouble = None;
@@ -61,9 +62,11 @@ impl Supervisor {
             };
             let since = Instant::now();
             line.send_replace(Some(Arc::clone(&connection)));
+            roll.call(purpose, true);
             let reason = tokio::select! {
                 () = stop.cancelled() => {
                     line.send_replace(None);
+                    roll.call(purpose, false);
                     if connection.status().connected() {
                         let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
                     }
@@ -72,6 +75,7 @@ impl Supervisor {
                 reason = lost(&connection) => reason,
             };
             line.send_replace(None);
+            roll.call(purpose, false);
             warn!(%address, purpose, reason, "lost the connection to RabbitMQ; reconnecting");
             trouble = Some(reason);
             if since.elapsed() >= STABLE {
@@ -91,7 +95,7 @@ impl Supervisor {
             match connect(address, purpose).await {
                 Ok(connection) => {
                     if trouble.take().is_some() {
-                        metrics::counter!(RECONNECTS).increment(1);
+                        metrics::counter!(metric::AMQP_RECONNECTS.name).increment(1);
                         info!(%address, purpose, "connected to RabbitMQ again");
                     }
                     return Arc::new(connection);

@@ -7,6 +7,7 @@ use paced::amqp::Amqp;
 use paced::config::Settings;
 use paced::dispatch::Dispatcher;
 use paced::store::Store;
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::exit::Exit;
 use super::signals::Signals;
 use super::{Global, parts};
+use crate::admin::{self, Readiness, StoreProbe};
+use crate::telemetry::Exporter;
 
 /// How long the connections may take to write the last acks and to close, beyond the drain.
 const CLOSING: Duration = Duration::from_secs(4);
@@ -27,6 +30,8 @@ pub(super) async fn run(global: &Global) -> Exit {
 async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let settings = parts::load(global)?.settings;
     let mut signals = Signals::new()?;
+    // First of all: what is measured before the exporter is there is lost.
+    let watched = watched(&settings).await?;
     let store = parts::store(&settings).map_err(|error| {
         tracing::error!(%error, "no store");
         Exit::Config
@@ -39,6 +44,9 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let dispatchers = dispatchers(&settings, &store)?;
     let amqp = Amqp::start(parts::amqp(&settings)?);
     let stop = CancellationToken::new();
+    let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
+    let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
+    let server = serve(watched, readiness)?;
     let mut running = JoinSet::new();
     for (name, dispatcher) in dispatchers {
         let source = amqp.source(&name).map_err(|error| {
@@ -57,7 +65,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
             tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
             failed = true;
         }
-        () = announce(&amqp, store) => {}
+        () = announce(&amqp, probe) => {}
     }
     stop.cancel();
     let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
@@ -81,6 +89,10 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
             return Err(Exit::Undrained);
         }
     }
+    if let Some(server) = server {
+        // To the end it told that the daemon lives, and that it is not ready.
+        server.stop().await;
+    }
     if failed {
         return Err(Exit::Failed);
     }
@@ -98,6 +110,39 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     Ok(Exit::Ok)
 }
 
+/// The address for probes and scrapers, where the settings have one, and what they are shown: without
+/// it nothing is recorded.
+async fn watched(settings: &Settings) -> Result<Option<(TcpListener, Exporter)>, Exit> {
+    let Some(listen) = &settings.admin.listen else { return Ok(None) };
+    let listener = admin::bind(listen).await.map_err(|error| {
+        tracing::error!("{error}");
+        if error.is_permanent() { Exit::Config } else { Exit::Failed }
+    })?;
+    let exporter = Exporter::install().map_err(|error| {
+        tracing::error!(%error, "no metrics");
+        Exit::Failed
+    })?;
+    Ok(Some((listener, exporter)))
+}
+
+fn serve(
+    watched: Option<(TcpListener, Exporter)>,
+    readiness: Readiness,
+) -> Result<Option<admin::Server>, Exit> {
+    let Some((listener, exporter)) = watched else { return Ok(None) };
+    let pages = admin::pages(readiness, move || exporter.render());
+    let server = admin::Server::start(listener, pages).map_err(|error| {
+        tracing::error!(%error, "no admin server");
+        Exit::Failed
+    })?;
+    let address = server.address();
+    tracing::info!(%address, "probes and metrics are served");
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "whoever reaches this address may read the metrics; admin.listen = \"127.0.0.1:{}\" keeps them on this machine", address.port());
+    }
+    Ok(Some(server))
+}
+
 fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<Vec<(String, Dispatcher)>, Exit> {
     let clock = parts::clock();
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
@@ -113,10 +158,10 @@ fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<Vec<(Strin
 }
 
 /// Says when the store answers and every consumer is attached; never ends.
-async fn announce(amqp: &Amqp, store: Arc<dyn Store>) {
+async fn announce(amqp: &Amqp, store: Arc<StoreProbe>) {
     tokio::spawn(async move {
-        if let Err(error) = store.ping().await {
-            tracing::warn!(%error, "jobs are held until there is a store");
+        if let Err(error) = store.look().await {
+            tracing::warn!(error, "jobs are held until there is a store");
         }
     });
     amqp.ready().await;

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use figment::Provider as _;
 
 pub use error::{ConfigError, ConfigErrors};
-pub use settings::{Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
+pub use settings::{Admin, Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
 pub use show::show;
 pub use source::Sources;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::error::{ConfigError, Kind};
 use super::reader::{Absent, Entry, Found, Reader, Table};
-use super::settings::{Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
+use super::settings::{Admin, Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
 use super::{url, value};
 use crate::dispatch::RetryPolicy;
 use crate::limit::{Limit, LimitSet};
@@ -18,6 +18,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let root = reader.root();
     let amqp = amqp(reader, &root);
     let store = store(reader, &root);
+    let admin = admin(reader, &root);
     let shutdown = shutdown(reader, &root);
     let table = reader.table(&root, "downstreams");
     let names = table.keys();
@@ -35,7 +36,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
     }
-    Some(Settings { amqp: amqp?, store: store?, shutdown: shutdown?, downstreams: downstreams? })
+    Some(Settings { amqp: amqp?, store: store?, admin, shutdown: shutdown?, downstreams: downstreams? })
 }
 
 fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {
@@ -51,6 +52,11 @@ fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
     let url = reader.secret(&table, "url", Absent::Default("memory:"), url::store);
     let key_prefix = reader.parsed(&table, "key_prefix", Absent::Default("paced"), value::prefix);
     Some(Store { url: url?, key_prefix: key_prefix? })
+}
+
+fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
+    let table = reader.table(root, "admin");
+    Admin { listen: reader.parsed(&table, "listen", Absent::Unset, value::listen) }
 }
 
 fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {

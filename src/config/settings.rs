@@ -14,6 +14,8 @@ pub struct Settings {
     pub amqp: Amqp,
     /// `[store]`
     pub store: Store,
+    /// `[admin]`
+    pub admin: Admin,
     /// `[shutdown]`
     pub shutdown: Shutdown,
     /// `[downstreams.NAME]`, by name.
@@ -38,6 +40,14 @@ pub struct Store {
     pub url: Secret,
     /// Of every key.
     pub key_prefix: String,
+}
+
+/// `[admin]`
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// `HOST:PORT` of the server for probes and metrics; none: there is no such server. Port 0 takes
+    /// any that is free.
+    pub listen: Option<String>,
 }
 
 /// `[shutdown]`

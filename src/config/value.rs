@@ -104,6 +104,26 @@ pub(super) fn prefix(text: &str) -> Result<String, String> {
     Err("no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`".to_owned())
 }
 
+/// `HOST:PORT`, an IPv6 address in brackets.
+pub(super) fn listen(text: &str) -> Result<String, String> {
+    const RIGHT: &str = "write HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750";
+    if text.contains("://") {
+        return Err(format!("a URL; {RIGHT}"));
+    }
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return Err(format!("has no port; {RIGHT}"));
+    };
+    if !port.bytes().all(|b| b.is_ascii_digit()) || port.parse::<u16>().is_err() {
+        return Err(format!("has no port from 0 to 65535; {RIGHT}"));
+    }
+    let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let fits = match host.strip_prefix('[') {
+        Some(inner) => inner.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
+        None => (1..=253).contains(&host.len()) && host.chars().all(name),
+    };
+    if fits { Ok(text.to_owned()) } else { Err(format!("has no host to listen on; {RIGHT}")) }
+}
+
 pub(super) fn queue_name(text: &str) -> Result<String, String> {
     if (1..=255).contains(&text.len()) && !text.contains(char::is_control) {
         return Ok(text.to_owned());
@@ -249,6 +269,34 @@ mod tests {
         }
         for name in ["", "-a", "_a", "A", "a.b", "a__b", "ä", "a b", &"a".repeat(64)] {
             assert!(downstream_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn addresses_to_listen_on() {
+        for text in ["127.0.0.1:9750", "[::1]:9750", "[::]:0", "localhost:65535", "0.0.0.0:80", "a_b.c-d:1"] {
+            assert_eq!(listen(text), Ok(text.to_owned()));
+        }
+        for (text, problem) in [
+            ("", "has no port"),
+            ("9750", "has no port"),
+            ("127.0.0.1", "has no port"),
+            ("127.0.0.1:", "has no port from"),
+            ("127.0.0.1:65536", "has no port from"),
+            ("127.0.0.1:+1", "has no port from"),
+            ("localhost:http", "has no port from"),
+            ("::1", "has no host"),
+            ("::1:9750", "has no host"),
+            (":9750", "has no host"),
+            ("[::1:9750", "has no host"),
+            ("[localhost]:9750", "has no host"),
+            ("a b:9750", "has no host"),
+            ("u:p@host:1", "has no host"),
+            ("*:9750", "has no host"),
+            ("http://127.0.0.1:9750", "a URL"),
+        ] {
+            let told = listen(text).unwrap_err();
+            assert!(told.starts_with(problem) && told.contains("write HOST:PORT"), "{text}: {told}");
         }
     }
 

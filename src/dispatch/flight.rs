@@ -14,7 +14,7 @@ use super::retry::RetryPolicy;
 use super::source::{DeadLetter, Report, Ticket};
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response, Sink};
-use crate::time::{Micros, wall_now};
+use crate::time::{Deadline, Micros, wall_now};
 
 /// What all flights of a downstream share.
 pub(super) struct Gear {
@@ -76,7 +76,7 @@ pub(super) struct Flight {
     place: Place,
     entry: Entry,
     slot: Micros,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 impl Flight {
@@ -89,8 +89,8 @@ impl Flight {
     pub(super) async fn fly(self) {
         let Some(mut cleared) = self.check().await else { return };
         cleared.entry.attempts += 1;
-        cleared.gear.meters.released.increment(1);
         let outcome = cleared.gear.sink.send(&cleared.entry.job).await;
+        cleared.gear.meters.dispatched(&outcome, cleared.place.since.elapsed());
         cleared.settle(outcome).await;
     }
 
@@ -101,7 +101,7 @@ impl Flight {
             meters.stale.increment(1);
             return None;
         }
-        let late = Instant::now().saturating_duration_since(self.deadline);
+        let late = self.deadline.late();
         if late > self.gear.tolerance {
             tracing::debug!(downstream = self.gear.downstream, ?late, "slot missed, reserving anew");
             meters.late.increment(1);
@@ -109,11 +109,12 @@ impl Flight {
             return None;
         }
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
+            meters.slot_outdated();
             let report = self.report(None);
             self.bury(expired(deadline, report), Response::default()).await;
             return None;
         }
-        meters.lateness.record(late.as_secs_f64());
+        meters.release(late);
         Some(self)
     }
 
@@ -145,6 +146,7 @@ impl Flight {
         let Self { gear, place, entry, .. } = self;
         // Nothing is being sent any more: a reply that takes long must not hold up others.
         drop(place);
+        let _settling = gear.meters.settling();
         if entry.job.reply.is_some() {
             entry.ticket.reply(&receipt.response).await;
         }
@@ -179,6 +181,7 @@ pub(super) async fn bury(
     letter: DeadLetter,
     reply: Option<Response>,
 ) {
+    let _settling = gear.meters.settling();
     let downstream = &gear.downstream;
     tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
     if let Some(mut response) = reply {

@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::lane::Entry;
-use crate::time::Micros;
+use crate::time::{Deadline, Micros};
 
 /// A job with its slot.
 #[derive(Debug)]
@@ -15,7 +13,7 @@ pub(super) struct Held {
     /// On the store's clock.
     pub(super) slot: Micros,
     /// The slot on this process's clock, never early.
-    pub(super) deadline: Instant,
+    pub(super) deadline: Deadline,
 }
 
 /// The jobs of one downstream that hold a slot.
@@ -37,12 +35,12 @@ impl Queue {
     }
 
     /// When the first slot comes.
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Deadline> {
         self.0.front().map(|held| held.deadline)
     }
 
     /// Takes the first job if its slot has come by `now`.
-    pub(super) fn pop_due(&mut self, now: Instant) -> Option<Held> {
+    pub(super) fn pop_due(&mut self, now: Deadline) -> Option<Held> {
         self.next_due().filter(|due| *due <= now).and_then(|_| self.0.pop_front())
     }
 
@@ -50,7 +48,7 @@ impl Queue {
     /// each takes that long.
     pub(super) fn within(&self, span: Duration) -> usize {
         let Some(last) = self.0.back() else { return 0 };
-        let together = |held: &Held| last.deadline.saturating_duration_since(held.deadline) >= span;
+        let together = |held: &Held| last.deadline.since(held.deadline) >= span;
         self.0.len() - self.0.partition_point(together)
     }
 

@@ -31,9 +31,10 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
         return Intake::Dead(ticket, expired(deadline, Report::UNSENT), job.reply.is_some());
     }
     let not_before = job.not_before.filter(|start| *start > now);
-    let entry = Entry { job, ticket, attempts: 0, seq };
+    let since = Instant::now();
+    let entry = Entry { job, ticket, attempts: 0, since, seq };
     match not_before {
-        Some(start) => Intake::Later(Instant::now() + start.since(now), entry),
+        Some(start) => Intake::Later(since + start.since(now), entry),
         None => Intake::Ready(entry),
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Entry {
     pub(super) ticket: Box<dyn Ticket>,
     /// Handed to the sink so often.
     pub(super) attempts: u32,
+    /// When it could have gone, had there been a slot.
+    pub(super) since: Instant,
     /// Its place in the order of arrival, which it keeps when it comes back.
     pub(super) seq: u64,
 }
@@ -32,7 +34,8 @@ impl Lane {
         self.ready.insert((9 - entry.job.priority.min(9), entry.seq), entry);
     }
 
-    pub(super) fn push_later(&mut self, due: Instant, entry: Entry) {
+    pub(super) fn push_later(&mut self, due: Instant, mut entry: Entry) {
+        entry.since = due;
         self.later.insert((due, entry.seq), entry);
     }
 

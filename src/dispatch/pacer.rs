@@ -25,7 +25,7 @@ use crate::sink::Response;
 use crate::store::{
     BoxFuture, LONGEST_LEASE, Lease, Observed, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
 };
-use crate::time::{Micros, wall_now};
+use crate::time::{Deadline, Micros, wall_now};
 
 mod drain;
 
@@ -104,6 +104,7 @@ impl Pacer {
             tolerance: interval.clamp(Duration::from_millis(5), Duration::from_millis(50)),
             meters: Meters::new(&options.downstream),
         };
+        gear.meters.rate("config", options.limits.rate().per_second());
         Self {
             asking: Asking::new(&options.limits, options.horizon, options.concurrency),
             places: Places::new(options.concurrency),
@@ -130,13 +131,14 @@ impl Pacer {
         loop {
             let now = Instant::now();
             self.lane.promote(now);
-            self.release(now);
+            self.release(Deadline::at(now));
             if ears.call.is_none() {
                 ears.call = self.ask(now);
             }
             if !open && ears.call.is_none() && self.is_idle() {
                 break;
             }
+            self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
             ears.alarm.set(self.wake(ears.call.is_some()));
             tokio::select! {
                 biased;
@@ -173,6 +175,7 @@ impl Pacer {
     fn wake(&self, calling: bool) -> Option<Instant> {
         let ask = (!calling && self.lane.ready() > 0 && self.free() > 0).then_some(self.ask_at);
         let release = self.held.next_due().filter(|_| self.places.sending() < self.options.concurrency);
+        let release = release.map(Deadline::instant);
         [ask, release, self.lane.next_due()].into_iter().flatten().min()
     }
 
@@ -268,9 +271,13 @@ impl Pacer {
         match reply.answer {
             Ok(ref answer) => {
                 self.heard(&reply, answer);
+                let now = Deadline::at(reply.received);
                 for &slot in &answer.slots {
                     let Some(entry) = batch.pop_front() else { break };
-                    let deadline = self.slots.deadline(slot).unwrap_or_else(Instant::now);
+                    let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
+                    self.gear
+                        .meters
+                        .granted(reply.sent.saturating_duration_since(entry.since), deadline.since(now));
                     self.held.push(Held { entry, slot, deadline });
                 }
             }
@@ -283,10 +290,10 @@ impl Pacer {
 
     /// Sends off the jobs whose slots have come, as far as there are places. One that finds none
     /// waits for it as long as its slot is still now.
-    fn release(&mut self, now: Instant) {
+    fn release(&mut self, now: Deadline) {
         while self.places.sending() < self.options.concurrency {
             let Some(held) = self.held.pop_due(now) else { break };
-            if now - held.deadline > self.gear.tolerance {
+            if now.since(held.deadline) > self.gear.tolerance {
                 self.gear.meters.late.increment(1);
                 self.lane.push(held.entry);
                 continue;

@@ -19,6 +19,10 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome>;
 }
 
+/// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it,
+/// or a connection that broke.
+pub const RETRY_REASONS: [&str; 4] = ["status", "timeout", "connect", "connection"];
+
 /// What became of one attempt.
 #[derive(Debug)]
 pub enum Outcome {
@@ -26,7 +30,7 @@ pub enum Outcome {
     Delivered(Receipt),
     /// Worth another attempt, at a new slot.
     Retry {
-        /// Short and of few kinds, for a metric: `status`, `timeout`, `connect`.
+        /// One of [`RETRY_REASONS`], for a metric.
         reason: &'static str,
         /// For people.
         detail: String,

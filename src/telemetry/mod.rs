@@ -1,9 +1,14 @@
-//! Logs: to stderr, as text or JSON. Metrics go through the `metrics` facade where they arise.
+//! Logs: to stderr, as text or JSON. Metrics go through the `metrics` facade where they arise, and
+//! out through [`Exporter`].
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+
+mod exporter;
+
+pub(crate) use exporter::Exporter;
 
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

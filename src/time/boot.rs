@@ -64,6 +64,12 @@ impl Deadline {
         self.0.saturating_duration_since(Self::now().0)
     }
 
+    /// How long after `earlier` it lies; zero when it does not.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_duration_since(earlier.0)
+    }
+
     /// [`Deadline::at`], read when the machine had been suspended for so long.
     pub(crate) fn at_suspended(at: Instant, suspended: Duration) -> Self {
         Self(at + suspended)

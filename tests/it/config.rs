@@ -106,6 +106,7 @@ fn the_default_file_holds_the_defaults() {
     assert_eq!(bare.amqp.url.expose(), "amqp://127.0.0.1:5672/%2f");
     assert_eq!((bare.amqp.prefix.as_str(), bare.amqp.declare), ("paced", true));
     assert_eq!((bare.store.url.expose(), bare.store.key_prefix.as_str()), ("memory:", "paced"));
+    assert_eq!(bare.admin.listen, None);
     assert_eq!(bare.shutdown.drain_timeout, Duration::from_secs(25));
     assert_eq!((billing.horizon, billing.concurrency), (Duration::from_millis(100), 64));
     assert_eq!((&billing.queue.name, billing.queue.prefetch), (&None, 1000));
@@ -146,6 +147,7 @@ fn the_examples_mean_what_they_say() {
     ];
     let kubernetes = load_shipped("examples/kubernetes.toml", &env).settings;
     assert_eq!(kubernetes.store.url.expose(), "redis://redis:6379");
+    assert_eq!(kubernetes.admin.listen.as_deref(), Some("0.0.0.0:9750"));
     let billing = &kubernetes.downstreams["billing"];
     assert_eq!(billing.limits.rate().to_string(), "50/s");
     assert_eq!(billing.http.headers[0].1.expose(), "Bearer example-token");
@@ -158,6 +160,7 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
     let loaded = Scene::new(&text)
         .env("PACED_DOWNSTREAMS__A__CONCURRENCY", "7")
         .set("downstreams.a.http.headers.x-key=hunter2")
+        .set("admin.listen=[::1]:9750")
         .set("store.url=redis://:hunter2@cache")
         .right();
     let shown = show(&loaded);
@@ -169,6 +172,8 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
         "url = \"amqp://rabbit/v\" # paced.toml:6:7",
         "prefix = \"paced\" # default",
         "url = \"redis://cache\" # --set",
+        "[admin]",
+        "listen = \"[::1]:9750\" # --set",
         "[downstreams.a]",
         "rate = \"1/s\" # paced.toml:2:8",
         "limits = [{ algorithm = \"leaky-bucket\", rate = \"5/m\", burst = 1 }] # paced.toml:4:10",

@@ -27,6 +27,7 @@ impl Pacer {
         if closing.await.is_err() {
             tracing::warn!(downstream = self.options.downstream, "the source did not close in time");
         }
+        self.gear.meters.slots_stopped(self.held.len());
         let mut entries: Vec<Entry> = self.lane.drain().chain(self.held.drain()).collect();
         entries.extend(call.into_iter().flat_map(|call| call.batch));
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
@@ -44,6 +45,7 @@ impl Pacer {
                 }
             }
         };
+        self.gear.meters.hands(0, 0, 0);
         let unfinished = if in_time { 0 } else { flights.len() };
         self.abandon.cancel();
         flights.wait().await;

@@ -21,7 +21,7 @@ use crate::job::{Job, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
-use crate::time::Micros;
+use crate::time::{Deadline, Micros};
 
 /// A `reply_to` that takes no message.
 pub(super) const NOWHERE: &str = "nowhere";
@@ -334,7 +334,8 @@ pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
     let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
     let ticket = Box::new(ScriptedTicket { id, reply_to: None, live, ledger: Ledger::default() });
     let job = decode(&message("0"), &rules).unwrap();
-    Held { entry: Entry { job, ticket, attempts: 0, seq: 0 }, slot: Micros(0), deadline }
+    let entry = Entry { job, ticket, attempts: 0, since: deadline, seq: 0 };
+    Held { entry, slot: Micros(0), deadline: Deadline::at(deadline) }
 }
 
 pub(super) fn message(id: &str) -> Message {

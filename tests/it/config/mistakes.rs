@@ -100,6 +100,20 @@ fn each_wrong_value_is_told_with_what_is_right() {
         }
         assert!(lines[0].starts_with("paced.toml:4:"), "{}", lines[0]);
     }
+    for (listen, problem) in [
+        ("\"9750\"", "has no port; write HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750"),
+        ("\":9750\"", "has no host to listen on; write HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750"),
+        (
+            "\"localhost:99999\"",
+            "has no port from 0 to 65535; write HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750",
+        ),
+        ("9750", "an integer where a string belongs; write it in quotes"),
+    ] {
+        assert_eq!(
+            Scene::new(&format!("{LEAST}[admin]\nlisten = {listen}\n")).wrong(),
+            [format!("paced.toml:5:10: admin.listen: {problem}")]
+        );
+    }
     let amqp = |line: &str| Scene::new(&format!("{LEAST}[amqp]\n{line}\n")).wrong();
     assert_eq!(
         amqp("prefix = \"a{b}\""),
@@ -212,9 +226,10 @@ fn unknown_keys_come_with_the_nearest_known_one() {
             "downstreams.a.lanes",
             "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
         ),
-        ("[admin]", "admin", "known here are `amqp`, `downstreams`, `shutdown`, `store`"),
+        ("[plans]", "plans", "known here are `admin`, `amqp`, `downstreams`, `shutdown`, `store`"),
+        ("admin.token_file = \"t\"", "admin.token_file", "known here are `listen`"),
         ("[stroe]", "stroe", "did you mean `store`?"),
-        ("[\"a b\"]", "\"a b\"", "known here are `amqp`, `downstreams`, `shutdown`, `store`"),
+        ("[\"a b\"]", "\"a b\"", "known here are `admin`, `amqp`, `downstreams`, `shutdown`, `store`"),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
         let name = key.rsplit('.').next().unwrap();

@@ -1,0 +1,183 @@
+//! Is the daemon ready? Each part that must be is one check.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::amqp::Status;
+use paced::metric;
+use paced::store::{BoxFuture, Store};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Below the second that Kubernetes gives a probe by default.
+const PATIENCE: Duration = Duration::from_millis(750);
+
+/// How long an answer of the store counts: however many ask, it is asked once in that time.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// One thing that must hold, and why it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Check {
+    pub(crate) name: String,
+    pub(crate) verdict: Result<(), String>,
+}
+
+impl Check {
+    pub(crate) fn new(name: impl Into<String>, verdict: Result<(), String>) -> Self {
+        Self { name: name.into(), verdict }
+    }
+}
+
+/// Whoever knows whether the daemon is ready.
+pub(crate) trait Checks: Send + Sync + 'static {
+    /// Everything that is checked, as it is now. Cancel safe.
+    fn look(&self) -> BoxFuture<'_, Vec<Check>>;
+}
+
+/// The daemon's checks.
+pub(crate) struct Readiness {
+    pub(crate) amqp: Status,
+    pub(crate) store: Arc<StoreProbe>,
+    /// Cancelled once the daemon stops.
+    pub(crate) draining: CancellationToken,
+}
+
+impl Checks for Readiness {
+    fn look(&self) -> BoxFuture<'_, Vec<Check>> {
+        Box::pin(async move {
+            let lost = self.amqp.lost();
+            let amqp = if lost.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("no connection to RabbitMQ for {}", lost.join(", ")))
+            };
+            let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.look().await)];
+            checks.extend(self.amqp.downstreams().map(|(name, attached)| {
+                let verdict = attached.then_some(()).ok_or_else(|| "its queue is not consumed".to_owned());
+                Check::new(format!("downstream/{name}"), verdict)
+            }));
+            let draining = self.draining.is_cancelled();
+            let verdict = if draining { Err("the daemon is stopping".to_owned()) } else { Ok(()) };
+            checks.push(Check::new("draining", verdict));
+            checks
+        })
+    }
+}
+
+/// Asks the store whether it is there, at most once a second and only when somebody wants to know: a
+/// replica that has nothing to do leaves the store alone.
+pub(crate) struct StoreProbe {
+    store: Arc<dyn Store>,
+    downstreams: Vec<String>,
+    last: Mutex<Option<(Instant, Result<(), String>)>>,
+}
+
+impl StoreProbe {
+    /// `downstreams` are those whose `paced_store_connected` follows the answers.
+    pub(crate) fn new(store: Arc<dyn Store>, downstreams: Vec<String>) -> Self {
+        Self { store, downstreams, last: Mutex::default() }
+    }
+
+    /// Whether the store answers, or why not. Those who ask at the same time share one question.
+    ///
+    /// Takes [`PATIENCE`] at most. Cancel safe.
+    pub(crate) async fn look(&self) -> Result<(), String> {
+        let mut last = self.last.lock().await;
+        if let Some((at, verdict)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return verdict.clone();
+        }
+        let verdict = match timeout(PATIENCE, self.store.ping()).await {
+            Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
+            Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        };
+        for name in &self.downstreams {
+            let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
+            gauge.set(if verdict.is_ok() { 1.0 } else { 0.0 });
+        }
+        *last = Some((Instant::now(), verdict.clone()));
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use paced::StoreError;
+    use paced::limit::LimitSet;
+    use paced::store::{Cancel, Reserve, Reserved, Scope};
+    use paced::time::Micros;
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    /// Answers pings after a while, or with an error.
+    #[derive(Debug)]
+    struct Pinged {
+        after: Duration,
+        error: Option<StoreError>,
+        count: AtomicU32,
+    }
+
+    impl Store for Pinged {
+        fn reserve<'a>(&'a self, _: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn cancel<'a>(&'a self, _: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn reset<'a>(&'a self, _: Scope<'a>, _: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+            Box::pin(async {
+                self.count.fetch_add(1, Ordering::Relaxed);
+                sleep(self.after).await;
+                self.error.clone().map_or(Ok(Micros(0)), Err)
+            })
+        }
+    }
+
+    fn probe(after: u64, error: Option<StoreError>) -> (Arc<Pinged>, StoreProbe) {
+        let after = Duration::from_millis(after);
+        let store = Arc::new(Pinged { after, error, count: AtomicU32::new(0) });
+        (Arc::clone(&store), StoreProbe::new(store, Vec::new()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_ask_the_store_is_asked_once_a_second() {
+        let (store, probe) = probe(100, None);
+        assert_eq!(tokio::join!(probe.look(), probe.look(), probe.look()), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(store.count.load(Ordering::Relaxed), 1);
+        advance(FRESH - Duration::from_millis(1)).await;
+        assert_eq!(probe.look().await, Ok(()));
+        assert_eq!(store.count.load(Ordering::Relaxed), 1);
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(probe.look().await, Ok(()));
+        assert_eq!(store.count.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_hangs_or_fails_is_told_in_time() {
+        let start = Instant::now();
+        let (_, hanging) = probe(60_000, None);
+        assert_eq!(hanging.look().await, Err("no answer within 750ms".to_owned()));
+        assert_eq!(start.elapsed(), PATIENCE);
+        let (_, failing) = probe(0, Some(StoreError::Invalid("no".to_owned())));
+        assert_eq!(failing.look().await, Err("no".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_stops_waiting_leaves_the_question_to_the_next() {
+        let (store, probe) = probe(100, None);
+        assert!(timeout(Duration::from_millis(50), probe.look()).await.is_err());
+        assert_eq!(probe.look().await, Ok(()));
+        assert_eq!(store.count.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,212 @@
+//! What paced measures: the name, kind and meaning of every series.
+//!
+//! Values go through the `metrics` facade, so that they cost nothing unless a recorder is
+//! installed: the daemon's own where `admin.listen` is set, or that of a program that embeds paced.
+//! The one label for what a series belongs to is `downstream`: never a job, a lane or a URL.
+
+use metrics::{describe_counter, describe_gauge, describe_histogram};
+
+pub use metrics::Unit;
+
+/// Something that is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Metric {
+    /// In Prometheus' manner: base units, `_total` for counters.
+    pub name: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// What one of it is.
+    pub unit: Unit,
+    /// What it tells, for people.
+    pub help: &'static str,
+}
+
+/// How a metric behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only rises.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// Counts values by these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// Of how late the release clock is: 10 µs apart where it should be, 1 s at the end.
+const LATENESS: &[f64] = &[
+    0.000_01, 0.000_02, 0.000_03, 0.000_04, 0.000_05, 0.000_06, 0.000_07, 0.000_08, 0.000_09, 0.000_1,
+    0.000_125, 0.000_15, 0.000_2, 0.000_25, 0.000_3, 0.000_4, 0.000_5, 0.000_75, 0.001, 0.001_5, 0.002,
+    0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0,
+];
+
+/// Of questions and answers over a network.
+const ROUND_TRIP: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0,
+];
+
+/// Of waiting, up to six hours.
+const WAIT: &[f64] = &[
+    0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    1800.0, 3600.0, 7200.0, 21_600.0,
+];
+
+/// Of slots in one call: the store grants up to 1024.
+const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+
+const fn counter(name: &'static str, help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Counter, unit: Unit::Count, help }
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Gauge, unit: Unit::Count, help }
+}
+
+const fn seconds(name: &'static str, bounds: &'static [f64], help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Histogram(bounds), unit: Unit::Seconds, help }
+}
+
+/// Jobs that came from the broker.
+pub const JOBS_RECEIVED: Metric = counter(
+    "paced_jobs_received_total",
+    "Messages taken from the broker, those delivered again and bad ones included.",
+);
+/// Jobs handed to the sink.
+pub const JOBS_RELEASED: Metric =
+    counter("paced_jobs_released_total", "Jobs handed to the downstream at their slot; each attempt counts.");
+/// How jobs were settled.
+pub const JOBS_SETTLED: Metric = counter(
+    "paced_jobs_settled_total",
+    "Jobs by outcome: delivered, retried (waits for another attempt), parked, dead, returned to the broker.",
+);
+/// Attempts that failed in a way that is worth another one.
+pub const JOB_RETRIES: Metric =
+    counter("paced_job_retries_total", "Attempts that failed but may be repeated, by reason.");
+/// Dead letters.
+pub const JOBS_REJECTED: Metric =
+    counter("paced_jobs_rejected_total", "Jobs that became dead letters, by reason.");
+/// Slots granted by the store.
+pub const SLOTS_RESERVED: Metric = counter("paced_slots_reserved_total", "Slots granted by the store.");
+/// Slots that no job was released at.
+pub const SLOTS_ABANDONED: Metric =
+    counter("paced_slots_abandoned_total", "Slots granted but not used, by reason.");
+/// Calls to the store that failed.
+pub const STORE_ERRORS: Metric =
+    counter("paced_store_errors_total", "Calls to the store that failed, by operation.");
+/// Connections to the broker that had to be made anew.
+pub const AMQP_RECONNECTS: Metric =
+    counter("paced_amqp_reconnects_total", "Connections to RabbitMQ made anew after a loss.");
+/// How long jobs wait for a slot.
+pub const QUEUE_WAIT: Metric = seconds(
+    "paced_job_queue_wait_seconds",
+    WAIT,
+    "From a job's arrival here, or from when it was due, until it was granted a slot.",
+);
+/// How long jobs are held until their slot.
+pub const SHAPING_DELAY: Metric = seconds(
+    "paced_job_shaping_delay_seconds",
+    WAIT,
+    "From the grant of a slot until that slot: how long a job is held.",
+);
+/// How exact releases are.
+pub const LATENESS_OF_RELEASE: Metric = seconds(
+    "paced_release_lateness_seconds",
+    LATENESS,
+    "How long after its slot a job was handed over; never negative.",
+);
+/// How long the downstream takes.
+pub const DISPATCH_DURATION: Metric = seconds(
+    "paced_dispatch_duration_seconds",
+    ROUND_TRIP,
+    "From the hand-over of a job until the downstream's answer, by outcome: delivered, retried, dead.",
+);
+/// How long the store takes.
+pub const STORE_ROUNDTRIP: Metric = seconds(
+    "paced_store_roundtrip_seconds",
+    ROUND_TRIP,
+    "How long the store took to answer, by operation; calls that failed are not in it.",
+);
+/// How many slots a call brings.
+pub const RESERVATION_BATCH: Metric = Metric {
+    name: "paced_reservation_batch_jobs",
+    kind: Kind::Histogram(BATCH),
+    unit: Unit::Count,
+    help: "Slots granted by one call to the store.",
+};
+/// The rate in force.
+pub const RATE_LIMIT: Metric = gauge(
+    "paced_rate_limit_jobs_per_second",
+    "The slowest limit of the downstream, by where it comes from. Shared by all replicas: take the maximum, not the sum.",
+);
+/// Where the jobs are that this process holds.
+pub const JOBS_IN_FLIGHT: Metric = gauge(
+    "paced_jobs_in_flight",
+    "Jobs in this process by state: lane (waits for a slot), held (until its slot), sending, settling.",
+);
+/// Whether the downstream is paused.
+pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
+/// Whether the store answers.
+pub const STORE_CONNECTED: Metric =
+    gauge("paced_store_connected", "1 if the store answered the last call to it.");
+/// Whether the broker is there.
+pub const AMQP_CONNECTED: Metric =
+    gauge("paced_amqp_connected", "1 while every connection to RabbitMQ is up.");
+/// What runs.
+pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
+
+/// Every metric.
+pub const ALL: [Metric; 21] = [
+    JOBS_RECEIVED,
+    JOBS_RELEASED,
+    JOBS_SETTLED,
+    JOB_RETRIES,
+    JOBS_REJECTED,
+    SLOTS_RESERVED,
+    SLOTS_ABANDONED,
+    STORE_ERRORS,
+    AMQP_RECONNECTS,
+    QUEUE_WAIT,
+    SHAPING_DELAY,
+    LATENESS_OF_RELEASE,
+    DISPATCH_DURATION,
+    STORE_ROUNDTRIP,
+    RESERVATION_BATCH,
+    RATE_LIMIT,
+    JOBS_IN_FLIGHT,
+    PAUSED,
+    STORE_CONNECTED,
+    AMQP_CONNECTED,
+    BUILD_INFO,
+];
+
+/// Tells the installed recorder what each metric means.
+pub fn describe() {
+    for Metric { name, kind, unit, help } in ALL {
+        match kind {
+            Kind::Counter => describe_counter!(name, unit, help),
+            Kind::Gauge => describe_gauge!(name, unit, help),
+            Kind::Histogram(_) => describe_histogram!(name, unit, help),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_and_bounds_are_as_prometheus_wants_them() {
+        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len(), "no name twice");
+        for Metric { name, kind, unit, .. } in ALL {
+            assert!(name.starts_with("paced_"), "{name}");
+            assert_eq!(name.ends_with("_total"), kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_seconds"), unit == Unit::Seconds, "{name}");
+            if let Kind::Histogram(bounds) = kind {
+                assert!(bounds.is_sorted_by(|one, other| one < other), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Metrics for Prometheus: what the `metrics` facade is given, kept and written out when asked for.
+
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use paced::metric::{self, Kind};
+
+/// How often values of histograms are gathered into their buckets while nobody asks: until then each
+/// takes its place in memory.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// The values of every metric.
+#[derive(Clone)]
+pub(crate) struct Exporter(PrometheusHandle);
+
+/// Why there are no metrics.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExporterError {
+    /// The crate's own word; the bounds are checked by a test.
+    #[error("the buckets of {0} are wrong: {1}; please report this")]
+    Buckets(&'static str, metrics_exporter_prometheus::BuildError),
+    /// A process has one recorder.
+    #[error("something else records the metrics of this process; leave admin.listen out")]
+    Taken,
+}
+
+impl Exporter {
+    /// Records from now on; before it the facade is a no-op that costs nothing. Must be called on a
+    /// tokio runtime, and before the parts that measure are made.
+    pub(crate) fn install() -> Result<Self, ExporterError> {
+        let recorder = builder()?.build_recorder();
+        let exporter = Self(recorder.handle());
+        metrics::set_global_recorder(recorder).map_err(|_| ExporterError::Taken)?;
+        metric::describe();
+        metrics::gauge!(metric::BUILD_INFO.name, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        tokio::spawn(upkeep(exporter.0.clone()));
+        Ok(exporter)
+    }
+
+    /// Every series in Prometheus' text form. Takes a while where there are many.
+    pub(crate) fn render(&self) -> String {
+        self.0.render()
+    }
+}
+
+fn builder() -> Result<PrometheusBuilder, ExporterError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in metric::ALL {
+        if let Kind::Histogram(bounds) = metric.kind {
+            builder = builder
+                .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
+                .map_err(|error| ExporterError::Buckets(metric.name, error))?;
+        }
+    }
+    Ok(builder)
+}
+
+async fn upkeep(handle: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let handle = handle.clone();
+        // Apart: with many series it would hold up the releases on this thread.
+        let _ = tokio::task::spawn_blocking(move || handle.run_upkeep()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_histogram_has_its_own_buckets() {
+        let recorder = builder().unwrap().build_recorder();
+        let handle = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            metric::describe();
+            for metric in metric::ALL {
+                match metric.kind {
+                    Kind::Counter => metrics::counter!(metric.name).increment(0),
+                    Kind::Gauge => metrics::gauge!(metric.name).set(0.0),
+                    Kind::Histogram(_) => metrics::histogram!(metric.name).record(0.000_015),
+                }
+            }
+        });
+        let text = handle.render();
+        for metric in metric::ALL {
+            let name = metric.name;
+            assert!(text.contains(&format!("# HELP {name} ")), "{name} in {text}");
+            let Kind::Histogram(bounds) = metric.kind else { continue };
+            assert!(text.contains(&format!("# TYPE {name} histogram")), "{name} in {text}");
+            let bucket = format!("{name}_bucket{{le=\"");
+            assert_eq!(text.matches(&bucket).count(), bounds.len() + 1, "{name}");
+        }
+        assert!(text.contains("paced_release_lateness_seconds_bucket{le=\"0.00001\"} 0"), "{text}");
+        assert!(text.contains("paced_release_lateness_seconds_bucket{le=\"0.00002\"} 1"), "{text}");
+    }
+}
