@@ -17,6 +17,13 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     ///
     /// Not cancel safe: a dropped future may or may not have reached the downstream.
     fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome>;
+
+    /// A job will be sent soon: has a connection ready beyond those that are in use, so that the
+    /// send need not wait for one. Returns at once; costs nothing when one is ready.
+    ///
+    /// Connects in the background, within the runtime that it is called in. A failure is silent: the
+    /// send will tell.
+    fn warm(&self) {}
 }
 
 /// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it,
