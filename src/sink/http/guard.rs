@@ -3,11 +3,17 @@
 use std::error::Error;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::vec;
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use hyper_util::client::legacy::connect::dns::Name;
+use tower_service::Service;
 
 /// Finds the addresses of a host; may block.
 pub(super) type Lookup = fn(&str) -> io::Result<Vec<SocketAddr>>;
+
+type Allowed = Result<vec::IntoIter<SocketAddr>, Box<dyn Error + Send + Sync>>;
 
 /// Asks the system, as every other program does.
 pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
@@ -17,6 +23,7 @@ pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
 
 /// Leaves out of what a lookup finds what [`is_forbidden`]: checked on each connect, so a name
 /// that changes its mind between check and use gains nothing.
+#[derive(Clone)]
 pub(super) struct Resolver(Lookup);
 
 impl Resolver {
@@ -25,8 +32,16 @@ impl Resolver {
     }
 }
 
-impl Resolve for Resolver {
-    fn resolve(&self, name: Name) -> Resolving {
+impl Service<Name> for Resolver {
+    type Response = vec::IntoIter<SocketAddr>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Allowed> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
         let lookup = self.0;
         Box::pin(async move {
             let host = name.as_str().to_owned();
@@ -36,13 +51,13 @@ impl Resolve for Resolver {
     }
 }
 
-fn allowed(host: &str, found: Vec<SocketAddr>) -> Result<Addrs, Box<dyn Error + Send + Sync>> {
+fn allowed(host: &str, found: Vec<SocketAddr>) -> Allowed {
     let some = !found.is_empty();
     let left: Vec<SocketAddr> = found.into_iter().filter(|address| !is_forbidden(address.ip())).collect();
     if some && left.is_empty() {
         return Err(format!("{host} has link-local or metadata addresses only").into());
     }
-    Ok(Box::new(left.into_iter()))
+    Ok(left.into_iter())
 }
 
 /// Link-local addresses, and those at which clouds hand out credentials.

@@ -1,30 +1,33 @@
 //! One HTTP/1.1 request per job, to one base URL.
 
+mod connect;
+mod connection;
 mod guard;
 mod options;
+mod pool;
 mod request;
 mod response;
 mod retry_after;
 
+use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use reqwest::Client;
-use reqwest::redirect::Policy;
+use tokio::time::{Instant, timeout_at};
 
 use super::{Outcome, Sink};
-use crate::job::{Job, Reason, shown};
+use crate::job::{Job, shown};
 use crate::store::BoxFuture;
 
+use connect::Connector;
+use connection::Outgoing;
 use options::Target;
 pub use options::{HttpError, HttpOptions};
+use pool::Pool;
+use response::Answer;
 
-/// Shorter than the keep-alive of common servers (5 s: Node, Apache, uvicorn), so that a request
-/// does not meet a connection that its server is closing.
-const POOL_IDLE: Duration = Duration::from_secs(4);
-
-/// A host that does not answer within it is away; the rest of a long time-out is for the answer.
-const LONGEST_CONNECT: Duration = Duration::from_secs(10);
+/// A time-out that no request outlives, and that can be added to any instant.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
 
 /// The longest error text of a failed attempt, in characters.
 const MAX_ERROR: usize = 200;
@@ -34,8 +37,9 @@ const MAX_ERROR: usize = 200;
 /// It follows no redirect, reads no proxy from the environment, keeps connections alive, and never
 /// connects to a link-local or metadata address. Cloning is not needed: share it by reference.
 pub struct HttpSink {
-    client: Client,
+    pool: Pool,
     target: Target,
+    timeout: Duration,
 }
 
 impl fmt::Debug for HttpSink {
@@ -52,30 +56,14 @@ impl HttpSink {
     /// [`HttpError`] when an option is wrong, or the system has no certificate authorities and the
     /// base URL is `https`.
     pub fn new(options: HttpOptions) -> Result<Self, HttpError> {
-        Self::with_lookup(options, guard::system)
+        Self::with(options, guard::system, connect::system)
     }
 
-    fn with_lookup(options: HttpOptions, lookup: guard::Lookup) -> Result<Self, HttpError> {
-        let timeout = options.timeout;
+    fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
+        let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let target = Target::new(options)?;
-        install_crypto_provider();
-        let mut builder = Client::builder()
-            .http1_only()
-            .redirect(Policy::none())
-            .referer(false)
-            .no_proxy()
-            .retry(reqwest::retry::never())
-            .tcp_nodelay(true)
-            .timeout(timeout)
-            .connect_timeout(timeout.min(LONGEST_CONNECT))
-            .pool_idle_timeout(POOL_IDLE)
-            .dns_resolver(guard::Resolver::new(lookup));
-        if target.base.scheme() == "http" {
-            // Never used then: a container without certificates can still send.
-            builder = builder.tls_certs_only([]);
-        }
-        let client = builder.build().map_err(|error| HttpError::Client(chain(error)))?;
-        Ok(Self { client, target })
+        let connector = Connector::new(&target.base, timeout, lookup, tls)?;
+        Ok(Self { pool: Pool::new(connector), target, timeout })
     }
 
     async fn attempt(&self, job: &Job) -> Outcome {
@@ -83,16 +71,58 @@ impl HttpSink {
             Ok(request) => request,
             Err((reason, detail)) => return Outcome::Dead { reason, detail, status: None, response: None },
         };
-        match self.client.execute(request).await {
-            Ok(answer) => response::outcome(answer, job.reply.is_some()).await,
-            Err(error) => failed(error),
+        match self.exchange(request).await {
+            Ok(answer) => {
+                let (outcome, connection) = response::outcome(answer, job.reply.is_some()).await;
+                if let Some(connection) = connection {
+                    self.pool.put(connection);
+                }
+                outcome
+            }
+            Err(Failed { reason, detail }) => {
+                Outcome::Retry { reason, detail, status: None, after: None, response: None }
+            }
         }
     }
+
+    /// Sends the request up to the head of its answer.
+    async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Failed> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let taken = timeout_at(deadline, self.pool.take()).await;
+            let (mut connection, reused) = taken
+                .map_err(|_| self.too_late("connect", "no connection"))?
+                .map_err(|detail| Failed { reason: "connect", detail })?;
+            let sent = timeout_at(deadline, connection.send(request)).await;
+            match sent.map_err(|_| self.too_late("timeout", "no answer"))? {
+                Ok(head) => return Ok(Answer { head, connection, deadline }),
+                Err(mut error) => match error.take_message() {
+                    // Its server had closed it; nothing of the request was written.
+                    Some(unsent) if reused => request = unsent,
+                    _ => return Err(Failed { reason: "connection", detail: chain(&error.into_error()) }),
+                },
+            }
+        }
+    }
+
+    fn too_late(&self, reason: &'static str, what: &str) -> Failed {
+        Failed { reason, detail: format!("{what} within {:?}", self.timeout) }
+    }
+}
+
+/// An attempt without an answer.
+struct Failed {
+    reason: &'static str,
+    detail: String,
 }
 
 impl Sink for HttpSink {
     fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
         Box::pin(self.attempt(job))
+    }
+
+    fn warm(&self) {
+        self.pool.warm();
     }
 }
 
@@ -102,27 +132,10 @@ pub fn install_crypto_provider() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// What an attempt without an answer comes to.
-fn failed(error: reqwest::Error) -> Outcome {
-    if error.is_builder() {
-        let detail = format!("the request cannot be built: {}", chain(error));
-        return Outcome::Dead { reason: Reason::ForbiddenPath, detail, status: None, response: None };
-    }
-    let reason = if error.is_connect() {
-        "connect"
-    } else if error.is_timeout() {
-        "timeout"
-    } else {
-        "connection"
-    };
-    Outcome::Retry { reason, detail: chain(error), status: None, after: None, response: None }
-}
-
-/// An error and its causes on one line, without the URL: its query may hold a token.
-fn chain(error: reqwest::Error) -> String {
-    let error = error.without_url();
+/// An error and its causes on one line. None of them knows the request.
+fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
+    let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
         if !text.ends_with(&next) {

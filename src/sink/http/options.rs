@@ -4,8 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Url};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
+use url::{Position, Url};
 
 use super::guard;
 use crate::job::shown;
@@ -88,6 +91,8 @@ const MAX_BASE: usize = 8192;
 pub(super) struct Target {
     /// Ends in `/`; has no user information, query or fragment.
     pub(super) base: Url,
+    /// The `Host` of every request, unless one is configured.
+    pub(super) host: HeaderValue,
     /// Win over a job's.
     pub(super) headers: HeaderMap,
 }
@@ -106,7 +111,9 @@ impl Target {
             let (name, value) = header(name, &value)?;
             headers.insert(name, value);
         }
-        Ok(Self { base, headers })
+        let host = HeaderValue::from_str(&base[Position::BeforeHost..Position::AfterPort])
+            .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
+        Ok(Self { base, host, headers })
     }
 }
 
@@ -135,21 +142,19 @@ fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {
 }
 
 /// Takes the user information out of the URL, as the header that it stands for.
-fn split_credentials(url: Url) -> Result<(Url, Option<HeaderValue>), HttpError> {
+fn split_credentials(mut url: Url) -> Result<(Url, Option<HeaderValue>), HttpError> {
     if url.username().is_empty() && url.password().is_none() {
         return Ok((url, None));
     }
-    // reqwest knows how: it does the same for each request whose URL has some.
-    super::install_crypto_provider();
-    let built =
-        Client::builder().no_proxy().tls_certs_only([]).build().and_then(|client| client.get(url).build());
-    let request = built.map_err(|error| HttpError::Client(super::chain(error)))?;
-    let authorization = request.headers().get(AUTHORIZATION).cloned();
-    let url = request.url().clone();
-    if authorization.is_none() || !url.username().is_empty() || url.password().is_some() {
-        return Err(HttpError::BaseUrl("has user information that is not UTF-8".to_owned()));
-    }
-    Ok((url, authorization))
+    let wrong = || HttpError::BaseUrl("has user information that is not UTF-8".to_owned());
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong());
+    let pair = format!("{}:{}", decoded(url.username())?, decoded(url.password().unwrap_or_default())?);
+    let mut authorization =
+        HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair))).map_err(|_| wrong())?;
+    authorization.set_sensitive(true);
+    // A URL with a host always can.
+    url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
+    Ok((url, Some(authorization)))
 }
 
 fn header(name: String, value: &str) -> Result<(HeaderName, HeaderValue), HttpError> {

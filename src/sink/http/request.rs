@@ -1,49 +1,69 @@
 //! From a job to its request.
 
-use reqwest::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{
+    ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
+    USER_AGENT,
 };
-use reqwest::{Body, Method, Request, Url};
+use hyper::http::uri::PathAndQuery;
+use hyper::{Method, Request, Uri};
+use url::{Position, Url};
 
+use super::connection::Outgoing;
 use super::options::Target;
 use crate::job::{self, Job, Reason, shown};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
 
+const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
+
 type Refusal = (Reason, String);
 
 impl Target {
     /// The request of a job, or why there can be none. A decoded job always has one; the checks
     /// are repeated because jobs can be built by hand.
-    pub(super) fn request(&self, job: &Job) -> Result<Request, Refusal> {
-        let method = Method::from_bytes(job.method.as_bytes())
+    pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
+        let mut request = Request::new(Full::new(job.body.clone()));
+        *request.method_mut() = Method::from_bytes(job.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
-        let mut request = Request::new(method, self.url(&job.path)?);
+        *request.uri_mut() = self.uri(&job.path)?;
         *request.headers_mut() = self.headers(job)?;
-        if !job.body.is_empty() {
-            *request.body_mut() = Some(Body::from(job.body.clone()));
-        } else if matches!(job.method, "POST" | "PUT" | "PATCH") {
+        if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
             // hyper leaves it out then, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         Ok(request)
     }
 
-    fn url(&self, path: &str) -> Result<Url, Refusal> {
-        let base = self.base.as_str();
-        let mut text = String::with_capacity(base.len() + path.len());
-        text.push_str(base);
-        text.push_str(path);
-        // Parsing normalises dots and backslashes: what led out of the base shows now.
-        Url::parse(&text)
-            .ok()
-            .filter(|url| url.as_str().starts_with(base))
+    /// Path and query of the request, below the base.
+    fn uri(&self, path: &str) -> Result<Uri, Refusal> {
+        let text = if is_plain(path) {
+            let base = self.base.path();
+            let mut text = String::with_capacity(base.len() + path.len());
+            text.push_str(base);
+            text.push_str(path);
+            Some(text)
+        } else {
+            self.normalised(path)
+        };
+        text.and_then(|text| PathAndQuery::from_maybe_shared(Bytes::from(text)).ok())
+            .map(Uri::from)
             .ok_or_else(|| (Reason::ForbiddenPath, "the path leads out of the base URL".to_owned()))
     }
 
+    /// Base and path as a parser of URLs understands them: it resolves dots and backslashes, so
+    /// that what leads out of the base shows, and encodes what no request may hold plainly.
+    fn normalised(&self, path: &str) -> Option<String> {
+        let base = self.base.as_str();
+        let url = Url::parse(&format!("{base}{path}")).ok().filter(|url| url.as_str().starts_with(base))?;
+        Some(url[Position::BeforePath..Position::AfterQuery].to_owned())
+    }
+
     fn headers(&self, job: &Job) -> Result<HeaderMap, Refusal> {
-        let mut headers = HeaderMap::with_capacity(job.headers.len() + self.headers.len() + 4);
+        let mut headers = HeaderMap::with_capacity(job.headers.len() + self.headers.len() + 7);
+        headers.insert(HOST, self.host.clone());
         for (name, value) in &job.headers {
             let shown = || shown(name.as_bytes(), 60);
             let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
@@ -61,6 +81,7 @@ impl Target {
             }
         }
         headers.entry(USER_AGENT).or_insert(AGENT);
+        headers.entry(ACCEPT).or_insert(ANYTHING);
         for (name, value) in &self.headers {
             headers.insert(name, value.clone());
         }
@@ -70,10 +91,83 @@ impl Target {
     }
 }
 
+/// Whether a parser of URLs would append the path as it is: nothing in it is encoded or dropped, and
+/// no segment starts as `.`, `..` and their encodings do.
+fn is_plain(path: &str) -> bool {
+    let mut starts_segment = true;
+    path.bytes().all(|byte| {
+        let is_plain = match byte {
+            b'.' | b'%' => !starts_segment,
+            _ => byte.is_ascii_alphanumeric() || b"-_~/?&=+,:;@!$()*".contains(&byte),
+        };
+        starts_segment = byte == b'/';
+        is_plain
+    })
+}
+
 fn text(value: &str) -> Result<HeaderValue, ()> {
     HeaderValue::from_str(value).map_err(|_| ())
 }
 
 fn malformed(name: &str) -> Refusal {
     (Reason::MalformedHeader, format!("the value of `{name}` is no header value"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{HttpOptions, Target};
+    use super::*;
+
+    fn target(base_url: &str) -> Target {
+        let timeout = std::time::Duration::from_secs(1);
+        Target::new(HttpOptions { base_url: base_url.to_owned(), timeout, headers: Vec::new() }).unwrap()
+    }
+
+    #[test]
+    fn what_is_appended_plainly_is_what_a_parser_makes_of_it() {
+        // Every short path of what parsers give a meaning to, and of what they do not.
+        let pieces =
+            ["", "a", "/", ".", "%2e", "%", "?", ":", ";", "@", "=", "!", "+", "//", "a.b", "~", "$"];
+        let target = target("http://127.0.0.1/v1/");
+        let mut plain = 0;
+        for first in pieces {
+            for second in pieces {
+                for third in pieces {
+                    for fourth in pieces {
+                        let path = format!("{first}{second}{third}{fourth}");
+                        if is_plain(&path) {
+                            plain += 1;
+                            assert_eq!(target.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(plain > 20_000, "{plain}");
+        for byte in 0..=0x7f_u8 {
+            let path = format!("a{}b?c{}d", char::from(byte), char::from(byte));
+            if is_plain(&path) {
+                assert_eq!(target.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_plain_is_encoded_or_refused() {
+        let target = target("http://127.0.0.1/v1/");
+        for (path, sent) in [
+            ("", "/v1/"),
+            ("a/b?c=d", "/v1/a/b?c=d"),
+            ("a%20b/%41", "/v1/a%20b/%41"),
+            (".well-known/x", "/v1/.well-known/x"),
+            ("{id}/<x>?q={y}", "/v1/%7Bid%7D/%3Cx%3E?q={y}"),
+            ("a/b#c", "/v1/a/b"),
+            ("a/./b", "/v1/a/b"),
+        ] {
+            assert_eq!(target.uri(path).unwrap().to_string(), sent, "{path}");
+        }
+        for path in ["..", "%2E%2e/x", "a/../../x", "..\\x"] {
+            assert_eq!(target.uri(path).unwrap_err().0, Reason::ForbiddenPath, "{path}");
+        }
+    }
 }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use reqwest::StatusCode;
-use reqwest::header::{HeaderMap, SET_COOKIE};
-use tokio::time::timeout;
+use hyper::StatusCode;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{HeaderMap, SET_COOKIE};
+use tokio::time::{Instant, timeout_at};
 
+use super::connection::Connection;
 use super::retry_after;
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response};
@@ -14,7 +16,8 @@ use crate::sink::{Outcome, Receipt, Response};
 /// The most that is read of a body, be it for a reply or to free the connection.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How long a body that nobody wants may hold its connection; then a new one is cheaper.
+/// How long the rest of a request or answer that nobody waits for may take; then a new connection is
+/// cheaper.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 /// The most headers of a reply.
@@ -23,23 +26,61 @@ const MAX_HEADERS: usize = 64;
 /// The most bytes of a reply's headers, names and values together.
 const MAX_HEADER_BYTES: usize = 8 * 1024;
 
-/// What `answer` comes to. With `wanted` the response is kept, as far as its bounds go.
-pub(super) async fn outcome(answer: reqwest::Response, wanted: bool) -> Outcome {
-    let status = answer.status();
-    let code = status.as_u16();
-    let after = retry_after::read(answer.headers());
+/// An answer of which the head has come.
+pub(super) struct Answer {
+    pub(super) head: hyper::Response<Incoming>,
+    /// On which its body comes.
+    pub(super) connection: Connection,
+    /// The end of the request's time.
+    pub(super) deadline: Instant,
+}
+
+impl Answer {
+    /// The body's next piece, if there is one and it comes by then.
+    async fn chunk(&mut self, by: Instant) -> Option<Bytes> {
+        if self.is_read() {
+            return None;
+        }
+        timeout_at(by, self.connection.chunk(self.head.body_mut())).await.ok()?
+    }
+
+    fn is_read(&self) -> bool {
+        self.head.body().is_end_stream()
+    }
+}
+
+/// What `answer` comes to, and its connection if it can be used again. With `wanted` the response is
+/// kept, as far as its bounds go.
+pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Option<Connection>) {
     let response = if wanted {
-        Some(keep(answer).await)
+        Some(keep(&mut answer).await)
     } else {
-        drain(answer).await;
+        drain(&mut answer).await;
         None
     };
+    let outcome = judge(&answer.head, response);
+    let Answer { head, mut connection, deadline } = answer;
+    // What is not read by now stays unread: the connection ends.
+    drop(head);
+    if !connection.is_idle() && matches!(outcome, Outcome::Delivered(_)) {
+        // Some servers say yes before they have read all: it still has to reach them.
+        let by = deadline.min(Instant::now() + LONGEST_DRAIN);
+        let _ = timeout_at(by, connection.settle()).await;
+    }
+    let is_idle = connection.is_idle();
+    (outcome, is_idle.then_some(connection))
+}
+
+fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
+    let status = answer.status();
+    let code = status.as_u16();
     if status.is_success() {
         let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
         return Outcome::Delivered(Receipt::new(response));
     }
     if is_temporary(status) {
         let detail = format!("the downstream answered {status}");
+        let after = retry_after::read(answer.headers());
         return Outcome::Retry { reason: "status", detail, status: Some(code), after, response };
     }
     let hint = if status.is_redirection() {
@@ -61,34 +102,31 @@ fn is_temporary(status: StatusCode) -> bool {
 
 /// The response for a reply. A body that breaks off is kept as far as it came: the status was
 /// the answer, and asking again would do the work twice.
-async fn keep(mut answer: reqwest::Response) -> Response {
-    let status = answer.status().as_u16();
-    let headers = kept_headers(answer.headers());
+async fn keep(answer: &mut Answer) -> Response {
+    let headers = kept_headers(answer.head.headers());
     let mut body = BytesMut::new();
-    while body.len() < MAX_BODY {
-        let Ok(Some(chunk)) = answer.chunk().await else { break };
+    while body.len() < MAX_BODY
+        && let Some(chunk) = answer.chunk(answer.deadline).await
+    {
         let room = MAX_BODY - body.len();
         body.extend_from_slice(&chunk[..chunk.len().min(room)]);
     }
-    Response { status, headers, body: Bytes::from(body) }
+    Response { status: answer.head.status().as_u16(), headers, body: Bytes::from(body) }
 }
 
-/// Reads to the end, so that the connection can be used again, unless the end is far.
-async fn drain(mut answer: reqwest::Response) {
+/// Reads to the end, so that the connection can be used again, unless the end is far. Too late is
+/// no error: the connection is closed instead.
+async fn drain(answer: &mut Answer) {
     let mut room = MAX_BODY as u64;
-    if answer.content_length().is_some_and(|length| length > room) {
+    if answer.is_read() || answer.head.body().size_hint().lower() > room {
         return;
     }
-    let read = async {
-        while let Ok(Some(chunk)) = answer.chunk().await {
-            room = room.saturating_sub(chunk.len() as u64);
-            if room == 0 {
-                break;
-            }
-        }
-    };
-    // Too late is no error: the connection is closed instead.
-    let _ = timeout(LONGEST_DRAIN, read).await;
+    let by = answer.deadline.min(Instant::now() + LONGEST_DRAIN);
+    while room > 0
+        && let Some(chunk) = answer.chunk(by).await
+    {
+        room = room.saturating_sub(chunk.len() as u64);
+    }
 }
 
 /// Text headers in lower case, up to the bounds; no cookies, which are nobody's business here.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use hyper::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimeParser;
-use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
 use crate::time::wall_now;
 

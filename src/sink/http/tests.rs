@@ -6,11 +6,13 @@ use bytes::Bytes;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::job::ReplyTo;
+use crate::job::{Reason, ReplyTo};
 use crate::sink::{Receipt, Response};
 
 mod body;
 mod server;
+mod tls;
+mod warm;
 
 use server::{Server, empty};
 
@@ -44,6 +46,16 @@ fn options(base_url: &str) -> HttpOptions {
 
 fn sink(base_url: &str) -> HttpSink {
     HttpSink::new(options(base_url)).expect("a sink")
+}
+
+/// Waits until `is_so`: for what happens in other tasks and tells nobody.
+async fn until(is_so: impl Fn() -> bool) {
+    let poll = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, poll).await.expect("in time");
 }
 
 fn pair(name: &str, value: &str) -> (String, String) {
@@ -327,7 +339,7 @@ async fn names_are_resolved_and_checked() {
     fn metadata(_: &str) -> std::io::Result<Vec<SocketAddr>> {
         Ok(vec![SocketAddr::new(IpAddr::from([169, 254, 169, 254]), 0)])
     }
-    let sink = HttpSink::with_lookup(options(&named), metadata).expect("a sink");
+    let sink = HttpSink::with(options(&named), metadata, connect::system).expect("a sink");
     let (reason, detail) = retry(sink.send(&job()).await);
     assert_eq!(reason, "connect", "{detail}");
     assert!(detail.contains("link-local or metadata"), "{detail}");

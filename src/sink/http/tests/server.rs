@@ -10,12 +10,15 @@ use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Frame, Incoming};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 pub(super) type Body = BoxBody<Bytes, Infallible>;
 type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
@@ -42,6 +45,7 @@ pub(super) struct Server {
     pub(super) base: String,
     seen: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
+    open: watch::Sender<()>,
     _tasks: JoinSet<()>,
 }
 
@@ -52,14 +56,26 @@ impl Server {
         F: Fn(usize) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
     {
+        Self::start_with(None, answer).await
+    }
+
+    /// The same, over TLS if there is any.
+    pub(super) async fn start_with<F, A>(tls: Option<TlsAcceptor>, answer: F) -> Self
+    where
+        F: Fn(usize) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let base = format!("http://{}/", listener.local_addr().expect("an address"));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let base = format!("{scheme}://{}/", listener.local_addr().expect("an address"));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(AtomicUsize::new(0));
         let answer: Arc<dyn Fn(usize) -> Answer + Send + Sync> = Arc::new(move |n| Box::pin(answer(n)));
+        let (open, hang_up) = watch::channel(());
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, Arc::clone(&seen), Arc::clone(&connections), answer));
-        Self { base, seen, connections, _tasks: tasks }
+        let told = Told { seen: Arc::clone(&seen), answer };
+        tasks.spawn(accept(listener, tls, told, Arc::clone(&connections), hang_up));
+        Self { base, seen, connections, open, _tasks: tasks }
     }
 
     /// Answers every request with `status` and no body.
@@ -78,46 +94,76 @@ impl Server {
         seen.into_iter().next().expect("one")
     }
 
+    /// The connections so far, closed ones included.
     pub(super) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
+
+    /// The connections that are open now.
+    pub(super) fn open(&self) -> usize {
+        // One receiver is the listener's.
+        self.open.receiver_count() - 1
+    }
+
+    /// Closes every connection, and accepts others.
+    pub(super) async fn hang_up(&self) {
+        self.open.send_replace(());
+        super::until(|| self.open() == 0).await;
+    }
+}
+
+/// What all connections share.
+#[derive(Clone)]
+struct Told {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    answer: Arc<dyn Fn(usize) -> Answer + Send + Sync>,
 }
 
 async fn accept(
     listener: TcpListener,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    tls: Option<TlsAcceptor>,
+    told: Told,
     connections: Arc<AtomicUsize>,
-    answer: Arc<dyn Fn(usize) -> Answer + Send + Sync>,
+    hang_up: watch::Receiver<()>,
 ) {
     // Ends with the server: aborted connections leave no task behind.
     let mut open = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         connections.fetch_add(1, Ordering::SeqCst);
-        let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
-        let service = service_fn(move |request: Request<Incoming>| {
-            let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-                let number = {
-                    let mut seen = seen.lock().expect("no panic");
-                    seen.push(Seen {
-                        method: parts.method.to_string(),
-                        target: parts.uri.to_string(),
-                        headers: parts.headers,
-                        body,
-                    });
-                    seen.len() - 1
-                };
-                Ok::<_, Infallible>(answer(number).await)
-            }
-        });
+        let (tls, told, mut hang_up) = (tls.clone(), told.clone(), hang_up.clone());
+        hang_up.mark_unchanged();
         open.spawn(async move {
-            // A client that goes away is what some tests are about.
-            let _ = hyper::server::conn::http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            let serve = async {
+                let Some(tls) = tls else { return told.serve(stream).await };
+                // A client that does not trust this server is what some tests are about.
+                if let Ok(stream) = tls.accept(stream).await {
+                    told.serve(stream).await;
+                }
+            };
+            tokio::select! { () = serve => {}, _ = hang_up.changed() => {} }
         });
+    }
+}
+
+impl Told {
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let service = service_fn(|request: Request<Incoming>| async {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            let number = {
+                let mut seen = self.seen.lock().expect("no panic");
+                seen.push(Seen {
+                    method: parts.method.to_string(),
+                    target: parts.uri.to_string(),
+                    headers: parts.headers,
+                    body,
+                });
+                seen.len() - 1
+            };
+            Ok::<_, Infallible>((self.answer)(number).await)
+        });
+        // A client that goes away is what some tests are about.
+        let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
     }
 }
 

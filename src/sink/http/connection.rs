@@ -1,0 +1,97 @@
+//! One HTTP/1.1 connection, polled by whoever uses it.
+//!
+//! No task of its own: a request and its answer cost no wake-up of another task, and a connection
+//! is ready again as soon as the end of its answer is read.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::rt::{Read, Write};
+use hyper::{Request, Response};
+
+pub(super) type Outgoing = Request<Full<Bytes>>;
+
+type Driver = Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>;
+
+pub(super) struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    /// Reads and writes; gone when the connection is over.
+    driver: Driver,
+}
+
+impl Connection {
+    pub(super) async fn new(io: impl Read + Write + Unpin + Send + 'static) -> hyper::Result<Self> {
+        let (sender, driver) = http1::handshake(io).await?;
+        Ok(Self { sender, driver: Some(Box::pin(driver)) })
+    }
+
+    /// Sends a request up to the head of its answer. The error has the request in it if nothing of
+    /// it was written.
+    ///
+    /// Not cancel safe: a connection whose future was dropped is of no more use.
+    pub(super) async fn send(
+        &mut self,
+        request: Outgoing,
+    ) -> Result<Response<Incoming>, TrySendError<Outgoing>> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        poll_fn(|cx| {
+            drive(&mut self.driver, cx);
+            answer.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// The next piece of an answer's body; `None` at its end, and where it breaks off.
+    pub(super) async fn chunk(&mut self, body: &mut Incoming) -> Option<Bytes> {
+        poll_fn(|cx| {
+            loop {
+                drive(&mut self.driver, cx);
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    // A frame of trailers is not a piece: the next is asked for.
+                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                        Ok(data) => return Poll::Ready(Some(data)),
+                        Err(_) => continue,
+                    },
+                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(None),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Waits until all of the last request is written and its answer read, or the connection is over.
+    ///
+    /// Cancel safe.
+    pub(super) async fn settle(&mut self) {
+        // An error says that it is over.
+        let _ = poll_fn(|cx| {
+            drive(&mut self.driver, cx);
+            self.sender.poll_ready(cx)
+        })
+        .await;
+    }
+
+    /// Whether a request can be sent now: the server has not closed it, and nothing of an earlier
+    /// request or answer is under way.
+    pub(super) fn is_idle(&mut self) -> bool {
+        // The waker of a task that is over would keep its memory.
+        drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.sender.is_ready()
+    }
+}
+
+fn drive(driver: &mut Driver, cx: &mut Context<'_>) {
+    if let Some(running) = driver
+        && running.as_mut().poll(cx).is_ready()
+    {
+        // Dropping it gives back a request that was not written. Its error went to the answer.
+        *driver = None;
+    }
+}
