@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paced::amqp;
 use paced::config::{self, Downstream, Loaded, Settings, Sources};
-use paced::dispatch::{Dispatcher, Options, ReleaseClock, ThreadClock, TokioClock};
+use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::Rules;
 use paced::sink::http::{HttpError, HttpOptions, HttpSink};
 use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
@@ -71,14 +71,18 @@ pub(super) fn rules(downstream: &Downstream) -> Rules {
     }
 }
 
-/// The clock that releases jobs: a thread's, or tokio's where the system has no thread left.
-pub(super) fn clock() -> Arc<dyn ReleaseClock> {
-    match ThreadClock::start() {
-        Ok(clock) => Arc::new(clock),
-        Err(error) => {
-            tracing::warn!(%error, "no thread for the release clock; releases will be about 1 ms late");
-            Arc::new(TokioClock)
-        }
+/// The clock that releases jobs: as precise as asked for, or tokio's where the system has no thread
+/// left.
+pub(super) fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
+    match precision {
+        Precision::Coarse => Arc::new(TokioClock),
+        Precision::Fine => match ThreadClock::start() {
+            Ok(clock) => Arc::new(clock),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for the release clock; releases will be about 1 ms late");
+                Arc::new(TokioClock)
+            }
+        },
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paced::dispatch::{Delivery, Dispatcher, Options, RetryPolicy, Source};
+use paced::dispatch::{Delivery, Dispatcher, Options, Precision, RetryPolicy, Source};
 use paced::job::{Message, Rules, Value};
 use paced::pipe::{self, Notify, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
@@ -136,7 +136,12 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         },
         drain_timeout: DRAIN,
     };
-    Ok(Dispatcher::new(options, Arc::new(MemoryStore::new()), Arc::new(sink), parts::clock()))
+    Ok(Dispatcher::new(
+        options,
+        Arc::new(MemoryStore::new()),
+        Arc::new(sink),
+        parts::clock(Precision::default()),
+    ))
 }
 
 /// A URL as a base that ends in `/`, and what follows its last `/`.

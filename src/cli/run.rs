@@ -144,7 +144,7 @@ fn serve(
 }
 
 fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<Vec<(String, Dispatcher)>, Exit> {
-    let clock = parts::clock();
+    let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));

@@ -16,6 +16,7 @@ const RATE_HINT: &str = "give a downstream a limit, such as rate = \"50/s\"";
 /// None when something is wrong; the reader has all of it then.
 pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let root = reader.root();
+    let precision = reader.parsed(&root, "precision", Absent::Default("fine"), value::precision);
     let amqp = amqp(reader, &root);
     let store = store(reader, &root);
     let admin = admin(reader, &root);
@@ -36,7 +37,14 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
     }
-    Some(Settings { amqp: amqp?, store: store?, admin, shutdown: shutdown?, downstreams: downstreams? })
+    Some(Settings {
+        precision: precision?,
+        amqp: amqp?,
+        store: store?,
+        admin,
+        shutdown: shutdown?,
+        downstreams: downstreams?,
+    })
 }
 
 fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {

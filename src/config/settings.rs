@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::dispatch::RetryPolicy;
+use crate::dispatch::{Precision, RetryPolicy};
 use crate::limit::{Algorithm, Limit, LimitSet};
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// How punctual releases are.
+    pub precision: Precision,
     /// `[amqp]`
     pub amqp: Amqp,
     /// `[store]`

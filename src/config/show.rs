@@ -12,7 +12,10 @@ pub fn show(loaded: &Loaded) -> String {
     let tables = loaded.entries.chunk_by(|one, other| one.table == other.table);
     for (index, entries) in tables.enumerate() {
         let gap = if index == 0 { "" } else { "\n" };
-        let _ = writeln!(text, "{gap}[{}]", entries[0].table);
+        // What is in no table comes first.
+        if !entries[0].table.is_empty() {
+            let _ = writeln!(text, "{gap}[{}]", entries[0].table);
+        }
         let lines = entries.iter().map(|entry| format!("{} = {}", entry.key, entry.value));
         let lines: Vec<String> = lines.collect();
         let width = lines.iter().map(|line| line.chars().count()).filter(|width| *width <= 60).max();

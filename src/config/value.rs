@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::settings::Secret;
+use crate::dispatch::Precision;
 use crate::job;
 use crate::rate::{Rate, RateError};
 
@@ -66,6 +67,14 @@ pub(super) fn rate(text: &str) -> Result<Rate, RateError> {
         RateError::Syntax(_) => RateError::Syntax(clipped(text)),
         other => other,
     })
+}
+
+pub(super) fn precision(text: &str) -> Result<Precision, String> {
+    match text {
+        "fine" => Ok(Precision::Fine),
+        "coarse" => Ok(Precision::Coarse),
+        other => Err(format!("{} is no precision; use fine or coarse", shown(other))),
+    }
 }
 
 /// The only algorithm so far.
@@ -331,6 +340,7 @@ mod tests {
                 body_size(text).unwrap_err(),
                 rate(text).unwrap_err().to_string(),
                 algorithm(text).unwrap_err(),
+                precision(text).unwrap_err(),
                 prefix(&format!("{text}/")).unwrap_err(),
                 header_name(&format!("{text}/")).unwrap_err(),
             ] {

@@ -31,7 +31,7 @@ use crate::limit::LimitSet;
 use crate::sink::Sink;
 use crate::store::Store;
 
-pub use clock::{Alarm, ReleaseClock, ThreadClock, TokioClock, ring};
+pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use retry::RetryPolicy;
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 

@@ -162,11 +162,13 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
         .set("downstreams.a.http.headers.x-key=hunter2")
         .set("admin.listen=[::1]:9750")
         .set("store.url=redis://:hunter2@cache")
+        .set("precision=coarse")
         .right();
     let shown = show(&loaded);
     assert!(!shown.contains("hunter2"), "{shown}");
     let lines: Vec<String> =
         shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(lines[..3], ["precision = \"coarse\" # --set", "", "[amqp]"]);
     for line in [
         "[amqp]",
         "url = \"amqp://rabbit/v\" # paced.toml:6:7",

@@ -1,6 +1,7 @@
 //! The release clock: wakes whoever holds jobs at their slots.
 
 mod queue;
+mod spin;
 mod thread;
 mod timer;
 
@@ -47,6 +48,16 @@ pub trait Alarm: Send + fmt::Debug {
     ///
     /// Cancel safe: what is not polled any more loses nothing, it stays set.
     fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()>;
+}
+
+/// How punctual a process is, and what it pays for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// A [`ThreadClock`]: for one thread, and at most a thirtieth of a core that is spun.
+    #[default]
+    Fine,
+    /// A [`TokioClock`]: for nothing, but 1 to 2 ms late.
+    Coarse,
 }
 
 /// Returns when the alarm rings; never, while none is set. Cancel safe: the alarm stays set.

@@ -1,6 +1,7 @@
 //! A thread that sleeps until the next slot: some 50 to 100 µs late where tokio's timer is a
 //! millisecond late.
 
+use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -10,6 +11,7 @@ use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
 use super::queue::Queue;
+use super::spin::Spin;
 use super::{Alarm, ReleaseClock};
 use crate::time::{Deadline, nap};
 
@@ -30,6 +32,8 @@ struct Handle {
 #[derive(Debug)]
 struct Shared {
     alarms: Mutex<Alarms>,
+    /// An alarm was set to an earlier instant than the thread waits for.
+    stirred: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -55,7 +59,8 @@ impl ThreadClock {
     /// When the system has no thread left.
     pub fn start() -> std::io::Result<Self> {
         let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
-        let shared = Arc::new(Shared { alarms, closed: AtomicBool::new(false) });
+        let shared =
+            Arc::new(Shared { alarms, stirred: AtomicBool::new(false), closed: AtomicBool::new(false) });
         let theirs = Arc::clone(&shared);
         let handle = thread::Builder::new().name("release-clock".to_owned()).spawn(move || theirs.run())?;
         Ok(Self { handle: Arc::new(Handle { shared, thread: handle.thread().clone() }) })
@@ -86,20 +91,51 @@ impl Shared {
     fn run(&self) {
         tighten_timer();
         let mut wakers = Vec::new();
+        let mut spin = Spin::new(Instant::now());
         while !self.closed.load(Ordering::Acquire) {
             let next = self.due(Deadline::now(), &mut wakers);
             wakers.drain(..).for_each(Waker::wake);
             // An earlier instant unparks the thread; a wake too early just loops.
             match next {
-                Some(at) => thread::park_timeout(nap(at.left())),
+                Some(next) => self.approach(next, &mut spin),
                 None => thread::park(),
             }
         }
     }
 
+    /// Sleeps and spins until `next`, or less: for a nap, or until it is woken.
+    fn approach(&self, next: Deadline, spin: &mut Spin) {
+        let (now, left) = (Instant::now(), next.left());
+        if left.is_zero() {
+            return;
+        }
+        let end = now + left;
+        let margin = spin.margin(now);
+        if left > margin {
+            let sleep = nap(left - margin);
+            thread::park_timeout(sleep);
+            let Some(late) = Instant::now().checked_duration_since(now + sleep) else { return };
+            spin.overslept(late);
+            if now + sleep + margin < end {
+                return;
+            }
+        }
+        if margin.is_zero() {
+            return;
+        }
+        let begin = Instant::now();
+        let mut now = begin;
+        while now < end && !self.stirred.load(Ordering::Relaxed) {
+            hint::spin_loop();
+            now = Instant::now();
+        }
+        spin.spun(now - begin);
+    }
+
     /// Takes the wakers due at `now`, and tells the next instant.
     fn due(&self, now: Deadline, wakers: &mut Vec<Waker>) -> Option<Deadline> {
         let mut alarms = self.lock();
+        self.stirred.store(false, Ordering::Relaxed);
         while let Some(bell) = alarms.queue.pop(now) {
             bell.queued.store(false, Ordering::Release);
             wakers.extend(bell.waker.take());
@@ -140,6 +176,7 @@ impl ThreadAlarm {
             if earlier.is_some() {
                 // Nobody else need wake it for this one.
                 alarms.sleeps_until = earlier;
+                self.handle.shared.stirred.store(true, Ordering::Relaxed);
             }
             earlier
         };

@@ -114,6 +114,20 @@ fn each_wrong_value_is_told_with_what_is_right() {
             [format!("paced.toml:5:10: admin.listen: {problem}")]
         );
     }
+    for (line, expected) in [
+        ("precision = \"exact\"", "`exact` is no precision; use fine or coarse"),
+        ("precision = 5", "an integer where a string belongs; write it in quotes, such as \"fine\""),
+        ("precison = \"fine\"", "unknown key; did you mean `precision`?"),
+    ] {
+        let (key, value) = line.split_once(" = ").unwrap();
+        let column = if key == "precision" { line.len() - value.len() + 1 } else { 1 };
+        let told = format!("paced.toml:1:{column}: {key}: {expected}");
+        assert_eq!(Scene::new(&format!("{line}\n{LEAST}")).wrong(), [told]);
+    }
+    assert_eq!(
+        Scene::new(LEAST).set("precision=rough").wrong(),
+        ["--set precision: `rough` is no precision; use fine or coarse"]
+    );
     let amqp = |line: &str| Scene::new(&format!("{LEAST}[amqp]\n{line}\n")).wrong();
     assert_eq!(
         amqp("prefix = \"a{b}\""),

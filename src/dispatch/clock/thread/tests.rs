@@ -39,3 +39,97 @@ async fn a_dropped_alarm_leaves_nothing() {
     assert_eq!(clock.handle.shared.lock().queue.first(), None);
     clock.until(Instant::now()).await;
 }
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Whether it rings while other things of no fixed length happen: some 20 ms.
+async fn rings_soon(alarm: &mut dyn Alarm) -> bool {
+    tokio::time::timeout(ms(20), ring(alarm)).await.is_ok()
+}
+
+#[tokio::test]
+async fn what_counts_is_the_instant_set_last() {
+    let clock = ThreadClock::start().unwrap();
+    let mut alarm = clock.alarm();
+    assert!(!rings_soon(&mut *alarm).await, "it is not set");
+    let start = Instant::now();
+    alarm.set(Some(start + HOUR));
+    assert!(!rings_soon(&mut *alarm).await);
+    alarm.set(Some(start + ms(5)));
+    ring(&mut *alarm).await;
+    assert!(!rings_soon(&mut *alarm).await, "it has rung");
+    let start = Instant::now();
+    alarm.set(Some(start + ms(5)));
+    alarm.set(Some(start + ms(50)));
+    ring(&mut *alarm).await;
+    assert!(start.elapsed() >= ms(50), "{:?}", start.elapsed());
+    alarm.set(Some(Instant::now() + ms(5)));
+    alarm.set(None);
+    assert!(!rings_soon(&mut *alarm).await, "unset");
+    alarm.set(Some(start));
+    assert!(rings_soon(&mut *alarm).await, "past");
+}
+
+#[tokio::test]
+async fn an_alarm_set_earlier_while_it_is_waited_for_elsewhere_rings_earlier() {
+    let clock = ThreadClock::start().unwrap();
+    let (mut far, mut near) = (clock.alarm(), clock.alarm());
+    far.set(Some(Instant::now() + HOUR));
+    assert!(!rings_soon(&mut *far).await, "the thread sleeps for an hour");
+    near.set(Some(Instant::now() + ms(1)));
+    tokio::time::timeout(HOUR / 60, ring(&mut *near)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_ring_each_at_its_instant() {
+    let clock = ThreadClock::start().unwrap();
+    let start = Instant::now() + ms(20);
+    let tasks = (0..4000_u32).map(|index| {
+        let mut alarm = clock.alarm();
+        tokio::spawn(async move {
+            for round in 0..3 {
+                let at = start + Duration::from_micros(u64::from((index * 7919) % 30_000)) + round * ms(30);
+                alarm.set(Some(at));
+                ring(&mut *alarm).await;
+                assert!(Instant::now() >= at, "early");
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        tokio::time::timeout(Duration::from_secs(60), task).await.unwrap().unwrap();
+    }
+    assert_eq!(clock.handle.shared.lock().queue.len(), 0);
+}
+
+#[tokio::test]
+async fn the_thread_ends_with_the_last_of_clock_and_alarms() {
+    let clock = ThreadClock::start().unwrap();
+    let (shared, mut alarm) = (Arc::downgrade(&clock.handle.shared), clock.alarm());
+    drop(clock);
+    alarm.set(Some(Instant::now() + ms(5)));
+    ring(&mut *alarm).await;
+    drop(alarm);
+    // What the thread holds of it goes with the thread.
+    let ended = async {
+        while shared.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.unwrap();
+}
+
+#[test]
+fn what_falls_due_in_a_suspend_is_taken() {
+    let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
+    let shared = Shared { alarms, stirred: AtomicBool::new(false), closed: AtomicBool::new(false) };
+    let number = shared.lock().queue.add(Arc::default());
+    let deadline = Deadline::at(Instant::now() + HOUR);
+    shared.lock().queue.set(number, Some(deadline));
+    assert_eq!(shared.due(Deadline::now(), &mut Vec::new()), Some(deadline));
+    crate::time::suspend(HOUR);
+    assert_eq!(shared.due(Deadline::now(), &mut Vec::new()), None);
+}
