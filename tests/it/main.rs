@@ -11,6 +11,8 @@
 mod support;
 
 #[cfg(feature = "daemon")]
+mod admin;
+#[cfg(feature = "daemon")]
 mod amqp;
 mod config;
 #[cfg(feature = "config")]

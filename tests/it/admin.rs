@@ -1,0 +1,207 @@
+//! Probes and metrics of the real daemon: what it tells agrees with what happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::api::{Answer, Gate};
+use crate::support::daemon::Paced;
+use crate::support::publish::Job;
+use crate::support::servers::{Redis, free_port, rabbit};
+use crate::support::site::Site;
+use crate::support::{blocking, http_client, poll, until};
+
+mod metrics;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// `[admin]` on any free port.
+const ADMIN: &str = "[admin]\nlisten = '127.0.0.1:0'\n";
+
+/// A daemon whose pages are read.
+struct Watched {
+    paced: Paced,
+    address: String,
+}
+
+impl Watched {
+    /// With the site's configuration; does not wait until it is ready.
+    async fn start(site: &Site) -> Self {
+        let paced = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;
+        let line = paced.wait_line("probes and metrics are served", LONG).await;
+        let line: Value = serde_json::from_str(&line).unwrap();
+        Self { address: line["address"].as_str().unwrap().to_owned(), paced }
+    }
+
+    /// The status and the text of a page.
+    async fn get(&self, path: &str) -> (u16, String) {
+        let answer = http_client().get(format!("http://{}{path}", self.address)).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    }
+
+    /// Waits for this status of `/readyz?verbose`; its text.
+    async fn readyz(&self, status: u16) -> String {
+        let mut last = (0, String::new());
+        until(&format!("/readyz says {status}"), LONG, async || {
+            last = self.get("/readyz?verbose").await;
+            last.0 == status
+        })
+        .await;
+        last.1
+    }
+}
+
+/// The ports that the process listens on.
+fn listening(pid: u32) -> Vec<u16> {
+    let inodes: BTreeSet<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let tables = ["tcp", "tcp6"]
+        .map(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default());
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    lines
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words[3] == "0A" && inodes.contains(words[9]))
+        .map(|words| u16::from_str_radix(words[1].rsplit(':').next().unwrap(), 16).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn nothing_listens_unless_it_is_configured() {
+    let site = Site::shared("adminoff", "rate = '100/s'").await;
+    let off = site.replica().await;
+    assert_eq!(listening(off.pid()), [0; 0]);
+    let on = Watched::start(&site).await;
+    let port: u16 = on.address.rsplit(':').next().unwrap().parse().unwrap();
+    assert_eq!(listening(on.paced.pid()), [port]);
+    assert_eq!((off.stop().await, on.paced.stop().await), (0, 0));
+}
+
+#[tokio::test]
+async fn readiness_follows_the_store() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "readystore", "rate = '100/s'");
+    let watched = Watched::start(&site).await;
+    const GOOD: &str =
+        "[+]amqp ok\n[+]store ok\n[+]downstream/billing ok\n[+]draining ok\nreadyz check passed\n";
+    assert_eq!(watched.readyz(200).await, GOOD);
+    assert_eq!(watched.get("/readyz").await, (200, "ok\n".to_owned()));
+    assert_eq!(watched.get("/livez").await, (200, "ok\n".to_owned()));
+
+    redis.kill().await;
+    let text = watched.readyz(503).await;
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        (lines[0], lines[2..].to_vec()),
+        ("[+]amqp ok", vec!["[+]downstream/billing ok", "[+]draining ok", "readyz check failed"])
+    );
+    let start = format!("[-]store failed: the store at 127.0.0.1:{} is not reachable", redis.port());
+    assert!(lines[1].starts_with(&start), "{text}");
+    assert_eq!(watched.get("/readyz").await.0, 503);
+    assert_eq!(watched.get("/livez").await, (200, "ok\n".to_owned()));
+
+    redis.start().await;
+    assert_eq!(watched.readyz(200).await, GOOD);
+    // Frozen, it answers nothing, and a probe that waits long is a probe that failed.
+    redis.freeze();
+    let text = watched.readyz(503).await;
+    assert!(text.contains("[-]store failed: "), "{text}");
+    redis.thaw();
+    assert_eq!(watched.readyz(200).await, GOOD);
+    assert_eq!(watched.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn it_is_alive_and_not_ready_without_a_broker() {
+    let mut site = Site::shared("readyamqp", "rate = '100/s'").await;
+    site.amqp = format!("amqp://guest:hunter2@127.0.0.1:{}/%2f", free_port());
+    let watched = Watched::start(&site).await;
+    let (status, text) = watched.get("/readyz").await;
+    assert_eq!(status, 503);
+    assert_eq!(
+        text,
+        "[-]amqp failed: no connection to RabbitMQ for consuming, publishing\n[+]store ok\n\
+         [-]downstream/billing failed: its queue is not consumed\n[+]draining ok\nreadyz check failed\n"
+    );
+    assert_eq!(watched.get("/livez").await.0, 200);
+    let (_, metrics) = watched.get("/metrics").await;
+    assert!(metrics.contains("\npaced_amqp_connected 0\n"), "{metrics}");
+    assert_eq!(watched.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_daemon_that_drains_says_so_to_the_end() {
+    let site = Site::shared("readydrain", "rate = '100/s'").await;
+    let gate = Gate::closed();
+    site.api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    let watched = Watched::start(&site).await;
+    watched.readyz(200).await;
+    site.publish(Job::many("job", 1)).await;
+    site.api.wait_for(1, LONG).await;
+    watched.paced.term();
+    let text = watched.readyz(503).await;
+    assert!(text.contains("[-]draining failed: the daemon is stopping\n"), "{text}");
+    assert_eq!(watched.get("/livez").await.0, 200);
+    gate.open();
+    assert_eq!(watched.paced.wait_exit(LONG).await, 0);
+    assert!(http_client().get(format!("http://{}/livez", watched.address)).send().await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_not_a_page_is_refused_on_the_wire() {
+    let site = Site::shared("pages", "rate = '100/s'").await;
+    let watched = Watched::start(&site).await;
+    let client = http_client();
+    let url = |path: &str| format!("http://{}{path}", watched.address);
+    let head = client.head(url("/metrics")).send().await.unwrap();
+    assert_eq!(head.status(), 200);
+    assert_eq!(head.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(head.text().await.unwrap(), "");
+    // A client of its own: its connection is done for.
+    let post = http_client().post(url("/metrics")).body("x".repeat(1 << 20)).send().await;
+    // It may close before the body is through.
+    assert!(post.is_err() || post.is_ok_and(|answer| answer.status() == 405));
+    let answer = client.get(url("/api/v1/downstreams")).send().await.unwrap();
+    assert_eq!(answer.status(), 404);
+    let names: BTreeSet<&str> = answer.headers().keys().map(|name| name.as_str()).collect();
+    assert!(names.is_subset(&BTreeSet::from(["content-length", "date", "connection"])), "{names:?}");
+    assert_eq!(watched.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_had_ends_the_start() {
+    let site = Site::shared("taken", "rate = '100/s'").await;
+    let taken = Watched::start(&site).await;
+    let start = async |listen: &str| {
+        let listen = format!("admin.listen={listen}");
+        let paced = Paced::start(&site.config(), &["--set", &listen], &[]).await;
+        (paced.wait_exit(LONG).await, paced.log().join("\n"))
+    };
+    let (exit, log) = start(&taken.address).await;
+    assert_eq!(exit, 1, "a restart may mend it: {log}");
+    assert!(log.contains(&format!("admin.listen: cannot listen on {}", taken.address)), "{log}");
+    assert!(log.contains("choose another port") && !log.contains("RabbitMQ"), "{log}");
+    // TEST-NET-1: nobody's.
+    let (exit, log) = start("192.0.2.1:9750").await;
+    assert_eq!(exit, 78, "{log}");
+    assert!(log.contains("use an address of this machine"), "{log}");
+    assert_eq!(taken.paced.stop().await, 0);
+    assert!(!taken.paced.log().join("\n").contains("may read the metrics"));
+}
+
+#[tokio::test]
+async fn who_lets_the_network_read_is_warned() {
+    let site = Site::shared("open", "rate = '100/s'").await;
+    let paced = Paced::start(&site.config(), &["--set", "admin.listen=0.0.0.0:0"], &[]).await;
+    let line = paced.wait_line("may read the metrics", LONG).await;
+    assert!(line.contains("\"WARN\"") && line.contains("0.0.0.0:"), "{line}");
+    assert_eq!(paced.stop().await, 0);
+}
