@@ -5,7 +5,7 @@ FEATURES = redis amqp http config dispatch redis,http
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
+.PHONY: help build demo bench test lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (n
 	@echo "Building paced with the release profile; the first time takes a few minutes."
 	@$(CARGO) build --release --locked --bin paced --example demo
 	@$(CARGO) run --release --locked --quiet --example demo -- $(ARGS)
+
+bench: servers ## Measure paced next to loops without it, and write docs/benchmarks.md (ARGS="share": some of it)
+	@$(CARGO) bench --locked --quiet --bench pace -- $(ARGS)
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests

@@ -1,0 +1,142 @@
+//! `make bench`: what paced reaches on this machine, next to loops without it.
+//!
+//! Starts a private Redis and a private RabbitMQ, measures the release binary in turn with what it is
+//! compared with, and prints a table for each scenario. A run of all scenarios writes
+//! docs/benchmarks.md. Exits with 1 when a figure misses its bound.
+
+mod api;
+mod figures;
+mod loops;
+mod machine;
+mod memory;
+mod metronome;
+mod process;
+mod prometheus;
+mod release;
+mod report;
+mod share;
+mod stage;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+mod throughput;
+
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, ValueEnum};
+
+use figures::Section;
+use stage::Stage;
+
+/// Measures paced on private servers.
+#[derive(Debug, Parser)]
+#[command(name = "pace", max_term_width = 100)]
+struct Options {
+    /// What to measure; all when none is named
+    scenarios: Vec<Scenario>,
+    /// How often; figures are medians
+    #[arg(long, default_value_t = FULL, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
+    runs: u8,
+    /// Put the result on docs/benchmarks.md, also that of some scenarios or of fewer runs
+    #[arg(long)]
+    write: bool,
+    /// As cargo bench calls it
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// So many runs make a full one.
+const FULL: u8 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// Four replicas share 200/s
+    Share,
+    /// One replica at 1 000/s and at 5 000/s: lateness
+    Release,
+    /// A limit that does not bind, against loops without one
+    Throughput,
+    /// Resident memory, and 1 000 downstreams
+    Memory,
+}
+
+impl Scenario {
+    const ALL: [Self; 4] = [Self::Share, Self::Release, Self::Throughput, Self::Memory];
+    const NAMES: [&str; 4] = [share::NAME, release::NAME, throughput::NAME, memory::NAME];
+
+    async fn run(self, stage: &Stage) -> Result<Section, String> {
+        match self {
+            Self::Share => share::run(stage).await,
+            Self::Release => release::run(stage).await,
+            Self::Throughput => throughput::run(stage).await,
+            Self::Memory => memory::run(stage).await,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    if args.get(1).is_some_and(|arg| arg == loops::WORD) {
+        return loops::child::main(&Parser::parse_from(&args[1..]));
+    }
+    let options = Options::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let measured = runtime
+        .map_err(|error| format!("cannot start: {error}"))
+        .and_then(|runtime| runtime.block_on(measure(&options)));
+    match measured {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every bound is kept.
+async fn measure(options: &Options) -> Result<bool, String> {
+    build()?;
+    let all = options.scenarios.is_empty();
+    let scenarios = if all { &Scenario::ALL[..] } else { &options.scenarios[..] };
+    let stage = Stage::build(usize::from(options.runs)).await?;
+    let mut sections = Vec::new();
+    for scenario in scenarios {
+        let section = scenario.run(&stage).await?;
+        println!("{}", report::table(&section));
+        sections.push(section);
+    }
+    if options.write || (all && options.runs >= FULL) {
+        let machine = machine::describe(&stage).await?;
+        let run = machine::run(command());
+        report::write(&sections, &machine, &run, &Scenario::NAMES)?;
+        println!("written: {}", report::file().display());
+    }
+    let missed: Vec<String> = sections.iter().flat_map(Section::missed).collect();
+    for missed in &missed {
+        println!("missed: {missed}");
+    }
+    for unmeasured in sections.iter().flat_map(Section::unmeasured) {
+        println!("not measured: {unmeasured}");
+    }
+    Ok(missed.is_empty())
+}
+
+/// The binary as users build it: cargo has built one for this bench too, but with the features that
+/// tests want of its dependencies.
+fn build() -> Result<(), String> {
+    let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
+    let args = ["build", "--release", "--locked", "--quiet", "--bin", "paced"];
+    let built = Command::new(cargo).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).status();
+    match built {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`cargo {}` ended with {status}", args.join(" "))),
+        Err(error) => Err(format!("cargo cannot be run: {error}")),
+    }
+}
+
+/// How this run can be repeated.
+fn command() -> String {
+    let args: Vec<String> =
+        std::env::args().skip(1).filter(|arg| arg != "--bench" && arg != "--write").collect();
+    if args.is_empty() { "make bench".to_owned() } else { format!("make bench ARGS=\"{}\"", args.join(" ")) }
+}

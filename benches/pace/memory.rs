@@ -1,0 +1,183 @@
+//! What a daemon holds: at start, with its window full, and with a thousand downstreams.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::api::{Arrival, LeanApi};
+use crate::figures::{Bound, Figure, Section, Unit};
+use crate::process;
+use crate::stage::{Kind, Site, Stage, stop};
+use crate::support::api::stamp;
+use crate::support::count::effective_rate;
+use crate::support::daemon::Paced;
+use crate::support::publish::depth;
+use crate::support::{poll, real_now};
+
+pub const NAME: &str = "memory";
+
+const START: Figure = Figure::median("resident memory when ready", Unit::MiB);
+const HELD: Figure = Figure::median("resident memory, window full", Unit::MiB);
+const JOBS: Figure = Figure::median("jobs held", Unit::Count);
+
+/// At this rate a minute releases a little more than is to be held, which is the most that is held.
+const HELD_JOBS: u32 = 10_000;
+const HELD_RATE: u32 = 170;
+const HELD_SIZE: usize = 1024;
+
+const WORST: Figure = Figure::median("farthest from its rate", Unit::Percent(2));
+const OUTSIDE: Figure = Figure::median("downstreams more than 1 % off", Unit::Count);
+const TOTAL: Figure = Figure::median("released in all", Unit::PerSecond);
+const CALLS: Figure = Figure::median("script calls", Unit::PerSecond);
+const CPU: Figure = Figure::median("processor time of paced per job", Unit::Micros);
+const CORES: Figure = Figure::median("processors that paced keeps busy", Unit::Plain(2));
+
+const DOWNSTREAMS: usize = 1000;
+/// Of each.
+const RATE: u32 = 10;
+/// How long is counted, once all have begun.
+const COUNTED: Duration = Duration::from_secs(10);
+/// Waiting jobs of each: for what is counted, and for the start.
+const WAITING: usize = 200;
+
+pub async fn run(stage: &Stage) -> Result<Section, String> {
+    let mut section = Section::new(
+        NAME,
+        "Memory, and a thousand downstreams",
+        "Resident memory (VmRSS) of a daemon with one downstream, a second after it is ready; and with a window \
+         of 10 000 jobs of 1 KiB, all of them delivered and unacked, at 170/s. Then one daemon with 1 000 \
+         downstreams at 10/s each, whose jobs wait in classic queues (1 000 quorum queues would be a test of \
+         the broker): each downstream's rate is counted at the API over 10 s in which all of them have jobs. \
+         The API, the broker and Redis share the machine with the daemon.",
+    );
+    for run in 1..=stage.runs {
+        eprintln!("  memory, run {run}: one downstream");
+        one(stage, &mut section).await?;
+        for memory in [false, true] {
+            eprintln!("  memory, run {run}: {DOWNSTREAMS} downstreams, {}", store_name(memory));
+            many(stage, memory, &mut section).await?;
+        }
+        section.runs = run;
+    }
+    Ok(section)
+}
+
+const fn store_name(memory: bool) -> &'static str {
+    if memory { "memory store" } else { "Redis" }
+}
+
+async fn one(stage: &Stage, section: &mut Section) -> Result<(), String> {
+    let api = LeanApi::start(Duration::ZERO)?;
+    let site = stage.site(NAME);
+    let queue = format!("{}.bench", site.prefix);
+    stage.declare(vec![queue.clone()], Kind::Quorum).await?;
+    let downstream = format!(
+        "[downstreams.bench]\nrate = '{HELD_RATE}/s'\nqueue.name = '{queue}'\nqueue.prefetch = {HELD_JOBS}\n\
+         http.base_url = '{}'\n",
+        api.url()
+    );
+    let paced = site.replica(&downstream).await?;
+    let start = most_memory(&paced).await?;
+    section.judge("one downstream", START, start, Bound::AtMost(40.0));
+
+    // 1 000 more, so that the window stays full while it is looked at.
+    let (window, more) = (HELD_JOBS as usize, 1000);
+    stage.fill(&queue, window + more, HELD_SIZE).await;
+    let full = poll(Duration::from_secs(20), || async {
+        let waiting = depth(&site.amqp, &queue).await? as usize;
+        (waiting <= more).then_some(())
+    });
+    full.await.ok_or("the window did not fill")?;
+    let held = most_memory(&paced).await?;
+    let waiting = depth(&site.amqp, &queue).await.unwrap_or(0) as usize;
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    let jobs = (window + more - waiting - api.count()) as f64;
+    section.judge("one downstream", HELD, held, Bound::AtMost(80.0));
+    section.note("one downstream", JOBS, jobs);
+    stop(paced).await?;
+    stage.delete(vec![queue]).await
+}
+
+/// The most within a second.
+async fn most_memory(paced: &Paced) -> Result<f64, String> {
+    let (start, mut most) = (real_now(), 0.0);
+    while start.elapsed() < Duration::from_secs(1) {
+        most = process::memory(paced.pid())?.max(most);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(most)
+}
+
+async fn many(stage: &Stage, memory: bool, section: &mut Section) -> Result<(), String> {
+    let column = format!("1 000 downstreams, {}", store_name(memory));
+    let api = LeanApi::start(Duration::ZERO)?;
+    let mut site = stage.site(NAME);
+    if memory {
+        "memory:".clone_into(&mut site.store);
+    }
+    let queues: Vec<String> = (0..DOWNSTREAMS).map(|n| format!("{}.{n}", site.prefix)).collect();
+    stage.declare(queues.clone(), Kind::Classic).await?;
+    for queue in &queues {
+        stage.fill(queue, WAITING, 64).await;
+    }
+    let paced = site.replica(&downstreams(&site, &api)).await?;
+    section.note(&column, START, process::memory(paced.pid())?);
+    // All have begun when this many different ones were seen; those that did not show.
+    let seen = || {
+        let mut seen = vec![false; DOWNSTREAMS];
+        api.arrivals().iter().for_each(|arrival| seen[arrival.number] = true);
+        std::future::ready(seen.iter().all(|seen| *seen).then_some(()))
+    };
+    let begun = poll(Duration::from_secs(8), seen).await;
+    if begun.is_none() {
+        eprintln!("    not all of them have begun after 8 s");
+    }
+    let (first, cpu, calls) = (stamp(), process::cpu(paced.pid())?, stage.script_calls().await?);
+    tokio::time::sleep(COUNTED).await;
+    let (last, cpu_after, calls_after) = (stamp(), process::cpu(paced.pid())?, stage.script_calls().await?);
+    let held = process::memory(paced.pid())?;
+    let arrivals = api.arrivals();
+    let counted = arrivals.iter().filter(|arrival| (first..last).contains(&arrival.at));
+    let (worst, outside, total) = rates(counted);
+    let seconds = Duration::from_nanos(last - first).as_secs_f64();
+    let cpu = (cpu_after - cpu).as_secs_f64();
+
+    section.judge(&column, WORST, worst, Bound::AtMost(1.0));
+    section.judge(&column, OUTSIDE, outside, Bound::AtMost(0.0));
+    section.note(&column, TOTAL, total / seconds);
+    section.note(&column, CALLS, (calls_after - calls) / seconds);
+    section.note(&column, CPU, cpu * 1e6 / total);
+    section.note(&column, CORES, cpu / seconds);
+    section.note(&column, HELD, held);
+    stop(paced).await?;
+    stage.delete(queues).await
+}
+
+fn downstreams(site: &Site, api: &LeanApi) -> String {
+    let mut text = String::new();
+    for n in 0..DOWNSTREAMS {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "[downstreams.d{n}]\nrate = '{RATE}/s'\nqueue.name = '{}.{n}'\nhttp.base_url = '{}{n}/'\n",
+            site.prefix,
+            api.url()
+        );
+    }
+    text
+}
+
+/// How far the worst downstream is from its rate (%), how many are more than 1 % off, and how many
+/// requests there were.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn rates<'a>(arrivals: impl Iterator<Item = &'a Arrival>) -> (f64, f64, f64) {
+    let mut stamps = vec![Vec::new(); DOWNSTREAMS];
+    arrivals.for_each(|arrival| stamps[arrival.number].push(arrival.at));
+    let off = |stamps: &Vec<u64>| {
+        // From its first to its last: a whole window holds one more or less by chance.
+        100.0 * (effective_rate(stamps) / f64::from(RATE) - 1.0).abs()
+    };
+    let offs: Vec<f64> = stamps.iter().map(off).collect();
+    let worst = offs.iter().copied().fold(0.0, f64::max);
+    let outside = offs.iter().filter(|off| **off > 1.0).count();
+    (worst, outside as f64, stamps.iter().map(Vec::len).sum::<usize>() as f64)
+}

@@ -1,0 +1,26 @@
+//! What a process costs, read from /proc.
+
+use std::fs;
+use std::time::Duration;
+
+/// Linux counts in hundredths of a second for every program, whatever the kernel's own tick is.
+const TICK: Duration = Duration::from_millis(10);
+
+/// The processor time that a process has had so far, in user and kernel mode, to 10 ms.
+pub fn cpu(pid: u32) -> Result<Duration, String> {
+    let file = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
+    // The name in parentheses may hold anything; after it, utime and stime are fields 14 and 15.
+    let fields = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(2));
+    let ticks = fields.and_then(|fields| fields.map(|field| field.parse::<u32>().ok()).sum::<Option<u32>>());
+    ticks.map(|ticks| TICK * ticks).ok_or_else(|| format!("{file} is not as expected: {text}"))
+}
+
+/// The resident memory of a process now, in MiB.
+pub fn memory(pid: u32) -> Result<f64, String> {
+    let file = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u32>().ok());
+    kib.map(|kib| f64::from(kib) / 1024.0).ok_or_else(|| format!("{file} has no VmRSS"))
+}

@@ -1,0 +1,171 @@
+//! The servers, and what every scenario does with them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
+
+use crate::prometheus::Scrape;
+use crate::support::daemon::{Paced, run_cli, scratch};
+use crate::support::publish::{Job, open, publish_to};
+use crate::support::servers::{Rabbit, Redis, free_port};
+use crate::support::{apart, http_client, unique};
+
+/// Private servers, which end with it.
+pub struct Stage {
+    pub rabbit: Rabbit,
+    pub redis: Redis,
+    /// How often each measurement is made.
+    pub runs: usize,
+    /// This paced has `[admin]`.
+    admin: bool,
+}
+
+/// The configuration of a daemon, apart from its downstreams.
+#[derive(Clone, Debug)]
+pub struct Site {
+    pub amqp: String,
+    pub store: String,
+    /// Of exchanges, queues and keys.
+    pub prefix: String,
+    /// Where it is to serve metrics.
+    pub admin: Option<u16>,
+}
+
+impl Stage {
+    pub async fn build(runs: usize) -> Result<Self, String> {
+        eprintln!("starting a private Redis and a private RabbitMQ (about 10 s)");
+        let (redis, rabbit) = (Redis::try_dedicated().await?, Rabbit::try_dedicated().await?);
+        Ok(Self { redis, rabbit, runs, admin: has_admin().await? })
+    }
+
+    /// With names of its own, and the Redis store.
+    pub fn site(&self, topic: &str) -> Site {
+        let (amqp, store) = (self.rabbit.url(), self.redis.url());
+        Site { amqp, store, prefix: unique(topic), admin: None }
+    }
+
+    /// As [`Stage::site`], with metrics where there are any.
+    pub fn site_with_metrics(&self, topic: &str) -> Site {
+        Site { admin: self.admin.then(free_port), ..self.site(topic) }
+    }
+
+    /// Declares a queue of its own kind.
+    pub async fn declare(&self, queues: Vec<String>, kind: Kind) -> Result<(), String> {
+        let url = self.rabbit.url();
+        let declare = async move {
+            let (connection, channel) = open(&url).await;
+            for queue in queues {
+                let mut arguments = FieldTable::default();
+                arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.name().into()));
+                let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+                channel.queue_declare(queue.as_str().into(), options, arguments).await?;
+            }
+            connection.close(200, "done".into()).await
+        };
+        apart(declare).await.map_err(|error| format!("a queue cannot be declared: {error}"))
+    }
+
+    /// Deletes queues, with what is in them.
+    pub async fn delete(&self, queues: Vec<String>) -> Result<(), String> {
+        let url = self.rabbit.url();
+        let delete = async move {
+            let (connection, channel) = open(&url).await;
+            for queue in queues {
+                channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await?;
+            }
+            connection.close(200, "done".into()).await
+        };
+        apart(delete).await.map_err(|error| format!("a queue cannot be deleted: {error}"))
+    }
+
+    /// Publishes to a queue by its name, confirmed: `count` jobs with bodies of this size.
+    pub async fn fill(&self, queue: &str, count: usize, size: usize) {
+        let jobs = Job::many("job", count).into_iter().map(|job| job.body(vec![b'x'; size]));
+        publish_to(&self.rabbit.url(), "", queue, jobs.collect()).await;
+    }
+
+    /// How many scripts Redis has run so far.
+    pub async fn script_calls(&self) -> Result<f64, String> {
+        let info = self.redis.command(&["INFO", "commandstats"]).await;
+        let info = info.map_err(|error| format!("no INFO from Redis: {error}"))?;
+        let calls = |line: &str| {
+            let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+            let script = matches!(command, "eval" | "evalsha" | "fcall");
+            script.then(|| figures.strip_prefix("calls=")?.split(',').next()?.parse::<f64>().ok())?
+        };
+        Ok(info.lines().filter_map(calls).sum())
+    }
+}
+
+/// A kind of queue.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Quorum,
+    Classic,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
+
+impl Site {
+    /// The configuration with these tables of downstreams.
+    pub fn config(&self, downstreams: &str) -> String {
+        let mut text = format!(
+            "[amqp]\nurl = '{}'\nprefix = '{}'\n[store]\nurl = '{}'\nkey_prefix = '{}'\n",
+            self.amqp, self.prefix, self.store, self.prefix
+        );
+        if let Some(port) = self.admin {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "[admin]\nlisten = '127.0.0.1:{port}'");
+        }
+        text + downstreams
+    }
+
+    /// A daemon that is ready.
+    pub async fn replica(&self, downstreams: &str) -> Result<Paced, String> {
+        let paced = Paced::try_start(&self.config(downstreams), &[], &[]).await?;
+        paced.try_ready().await?;
+        Ok(paced)
+    }
+
+    /// What the daemon's metrics say now; `None` where it has none.
+    pub async fn scrape(&self) -> Result<Option<Scrape>, String> {
+        let Some(port) = self.admin else { return Ok(None) };
+        let url = format!("http://127.0.0.1:{port}/metrics");
+        let answer = async { http_client().get(&url).send().await?.error_for_status()?.text().await };
+        let text = answer.await.map_err(|error| format!("{url}: {error}"))?;
+        Ok(Some(Scrape::read(&text)))
+    }
+}
+
+/// Ends a daemon as a deployment would, so that nothing of it is left for the next measurement.
+pub async fn stop(paced: Paced) -> Result<(), String> {
+    paced.term();
+    match paced.wait_exit(Duration::from_secs(40)).await {
+        0 => Ok(()),
+        code => Err(format!("paced ended with {code}; its log:\n{}", paced.log().join("\n"))),
+    }
+}
+
+/// Whether this paced knows `[admin]`: one without it calls the table an unknown key.
+async fn has_admin() -> Result<bool, String> {
+    let folder = tempfile::TempDir::new_in(scratch()?).map_err(|error| error.to_string())?;
+    let file = folder.path().join("paced.toml");
+    let text =
+        "[admin]\nlisten = '127.0.0.1:9750'\n[downstreams.x]\nrate = '1/s'\nhttp.base_url = 'http://x/'\n";
+    std::fs::write(&file, text).map_err(|error| error.to_string())?;
+    let done = run_cli(&["check", "-c", &file.to_string_lossy()], b"").await;
+    match done.code {
+        0 => Ok(true),
+        _ if done.stderr.contains("admin") => Ok(false),
+        code => Err(format!("`paced check` ended with {code}:\n{}", done.stderr)),
+    }
+}

@@ -1,0 +1,179 @@
+//! A limit far too high to bind: what paced costs over a loop without one.
+
+use std::time::Duration;
+
+use crate::api::LeanApi;
+use crate::figures::{Bound, Figure, Section, Unit};
+use crate::loops::Loop;
+use crate::process;
+use crate::stage::{Kind, Site, Stage, stop};
+use crate::support::count::effective_rate;
+use crate::support::daemon::Paced;
+
+pub const NAME: &str = "throughput";
+
+const JOBS: usize = 30_000;
+const SIZE: usize = 256;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const SPEED: Figure = Figure::median("jobs per second", Unit::PerSecond);
+const CPU: Figure = Figure::median("processor time per job", Unit::Micros);
+const MEMORY: Figure = Figure::median("resident memory at the end", Unit::MiB);
+const SPEED_RATIO: Figure = Figure::median("jobs per second / those of the bare loop", Unit::Plain(2));
+const CPU_RATIO: Figure = Figure::median("processor time per job / that of the bare loop", Unit::Plain(2));
+
+/// Who takes the jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kin {
+    Bare,
+    Lines,
+    Paced,
+}
+
+impl Kin {
+    const ALL: [Self; 3] = [Self::Bare, Self::Lines, Self::Paced];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare loop",
+            Self::Lines => "20-line loop",
+            Self::Paced => "paced",
+        }
+    }
+}
+
+/// How many requests at once, and how long the API takes.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    in_flight: usize,
+    delay: Duration,
+}
+
+const LOADS: [Load; 4] = [
+    Load { in_flight: 64, delay: Duration::ZERO },
+    Load { in_flight: 256, delay: Duration::ZERO },
+    Load { in_flight: 64, delay: Duration::from_millis(5) },
+    Load { in_flight: 256, delay: Duration::from_millis(5) },
+];
+
+impl Load {
+    fn column(self, kin: Kin) -> String {
+        let Self { in_flight, delay } = self;
+        let api = if delay.is_zero() { String::new() } else { format!(", API takes {delay:?}") };
+        format!("{}, {in_flight} in flight{api}", kin.name())
+    }
+}
+
+/// What one of them did in one run.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    speed: f64,
+    /// µs
+    cpu: f64,
+    memory: f64,
+}
+
+pub async fn run(stage: &Stage) -> Result<Section, String> {
+    let mut section = Section::new(
+        NAME,
+        "A limit far too high to bind",
+        "30 000 jobs of 256 B wait in a quorum queue; then the consumer starts, and the API counts from the \
+         first request to the last. Processor time is that of the consumer alone, user and system, over the \
+         same stretch; the servers and the API share the machine with it. The bare loop has paced's crates, \
+         prefetch 1000, the same requests, acks that nothing waits for, and no limit; the 20-line loop makes \
+         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns within a \
+         run, each run begins with another one, and ratios are of one run.",
+    );
+    section.lines = true;
+    for run in 1..=stage.runs {
+        for load in LOADS {
+            let mut paces = [None; Kin::ALL.len()];
+            for turn in 0..Kin::ALL.len() {
+                let which = (turn + run) % Kin::ALL.len();
+                let kin = Kin::ALL[which];
+                eprintln!("  throughput, run {run}: {}", load.column(kin));
+                paces[which] = Some(measure(stage, kin, load).await?);
+            }
+            let [Some(bare), Some(lines), Some(paced)] = paces else { continue };
+            for (kin, pace) in [(Kin::Bare, bare), (Kin::Lines, lines), (Kin::Paced, paced)] {
+                note(&mut section, load, kin, pace, bare);
+            }
+        }
+        section.runs = run;
+    }
+    Ok(section)
+}
+
+fn note(section: &mut Section, load: Load, kin: Kin, pace: Pace, bare: Pace) {
+    let column = load.column(kin);
+    section.note(&column, SPEED, pace.speed);
+    section.note(&column, CPU, pace.cpu);
+    section.note(&column, MEMORY, pace.memory);
+    let (speed, cpu) = (pace.speed / bare.speed, pace.cpu / bare.cpu);
+    if kin == Kin::Paced && load.delay.is_zero() {
+        section.judge(&column, SPEED_RATIO, speed, Bound::AtLeast(0.8));
+        section.judge(&column, CPU_RATIO, cpu, Bound::AtMost(1.25));
+    } else {
+        section.note(&column, SPEED_RATIO, speed);
+        section.note(&column, CPU_RATIO, cpu);
+    }
+}
+
+async fn measure(stage: &Stage, kin: Kin, load: Load) -> Result<Pace, String> {
+    let api = LeanApi::start(load.delay)?;
+    api.expect(JOBS);
+    let site = stage.site(NAME);
+    let queue = format!("{}.bench", site.prefix);
+    stage.declare(vec![queue.clone()], Kind::Quorum).await?;
+    stage.fill(&queue, JOBS, SIZE).await;
+    let consumer = Consumer::start(kin, load, &site, &queue, &api).await?;
+    api.first(PATIENCE).await?;
+    let before = process::cpu(consumer.pid())?;
+    api.all(PATIENCE).await?;
+    let spent = process::cpu(consumer.pid())?.saturating_sub(before);
+    let memory = process::memory(consumer.pid())?;
+    consumer.end().await?;
+    stage.delete(vec![queue]).await?;
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    let jobs = (JOBS - 1) as f64;
+    Ok(Pace { speed: effective_rate(&api.stamps()), cpu: spent.as_secs_f64() * 1e6 / jobs, memory })
+}
+
+/// A process that takes the jobs.
+enum Consumer {
+    Loop(Loop),
+    Paced(Paced),
+}
+
+impl Consumer {
+    async fn start(kin: Kin, load: Load, site: &Site, queue: &str, api: &LeanApi) -> Result<Self, String> {
+        let in_flight = load.in_flight;
+        let limit = match kin {
+            Kin::Bare => None,
+            Kin::Lines => Some((site.store.as_str(), Duration::from_micros(1))),
+            Kin::Paced => {
+                let downstream = format!(
+                    "[downstreams.bench]\nrate = '1000000/s'\nconcurrency = {in_flight}\n\
+                     queue.name = '{queue}'\nhttp.base_url = '{}'\n",
+                    api.url()
+                );
+                return site.replica(&downstream).await.map(Self::Paced);
+            }
+        };
+        Loop::start(&site.amqp, queue, &api.url(), in_flight, limit).await.map(Self::Loop)
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Loop(started) => started.pid(),
+            Self::Paced(paced) => paced.pid(),
+        }
+    }
+
+    async fn end(self) -> Result<(), String> {
+        match self {
+            Self::Loop(_) => Ok(()),
+            Self::Paced(paced) => stop(paced).await,
+        }
+    }
+}
