@@ -11,7 +11,6 @@ mod machine;
 mod memory;
 mod metronome;
 mod process;
-mod prometheus;
 mod release;
 mod report;
 mod share;

@@ -6,9 +6,9 @@ use crate::api::LeanApi;
 use crate::figures::{Bound, Figure, Section, Unit};
 use crate::metronome::Metronome;
 use crate::process;
-use crate::prometheus::{Histogram, Scrape};
 use crate::stage::{Kind, Stage, stop};
 use crate::support::count::effective_rate;
+use crate::support::prometheus::{Histogram, Scrape};
 
 pub const NAME: &str = "release";
 

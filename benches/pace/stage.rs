@@ -6,8 +6,8 @@ use std::time::Duration;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 
-use crate::prometheus::Scrape;
 use crate::support::daemon::{Paced, run_cli, scratch};
+use crate::support::prometheus::Scrape;
 use crate::support::publish::{Job, open, publish_to};
 use crate::support::servers::{Rabbit, Redis, free_port};
 use crate::support::{apart, http_client, unique};

@@ -18,6 +18,9 @@ use super::support::publish::{self, Job};
 use super::support::servers::{Rabbit, Redis};
 use super::support::{blocking, count, eventually, http_client, servers, unique};
 
+mod prometheus;
+mod proxy;
+
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]

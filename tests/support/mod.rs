@@ -7,6 +7,7 @@ pub mod api;
 pub mod count;
 pub mod daemon;
 pub mod guardian;
+pub mod prometheus;
 pub mod proxy;
 pub mod publish;
 pub mod servers;

@@ -1,4 +1,4 @@
-//! Reads Prometheus' text format, as far as the figures here need it.
+//! Reads Prometheus' text format, as far as benches and tests need it.
 
 use std::collections::BTreeMap;
 

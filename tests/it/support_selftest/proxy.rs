@@ -1,0 +1,88 @@
+//! The proxy: as late as it was told, silent and cut when it is told.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use crate::support::proxy::Proxy;
+use crate::support::{count, real_now};
+
+/// A server that sends everything back, on a thread that ends with its listener's connections.
+fn echo() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                stream.set_nodelay(true).unwrap();
+                let mut back = stream.try_clone().unwrap();
+                std::io::copy(&mut stream, &mut back)
+            });
+        }
+    });
+    port
+}
+
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// How long one byte took there and back.
+fn round_trip(stream: &mut TcpStream) -> Duration {
+    let start = real_now();
+    stream.write_all(b"x").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    start.elapsed()
+}
+
+/// The median of many, in µs.
+fn typical(stream: &mut TcpStream) -> u64 {
+    let times: Vec<u64> = (0..101).map(|_| round_trip(stream).as_micros() as u64).collect();
+    count::quantile(&times, 0.5)
+}
+
+#[test]
+fn a_proxy_adds_what_it_was_told_to() {
+    let port = echo();
+    let proxy = Proxy::start(port, Duration::from_millis(2)).unwrap();
+    let (mut direct, mut far) = (connect(port), connect(proxy.port()));
+    let (direct, far) = (typical(&mut direct), typical(&mut far));
+    assert!(far >= direct + 1900, "{far} µs, and {direct} µs without it");
+    // On a machine at rest it is 2.2 ms; others may use this one.
+    assert!(far <= direct + 4000, "{far} µs, and {direct} µs without it");
+}
+
+#[test]
+fn a_silent_proxy_holds_back_and_a_restored_one_delivers() {
+    let proxy = Proxy::start(echo(), Duration::ZERO).unwrap();
+    let mut stream = connect(proxy.port());
+    round_trip(&mut stream);
+    proxy.silence();
+    stream.write_all(b"held").unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut answer = [0; 4];
+    assert!(stream.read(&mut answer).is_err(), "nothing comes through");
+    proxy.restore();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"held");
+}
+
+#[test]
+fn a_cut_proxy_closes_what_there_is_and_what_comes() {
+    let proxy = Proxy::start(echo(), Duration::ZERO).unwrap();
+    let mut stream = connect(proxy.port());
+    round_trip(&mut stream);
+    proxy.cut();
+    // The end of the stream or a reset.
+    assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
+    assert!(!matches!(connect(proxy.port()).read(&mut [0]), Ok(1..)));
+    proxy.restore();
+    round_trip(&mut connect(proxy.port()));
+    let mut last = connect(proxy.port());
+    round_trip(&mut last);
+    drop(proxy);
+    assert!(!matches!(last.read(&mut [0]), Ok(1..)), "it ends with its proxy");
+}
