@@ -248,6 +248,8 @@ impl Pacer {
             return None;
         }
         let costs = batch.iter().map(|entry| entry.job.cost).collect();
+        // A connection takes as long to open as the call and the hold take together, or longer.
+        self.gear.sink.warm();
         let lease = self.lease(now);
         let reply = reserve(Arc::clone(&self.store), Arc::clone(&self.options), costs, lease);
         if want.scarce {
