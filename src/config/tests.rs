@@ -90,7 +90,7 @@ fn the_default_file_has_every_key() {
         } else if let Some((key, _)) = line.split_once(" = ")
             && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
         {
-            there.insert(format!("{table}.{key}"));
+            there.insert(format!("{table}.{key}").trim_start_matches('.').to_owned());
         }
     }
     let limit_keys = ["algorithm", "burst", "rate"].map(|key| format!("downstreams.billing.limits[0].{key}"));
