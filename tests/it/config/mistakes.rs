@@ -126,7 +126,7 @@ fn each_wrong_value_is_told_with_what_is_right() {
     }
     assert_eq!(
         Scene::new(LEAST).set("precision=rough").wrong(),
-        ["--set precision: `rough` is no precision; use fine or coarse"]
+        ["--set: precision: `rough` is no precision; use fine or coarse"]
     );
     assert_eq!(
         Scene::new(&format!("{LEAST}[admin]\ntoken_file = \"token\"\n")).wrong(),
@@ -244,9 +244,17 @@ fn unknown_keys_come_with_the_nearest_known_one() {
             "downstreams.a.lanes",
             "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
         ),
-        ("[plans]", "plans", "known here are `admin`, `amqp`, `downstreams`, `shutdown`, `store`"),
+        (
+            "[plans]",
+            "plans",
+            "known here are `admin`, `amqp`, `downstreams`, `precision`, `shutdown`, `store`",
+        ),
         ("[stroe]", "stroe", "did you mean `store`?"),
-        ("[\"a b\"]", "\"a b\"", "known here are `admin`, `amqp`, `downstreams`, `shutdown`, `store`"),
+        (
+            "[\"a b\"]",
+            "\"a b\"",
+            "known here are `admin`, `amqp`, `downstreams`, `precision`, `shutdown`, `store`",
+        ),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
         let name = key.rsplit('.').next().unwrap();
