@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paced::amqp::Amqp;
 use paced::config::Settings;
-use paced::dispatch::Dispatcher;
+use paced::dispatch::{Dispatcher, Drained};
 use paced::store::Store;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -56,7 +56,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         running.spawn(dispatcher.run(source, stop.clone()));
     }
 
-    let (mut unfinished, mut failed) = (0, false);
+    let mut failed = false;
     tokio::select! {
         signal = signals.next() => {
             tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
@@ -69,45 +69,65 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     }
     stop.cancel();
     let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
-    let mut flushed = true;
-    let ending = async {
-        while let Some(ended) = running.join_next().await {
-            match ended {
-                Ok(drained) => unfinished += drained.unfinished,
-                Err(error) => {
-                    tracing::error!(%error, "a dispatcher ended badly");
-                    failed = true;
-                }
-            }
-        }
-        flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
-    };
-    tokio::select! {
-        () = ending => {}
+    let ended = tokio::select! {
+        ended = drain(running, amqp, end) => ended,
         signal = signals.next() => {
             tracing::warn!(signal, "stopped at once; what was being sent will be sent again");
             return Err(Exit::Undrained);
         }
-    }
+    };
     if let Some(server) = server {
         // To the end it told that the daemon lives, and that it is not ready.
         server.stop().await;
     }
-    if failed {
-        return Err(Exit::Failed);
+    if failed { Err(Exit::Failed) } else { ended.exit() }
+}
+
+/// How the drain ended.
+struct Ended {
+    /// A dispatcher panicked.
+    failed: bool,
+    /// Sends that had not ended in time.
+    unfinished: usize,
+    /// The broker has taken in every ack.
+    flushed: bool,
+}
+
+impl Ended {
+    fn exit(&self) -> Result<Exit, Exit> {
+        if self.failed {
+            return Err(Exit::Failed);
+        }
+        if self.unfinished > 0 {
+            let unfinished = self.unfinished;
+            tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
+            return Err(Exit::Undrained);
+        }
+        if !self.flushed {
+            tracing::warn!(
+                "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
+            );
+            return Err(Exit::Undrained);
+        }
+        tracing::info!("stopped");
+        Ok(Exit::Ok)
     }
-    if unfinished > 0 {
-        tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
-        return Err(Exit::Undrained);
+}
+
+/// Waits for the dispatchers, then for the connections until `end`.
+async fn drain(mut running: JoinSet<Drained>, amqp: Amqp, end: Instant) -> Ended {
+    let (mut unfinished, mut failed) = (0, false);
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(drained) => unfinished += drained.unfinished,
+            Err(error) => {
+                tracing::error!(%error, "a dispatcher ended badly");
+                failed = true;
+            }
+        }
     }
-    if !flushed {
-        tracing::warn!(
-            "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
-        );
-        return Err(Exit::Undrained);
-    }
-    tracing::info!("stopped");
-    Ok(Exit::Ok)
+    let flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
+    Ended { failed, unfinished, flushed }
 }
 
 /// The address for probes and scrapers, where the settings have one, and what they are shown: without
