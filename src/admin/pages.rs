@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use tokio::sync::Mutex;
 
 use super::health::{Check, Checks};
 
@@ -23,11 +24,13 @@ type Render = Arc<dyn Fn() -> String + Send + Sync>;
 struct Sources {
     checks: Arc<dyn Checks>,
     render: Render,
+    /// Taken to render: with many series a page is large, so one at a time is enough.
+    rendering: Arc<Mutex<()>>,
 }
 
 /// The pages: readiness from `checks`, metrics from `render`.
 pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sync + 'static) -> Router {
-    let sources = Sources { checks: Arc::new(checks), render: Arc::new(render) };
+    let sources = Sources { checks: Arc::new(checks), render: Arc::new(render), rendering: Arc::default() };
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -56,8 +59,13 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     // Whether the store is there is known only from asking; the gauges then have it.
     let _ = sources.checks.look().await;
     let render = sources.render;
+    let alone = sources.rendering.lock_owned().await;
     // Apart: with many series it would hold up the releases on this thread.
-    match tokio::task::spawn_blocking(move || render()).await {
+    let rendered = tokio::task::spawn_blocking(move || {
+        let _alone = alone;
+        render()
+    });
+    match rendered.await {
         Ok(text) => page(StatusCode::OK, EXPOSITION, text),
         Err(_) => page(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, "the metrics are not there\n".to_owned()),
     }
