@@ -36,6 +36,7 @@ http.base_url = "http://127.0.0.1:1/"
 rate = "7/7d"
 http.base_url = "http://127.0.0.1:1/"
 TOML
+: >"$folder/log"
 RUST_LOG=info NO_COLOR=1 timeout -k 1 60 "$@" -c "$folder/paced.toml" run 2>"$folder/log" &
 daemon=$!
 
