@@ -29,6 +29,8 @@ pub struct Site {
     pub store: String,
     /// Of exchanges, queues and keys.
     pub prefix: String,
+    /// False: queues are there.
+    pub declare: bool,
     /// Where it is to serve metrics.
     pub admin: Option<u16>,
 }
@@ -43,7 +45,7 @@ impl Stage {
     /// With names of its own, and the Redis store.
     pub fn site(&self, topic: &str) -> Site {
         let (amqp, store) = (self.rabbit.url(), self.redis.url());
-        Site { amqp, store, prefix: unique(topic), admin: None }
+        Site { amqp, store, prefix: unique(topic), declare: true, admin: None }
     }
 
     /// As [`Stage::site`], with metrics where there are any.
@@ -119,8 +121,8 @@ impl Site {
     /// The configuration with these tables of downstreams.
     pub fn config(&self, downstreams: &str) -> String {
         let mut text = format!(
-            "[amqp]\nurl = '{}'\nprefix = '{}'\n[store]\nurl = '{}'\nkey_prefix = '{}'\n",
-            self.amqp, self.prefix, self.store, self.prefix
+            "[amqp]\nurl = '{}'\nprefix = '{}'\ndeclare = {}\n[store]\nurl = '{}'\nkey_prefix = '{}'\n",
+            self.amqp, self.prefix, self.declare, self.store, self.prefix
         );
         if let Some(port) = self.admin {
             // Writing to a string cannot fail.
@@ -132,7 +134,8 @@ impl Site {
     /// A daemon that is ready.
     pub async fn replica(&self, downstreams: &str) -> Result<Paced, String> {
         let paced = Paced::try_start(&self.config(downstreams), &[], &[]).await?;
-        paced.try_ready().await?;
+        // A thousand downstreams may have as many lines in the log.
+        paced.try_ready().await.map_err(|error| error.lines().take(12).collect::<Vec<_>>().join("\n"))?;
         Ok(paced)
     }
 
