@@ -21,7 +21,7 @@ impl Asking {
     /// As if there were no other replica, which the first answer tells.
     pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize) -> Self {
         let half = limits.rate().units_in(horizon / 2);
-        let mut asking = Self { horizon, half, cap: 1, quorum: concurrency.div_ceil(2) };
+        let mut asking = Self { horizon, half, cap: 1, quorum: concurrency.div_ceil(4) };
         asking.share(1);
         asking
     }
@@ -55,9 +55,9 @@ impl Asking {
         early.since(now) + Duration::from_micros(fastrand::u64(0..=quarter))
     }
 
-    /// How long to gather free places before a call for few of them.
+    /// How long to gather free places at most, before a call for few of them.
     pub(super) fn gathering(&self) -> Duration {
-        self.horizon / 16
+        self.horizon / 32
     }
 }
 
@@ -97,7 +97,8 @@ mod tests {
         let asking = asking("200/s", 8, 1);
         assert_eq!(asking.batch(3, 8), Batch { count: 3, scarce: false });
         assert_eq!(asking.batch(100, 8), Batch { count: 8, scarce: false });
-        assert_eq!(asking.batch(100, 2), Batch { count: 2, scarce: true });
+        assert_eq!(asking.batch(100, 2), Batch { count: 2, scarce: false });
+        assert_eq!(asking.batch(100, 1), Batch { count: 1, scarce: true });
         assert_eq!(asking.batch(2, 2), Batch { count: 2, scarce: false });
     }
 

@@ -50,6 +50,8 @@ pub(super) struct Pacer {
     slots: SlotClock,
     /// Not to ask the store before.
     ask_at: Instant,
+    /// Few places are free while more jobs wait: more may be free by then.
+    gather_until: Option<Instant>,
     /// The store's last answers were errors, so many.
     failures: u32,
     /// Tells this replica's lease from others.
@@ -116,6 +118,7 @@ impl Pacer {
             held: held::Queue::default(),
             slots: SlotClock::new(),
             ask_at: Instant::now(),
+            gather_until: None,
             failures: 0,
             replica: format!("{:016x}", fastrand::u64(..)).into(),
             lease_at: Instant::now(),
@@ -173,7 +176,8 @@ impl Pacer {
 
     /// When something is to be done that no event tells of.
     fn wake(&self, calling: bool) -> Option<Instant> {
-        let ask = (!calling && self.lane.ready() > 0 && self.free() > 0).then_some(self.ask_at);
+        let ask = (!calling && self.lane.ready() > 0 && self.free() > 0)
+            .then(|| self.gather_until.map_or(self.ask_at, |until| until.max(self.ask_at)));
         let release = self.held.next_due().filter(|_| self.places.sending() < self.options.concurrency);
         let release = release.map(Deadline::instant);
         [ask, release, self.lane.next_due()].into_iter().flatten().min()
@@ -226,8 +230,13 @@ impl Pacer {
         }
         let want = self.asking.batch(self.lane.ready(), self.free());
         if want.count == 0 {
+            self.gather_until = None;
             return None;
         }
+        if want.scarce && now < *self.gather_until.get_or_insert(now + self.asking.gathering()) {
+            return None;
+        }
+        self.gather_until = None;
         let mut batch = VecDeque::with_capacity(want.count);
         let wall = wall_now();
         while batch.len() < want.count {
@@ -252,9 +261,6 @@ impl Pacer {
         self.gear.sink.warm();
         let lease = self.lease(now);
         let reply = reserve(Arc::clone(&self.store), Arc::clone(&self.options), costs, lease);
-        if want.scarce {
-            self.ask_at = now + self.asking.gathering();
-        }
         Some(Call { batch, reply: Box::pin(reply) })
     }
 
