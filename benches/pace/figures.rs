@@ -11,6 +11,7 @@ pub enum Unit {
     Percent(usize),
     Micros,
     PerSecond,
+    KiB,
     MiB,
 }
 
@@ -215,6 +216,15 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 fn shown(value: f64, unit: Unit) -> String {
+    let text = written(value, unit);
+    // A little less than nothing is nothing.
+    match text.strip_prefix('-') {
+        Some(zero) if !zero.contains(|digit: char| ('1'..='9').contains(&digit)) => zero.to_owned(),
+        _ => text,
+    }
+}
+
+fn written(value: f64, unit: Unit) -> String {
     match unit {
         Unit::Count => grouped(value),
         Unit::Plain(decimals) => format!("{value:.decimals$}"),
@@ -222,6 +232,7 @@ fn shown(value: f64, unit: Unit) -> String {
         Unit::Micros if value.abs() >= 100.0 => format!("{} µs", grouped(value)),
         Unit::Micros => format!("{value:.1} µs"),
         Unit::PerSecond => format!("{}/s", grouped(value)),
+        Unit::KiB => format!("{value:.1} KiB"),
         Unit::MiB => format!("{value:.1} MiB"),
     }
 }

@@ -36,8 +36,11 @@ pub async fn describe(stage: &Stage) -> Result<Machine, String> {
 pub fn run(command: String) -> Run {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
     // Without the repository there is the version alone.
-    let commit = output("git", &["describe", "--always", "--dirty", "--exclude=*"]);
-    let commit = commit.map(|commit| format!(" ({commit})")).unwrap_or_default();
+    let commit = output("git", &["rev-parse", "--short", "HEAD"]).map(|commit| {
+        let changed = output("git", &["diff", "--quiet", "HEAD", "--", "src", "Cargo.lock"]).is_err();
+        format!(" ({commit}{})", if changed { ", changed" } else { "" })
+    });
+    let commit = commit.unwrap_or_default();
     Run { date, command, paced: format!("paced {}{commit}", env!("CARGO_PKG_VERSION")) }
 }
 

@@ -18,6 +18,7 @@ pub const NAME: &str = "memory";
 const START: Figure = Figure::median("resident memory when ready", Unit::MiB);
 const HELD: Figure = Figure::median("resident memory, window full", Unit::MiB);
 const JOBS: Figure = Figure::median("jobs held", Unit::Count);
+const EACH: Figure = Figure::median("memory per held job", Unit::KiB);
 
 /// At this rate a minute releases a little more than is to be held, which is the most that is held.
 const HELD_JOBS: u32 = 10_000;
@@ -105,6 +106,7 @@ async fn one(stage: &Stage, section: &mut Section) -> Result<(), String> {
     let jobs = (window + more - waiting - api.count()) as f64;
     section.judge("one downstream", HELD, held, Bound::AtMost(80.0));
     section.note("one downstream", JOBS, jobs);
+    section.note("one downstream", EACH, (held - start) * 1024.0 / jobs);
     stop(paced).await?;
     stage.delete(vec![queue]).await
 }
