@@ -11,6 +11,8 @@ pub(super) struct Asking {
     horizon: Duration,
     /// What half a horizon releases.
     half: u64,
+    /// How many replicas share the slots, this one included.
+    replicas: u32,
     /// The most slots that one call takes.
     cap: usize,
     /// Free places that are worth a call at once, where places are what is scarce.
@@ -21,7 +23,7 @@ impl Asking {
     /// As if there were no other replica, which the first answer tells.
     pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize) -> Self {
         let half = limits.rate().units_in(horizon / 2);
-        let mut asking = Self { horizon, half, cap: 1, quorum: concurrency.div_ceil(4) };
+        let mut asking = Self { horizon, half, replicas: 1, cap: 1, quorum: concurrency.div_ceil(4) };
         asking.share(1);
         asking
     }
@@ -31,6 +33,7 @@ impl Asking {
     /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
     /// asks take every slot of it.
     pub(super) fn share(&mut self, replicas: u32) {
+        self.replicas = replicas;
         let share = self.half.div_ceil(u64::from(replicas.max(1)));
         self.cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
@@ -44,12 +47,15 @@ impl Asking {
 
     /// How long after the store's `now` to ask again, once `next` is the next slot that is free.
     ///
-    /// Half a horizon before that slot, delayed by a random part of a quarter, so that replicas of
-    /// unequal distance to the store get equal shares.
+    /// Half a horizon before that slot. Where there are other replicas, a random part of a quarter
+    /// later, so that those of unequal distance to the store get equal shares.
     pub(super) fn pause(&self, now: Micros, next: Micros) -> Duration {
         let early = next.minus(self.horizon / 2);
         if early <= now {
             return Duration::ZERO;
+        }
+        if self.replicas <= 1 {
+            return early.since(now);
         }
         let quarter = u64::try_from((self.horizon / 4).as_micros()).unwrap_or(u64::MAX - 1);
         early.since(now) + Duration::from_micros(fastrand::u64(0..=quarter))
@@ -104,8 +110,9 @@ mod tests {
 
     #[test]
     fn asks_again_half_a_horizon_before_the_next_slot() {
-        let asking = asking("200/s", 64, 1);
+        let (alone, asking) = (asking("200/s", 64, 1), asking("200/s", 64, 2));
         let now = Micros(1_000_000);
+        assert_eq!(alone.pause(now, now.plus(H)), H / 2);
         assert_eq!(asking.pause(now, now.plus(H / 2)), Duration::ZERO);
         for _ in 0..100 {
             let pause = asking.pause(now, now.plus(H));

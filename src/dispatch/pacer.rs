@@ -1,12 +1,13 @@
 //! The pacer: owns the jobs that wait, reserves slots, and sends each job off when its slot comes.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,14 +21,14 @@ use super::meters::Meters;
 use super::places::Places;
 use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
 use super::{Dispatcher, Drained, Options};
-use crate::limit::LimitSet;
 use crate::sink::Response;
-use crate::store::{
-    BoxFuture, LONGEST_LEASE, Lease, Observed, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
-};
-use crate::time::{Deadline, Micros, wall_now};
+use crate::store::{LONGEST_LEASE, Observed, Reserved, SlotClock, Store, StoreError};
+use crate::time::{Deadline, wall_now};
 
+mod call;
 mod drain;
+
+use call::{Call, Reply, answer, next_slot, reserve};
 
 /// How long to wait before the store is asked again after an error: at first, and at most.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -65,19 +66,6 @@ pub(super) struct Pacer {
     next_seq: u64,
     /// So many jobs in the lane that stale ones are looked for.
     crowded: usize,
-}
-
-/// A call to the store, and the jobs that it asks for.
-struct Call {
-    batch: VecDeque<Entry>,
-    reply: BoxFuture<'static, Reply>,
-}
-
-struct Reply {
-    sent: Instant,
-    received: Instant,
-    costs: Vec<u32>,
-    answer: Result<Reserved, StoreError>,
 }
 
 /// What the pacer listens to.
@@ -131,6 +119,8 @@ impl Pacer {
 
     async fn listen(mut self, mut source: impl Source, mut ears: Ears) -> Drained {
         let mut open = true;
+        // Asking and retrying need no precision; the runtime's timer gathers them.
+        let (mut timer, mut timed) = (pin!(sleep(Duration::ZERO)), None);
         loop {
             let now = Instant::now();
             self.lane.promote(now);
@@ -142,7 +132,12 @@ impl Pacer {
                 break;
             }
             self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
-            ears.alarm.set(self.wake(ears.call.is_some()));
+            ears.alarm.set(self.next_release());
+            let wake = self.wake(ears.call.is_some());
+            if let Some(at) = wake.filter(|_| wake != timed) {
+                timer.as_mut().reset(at);
+            }
+            timed = wake;
             tokio::select! {
                 biased;
                 () = ears.stop.cancelled() => break,
@@ -156,6 +151,7 @@ impl Pacer {
                         self.assign(batch, reply);
                     }
                 }
+                () = &mut timer, if timed.is_some() => timed = None,
                 delivery = source.next(), if open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
                     let none = delivery.is_none();
@@ -174,13 +170,17 @@ impl Pacer {
         self.places.sending() == 0 && self.held.len() == 0 && self.lane.is_empty()
     }
 
-    /// When something is to be done that no event tells of.
+    /// When the next job is to be released.
+    fn next_release(&self) -> Option<Instant> {
+        let room = self.places.sending() < self.options.concurrency;
+        self.held.next_due().filter(|_| room).map(Deadline::instant)
+    }
+
+    /// When something else is to be done that no event tells of.
     fn wake(&self, calling: bool) -> Option<Instant> {
         let ask = (!calling && self.lane.ready() > 0 && self.free() > 0)
             .then(|| self.gather_until.map_or(self.ask_at, |until| until.max(self.ask_at)));
-        let release = self.held.next_due().filter(|_| self.places.sending() < self.options.concurrency);
-        let release = release.map(Deadline::instant);
-        [ask, release, self.lane.next_due()].into_iter().flatten().min()
+        [ask, self.lane.next_due()].into_iter().flatten().min()
     }
 
     /// How many more jobs would find a place at their slots.
@@ -364,38 +364,4 @@ impl Pacer {
         self.lease_at = now;
         self.ask_at = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
     }
-}
-
-/// The answer of the call under way; never, when there is none. Cancel safe.
-async fn answer(call: &mut Option<Call>) -> Reply {
-    match call {
-        Some(call) => call.reply.as_mut().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn reserve(
-    store: Arc<dyn Store>,
-    options: Arc<Options>,
-    costs: Vec<u32>,
-    lease: Option<(Arc<str>, Duration)>,
-) -> Reply {
-    let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
-    let scope = Scope { downstream: &options.downstream, key: "" };
-    let (limits, ahead) = (&options.limits, options.horizon);
-    let sent = Instant::now();
-    let answer = store.reserve(Reserve { scope, limits, costs: &costs, ahead, now: None, lease }).await;
-    Reply { sent, received: Instant::now(), costs, answer }
-}
-
-/// The first slot that is free after an answer, as far as it tells.
-fn next_slot(limits: &LimitSet, answer: &Reserved, costs: &[u32]) -> Micros {
-    if let Some(refused) = answer.refused {
-        return refused;
-    }
-    let mut states = answer.before.clone();
-    for (&slot, &cost) in answer.slots.iter().zip(costs) {
-        limits.commit(&mut states, slot, cost);
-    }
-    limits.earliest(&states, answer.now, 1)
 }
