@@ -18,3 +18,6 @@ use std::time::Duration;
 
 /// How long anything may take before it counts as hanging.
 const LONG: Duration = Duration::from_secs(90);
+
+/// What a busy machine may add to the lateness of an arrival.
+const NOISE: Duration = Duration::from_millis(50);
