@@ -1,4 +1,4 @@
-//! A replica that is killed.
+//! A replica that is killed, and one that stands still.
 
 use std::time::Duration;
 
@@ -44,9 +44,46 @@ async fn a_killed_replica_loses_nothing_and_doubles_only_what_was_being_sent() {
     }
     let share = arrivals.iter().filter(|arrival| arrival.header("x-replica") == Some("victim")).count();
     assert!(share > 30, "it took part: {share}");
-    let rate = "200/s".parse().unwrap();
-    for window in [Duration::from_secs(1), Duration::from_millis(100)] {
-        let busiest = count::busiest(&site.api.stamps(), window);
-        assert!(busiest <= count::allowed_with(rate, window, NOISE), "{busiest} in {window:?}");
+    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), NOISE);
+}
+
+#[tokio::test]
+async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_and_goes_on() {
+    const JOBS: usize = 1800;
+    let site = Site::shared("freeze", "rate = '200/s'").await;
+    let named = ["frozen", "second", "third", "fourth"]
+        .map(|name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config()));
+    let [frozen, b, c, d] = &named;
+    let (frozen, b, c, d) =
+        tokio::join!(Paced::spawn(frozen), Paced::spawn(b), Paced::spawn(c), Paced::spawn(d));
+    site.publish(Job::many("job", JOBS)).await;
+    site.api.wait_for(200, LONG).await;
+    frozen.freeze();
+    // What the others may release in 5 s.
+    let stopped = (stamp(), site.api.count());
+    site.api.wait_for(stopped.1 + 1000, LONG).await;
+    let thawed = stamp();
+    frozen.thaw();
+    let delivered = || compare("job", JOBS, &site.api.arrivals()).lost.is_empty();
+    eventually("every job is delivered", LONG, delivered).await;
+    for replica in [&frozen, &b, &c, &d] {
+        assert_eq!(replica.stop().await, 0);
     }
+    site.depth(&site.queue(), 0, LONG).await;
+
+    let arrivals = site.api.arrivals();
+    let tally = compare("job", JOBS, &arrivals);
+    assert!(tally.is_clean(), "{tally:?}");
+    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), NOISE);
+    let stood = Duration::from_nanos(thawed - stopped.0);
+    assert!(stood > Duration::from_millis(4900), "it stood still for {stood:?}");
+    let of_frozen = |from: u64, to: u64| {
+        let own = arrivals.iter().filter(|arrival| arrival.header("x-replica") == Some("frozen"));
+        own.filter(|arrival| (from..to).contains(&arrival.at)).count()
+    };
+    let on_the_way = u64::try_from(NOISE.as_nanos()).unwrap();
+    assert!(of_frozen(0, stopped.0) > 10, "it took part");
+    assert_eq!(of_frozen(stopped.0 + on_the_way, thawed), 0, "while it stood still");
+    // Jobs that it held all the time: nobody else could release them.
+    assert!(of_frozen(thawed, u64::MAX) > 50, "it goes on");
 }

@@ -31,11 +31,7 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
 
     let tally = compare("job", 600, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
-    let rate = "100/s".parse().unwrap();
-    for window in [Duration::from_secs(1), Duration::from_millis(100)] {
-        let busiest = count::busiest(&site.api.stamps(), window);
-        assert!(busiest <= count::allowed_with(rate, window, NOISE), "{busiest} in {window:?}");
-    }
+    count::assert_paced(&site.api.stamps(), "100/s".parse().unwrap(), NOISE);
 }
 
 #[tokio::test]

@@ -37,6 +37,15 @@ pub fn allowed_with(rate: Rate, window: Duration, lateness: Duration) -> usize {
     units(window) + units(lateness)
 }
 
+/// Panics where a window of 1 s or of 100 ms sees more than the rate allows, with this lateness.
+#[track_caller]
+pub fn assert_paced(stamps: &[u64], rate: Rate, lateness: Duration) {
+    for window in [Duration::from_secs(1), Duration::from_millis(100)] {
+        let (busiest, most) = (busiest(stamps, window), allowed_with(rate, window, lateness));
+        assert!(busiest <= most, "{busiest} in {window:?}, at most {most}");
+    }
+}
+
 /// How late a job may be handed over before its slot is given up.
 pub fn tolerance(rate: Rate) -> Duration {
     rate.interval().clamp(Duration::from_millis(5), Duration::from_millis(50))
