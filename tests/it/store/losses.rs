@@ -7,7 +7,7 @@ use std::time::Duration;
 use paced::StoreError;
 use paced::limit::{Limit, LimitSet};
 use paced::store::{Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
-use paced::time::Micros;
+use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
 
 use super::patient;
@@ -165,6 +165,44 @@ async fn a_failover_to_an_older_record_is_fenced() {
     let record = "paced:{billing}:record";
     redis.command(&["HSET", record, "epoch", &first.epoch.to_string(), "fence", "0"]).await.unwrap();
     assert_fenced(&store, &limits, &second).await;
+}
+
+/// The record was evicted alone, after a step back of an hour. The next one starts to count steps
+/// from nothing: a state that kept the hour would not be corrected for any shorter step.
+#[tokio::test]
+async fn a_state_that_outlives_its_record_follows_the_next_step_back() {
+    const TODAY: Micros = Micros(1_760_000_000_000_000);
+    let hour = Duration::from_secs(3600);
+    for another_worker in [false, true] {
+        let (redis, limits) = (Redis::dedicated().await, limits(1));
+        let clock = Arc::new(ManualClock::default());
+        let connect = async || store(&redis).await.with_test_clock(clock.clone());
+        let mut worker = connect().await;
+        let reserve = async |worker: &RedisStore, now: Micros, costs: &[u32]| {
+            clock.set(now);
+            worker.reserve(call(&limits, costs, AHEAD)).await.unwrap()
+        };
+        reserve(&worker, TODAY, &[1; 20]).await;
+        let now = TODAY.minus(hour);
+        let slots = reserve(&worker, now, &[1]).await.slots;
+        assert_eq!(slots, [now.plus(20 * INTERVAL)], "corrected for the hour");
+
+        redis.command(&["DEL", "paced:{billing}:record"]).await.unwrap();
+        if another_worker {
+            // It cannot know that there was a record.
+            worker = connect().await;
+        }
+        let found = reserve(&worker, now, &[1]).await;
+        let first = if another_worker { 21 * INTERVAL } else { AHEAD + INTERVAL };
+        let granted = if another_worker { vec![now.plus(first)] } else { vec![] };
+        assert_eq!(found.slots, granted);
+
+        let minute = Duration::from_secs(60);
+        let next = if another_worker { first + INTERVAL } else { first };
+        let after = reserve(&worker, now.minus(minute), &[1]).await;
+        let slot = after.slots.first().copied().or(after.refused);
+        assert_eq!(slot, Some(now.minus(minute).plus(next)), "another worker: {another_worker}");
+    }
 }
 
 #[tokio::test]
