@@ -157,6 +157,7 @@ impl Flight {
     fn try_again(self, wait: Duration, detail: &str) {
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.gear.downstream, id, ?wait, detail, "failed, trying again");
+        self.gear.meters.retried.increment(1);
         self.place.tell(Event::Retry(Instant::now() + wait, self.entry));
     }
 

@@ -96,7 +96,6 @@ impl Meters {
 
     /// An attempt failed in a way that may be repeated.
     pub(super) fn retry(&self, reason: &'static str) {
-        self.retried.increment(1);
         let downstream = self.downstream.clone();
         counter!(metric::JOB_RETRIES.name, "downstream" => downstream, "reason" => reason).increment(1);
     }
@@ -291,7 +290,7 @@ mod tests {
             ("dispatch_duration_seconds_sum", "outcome=\"retried\"", "1.5"),
             ("dispatch_duration_seconds_count", "outcome=\"delivered\"", "0"),
             ("job_retries_total", "reason=\"timeout\"", "1"),
-            ("jobs_settled_total", "outcome=\"retried\"", "1"),
+            ("jobs_settled_total", "outcome=\"retried\"", "0"),
             ("jobs_rejected_total", "reason=\"attempts-exhausted\"", "1"),
         ] {
             has(&samples, name, label, value);
