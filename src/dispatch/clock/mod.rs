@@ -11,8 +11,6 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use crate::store::BoxFuture;
-
 pub use thread::ThreadClock;
 pub use timer::TokioClock;
 
@@ -22,17 +20,6 @@ pub use timer::TokioClock;
 pub trait ReleaseClock: Send + Sync + fmt::Debug + 'static {
     /// An alarm that is not set.
     fn alarm(&self) -> Box<dyn Alarm>;
-
-    /// Returns once `deadline` has come, however far it is.
-    ///
-    /// Cancel safe: a dropped wait leaves nothing behind.
-    fn until(&self, deadline: Instant) -> BoxFuture<'_, ()> {
-        let mut alarm = self.alarm();
-        Box::pin(async move {
-            alarm.set(Some(deadline));
-            ring(&mut *alarm).await;
-        })
-    }
 }
 
 /// Rings once the instant has come that it is set to; never early.
