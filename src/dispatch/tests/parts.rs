@@ -129,6 +129,8 @@ pub(super) struct RecordingSink {
     pub(super) flying: AtomicUsize,
     pub(super) most: AtomicUsize,
     pub(super) takes: Duration,
+    /// When it was told that a job will be sent soon.
+    pub(super) warmed: Mutex<Vec<Instant>>,
     arrivals: watch::Sender<usize>,
 }
 
@@ -140,6 +142,7 @@ impl RecordingSink {
             flying: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             takes,
+            warmed: Mutex::default(),
             arrivals: watch::Sender::new(0),
         }
     }
@@ -174,6 +177,10 @@ impl Sink for RecordingSink {
             let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
             scripted.unwrap_or_else(|| Outcome::Delivered(Receipt::new(Response::without_body(Some(200)))))
         })
+    }
+
+    fn warm(&self) {
+        self.warmed.lock().unwrap().push(Instant::now());
     }
 }
 
