@@ -6,11 +6,12 @@ use std::time::Duration;
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 
+use crate::support::client::Client;
 use crate::support::daemon::{Paced, run_cli, scratch};
 use crate::support::prometheus::Scrape;
 use crate::support::publish::{Job, open, publish_to};
 use crate::support::servers::{Rabbit, Redis, free_port};
-use crate::support::{apart, http_client, unique};
+use crate::support::{apart, unique};
 
 /// Private servers, which end with it.
 pub struct Stage {
@@ -143,9 +144,11 @@ impl Site {
     pub async fn scrape(&self) -> Result<Option<Scrape>, String> {
         let Some(port) = self.admin else { return Ok(None) };
         let url = format!("http://127.0.0.1:{port}/metrics");
-        let answer = async { http_client().get(&url).send().await?.error_for_status()?.text().await };
-        let text = answer.await.map_err(|error| format!("{url}: {error}"))?;
-        Ok(Some(Scrape::read(&text)))
+        let reply = Client::new().get(&url).await.map_err(|error| format!("{url}: {error}"))?;
+        match reply.status {
+            200 => Ok(Some(Scrape::read(&reply.text))),
+            status => Err(format!("{url}: status {status}")),
+        }
     }
 }
 

@@ -48,8 +48,8 @@ impl Color {
 
 /// What lapin and its kin say of a lost connection, the supervisor says better; and what they say of the
 /// rest has the bodies of messages in it.
-const QUIET: [(&str, &str); 5] =
-    [("lapin", "off"), ("amq_protocol", "off"), ("async_rs", "off"), ("hyper", "warn"), ("reqwest", "warn")];
+const QUIET: [(&str, &str); 4] =
+    [("lapin", "off"), ("amq_protocol", "off"), ("async_rs", "off"), ("hyper", "warn")];
 
 /// Starts logging. `RUST_LOG` beats `level`.
 pub(crate) fn init(level: LevelFilter, format: LogFormat, color: Color) {
@@ -84,13 +84,13 @@ mod tests {
 
     #[test]
     fn other_crates_are_quiet_unless_named() {
-        let rest = "lapin=off,amq_protocol=off,async_rs=off,hyper=warn,reqwest=warn";
+        let rest = "lapin=off,amq_protocol=off,async_rs=off,hyper=warn";
         assert_eq!(directives(LevelFilter::INFO, ""), format!("info,{rest}"));
         assert_eq!(directives(LevelFilter::INFO, " "), format!("info,{rest}"), "empty is unset");
         assert_eq!(directives(LevelFilter::INFO, "debug"), format!("debug,{rest}"));
         assert_eq!(
             directives(LevelFilter::INFO, "warn, lapin::channel=trace,hyper=debug"),
-            "warn, lapin::channel=trace,hyper=debug,amq_protocol=off,async_rs=off,reqwest=warn"
+            "warn, lapin::channel=trace,hyper=debug,amq_protocol=off,async_rs=off"
         );
     }
 }

@@ -5,14 +5,16 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use hyper::Method;
 use serde_json::Value;
 
 use crate::support::api::{Answer, Gate};
+use crate::support::client::Client;
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, free_port, rabbit};
 use crate::support::site::Site;
-use crate::support::{blocking, http_client, poll, until};
+use crate::support::{blocking, poll, until};
 
 mod metrics;
 
@@ -38,8 +40,8 @@ impl Watched {
 
     /// The status and the text of a page.
     async fn get(&self, path: &str) -> (u16, String) {
-        let answer = http_client().get(format!("http://{}{path}", self.address)).send().await.unwrap();
-        (answer.status().as_u16(), answer.text().await.unwrap())
+        let reply = Client::new().get(&format!("http://{}{path}", self.address)).await.unwrap();
+        (reply.status, reply.text)
     }
 
     /// Waits for this status of `/readyz?verbose`; its text.
@@ -152,26 +154,26 @@ async fn a_daemon_that_drains_says_so_to_the_end() {
     assert_eq!(watched.get("/livez").await.0, 200);
     gate.open();
     assert_eq!(watched.paced.wait_exit(LONG).await, 0);
-    assert!(http_client().get(format!("http://{}/livez", watched.address)).send().await.is_err());
+    assert!(Client::new().get(&format!("http://{}/livez", watched.address)).await.is_err());
 }
 
 #[tokio::test]
 async fn what_is_not_a_page_is_refused_on_the_wire() {
     let site = Site::shared("pages", "rate = '100/s'").await;
     let watched = Watched::start(&site).await;
-    let client = http_client();
+    let client = Client::new();
     let url = |path: &str| format!("http://{}{path}", watched.address);
-    let head = client.head(url("/metrics")).send().await.unwrap();
-    assert_eq!(head.status(), 200);
-    assert_eq!(head.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    assert_eq!(head.text().await.unwrap(), "");
+    let head = client.send(Method::HEAD, &url("/metrics"), &[], "").await.unwrap();
+    assert_eq!(head.status, 200);
+    assert_eq!(head.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(head.text, "");
     // A client of its own: its connection is done for.
-    let post = http_client().post(url("/metrics")).body("x".repeat(1 << 20)).send().await;
+    let post = Client::new().send(Method::POST, &url("/metrics"), &[], "x".repeat(1 << 20)).await;
     // It may close before the body is through.
-    assert!(post.is_err() || post.is_ok_and(|answer| answer.status() == 405));
-    let answer = client.get(url("/api/v1/downstreams")).send().await.unwrap();
-    assert_eq!(answer.status(), 404);
-    let names: BTreeSet<&str> = answer.headers().keys().map(|name| name.as_str()).collect();
+    assert!(post.is_err() || post.is_ok_and(|reply| reply.status == 405));
+    let reply = client.get(&url("/api/v1/downstreams")).await.unwrap();
+    assert_eq!(reply.status, 404);
+    let names: BTreeSet<&str> = reply.headers.keys().map(|name| name.as_str()).collect();
     assert!(names.is_subset(&BTreeSet::from(["content-length", "date", "connection"])), "{names:?}");
     assert_eq!(watched.paced.stop().await, 0);
 }

@@ -8,15 +8,17 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::Method;
 use paced::Rate;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::support::api::{Answer, Api, Arrival, Gate};
+use super::support::client::Client;
 use super::support::daemon::{Paced, message, run_cli};
 use super::support::publish::{self, Job};
 use super::support::servers::{Rabbit, Redis};
-use super::support::{blocking, count, eventually, http_client, servers, unique};
+use super::support::{blocking, count, eventually, servers, unique};
 
 mod prometheus;
 mod proxy;
@@ -197,18 +199,18 @@ fn family(root: u32) -> Vec<Process> {
 async fn the_api_keeps_a_log_and_answers_as_it_is_told() {
     let api = Api::start();
     api.script("/busy", [Answer::status(503).header("retry-after", 2), Answer::hang_up()]);
-    let client = http_client();
+    let client = Client::new();
     let url = api.url();
-    let send = |path: &str| {
-        client.post(format!("{url}{path}")).header("idempotency-key", path.to_owned()).body("b").send()
+    let send = async |path: &str| {
+        client.send(Method::POST, &format!("{url}{path}"), &[("idempotency-key", path)], "b").await
     };
     let busy = send("busy").await.unwrap();
-    assert_eq!((busy.status().as_u16(), &busy.headers()["retry-after"]), (503, &"2".parse().unwrap()));
+    assert_eq!((busy.status, &busy.headers["retry-after"]), (503, &"2".parse().unwrap()));
     assert!(send("busy").await.is_err(), "it hung up");
-    assert_eq!(send("busy").await.unwrap().status(), 200);
+    assert_eq!(send("busy").await.unwrap().status, 200);
     api.rule(|arrival| Answer::status(if arrival.path == "/gone?a=1" { 410 } else { 200 }).body("said"));
     let gone = send("gone?a=1").await.unwrap();
-    assert_eq!((gone.status().as_u16(), gone.text().await.unwrap().as_str()), (410, "said"));
+    assert_eq!((gone.status, gone.text.as_str()), (410, "said"));
     let log = api.wait_for(4, SOON).await;
     assert_eq!(log.len(), 4);
     let last = &log[3];
@@ -221,19 +223,20 @@ async fn a_gate_holds_answers_until_it_lets_them_through() {
     let (api, gate) = (Api::start(), Gate::closed());
     let held = gate.clone();
     api.rule(move |_| Answer::ok().gated(&held));
-    let client = http_client();
+    let client = Client::new();
     let mut sends = tokio::task::JoinSet::new();
     for _ in 0..3 {
-        sends.spawn(client.get(api.url()).send());
+        let (client, url) = (client.clone(), api.url());
+        sends.spawn(async move { client.get(&url).await });
     }
     gate.wait_for(3, SOON).await;
     assert_eq!((api.in_flight(), api.peak_in_flight()), (3, 3));
     gate.let_through(1);
-    assert_eq!(sends.join_next().await.unwrap().unwrap().unwrap().status(), 200);
+    assert_eq!(sends.join_next().await.unwrap().unwrap().unwrap().status, 200);
     eventually("one is through", SOON, || gate.waiting() == 2 && api.in_flight() == 2).await;
     gate.open();
     while let Some(sent) = sends.join_next().await {
-        assert_eq!(sent.unwrap().unwrap().status(), 200);
+        assert_eq!(sent.unwrap().unwrap().status, 200);
     }
     assert_eq!(api.peak_in_flight(), 3);
 }

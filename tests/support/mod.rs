@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 pub mod api;
+pub mod client;
 pub mod count;
 pub mod daemon;
 pub mod guardian;
@@ -107,11 +108,4 @@ pub fn unique(topic: &str) -> String {
 /// A random number; good enough for names and ports.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
-}
-
-/// An HTTP client without a proxy, for the admin pages and the API's own tests.
-pub fn http_client() -> reqwest::Client {
-    // Fails where another test was first.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().build().expect("a client")
 }

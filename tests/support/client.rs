@@ -1,0 +1,53 @@
+//! A small HTTP client without proxies and redirects, for servers on loopback.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::header::HeaderMap;
+use hyper::{Method, Request};
+use hyper_util::client::legacy::{self, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+
+/// Why there is no answer.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Keeps its connections, which its clones share.
+#[derive(Clone, Debug)]
+pub struct Client(legacy::Client<HttpConnector, Full<Bytes>>);
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub text: String,
+}
+
+impl Client {
+    /// Without connections yet.
+    pub fn new() -> Self {
+        Self(legacy::Client::builder(TokioExecutor::new()).build_http())
+    }
+
+    /// GET.
+    pub async fn get(&self, url: &str) -> Result<Reply, Error> {
+        self.send(Method::GET, url, &[], "").await
+    }
+
+    /// Sends a request, with these headers, and reads the answer.
+    pub async fn send(
+        &self,
+        method: Method,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Result<Reply, Error> {
+        let request = Request::builder().method(method).uri(url);
+        let request = headers.iter().fold(request, |request, &(name, value)| request.header(name, value));
+        let (head, body) = self.0.request(request.body(Full::new(body.into()))?).await?.into_parts();
+        let text = String::from_utf8(body.collect().await?.to_bytes().into())?;
+        Ok(Reply { status: head.status.as_u16(), headers: head.headers, text })
+    }
+}
