@@ -126,8 +126,14 @@ pub(super) async fn confirming(connection: &Connection) -> Result<Channel, Error
 
 /// Closes a channel that may be closed already; what is unacked on it goes back to its queue.
 pub(super) async fn close(channel: &Channel) {
+    let _ = tokio::time::timeout(ANSWER, closed(channel)).await;
+}
+
+/// As [`close`], for as long as the broker takes, or until the connection is lost.
+pub(super) async fn closed(channel: &Channel) {
     if channel.status().connected() {
-        let _ = ask("closing a channel", channel.close(200, "OK".into())).await;
+        // An error means that it is gone already.
+        let _ = channel.close(200, "OK".into()).await;
     }
 }
 

@@ -81,6 +81,15 @@ pub enum Error {
     UnknownDownstream(String),
 }
 
+/// A name that AMQP does not take.
+pub(super) struct NameTooLong(pub(super) String);
+
+impl From<NameTooLong> for Error {
+    fn from(NameTooLong(name): NameTooLong) -> Self {
+        Self::NameTooLong(name)
+    }
+}
+
 impl Error {
     /// True where the broker could not be reached or did not answer: exit code 69.
     #[must_use]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,6 +32,7 @@ mod check;
 mod connection;
 mod dead;
 mod error;
+mod gate;
 mod letter;
 mod message;
 mod properties;
@@ -42,6 +44,7 @@ mod tags;
 mod ticket;
 mod topology;
 
+use gate::Gate;
 use source::{Slot, Subscriber};
 use status::Roll;
 use ticket::Desk;
@@ -109,6 +112,7 @@ pub struct Amqp {
     /// Every connection that is kept up, by what it is for.
     lines: Vec<(&'static str, supervisor::Line)>,
     roll: Arc<Roll>,
+    gate: Arc<Gate>,
     attached: BTreeMap<String, watch::Sender<bool>>,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Ends the sources.
@@ -140,11 +144,10 @@ impl Amqp {
     /// connection comes back by itself.
     pub async fn publishing(options: Options) -> Result<Self, Error> {
         let connection = connection::connect(&options.address, "publishing").await?;
-        for downstream in &options.downstreams {
-            topology::ensure(&connection, &options, downstream).await?;
-        }
+        let connection = Arc::new(connection);
         let mut amqp = Self::idle(options);
-        amqp.publisher = Publisher::new(amqp.supervise("publishing", Some(Arc::new(connection))));
+        amqp.gate.ensure_all(&connection, &amqp.options).await?;
+        amqp.publisher = Publisher::new(amqp.supervise("publishing", Some(connection)));
         Ok(amqp)
     }
 
@@ -157,6 +160,7 @@ impl Amqp {
             consuming: None,
             lines: Vec::new(),
             roll: Arc::default(),
+            gate: Arc::default(),
             attached,
             slots: Mutex::default(),
             closing: CancellationToken::new(),
@@ -196,6 +200,7 @@ impl Amqp {
             downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
             line: self.consuming.clone().ok_or_else(unknown)?,
+            gate: Arc::clone(&self.gate),
         };
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
@@ -265,16 +270,11 @@ impl Amqp {
             self.subscribers.wait().await;
             let slots: Vec<_> =
                 self.slots.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-            let mut flushed = true;
-            for slot in slots {
-                let subscription = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-                // What a connection that is gone had brought comes again whatever we do.
-                if let Some(subscription) = subscription.filter(|last| last.is_live()) {
-                    flushed &= subscription.acker.flush().await.is_ok();
-                    connection::close(subscription.acker.channel()).await;
-                    subscription.end();
-                }
-            }
+            let flushes = slots.iter().map(source::flush);
+            let flushed = stream::iter(flushes)
+                .buffer_unordered(gate::PLACES)
+                .fold(true, async |all, flushed| all && flushed)
+                .await;
             self.stopping.cancel();
             self.supervisors.wait().await;
             flushed

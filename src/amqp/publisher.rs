@@ -16,9 +16,10 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::connection::confirming;
-use super::error::{soft, text};
+use super::error::{NameTooLong, soft, text};
 use super::letter;
 use super::supervisor::{Line, up};
+use super::topology::short;
 
 /// For one publish: a quorum queue under load takes seconds, a blocked connection for ever.
 const PUBLISH: Duration = Duration::from_secs(30);
@@ -39,6 +40,15 @@ struct Shared {
     line: Line,
     timeout: Duration,
     open: tokio::sync::Mutex<Option<Arc<Open>>>,
+}
+
+/// How a message is published.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Among many.
+    Bulk,
+    /// It must reach a queue.
+    Routed,
 }
 
 /// Exchange and routing key.
@@ -100,6 +110,12 @@ pub enum PublishError {
     },
 }
 
+impl From<NameTooLong> for PublishError {
+    fn from(NameTooLong(name): NameTooLong) -> Self {
+        Self::NameTooLong(name)
+    }
+}
+
 impl PublishError {
     /// True where the same message may be taken a little later.
     #[must_use]
@@ -130,10 +146,7 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        let to = (short(exchange)?, short(routing_key)?);
-        let deadline = Instant::now() + self.shared.timeout;
-        let open = self.open_by(deadline).await?;
-        self.bounded(deadline, &open, open.send(to, properties, body)).await
+        self.send(Way::Bulk, exchange, routing_key, properties, body).await
     }
 
     /// Publishes a message that must reach a queue, and waits for the confirm; a few are in flight at
@@ -150,10 +163,7 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        let to = (short(exchange)?, short(routing_key)?);
-        let deadline = Instant::now() + self.shared.timeout;
-        let open = self.open_by(deadline).await?;
-        self.bounded(deadline, &open, open.send_routed(to, properties, body)).await
+        self.send(Way::Routed, exchange, routing_key, properties, body).await
     }
 
     /// The largest frame, which the headers must fit.
@@ -162,17 +172,24 @@ impl Publisher {
         line.as_ref().map_or(FRAME_MAX, |connection| frame_max(connection))
     }
 
-    async fn open_by(&self, deadline: Instant) -> Result<Arc<Open>, PublishError> {
-        let open = tokio::time::timeout_at(deadline, self.open()).await;
-        open.unwrap_or(Err(PublishError::Unavailable))
-    }
-
-    async fn bounded(
+    async fn send(
         &self,
-        deadline: Instant,
-        open: &Open,
-        publish: impl Future<Output = Result<(), PublishError>> + Send,
+        way: Way,
+        exchange: &str,
+        routing_key: &str,
+        properties: BasicProperties,
+        body: &Bytes,
     ) -> Result<(), PublishError> {
+        let to = (short(exchange)?, short(routing_key)?);
+        let deadline = Instant::now() + self.shared.timeout;
+        let open = tokio::time::timeout_at(deadline, self.open()).await;
+        let open = open.unwrap_or(Err(PublishError::Unavailable))?;
+        let publish = async {
+            match way {
+                Way::Bulk => open.send(to, properties, body).await,
+                Way::Routed => open.send_routed(to, properties, body).await,
+            }
+        };
         let published = tokio::time::timeout_at(deadline, publish).await;
         published.unwrap_or_else(|_| {
             let blocked = open.connection.status().blocked();
@@ -296,8 +313,4 @@ fn lost(error: &lapin::Error, exchange: &ShortString) -> PublishError {
         Some(AMQPSoftError::ACCESSREFUSED) => PublishError::Refused(text(error)),
         _ => PublishError::Lost(text(error)),
     }
-}
-
-fn short(name: &str) -> Result<ShortString, PublishError> {
-    ShortString::try_new(name).map_err(|_| PublishError::NameTooLong(name.to_owned()))
 }

@@ -1,25 +1,26 @@
 //! The messages of one downstream, over as many connections as it takes.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use lapin::Consumer;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
+use lapin::{Channel, Consumer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acker::Acker;
-use super::connection::{Backoff, CloseUnlessUsed, STABLE, ask, channel, close};
+use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, ask, channel, close, closed};
 use super::error::{Error, text};
 use super::message::message;
 use super::supervisor::up;
 use super::ticket::{AmqpTicket, Desk, Subscription};
-use super::topology::{self, short};
+use super::topology::short;
 use crate::dispatch::{Delivery, Source};
 
 /// For the broker's answer to the cancel: a drain has little time.
@@ -59,6 +60,18 @@ impl Drop for AmqpSource {
     }
 }
 
+/// Waits until the broker has taken in what a downstream settled, and closes its channel; false where
+/// that failed.
+pub(super) async fn flush(slot: &Slot) -> bool {
+    let subscription = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // What a connection that is gone had brought comes again whatever we do.
+    let Some(subscription) = subscription.filter(|last| last.is_live()) else { return true };
+    let flushed = subscription.acker.flush().await.is_ok();
+    close(subscription.acker.channel()).await;
+    subscription.end();
+    flushed
+}
+
 /// Keeps one downstream consumed.
 pub(super) struct Subscriber {
     desk: Arc<Desk>,
@@ -93,7 +106,7 @@ impl Subscriber {
         while !self.closing.is_cancelled() {
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
-                attached = self.attach() => attached,
+                attached = self.attach(&mut troubled) => attached,
             };
             match attached {
                 Ok(None) => return,
@@ -125,13 +138,48 @@ impl Subscriber {
         }
     }
 
-    /// Waits for a connection and consumes on a channel of its own. `None`: all is over.
-    async fn attach(&self) -> Result<Option<(Arc<Subscription>, Consumer)>, Error> {
-        let Desk { options, downstream, line, .. } = &*self.desk;
-        let Some(connection) = up(&mut line.clone()).await else { return Ok(None) };
-        topology::ensure(&connection, options, downstream).await?;
+    /// Waits for a connection and for its turn, and consumes on a channel of its own. `None`: all is
+    /// over.
+    async fn attach(
+        &self,
+        troubled: &mut Option<String>,
+    ) -> Result<Option<(Arc<Subscription>, Consumer)>, Error> {
+        let Desk { options, downstream, line, gate, .. } = &*self.desk;
+        let mut line = line.clone();
+        let Some(connection) = up(&mut line).await else { return Ok(None) };
+        let place = gate.enter().await;
+        gate.share(&connection, options, downstream).await?;
         let channel = channel(&connection).await?;
         let unused = CloseUnlessUsed::new(channel.clone());
+        match self.consume(&channel).await {
+            Ok((queue, consumer)) => {
+                unused.used();
+                let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
+                *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
+                Ok(Some((subscription, consumer)))
+            }
+            Err(error) => {
+                // A broker that is late is busy with this channel until it has closed it: one more each
+                // time would overload it, and use up the channels of the connection.
+                let mut closed = pin!(closed(&channel));
+                if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
+                    self.say(troubled, &error.to_string());
+                    // The others need not wait for one queue that does not answer.
+                    drop(place);
+                    tokio::select! {
+                        () = closed => {}
+                        _ = line.changed() => {}
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes sure of the downstream's queues and consumes, all on one channel.
+    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer), Error> {
+        let Desk { options, downstream, gate, .. } = &*self.desk;
+        gate.own(channel, options, downstream).await?;
         let prefetch = downstream.prefetch.max(1);
         ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let queue = options.names().queue(downstream);
@@ -142,10 +190,7 @@ impl Subscriber {
             FieldTable::default(),
         );
         let consumer = ask(&format!("queue {queue}"), consume).await?;
-        unused.used();
-        let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
-        Ok(Some((subscription, consumer)))
+        Ok((queue, consumer))
     }
 
     /// Hands on what comes until the consumer ends or is closed.

@@ -11,10 +11,11 @@ use tracing::{info, warn};
 
 use super::acker::Acker;
 use super::connection::Backoff;
+use super::gate::Gate;
 use super::letter;
 use super::publisher::{PublishError, Publisher};
 use super::supervisor::Line;
-use super::{Downstream, Options, topology};
+use super::{Downstream, Options};
 use crate::dispatch::{DeadLetter, Report, Ticket};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -51,6 +52,8 @@ pub(super) struct Desk {
     pub(super) publisher: Publisher,
     /// The consuming connection, for declarations.
     pub(super) line: Line,
+    /// Of the consuming connection.
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Desk {
@@ -63,7 +66,7 @@ impl Desk {
             (&sent, self.options.declare, connection)
         {
             // Should it fail, the next attempt says what is missing.
-            let _ = topology::ensure(&connection, &self.options, &self.downstream).await;
+            let _ = self.gate.ensure(&connection, &self.options, &self.downstream).await;
         }
         sent
     }

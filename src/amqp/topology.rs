@@ -4,8 +4,8 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
 
-use super::connection::{ask, channel};
-use super::error::Error;
+use super::connection::{ask, channel, close};
+use super::error::{Error, NameTooLong};
 use super::{Downstream, Options};
 
 /// High enough that no job is dropped for its give-backs; set, so that a job given back keeps its
@@ -43,7 +43,7 @@ impl Names {
     }
 }
 
-/// Makes sure that a downstream's exchanges and queues are there.
+/// Makes sure that one downstream's exchanges and queues are there, for those who need no other.
 ///
 /// Every call uses a channel of its own, since the broker closes it over what it refuses.
 pub(super) async fn ensure(
@@ -51,22 +51,47 @@ pub(super) async fn ensure(
     options: &Options,
     downstream: &Downstream,
 ) -> Result<(), Error> {
-    let names = options.names();
     let channel = channel(connection).await?;
-    if options.declare {
-        declare_exchanges(&channel, &names).await?;
-        declare_queues(&channel, &names, downstream).await?;
-    } else {
-        if downstream.queue.is_none() {
-            find_exchange(&channel, &names.jobs()).await?;
-            find_exchange(&channel, &names.unroutable()).await?;
-            find_queue(&channel, &names.unroutable()).await?;
+    let ensured = async {
+        if needs_shared(options, downstream) {
+            ensure_shared(&channel, options).await?;
         }
-        find_queue(&channel, &names.queue(downstream)).await?;
-        find_queue(&channel, &names.dead(&downstream.name)).await?;
+        ensure_own(&channel, options, downstream).await
+    };
+    let ensured = ensured.await;
+    close(&channel).await;
+    ensured
+}
+
+/// Whether the downstream works with what all share: one that consumes an existing queue needs none of
+/// it, but `declare` promises it all the same.
+pub(super) const fn needs_shared(options: &Options, downstream: &Downstream) -> bool {
+    options.declare || downstream.queue.is_none()
+}
+
+/// Makes sure that what all downstreams share is there.
+pub(super) async fn ensure_shared(channel: &Channel, options: &Options) -> Result<(), Error> {
+    let names = options.names();
+    if options.declare {
+        return declare_exchanges(channel, &names).await;
     }
-    super::connection::close(&channel).await;
-    Ok(())
+    find_exchange(channel, &names.jobs()).await?;
+    find_exchange(channel, &names.unroutable()).await?;
+    find_queue(channel, &names.unroutable()).await.map(|_| ())
+}
+
+/// Makes sure that the downstream's own queues are there.
+pub(super) async fn ensure_own(
+    channel: &Channel,
+    options: &Options,
+    downstream: &Downstream,
+) -> Result<(), Error> {
+    let names = options.names();
+    if options.declare {
+        return declare_queues(channel, &names, downstream).await;
+    }
+    find_queue(channel, &names.queue(downstream)).await?;
+    find_queue(channel, &names.dead(&downstream.name)).await.map(|_| ())
 }
 
 /// Where jobs are published to, and where those lie whose downstream does not exist.
@@ -146,6 +171,6 @@ fn text(value: &str) -> AMQPValue {
 }
 
 /// A name as AMQP takes it: at most 255 bytes.
-pub(super) fn short(name: &str) -> Result<ShortString, Error> {
-    ShortString::try_new(name).map_err(|_| Error::NameTooLong(name.to_owned()))
+pub(super) fn short(name: &str) -> Result<ShortString, NameTooLong> {
+    ShortString::try_new(name).map_err(|_| NameTooLong(name.to_owned()))
 }

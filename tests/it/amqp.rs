@@ -13,6 +13,7 @@ use paced::sink::{Receipt, Response};
 mod dead;
 mod late;
 mod loss;
+mod many;
 mod publish;
 mod settle;
 mod topology;

@@ -8,14 +8,20 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::many::{channels, vhost};
 use super::*;
 
 /// Class and method of basic.consume, with the reserved field behind them.
 const CONSUME: [u8; 6] = [0, 60, 0, 20, 0, 0];
 
-/// Between paced and the broker: holds back what the broker says once the first consume is asked for.
+/// Class and method of queue.declare, with the reserved field behind them.
+const DECLARE: [u8; 6] = [0, 50, 0, 10, 0, 0];
+
+/// Between paced and the broker: holds back what the broker says once a question is asked for the first
+/// time.
 struct Relay {
-    /// Somebody has asked to consume, and the answer is held back.
+    question: [u8; 6],
+    /// Somebody has asked it, and the answer is held back.
     asked: watch::Sender<bool>,
     /// Something else was said after that.
     went_on: watch::Sender<bool>,
@@ -25,10 +31,11 @@ struct Relay {
 
 impl Relay {
     /// Starts it; the port that it listens on.
-    async fn start(broker: u16) -> (Arc<Self>, u16) {
+    async fn start(broker: u16, question: [u8; 6]) -> (Arc<Self>, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let relay = Arc::new(Self {
+            question,
             asked: watch::Sender::new(false),
             went_on: watch::Sender::new(false),
             let_through: watch::Sender::new(false),
@@ -62,7 +69,7 @@ impl Relay {
             if *held.borrow() {
                 self.went_on.send_replace(true);
             }
-            let asks = said.windows(CONSUME.len()).any(|bytes| bytes == CONSUME);
+            let asks = said.windows(self.question.len()).any(|bytes| bytes == self.question);
             if asks && self.first.swap(false, Ordering::SeqCst) {
                 held.send_replace(true);
                 self.asked.send_replace(true);
@@ -97,7 +104,7 @@ impl Relay {
 async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "granted");
-    let (relay, port) = Relay::start(rabbit.port()).await;
+    let (relay, port) = Relay::start(rabbit.port(), CONSUME).await;
     // The heartbeats must not end what is held back.
     options.address = format!("amqp://guest:guest@127.0.0.1:{port}/?heartbeat=600").parse().unwrap();
     let amqp = Amqp::start(options.clone());
@@ -118,6 +125,36 @@ async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let deliveries = take(&mut source, 20).await;
     assert_eq!(bodies(&deliveries), numbered(0..20));
     deliveries.into_iter().for_each(ack);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// A declaration that is answered after the question was given up leaves no channel.
+#[tokio::test]
+async fn a_late_declaration_leaves_no_channel() {
+    let rabbit = shared().await;
+    let url = vhost(rabbit, "tardy").await;
+    let (relay, port) = Relay::start(rabbit.port(), DECLARE).await;
+    let mut options = options(rabbit, "tardy");
+    options.address = format!("amqp://guest:guest@127.0.0.1:{port}/tardy?heartbeat=600").parse().unwrap();
+    let amqp = Amqp::start(options);
+    let _source = amqp.source("billing").unwrap();
+    within("the declaration", relay.asked.subscribe().wait_for(|asked| *asked)).await.unwrap();
+    let (_connection, _channel) = open(&url).await;
+    // More than it waits for an answer.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    tokio::time::resume();
+    within("another question", relay.went_on.subscribe().wait_for(|went_on| *went_on)).await.unwrap();
+    assert!(!amqp.is_ready());
+    relay.let_through.send_replace(true);
+    within("the consumer", amqp.ready()).await;
+    // That of the test has no consumer.
+    until("one channel", async || {
+        let mut channels = channels(rabbit, "tardy").await;
+        channels.sort_unstable();
+        channels == [0, 1]
+    })
+    .await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 

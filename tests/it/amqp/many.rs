@@ -1,0 +1,108 @@
+//! Many downstreams over one connection.
+
+use lapin::options::{ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use lapin::{Connection, ExchangeKind};
+
+use super::*;
+
+/// More of them fail than may attach at a time.
+const WRONG: usize = 10;
+const ALL: usize = 60;
+
+/// A vhost for one test, so that its channels are told from those of others.
+pub(super) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
+    rabbit.ctl(&["add_vhost", name]).await;
+    rabbit.ctl(&["set_permissions", "-p", name, "guest", ".*", ".*", ".*"]).await;
+    format!("{}/{name}", url(rabbit, "guest:guest"))
+}
+
+fn many(url: &str, prefix: &str) -> Options {
+    let downstream = |n| Downstream { name: format!("d{n}"), queue: None, prefetch: 10 };
+    Options {
+        address: url.parse().unwrap(),
+        prefix: prefix.into(),
+        declare: true,
+        downstreams: (0..ALL).map(downstream).collect(),
+    }
+}
+
+/// How many consumers each channel of the vhost has, as the broker counts.
+pub(super) async fn channels(rabbit: &Rabbit, vhost: &str) -> Vec<usize> {
+    let listed = rabbit.ctl(&["-q", "list_channels", "vhost", "consumer_count"]).await;
+    let lines = listed.lines().filter_map(|line| line.split_once('\t'));
+    lines.filter(|(of, _)| *of == vhost).map(|(_, consumers)| consumers.parse().unwrap()).collect()
+}
+
+fn attached(amqp: &Amqp) -> usize {
+    (0..ALL).filter(|n| amqp.is_attached(&format!("d{n}"))).count()
+}
+
+/// Queues that are wrong hold up nobody else, and leave no channels behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_wrong_ones_hold_up_no_others() {
+    let rabbit = shared().await;
+    let url = vhost(rabbit, "many").await;
+    let (_connection, channel) = open(&url).await;
+    let wrong: Vec<_> = (0..WRONG).map(|n| format!("many.jobs.d{n}")).collect();
+    for queue in &wrong {
+        let declare = QueueDeclareOptions::durable();
+        channel.queue_declare(queue.as_str().into(), declare, FieldTable::default()).await.unwrap();
+    }
+    let amqp = Amqp::start(many(&url, "many"));
+    let sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
+    until("the right ones are consumed", async || attached(&amqp) == ALL - WRONG).await;
+    assert!((0..WRONG).all(|n| !amqp.is_attached(&format!("d{n}"))) && !amqp.is_ready());
+    // One of them is the test's own, without a consumer. Those that try again have one for a moment.
+    let expected = |consuming| [&[0][..], &vec![1; consuming]].concat();
+    until("a channel for each consumer", async || {
+        let mut channels = channels(rabbit, "many").await;
+        channels.sort_unstable();
+        channels == expected(ALL - WRONG)
+    })
+    .await;
+
+    for queue in &wrong {
+        channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+    within("all", amqp.ready()).await;
+    let mut channels = channels(rabbit, "many").await;
+    channels.sort_unstable();
+    assert_eq!(channels, expected(ALL));
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    drop(sources);
+}
+
+/// What all share is made sure of once per connection: again over the next one, and where it is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_all_share_comes_back() {
+    let rabbit = shared().await;
+    let url = vhost(rabbit, "share").await;
+    let (connection, channel) = open(&url).await;
+    let options = many(&url, "share");
+    let amqp = Amqp::start(options.clone());
+    let sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
+    within("all", amqp.ready()).await;
+
+    // Over the same connection, a queue that is declared anew misses its exchange.
+    let delete = ExchangeDeleteOptions::default();
+    channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
+    channel.queue_delete("share.jobs.d7".into(), QueueDeleteOptions::default()).await.unwrap();
+    until("the exchange", async || is_exchange(&connection, "share.jobs").await).await;
+    within("all", amqp.ready()).await;
+
+    // Over another one, nothing has to miss it.
+    channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
+    rabbit.ctl(&["close_all_connections", "--vhost", "share", "test"]).await;
+    let (connection, _channel) = open(&url).await;
+    until("the exchange", async || is_exchange(&connection, "share.jobs").await).await;
+    within("all", amqp.ready()).await;
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    drop(sources);
+}
+
+async fn is_exchange(connection: &Connection, name: &str) -> bool {
+    let channel = connection.create_channel().await.unwrap();
+    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    channel.exchange_declare(name.into(), ExchangeKind::Topic, passive, FieldTable::default()).await.is_ok()
+}
