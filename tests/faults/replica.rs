@@ -50,7 +50,8 @@ async fn a_killed_replica_loses_nothing_and_doubles_only_what_was_being_sent() {
 #[tokio::test]
 async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_and_goes_on() {
     const JOBS: usize = 1800;
-    let site = Site::shared("freeze", "rate = '200/s'").await;
+    // However unevenly the broker deals them out, the others have enough for the whole stop.
+    let site = Site::shared("freeze", "rate = '200/s'\nqueue.prefetch = 300").await;
     let named = ["frozen", "second", "third", "fourth"]
         .map(|name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config()));
     let [frozen, b, c, d] = &named;
@@ -74,7 +75,8 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     let arrivals = site.api.arrivals();
     let tally = compare("job", JOBS, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
-    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), NOISE);
+    // Four daemons at once keep two cores from the API for longer than one does.
+    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), 2 * NOISE);
     let stood = Duration::from_nanos(thawed - stopped.0);
     assert!(stood > Duration::from_millis(4900), "it stood still for {stood:?}");
     let of_frozen = |from: u64, to: u64| {
