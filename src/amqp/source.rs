@@ -146,8 +146,14 @@ impl Subscriber {
     ) -> Result<Option<(Arc<Subscription>, Consumer)>, Error> {
         let Desk { options, downstream, line, gate, .. } = &*self.desk;
         let mut line = line.clone();
-        let Some(connection) = up(&mut line).await else { return Ok(None) };
-        let place = gate.enter().await;
+        let (connection, place) = loop {
+            let Some(connection) = up(&mut line).await else { return Ok(None) };
+            let place = gate.enter().await;
+            // Lost while we waited for our turn, it is no trouble of this downstream.
+            if connection.status().connected() {
+                break (connection, place);
+            }
+        };
         gate.share(&connection, options, downstream).await?;
         let channel = channel(&connection).await?;
         let unused = CloseUnlessUsed::new(channel.clone());
