@@ -1,8 +1,8 @@
 //! Many downstreams over one connection.
 
+use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
-use lapin::{Connection, ExchangeKind};
 
 use super::*;
 
@@ -78,9 +78,8 @@ async fn the_wrong_ones_hold_up_no_others() {
 async fn what_all_share_comes_back() {
     let rabbit = shared().await;
     let url = vhost(rabbit, "share").await;
-    let (connection, channel) = open(&url).await;
-    let options = many(&url, "share");
-    let amqp = Amqp::start(options.clone());
+    let (_connection, channel) = open(&url).await;
+    let amqp = Amqp::start(many(&url, "share"));
     let sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
     within("all", amqp.ready()).await;
 
@@ -88,21 +87,21 @@ async fn what_all_share_comes_back() {
     let delete = ExchangeDeleteOptions::default();
     channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
     channel.queue_delete("share.jobs.d7".into(), QueueDeleteOptions::default()).await.unwrap();
-    until("the exchange", async || is_exchange(&connection, "share.jobs").await).await;
+    until("the exchange", async || is_exchange(&url, "share.jobs").await).await;
     within("all", amqp.ready()).await;
 
     // Over another one, nothing has to miss it.
     channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
     rabbit.ctl(&["close_all_connections", "--vhost", "share", "test"]).await;
-    let (connection, _channel) = open(&url).await;
-    until("the exchange", async || is_exchange(&connection, "share.jobs").await).await;
+    until("the exchange", async || is_exchange(&url, "share.jobs").await).await;
     within("all", amqp.ready()).await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
     drop(sources);
 }
 
-async fn is_exchange(connection: &Connection, name: &str) -> bool {
-    let channel = connection.create_channel().await.unwrap();
+/// Asked over a connection of its own each time, since the broker closes the channel over a no.
+async fn is_exchange(url: &str, name: &str) -> bool {
+    let (_connection, channel) = open(url).await;
     let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
     channel.exchange_declare(name.into(), ExchangeKind::Topic, passive, FieldTable::default()).await.is_ok()
 }
