@@ -17,6 +17,7 @@ pub const NAME: &str = "memory";
 
 const START: Figure = Figure::median("resident memory when ready", Unit::MiB);
 const HELD: Figure = Figure::median("resident memory, window full", Unit::MiB);
+const FILLING: Figure = Figure::median("resident memory when ready, its queues full", Unit::MiB);
 const JOBS: Figure = Figure::median("jobs held", Unit::Count);
 const EACH: Figure = Figure::median("memory per held job", Unit::KiB);
 
@@ -140,7 +141,7 @@ async fn many(stage: &Stage, memory: bool, section: &mut Section) -> Result<(), 
         publish_to(&site.amqp, "", &site.prefix, jobs.collect()).await;
     }
     let paced = site.replica(&downstreams(&site, &api)).await?;
-    section.note(&column, START, process::memory(paced.pid())?);
+    section.note(&column, FILLING, process::memory(paced.pid())?);
     tokio::time::sleep(BEGIN).await;
     let (first, cpu, calls) = (stamp(), process::cpu(paced.pid())?, stage.script_calls().await?);
     tokio::time::sleep(COUNTED).await;

@@ -291,6 +291,7 @@ async fn slots_missed_while_the_process_stands_still_are_counted() {
             && last.total("paced_jobs_in_flight") == 0
     })
     .await;
+    last = Scrape::of(&watched).await;
     let missed = last.count("paced_slots_abandoned_total", "reason", "late");
     assert!(missed >= 10, "some 30 slots came in 300 ms: {missed}");
     assert_eq!(last.total("paced_slots_abandoned_total"), missed, "and none for another reason");
