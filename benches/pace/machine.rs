@@ -37,7 +37,11 @@ pub fn run(command: String) -> Run {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
     // Without the repository there is the version alone.
     let commit = output("git", &["rev-parse", "--short", "HEAD"]).map(|commit| {
-        let changed = output("git", &["diff", "--quiet", "HEAD", "--", "src", "Cargo.lock"]).is_err();
+        let changed = output(
+            "git",
+            &["diff", "--quiet", "HEAD", "--", "src", "benches", "tests/support", "Cargo.toml", "Cargo.lock"],
+        )
+        .is_err();
         format!(" ({commit}{})", if changed { ", changed" } else { "" })
     });
     let commit = commit.unwrap_or_default();

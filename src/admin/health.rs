@@ -93,9 +93,13 @@ impl StoreProbe {
             Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer within {PATIENCE:?}")),
         };
-        for name in &self.downstreams {
-            let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
-            gauge.set(if verdict.is_ok() { 1.0 } else { 0.0 });
+        let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
+        // A store that answers may still refuse to reserve: what the calls themselves said stands.
+        if verdict.is_err() || !was_there {
+            for name in &self.downstreams {
+                let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
+                gauge.set(if verdict.is_ok() { 1.0 } else { 0.0 });
+            }
         }
         *last = Some((Instant::now(), verdict.clone()));
         verdict

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 /// Probes and scrapers are few; more wait until one is done.
 const MAX_CONNECTIONS: usize = 64;
 /// For the head of a request, and for the next request on the same connection.
-const HEAD: Duration = Duration::from_secs(10);
+const HEAD: Duration = Duration::from_secs(2);
 /// The longest head, in bytes. A body is never read.
 const MAX_HEAD: usize = 16 * 1024;
 /// The most that one connection may take, so that those who read slowly cannot keep it for ever.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::limit::{LimitSet, MAX_BATCH};
+use crate::store::LONGEST_LEASE;
 use crate::time::Micros;
 
 /// How one replica asks for the slots of one downstream.
@@ -13,6 +14,8 @@ pub(super) struct Asking {
     half: u64,
     /// How many replicas share the slots, this one included.
     replicas: u32,
+    /// How long a replica counts as alive after a call.
+    lease: Duration,
     /// The most slots that one call takes.
     cap: usize,
     /// Free places that are worth a call at once, where places are what is scarce.
@@ -23,7 +26,10 @@ impl Asking {
     /// As if there were no other replica, which the first answer tells.
     pub(super) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize) -> Self {
         let half = limits.rate().units_in(horizon / 2);
-        let mut asking = Self { horizon, half, replicas: 1, cap: 1, quorum: concurrency.div_ceil(4) };
+        // A replica renews it by asking, which it does once in every slot that it takes or misses.
+        let lease = (4 * limits.rate().interval()).max(2 * horizon);
+        let lease = lease.clamp(Duration::from_secs(2), LONGEST_LEASE);
+        let mut asking = Self { horizon, half, replicas: 1, lease, cap: 1, quorum: concurrency.div_ceil(4) };
         asking.share(1);
         asking
     }
@@ -54,11 +60,17 @@ impl Asking {
         if early <= now {
             return Duration::ZERO;
         }
-        if self.replicas <= 1 {
+        // Between the slots of a very slow limit leases end, and who seems alone need not be.
+        if self.replicas <= 1 && self.lease < LONGEST_LEASE {
             return early.since(now);
         }
         let quarter = u64::try_from((self.horizon / 4).as_micros()).unwrap_or(u64::MAX - 1);
         early.since(now) + Duration::from_micros(fastrand::u64(0..=quarter))
+    }
+
+    /// How long a lease is to last: over several calls.
+    pub(super) const fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// How long to gather free places at most, before a call for few of them.

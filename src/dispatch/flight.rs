@@ -1,6 +1,7 @@
 //! The flight of one job: released to the sink at its slot, settled by the outcome.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -23,6 +24,9 @@ pub(super) struct Gear {
     pub(super) retry: RetryPolicy,
     /// A slot missed by more than this is given up.
     pub(super) tolerance: Duration,
+    /// One that was missed by more than this while a connection was opened: a whole emission interval,
+    /// since a slow limit has few slots to give up, and the way to its API may be long.
+    pub(super) opening: Duration,
     pub(super) meters: Meters,
 }
 
@@ -33,14 +37,15 @@ pub(super) enum Event {
     Back(Entry),
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
-    /// Nothing is being sent any more; for how long it was.
-    Landed(Duration),
+    /// Nothing is being sent any more; how long that took, where there was an answer.
+    Landed(Option<Duration>),
 }
 
 /// Tells the pacer that the place is free, however the flight ends.
 pub(super) struct Place {
     events: mpsc::UnboundedSender<Event>,
     since: Instant,
+    took: Option<Duration>,
 }
 
 impl Event {
@@ -55,7 +60,7 @@ impl Event {
 
 impl Place {
     pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        Self { events, since: Instant::now() }
+        Self { events, since: Instant::now(), took: None }
     }
 
     fn tell(&self, event: Event) {
@@ -66,7 +71,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.tell(Event::Landed(self.since.elapsed()));
+        self.tell(Event::Landed(self.took));
     }
 }
 
@@ -88,8 +93,7 @@ impl Flight {
     /// Takes a last look, releases the job to the sink, and settles it by the outcome.
     pub(super) async fn fly(self) {
         let Some(mut cleared) = self.check().await else { return };
-        cleared.entry.attempts += 1;
-        let outcome = cleared.gear.sink.send(&cleared.entry.job).await;
+        let outcome = cleared.release().await;
         cleared.gear.meters.dispatched(&outcome, cleared.place.since.elapsed());
         cleared.settle(outcome).await;
     }
@@ -101,11 +105,9 @@ impl Flight {
             meters.stale.increment(1);
             return None;
         }
-        let late = self.deadline.late();
-        if late > self.gear.tolerance {
-            tracing::debug!(downstream = self.gear.downstream, ?late, "slot missed, reserving anew");
+        if self.deadline.late() > self.gear.tolerance {
             meters.late.increment(1);
-            self.place.tell(Event::Back(self.entry));
+            self.give_up();
             return None;
         }
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
@@ -114,13 +116,48 @@ impl Flight {
             self.bury(expired(deadline, report), Response::default()).await;
             return None;
         }
-        meters.release(late);
         Some(self)
+    }
+
+    /// Hands the job to the sink, unless its slot is missed by the time that there is a connection.
+    async fn release(&mut self) -> Outcome {
+        let Self { gear, entry, deadline, .. } = self;
+        let counted = AtomicBool::new(false);
+        let look = || {
+            let late = deadline.late();
+            let in_time = late <= gear.opening;
+            // A connection that turns out to be gone is looked before twice, and the job sent once.
+            if in_time && !counted.swap(true, Ordering::Relaxed) {
+                gear.meters.release(late);
+            }
+            in_time
+        };
+        let outcome = gear.sink.release(&entry.job, &look).await;
+        let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
+        match (released, missed) {
+            (true, _) => {}
+            (false, true) => gear.meters.late.increment(1),
+            // There was no connection to hand it over by.
+            (false, false) => gear.meters.unreachable.increment(1),
+        }
+        entry.attempts += u32::from(!missed);
+        if is_answered(&outcome) {
+            self.place.took = Some(self.place.since.elapsed());
+        }
+        outcome
+    }
+
+    /// The slot was missed: the job waits for another one.
+    fn give_up(self) {
+        let (downstream, late) = (&self.gear.downstream, self.deadline.late());
+        tracing::debug!(downstream, ?late, "slot missed, reserving anew");
+        self.place.tell(Event::Back(self.entry));
     }
 
     async fn settle(self, outcome: Outcome) {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
+            Outcome::Missed => self.give_up(),
             Outcome::Retry { reason, detail, status, after, response } => {
                 self.gear.meters.retry(reason);
                 match self.gear.retry.backoff(self.entry.attempts, after) {
@@ -171,6 +208,15 @@ impl Flight {
     fn report(&self, status: Option<u16>) -> Report {
         let released_at = (self.entry.attempts > 0).then_some(self.slot);
         Report { attempts: self.entry.attempts, status, released_at }
+    }
+}
+
+/// Whether it tells how long the downstream takes: a refused connection does not.
+const fn is_answered(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Delivered(_) => true,
+        Outcome::Missed => false,
+        Outcome::Retry { status, .. } | Outcome::Dead { status, .. } => status.is_some(),
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Meters {
     pub(super) late: Counter,
     /// Slots of jobs whose connection was lost.
     pub(super) stale: Counter,
+    /// Slots of jobs for which there was no connection to the downstream.
+    pub(super) unreachable: Counter,
     /// Slots granted before the store's clock stepped.
     pub(super) stepped: Counter,
     pub(super) store_errors: Counter,
@@ -75,6 +77,7 @@ impl Meters {
             late: abandoned("late"),
             stale: abandoned("connection-lost"),
             stepped: abandoned("clock-stepped"),
+            unreachable: abandoned("unreachable"),
             store_errors: series.counter(metric::STORE_ERRORS.name, "op", "reserve"),
             store_connected: series.plain_gauge(metric::STORE_CONNECTED.name),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
@@ -127,6 +130,7 @@ impl Meters {
             Outcome::Delivered(_) => &self.delivering,
             Outcome::Retry { .. } => &self.retrying,
             Outcome::Dead { .. } => &self.dying,
+            Outcome::Missed => return,
         };
         duration.record(took.as_secs_f64());
     }
@@ -245,7 +249,7 @@ mod tests {
         for outcome in ["delivered", "retried", "parked", "dead", "returned"] {
             has(&samples, "jobs_settled_total", &format!("outcome=\"{outcome}\""), "0");
         }
-        for reason in ["late", "connection-lost", "clock-stepped", "expired", "stopped"] {
+        for reason in ["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped"] {
             has(&samples, "slots_abandoned_total", &format!("reason=\"{reason}\""), "0");
         }
         for state in ["lane", "held", "sending", "settling"] {

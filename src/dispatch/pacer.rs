@@ -22,7 +22,7 @@ use super::places::Places;
 use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
 use super::{Dispatcher, Drained, Options};
 use crate::sink::Response;
-use crate::store::{LONGEST_LEASE, Observed, Reserved, SlotClock, Store, StoreError};
+use crate::store::{Observed, Reserved, SlotClock, Store, StoreError};
 use crate::time::{Deadline, wall_now};
 
 mod call;
@@ -32,6 +32,9 @@ use call::{Call, Reply, answer, next_slot, reserve};
 
 /// How long to wait before the store is asked again after an error: at first, and at most.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// A store answers sooner, or the call fails.
+const LONGEST_CALL: Duration = Duration::from_secs(2);
 
 /// Below this many jobs nothing stale is looked for.
 const CROWDED: usize = 1024;
@@ -87,11 +90,13 @@ impl Pacer {
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
         let Dispatcher { options, store, sink, .. } = parts;
         let interval = options.limits.rate().interval();
+        let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
         let gear = Gear {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
-            tolerance: interval.clamp(Duration::from_millis(5), Duration::from_millis(50)),
+            tolerance,
+            opening: interval.max(tolerance),
             meters: Meters::new(&options.downstream),
         };
         gear.meters.rate("config", options.limits.rate().per_second());
@@ -226,6 +231,7 @@ impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     fn ask(&mut self, now: Instant) -> Option<Call> {
         if now < self.ask_at || self.lane.ready() == 0 {
+            self.gather_until = None;
             return None;
         }
         let want = self.asking.batch(self.lane.ready(), self.free());
@@ -268,7 +274,7 @@ impl Pacer {
     fn lease(&mut self, now: Instant) -> Option<(Arc<str>, Duration)> {
         let due = now >= self.lease_at;
         due.then(|| {
-            let ttl = (2 * self.options.horizon).clamp(Duration::from_secs(2), LONGEST_LEASE);
+            let ttl = self.asking.lease();
             self.lease_at = now + ttl / 4;
             (Arc::clone(&self.replica), ttl)
         })
@@ -279,6 +285,11 @@ impl Pacer {
         match reply.answer {
             Ok(ref answer) => {
                 self.heard(&reply, answer);
+                if reply.received - reply.sent > LONGEST_CALL {
+                    // The process stood still meanwhile: when the slots come, or came, cannot be told.
+                    self.gear.meters.late.increment(answer.slots.len() as u64);
+                    return batch.into_iter().for_each(|entry| self.lane.push(entry));
+                }
                 let now = Deadline::at(reply.received);
                 for &slot in &answer.slots {
                     let Some(entry) = batch.pop_front() else { break };

@@ -28,9 +28,10 @@ impl Places {
         self.sending += 1;
     }
 
-    /// A place is free again, after so long.
-    pub(super) fn landed(&mut self, took: Duration) {
+    /// A place is free again; how long the downstream took to answer, if it did.
+    pub(super) fn landed(&mut self, took: Option<Duration>) {
         self.sending -= 1;
+        let Some(took) = took else { return };
         self.took = Some(match self.took {
             // Quick to believe that sends take longer, slow to believe that they take less.
             Some(before) if took < before => (before * 15 + took) / 16,
@@ -83,14 +84,14 @@ mod tests {
     async fn then_those_count_that_are_in_flight_together() {
         let mut places = Places::new(10);
         places.taken();
-        places.landed(12 * MS);
+        places.landed(Some(12 * MS));
         assert_eq!(places.free(&queue(40, 5)), 7, "3 slots in 12 ms");
         places.taken();
-        places.landed(100 * MS);
+        places.landed(Some(100 * MS));
         assert_eq!(places.free(&queue(40, 5)), 0, "12 slots in 56 ms: quick to believe");
         for _ in 0..200 {
             places.taken();
-            places.landed(2 * MS);
+            places.landed(Some(2 * MS));
         }
         assert_eq!(places.free(&queue(40, 5)), 9);
     }
@@ -99,7 +100,7 @@ mod tests {
     async fn what_hangs_takes_its_place() {
         let mut places = Places::new(3);
         places.taken();
-        places.landed(MS);
+        places.landed(Some(MS));
         (0..3).for_each(|_| places.taken());
         assert_eq!(places.free(&queue(0, 1)), 0);
     }

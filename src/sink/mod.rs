@@ -13,10 +13,18 @@ pub mod http;
 
 /// Takes released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
-    /// Sends the job once, within the sink's own time-out.
+    /// Sends the job once, within the sink's own time-out, if `look` says so directly before the
+    /// hand-over: waiting for a connection may have cost the job its slot.
     ///
     /// Not cancel safe: a dropped future may or may not have reached the downstream.
-    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome>;
+    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome>;
+
+    /// [`Sink::release`] of a job that has no slot to miss.
+    ///
+    /// Not cancel safe, as that.
+    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
+        self.release(job, &|| true)
+    }
 
     /// A job will be sent soon: has a connection ready beyond those that are in use, so that the
     /// send need not wait for one. Returns at once; costs nothing when one is ready.
@@ -30,11 +38,17 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
 /// or a connection that broke.
 pub const RETRY_REASONS: [&str; 4] = ["status", "timeout", "connect", "connection"];
 
+/// Asked when a job is about to be handed over: false where its slot is missed. It may be asked again
+/// when the first hand-over came to nothing.
+pub type LastLook<'a> = &'a (dyn Fn() -> bool + Send + Sync);
+
 /// What became of one attempt.
 #[derive(Debug)]
 pub enum Outcome {
     /// The downstream has it.
     Delivered(Receipt),
+    /// The last look said no: nothing was sent, and no attempt was made.
+    Missed,
     /// Worth another attempt, at a new slot.
     Retry {
         /// One of [`RETRY_REASONS`], for a metric.

@@ -141,6 +141,35 @@ async fn the_sink_gets_ready_while_the_store_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_slow_limit_waits_for_its_connection() {
+    let mut bench = Bench::new("1/s", QUICK);
+    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300); 3];
+    bench.publish_many(0..3);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.millis(start), [300, 1300, 2300]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_passes_while_there_is_no_connection_is_given_up() {
+    let mut bench = Bench::new("100/s", QUICK);
+    // Longer than the tolerance of 10 ms, the first time.
+    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300)];
+    bench.publish_many(0..20);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert_eq!((released.len(), bench.ledger.all().len()), (20, 20));
+    assert!(released.windows(2).all(|pair| pair[1] - pair[0] >= 10), "each at a slot: {released:?}");
+    let [Settled::Acked(report)] = &bench.ledger.of("0")[..] else { panic!("{:?}", bench.ledger) };
+    assert_eq!(report.attempts, 1, "nothing was sent the first time");
+}
+
+#[tokio::test(start_paused = true)]
 async fn copies_of_a_lost_connection_are_never_released() {
     let mut bench = Bench::new("10/s", QUICK);
     bench.publish_many(0..20);

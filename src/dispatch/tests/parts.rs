@@ -19,7 +19,7 @@ use crate::dispatch::{
 };
 use crate::job::{Job, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
-use crate::sink::{Outcome, Receipt, Response, Sink};
+use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
 use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
 use crate::time::{Deadline, Micros};
 
@@ -129,6 +129,8 @@ pub(super) struct RecordingSink {
     pub(super) flying: AtomicUsize,
     pub(super) most: AtomicUsize,
     pub(super) takes: Duration,
+    /// So long until there is a connection, for the first sends, the last one first.
+    pub(super) connects: Mutex<Vec<Duration>>,
     /// When it was told that a job will be sent soon.
     pub(super) warmed: Mutex<Vec<Instant>>,
     arrivals: watch::Sender<usize>,
@@ -142,6 +144,7 @@ impl RecordingSink {
             flying: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             takes,
+            connects: Mutex::default(),
             warmed: Mutex::default(),
             arrivals: watch::Sender::new(0),
         }
@@ -166,8 +169,15 @@ impl RecordingSink {
 }
 
 impl Sink for RecordingSink {
-    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
+    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
+            let connects = self.connects.lock().unwrap().pop();
+            if let Some(connects) = connects {
+                tokio::time::sleep(connects).await;
+            }
+            if !look() {
+                return Outcome::Missed;
+            }
             self.sent.lock().unwrap().push(Sent { id: job.id.clone(), at: Instant::now() });
             self.arrivals.send_modify(|seen| *seen += 1);
             let flying = self.flying.fetch_add(1, Ordering::SeqCst) + 1;

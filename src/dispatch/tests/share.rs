@@ -67,3 +67,25 @@ async fn a_replica_that_is_left_alone_takes_all_slots() {
     let (_, _) = (alone.await.unwrap(), other.await.unwrap());
     assert!(start.elapsed() < Duration::from_millis(5600), "1100 slots take 5.5 s: {:?}", start.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_limit_is_shared_too() {
+    // Far apart as the slots are, each replica knows of the other.
+    for rate in ["10/m", "1/m"] {
+        let store = Arc::new(MemoryStore::new());
+        let mut benches = [1, 1].map(|millis| {
+            let mut bench = Bench::new(rate, QUICK);
+            bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
+            bench.publish_many(0..200);
+            bench
+        });
+        let _running = benches.each_mut().map(Bench::start);
+        let sent = |bench: &Bench| bench.sink.ids().len();
+        while benches.iter().map(sent).sum::<usize>() < 200 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        for bench in &benches {
+            assert!((50..=150).contains(&sent(bench)), "{} of 200 at {rate}", sent(bench));
+        }
+    }
+}

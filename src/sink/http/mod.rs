@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::{Outcome, Sink};
+use super::{LastLook, Outcome, Sink};
 use crate::job::{Job, shown};
 use crate::store::BoxFuture;
 
@@ -66,13 +66,14 @@ impl HttpSink {
         Ok(Self { pool: Pool::new(connector), target, timeout })
     }
 
-    async fn attempt(&self, job: &Job) -> Outcome {
+    async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
         let request = match self.target.request(job) {
             Ok(request) => request,
             Err((reason, detail)) => return Outcome::Dead { reason, detail, status: None, response: None },
         };
-        match self.exchange(request).await {
-            Ok(answer) => {
+        match self.exchange(request, look).await {
+            Ok(None) => Outcome::Missed,
+            Ok(Some(answer)) => {
                 let (outcome, connection) = response::outcome(answer, job.reply.is_some()).await;
                 if let Some(connection) = connection {
                     self.pool.put(connection);
@@ -85,17 +86,21 @@ impl HttpSink {
         }
     }
 
-    /// Sends the request up to the head of its answer.
-    async fn exchange(&self, mut request: Outgoing) -> Result<Answer, Failed> {
+    /// Sends the request up to the head of its answer; `None` when the last look says no.
+    async fn exchange(&self, mut request: Outgoing, look: LastLook<'_>) -> Result<Option<Answer>, Failed> {
         let deadline = Instant::now() + self.timeout;
         loop {
             let taken = timeout_at(deadline, self.pool.take()).await;
             let (mut connection, reused) = taken
                 .map_err(|_| self.too_late("connect", "no connection"))?
                 .map_err(|detail| Failed { reason: "connect", detail })?;
+            if !look() {
+                self.pool.put(connection);
+                return Ok(None);
+            }
             let sent = timeout_at(deadline, connection.send(request)).await;
             match sent.map_err(|_| self.too_late("timeout", "no answer"))? {
-                Ok(head) => return Ok(Answer { head, connection, deadline }),
+                Ok(head) => return Ok(Some(Answer { head, connection, deadline })),
                 Err(mut error) => match error.take_message() {
                     // Its server had closed it; nothing of the request was written.
                     Some(unsent) if reused => request = unsent,
@@ -117,8 +122,8 @@ struct Failed {
 }
 
 impl Sink for HttpSink {
-    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.attempt(job))
+    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.attempt(job, look))
     }
 
     fn warm(&self) {

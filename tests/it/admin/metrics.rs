@@ -53,7 +53,7 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
     (
         "paced_slots_abandoned_total",
         "reason",
-        &["late", "connection-lost", "clock-stepped", "expired", "stopped"],
+        &["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped"],
     ),
     ("paced_store_errors_total", "op", &["reserve"]),
     ("paced_jobs_in_flight", "state", &["lane", "held", "sending", "settling"]),
