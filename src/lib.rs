@@ -50,7 +50,7 @@ pub mod pipe;
 pub mod sink;
 
 pub use limit::{Limit, LimitError, LimitSet};
-pub use rate::{Rate, RateError};
+pub use rate::{Amount, Period, Rate, RateError};
 pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
 pub use store::{MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]

@@ -1,14 +1,21 @@
 //! Exact rates: so many units in so many microseconds, never a float.
 
+mod amount;
+mod suggestion;
+mod text;
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
+
+pub use amount::{Amount, Period};
 
 /// `count` units in `period` µs, reduced by their greatest common divisor.
 ///
 /// Between one unit and a million units a second. The text form is
 /// `COUNT ("/" | "per") [N] UNIT` with the units s, sec, second(s), m, min, minute(s), h, hour(s),
-/// d, day(s); digits may be grouped with `_`:
+/// d, day(s), and us and ms as durations have them; digits may be grouped with `_`. Where the count
+/// and the period matter as they are written, use [`Amount`].
 ///
 /// ```
 /// use paced::Rate;
@@ -27,8 +34,14 @@ pub struct Rate {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
     /// The text has another form.
-    #[error("`{0}` is no rate; write COUNT/UNIT, such as 50/s or 100 per 5 minutes")]
-    Syntax(String),
+    #[error("`{text}` is no rate; write {}", way_out(suggestion.as_deref()))]
+    Syntax {
+        /// The text.
+        text: String,
+        /// What was meant, where that is evident: `10/s` for `10r/s`. It is an [`Amount`], or a
+        /// [`Rate`] where one was read.
+        suggestion: Option<String>,
+    },
     /// A count or a period of zero.
     #[error("a rate of zero releases nothing; use at least 1 in a period of at least 1 µs")]
     Zero,
@@ -38,22 +51,56 @@ pub enum RateError {
     /// The period is over 366 days.
     #[error("the period of `{0}` is over 366 days, the longest")]
     TooLong(String),
+    /// A period that is no whole number of microseconds.
+    #[error("a period of {0:?} is no whole number of µs; use whole microseconds")]
+    Fraction(Duration),
     /// A unit that only quotas have.
     #[error("`{0}`: weeks and months are for quotas; write days, such as 7/7d")]
     QuotaUnit(String),
+    /// Several weeks or months: a calendar has no such periods.
+    #[error(
+        "`{0}`: a quota counts in one week or one month; write it without a number, or days, such as 7/14d"
+    )]
+    SeveralCalendarUnits(String),
+}
+
+impl RateError {
+    /// The same error about `text`, without a suggestion: for texts that nobody may see.
+    #[cfg(feature = "config")]
+    pub(crate) fn about(self, text: String) -> Self {
+        match self {
+            Self::Syntax { .. } => Self::Syntax { text, suggestion: None },
+            Self::TooHigh(_) => Self::TooHigh(text),
+            Self::TooLong(_) => Self::TooLong(text),
+            Self::QuotaUnit(_) => Self::QuotaUnit(text),
+            Self::SeveralCalendarUnits(_) => Self::SeveralCalendarUnits(text),
+            Self::Zero | Self::Fraction(_) => self,
+        }
+    }
+}
+
+fn way_out(suggestion: Option<&str>) -> &str {
+    suggestion.unwrap_or("COUNT/UNIT, such as 50/s or 100 per 5 minutes")
 }
 
 const LONGEST: u64 = 366 * 86_400 * 1_000_000;
+
+/// The whole microseconds of `period`.
+fn micros(period: Duration) -> Result<u128, RateError> {
+    if period.subsec_nanos() % 1000 == 0 { Ok(period.as_micros()) } else { Err(RateError::Fraction(period)) }
+}
 
 impl Rate {
     /// `count` units in each `period`.
     ///
     /// # Errors
-    /// [`RateError`] when either is zero, the rate is over 1 000 000/s or the period, once reduced,
-    /// over 366 days.
+    /// [`RateError`] when either is zero, the period has a fraction of a µs, the rate is over
+    /// 1 000 000/s or the period, once reduced, over 366 days.
     pub fn new(count: u64, period: Duration) -> Result<Self, RateError> {
-        let text = || format!("{count} per {period:?}");
-        let micros = period.as_micros();
+        Self::reduced(count, micros(period)?, || format!("{count} per {period:?}"))
+    }
+
+    fn reduced(count: u64, micros: u128, text: impl Fn() -> String) -> Result<Self, RateError> {
         if count == 0 || micros == 0 {
             return Err(RateError::Zero);
         }
@@ -115,45 +162,21 @@ impl FromStr for Rate {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let syntax = || RateError::Syntax(text.to_owned());
-        let (count, per) = match text.split_once('/') {
-            Some((count, per)) => (count.trim(), per.trim()),
-            None => {
-                let (count, per) = text.split_once(" per ").ok_or_else(syntax)?;
-                (count.trim(), per.trim())
-            }
-        };
-        let count = integer(count).ok_or_else(syntax)?;
-        let digits = per.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(per.len());
-        let (number, unit) = per.split_at(digits);
-        let number = if number.is_empty() { 1 } else { integer(number).ok_or_else(syntax)? };
-        let unit = match unit.trim_start() {
-            "s" | "sec" | "second" | "seconds" => 1,
-            "m" | "min" | "minute" | "minutes" => 60,
-            "h" | "hour" | "hours" => 3600,
-            "d" | "day" | "days" => 86_400,
-            "w" | "week" | "weeks" | "month" | "months" => {
+        let Some(written) = text::read(text) else {
+            let suggestion = suggestion::of(text);
+            // A quota's text, misspelt: the unit is what is wrong here.
+            if suggestion.as_deref().and_then(text::read).is_some_and(|meant| meant.unit.is_calendar()) {
                 return Err(RateError::QuotaUnit(text.to_owned()));
             }
-            _ => return Err(syntax()),
+            return Err(RateError::Syntax { text: text.to_owned(), suggestion });
         };
-        let too_long = || RateError::TooLong(text.to_owned());
-        let seconds = number.checked_mul(unit).ok_or_else(too_long)?;
-        Self::new(count, Duration::from_secs(seconds)).map_err(|error| match error {
-            RateError::TooHigh(_) => RateError::TooHigh(text.to_owned()),
-            RateError::TooLong(_) => too_long(),
-            other => other,
-        })
+        let Period::Micros(unit) = written.unit else {
+            return Err(RateError::QuotaUnit(text.to_owned()));
+        };
+        // Of two u64: never more than a u128.
+        let micros = u128::from(written.number) * u128::from(unit);
+        Self::reduced(written.count, micros, || text.to_owned())
     }
-}
-
-/// Digits, grouped by `_` if one likes.
-fn integer(text: &str) -> Option<u64> {
-    let starts = text.starts_with(|c: char| c.is_ascii_digit());
-    if !starts || !text.bytes().all(|b| b.is_ascii_digit() || b == b'_') {
-        return None;
-    }
-    text.replace('_', "").parse().ok()
 }
 
 impl fmt::Display for Rate {
@@ -189,6 +212,9 @@ mod tests {
             ("7/7d", 1, 86_400_000_000),
             ("1000000/s", 1, 1),
             ("100/min", 1, 600_000),
+            ("10/100ms", 1, 10_000),
+            ("3 per 700 us", 3, 700),
+            ("400/400d", 1, 86_400_000_000),
         ] {
             let rate: Rate = text.parse().unwrap();
             assert_eq!((rate.count(), rate.period_micros()), (count, micros), "{text}");
@@ -215,12 +241,19 @@ mod tests {
     #[test]
     fn texts_that_are_none() {
         for text in ["", "50", "50/S", "/s", "-1/s", "1.5/s", "50//s", "50/s/s", "50/x", "50pers", "_5/s"] {
-            assert!(matches!(text.parse::<Rate>(), Err(RateError::Syntax(_))), "{text}");
+            assert!(matches!(text.parse::<Rate>(), Err(RateError::Syntax { .. })), "{text}");
         }
         assert_eq!("0/s".parse::<Rate>(), Err(RateError::Zero));
         assert_eq!("1/0s".parse::<Rate>(), Err(RateError::Zero));
         assert!(matches!("1000001/s".parse::<Rate>(), Err(RateError::TooHigh(_))));
         assert!(matches!("7/week".parse::<Rate>(), Err(RateError::QuotaUnit(_))));
+        assert!(matches!("7/2weeks".parse::<Rate>(), Err(RateError::QuotaUnit(_))));
+        assert!(
+            matches!("7/wk".parse::<Rate>(), Err(RateError::QuotaUnit(_))),
+            "no suggestion that is no rate"
+        );
         assert!(matches!("1/367d".parse::<Rate>(), Err(RateError::TooLong(_))));
+        let fraction = Duration::from_nanos(1500);
+        assert_eq!(Rate::new(1, fraction), Err(RateError::Fraction(fraction)), "never quicker than asked");
     }
 }

@@ -1,11 +1,12 @@
 //! Texts that are durations, sizes, names and headers. The problems say what would be right.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::settings::Secret;
 use crate::dispatch::Precision;
 use crate::job;
-use crate::rate::{Rate, RateError};
+use crate::rate::RateError;
 
 /// The longest duration: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
@@ -62,10 +63,11 @@ fn integer_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, unit))
 }
 
-pub(super) fn rate(text: &str) -> Result<Rate, RateError> {
-    text.parse().map_err(|error| match error {
-        RateError::Syntax(_) => RateError::Syntax(clipped(text)),
-        other => other,
+/// A rate, or an amount.
+pub(super) fn rate<R: FromStr<Err = RateError>>(text: &str) -> Result<R, RateError> {
+    text.parse().map_err(|error: RateError| match clipped(text) {
+        clip if clip == text => error,
+        clip => error.about(clip),
     })
 }
 
@@ -227,6 +229,7 @@ fn clipped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rate::{Amount, Rate};
 
     #[test]
     fn durations() {
@@ -338,7 +341,8 @@ mod tests {
             for problem in [
                 duration(text).unwrap_err(),
                 body_size(text).unwrap_err(),
-                rate(text).unwrap_err().to_string(),
+                rate::<Rate>(text).unwrap_err().to_string(),
+                rate::<Amount>(text).unwrap_err().to_string(),
                 algorithm(text).unwrap_err(),
                 precision(text).unwrap_err(),
                 prefix(&format!("{text}/")).unwrap_err(),
