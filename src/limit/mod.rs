@@ -1,6 +1,7 @@
 //! The kernel: every algorithm is two pure functions over a compact state, `earliest` and
 //! `commit`. Neither reads a clock nor does I/O. The scripts in `store/redis/lua` compute the same.
 
+pub mod calendar;
 mod leaky_bucket;
 
 use crate::rate::Rate;
