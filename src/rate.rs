@@ -87,7 +87,11 @@ const LONGEST: u64 = 366 * 86_400 * 1_000_000;
 
 /// The whole microseconds of `period`.
 fn micros(period: Duration) -> Result<u128, RateError> {
-    if period.subsec_nanos() % 1000 == 0 { Ok(period.as_micros()) } else { Err(RateError::Fraction(period)) }
+    if period.subsec_nanos().is_multiple_of(1000) {
+        Ok(period.as_micros())
+    } else {
+        Err(RateError::Fraction(period))
+    }
 }
 
 impl Rate {

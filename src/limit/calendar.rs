@@ -5,7 +5,7 @@
 
 use jiff::civil::{Date, Time};
 use jiff::tz::Offset;
-use jiff::{Error, SignedDuration, Timestamp};
+use jiff::{Error, Timestamp};
 
 use crate::time::Micros;
 
@@ -95,28 +95,29 @@ impl Calendar {
     }
 }
 
-/// The microseconds at which the period around `local` begins and ends.
+/// Where the period around `local` begins and ends.
 fn local_period(unit: Unit, local: i64) -> Result<(i64, i64), Error> {
-    let date = Offset::UTC.to_datetime(Timestamp::from_microsecond(local)?).date();
-    let (begin, end) = dates(unit, date)?;
-    Ok((midnight(begin)?, midnight(end)?))
+    around(unit, Offset::UTC.to_datetime(Timestamp::from_microsecond(local)?).date())
 }
 
-/// The first date of the period around `date`, and that of the next period.
-fn dates(unit: Unit, date: Date) -> Result<(Date, Date), Error> {
+/// The midnights at which the period around `date` begins and ends.
+fn around(unit: Unit, date: Date) -> Result<(i64, i64), Error> {
+    // Without summer time every day is as long as the next.
+    const DAY: i64 = 86_400_000_000;
     Ok(match unit {
-        Unit::Day => (date, date.tomorrow()?),
-        Unit::Week => {
-            let since_monday = date.weekday().to_monday_zero_offset();
-            let monday = date.checked_sub(days(since_monday))?;
-            (monday, monday.checked_add(days(7))?)
+        Unit::Day => {
+            let begin = midnight(date)?;
+            (begin, begin + DAY)
         }
-        Unit::Month => (date.first_of_month(), date.last_of_month().tomorrow()?),
+        Unit::Week => {
+            let monday = midnight(date)? - i64::from(date.weekday().to_monday_zero_offset()) * DAY;
+            (monday, monday + 7 * DAY)
+        }
+        Unit::Month => {
+            let first = midnight(date.first_of_month())?;
+            (first, first + i64::from(date.days_in_month()) * DAY)
+        }
     })
-}
-
-fn days(number: i8) -> SignedDuration {
-    SignedDuration::from_hours(24 * i64::from(number))
 }
 
 fn midnight(date: Date) -> Result<i64, Error> {
