@@ -80,6 +80,8 @@ fn each_wrong_value_is_told_with_what_is_right() {
             "limits = [{ rate = \"1/s\", algorithm = \"bucket\" }]",
             "`bucket` is no algorithm; use leaky-bucket",
         ),
+        ("limits = [{ rate = \"10r/s\" }]", "`10r/s` is no rate; write 10/s"),
+        ("limits = [{ rate = \"0.5/s\" }]", "`0.5/s` is no rate; write 1/2s"),
         ("limits = [{ burst = 5 }]", "missing; write such as rate = \"1000/minute\""),
         (
             "http.allow_headers = [\"accept\", \"Cookie\"]",
