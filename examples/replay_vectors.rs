@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use paced::Rate;
-use paced::limit::{Limit, LimitSet};
+use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{MemoryStore, RedisOptions, RedisStore, Reserve, Scope, Store};
 use paced::time::{Micros, wall_now};
 use serde_json::Value;
@@ -107,11 +107,18 @@ async fn replay(
             Value::Null => 1,
             cost => u32::try_from(cost.as_u64().ok_or("`cost` is no count")?)?,
         };
-        let call = Reserve { scope, limits: &limits, costs: &[cost], ahead, now: Some(now), lease: None };
+        let call = Reserve {
+            scope,
+            limits: &limits,
+            costs: Costs::Each(&[cost]),
+            ahead,
+            now: Some(now),
+            lease: None,
+        };
         let reserved = store.reserve(call).await?;
         let delay = match (reserved.slots.first(), reserved.refused) {
             (Some(slot), _) => slot.since(now),
-            (None, Some(refused)) => refused.since(now.plus(ahead)),
+            (None, Some(refused)) => refused.slot.since(now.plus(ahead)),
             (None, None) => return Err("the store neither granted nor refused".into()),
         };
         let (accepted, delay) = (!reserved.slots.is_empty(), delay.as_micros().div_ceil(1000));

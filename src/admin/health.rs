@@ -112,7 +112,7 @@ mod tests {
 
     use paced::StoreError;
     use paced::limit::LimitSet;
-    use paced::store::{Cancel, Reserve, Reserved, Scope};
+    use paced::store::{Cancel, Check, Checked, Reserve, Reserved, Scope};
     use paced::time::Micros;
     use tokio::time::{advance, sleep};
 
@@ -128,6 +128,10 @@ mod tests {
 
     impl Store for Pinged {
         fn reserve<'a>(&'a self, _: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn check<'a>(&'a self, _: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
             unreachable!("only pings")
         }
 

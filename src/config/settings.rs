@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::dispatch::{Precision, RetryPolicy};
-use crate::limit::{Algorithm, Limit, LimitSet};
+use crate::limit::{Limit, LimitSet};
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -168,11 +168,7 @@ impl Downstream {
     #[must_use]
     pub fn effective_prefetch(&self) -> u16 {
         const HOLD_MAX: Duration = Duration::from_secs(60);
-        let slots = |limit: &Limit| match limit.algorithm() {
-            Algorithm::LeakyBucket(bucket) => {
-                bucket.rate().units_in(HOLD_MAX).saturating_add(u64::from(bucket.burst()) - 1)
-            }
-        };
+        let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
         let least = self.limits.iter().map(slots).min().unwrap_or(1);
         self.queue.prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
     }

@@ -28,7 +28,7 @@ use crate::time::{Deadline, wall_now};
 mod call;
 mod drain;
 
-use call::{Call, Reply, answer, next_slot, reserve};
+use call::{Call, Reply, answer, reserve};
 
 /// How long to wait before the store is asked again after an error: at first, and at most.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -352,8 +352,7 @@ impl Pacer {
             meters.stepped.increment(self.held.len() as u64);
             self.held.drain().for_each(|entry| self.lane.push(entry));
         }
-        let next = next_slot(&self.options.limits, answer, &reply.costs);
-        let pause = self.asking.pause(answer.now, next);
+        let pause = self.asking.pause(answer.now, answer.next);
         // From when it was sent: counted from the answer, a replica far from the store would always come
         // too late, after a nearer one took every slot.
         self.ask_at = self.ask_at.max(reply.sent + pause);

@@ -39,6 +39,17 @@ pub enum CalendarError {
 }
 
 impl Calendar {
+    /// The length of the longest period, µs.
+    #[must_use]
+    pub const fn longest(self) -> i64 {
+        const DAY: i64 = 86_400_000_000;
+        match self.unit {
+            Unit::Day => DAY,
+            Unit::Week => 7 * DAY,
+            Unit::Month => 31 * DAY,
+        }
+    }
+
     /// The farthest offset from UTC, in minutes, east or west.
     pub const FARTHEST: i16 = 840;
 

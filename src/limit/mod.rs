@@ -1,14 +1,38 @@
 //! The kernel: every algorithm is two pure functions over a compact state, `earliest` and
 //! `commit`. Neither reads a clock nor does I/O. The scripts in `store/redis/lua` compute the same.
+//!
+//! The windows evaluate at the latest slot taken where that is later than now (the frontier). So
+//! what fits at one instant fits at every later one until more is taken, and the latest of several
+//! limits' `earliest` fits all of them.
 
 pub mod calendar;
+mod decision;
+mod error;
+mod gcra;
 mod leaky_bucket;
+mod mark;
+mod set;
+mod sliding_log;
+mod sliding_window;
+mod tat;
+mod window;
+
+use std::time::Duration;
 
 use crate::rate::Rate;
-
 use crate::time::Micros;
 
-pub use leaky_bucket::{LeakyBucket, Tat};
+pub use calendar::Calendar;
+pub use decision::{Decision, Standing};
+pub use error::LimitError;
+pub use gcra::{Gcra, TokenBucket};
+pub use leaky_bucket::LeakyBucket;
+pub use mark::Mark;
+pub use set::{Charge, Combine, Costs, LimitSet, MAX_LIMITS, Plan, Refusal, Row, Verdict};
+pub use sliding_log::{LONGEST_LOG, Log, SlidingLog};
+pub use sliding_window::{Buckets, SlidingWindow};
+pub use tat::Tat;
+pub use window::{Counting, Edges, Window};
 
 /// The most jobs that one call reserves for.
 pub const MAX_BATCH: usize = 1024;
@@ -26,46 +50,138 @@ pub struct Limit {
 pub enum Algorithm {
     /// A shaper: slots T apart, the cost charged behind.
     LeakyBucket(LeakyBucket),
+    /// T apart, the whole cost within the burst. The leaky bucket as a meter is one too.
+    Gcra(Gcra),
+    /// Tokens that are refilled continuously.
+    TokenBucket(TokenBucket),
+    /// N units in each window.
+    FixedWindow(Counting),
+    /// N units per period, as buckets estimate them.
+    SlidingWindow(SlidingWindow),
+    /// N units in any period, exactly.
+    SlidingLog(SlidingLog),
+    /// N units in each day, week or month, or in each window of a longer period.
+    Quota(Counting),
 }
 
-/// What a limit remembers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a limit remembers: a level, and the frontier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// The latest slot taken.
+    pub last: Micros,
+    /// What was taken.
+    pub level: Level,
+}
+
+/// What was taken, as the families of algorithms count it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum State {
+pub enum Level {
     /// The GCRA family's theoretical arrival time.
     Tat(Tat),
+    /// The window in force.
+    Window(Window),
+    /// The buckets of a sliding window.
+    Buckets(Buckets),
+    /// The entries of a log.
+    Log(Log),
 }
 
-/// Numbers that no exact arithmetic in 53 bits can hold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
-    /// A burst of zero lets nothing through.
-    #[error("a burst of 0 lets nothing through; use at least 1")]
-    NoBurst,
-    /// The burst and a full batch at this rate reach beyond what is exact.
-    #[error("a burst of {burst} at {rate} is beyond exact time; use a smaller burst or a shorter period")]
-    BeyondExact {
-        /// The burst.
-        burst: u32,
-        /// The rate.
-        rate: Rate,
-    },
-    /// Two limits of one name would share a state.
-    #[error("two limits are called `{0}`; give each its own name")]
-    SameName(String),
-    /// A set without a limit.
-    #[error("no limit; give at least one, such as rate = \"50/s\"")]
-    Empty,
+impl State {
+    /// Whether its mark is less than all of it.
+    pub(crate) const fn is_partly_marked(&self) -> bool {
+        matches!(self.level, Level::Buckets(_) | Level::Log(_))
+    }
 }
 
 impl Limit {
+    fn new(name: impl Into<String>, algorithm: Algorithm) -> Self {
+        Self { name: name.into(), algorithm }
+    }
+
     /// A leaky bucket: `burst` slots at once at most, else T apart.
     ///
     /// # Errors
     /// [`LimitError`] when the burst is 0 or the numbers are beyond exact time.
     pub fn leaky_bucket(name: impl Into<String>, rate: Rate, burst: u32) -> Result<Self, LimitError> {
-        let algorithm = Algorithm::LeakyBucket(LeakyBucket::new(rate, burst)?);
-        Ok(Self { name: name.into(), algorithm })
+        Ok(Self::new(name, Algorithm::LeakyBucket(LeakyBucket::new(rate, burst)?)))
+    }
+
+    /// A GCRA: the whole cost within the burst, else T apart.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the burst is 0 or the numbers are beyond exact time.
+    pub fn gcra(name: impl Into<String>, rate: Rate, burst: u32) -> Result<Self, LimitError> {
+        Ok(Self::new(name, Algorithm::Gcra(Gcra::new(rate, burst)?)))
+    }
+
+    /// A token bucket of this capacity, refilled at this rate.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the capacity is 0 or the numbers are beyond exact time.
+    pub fn token_bucket(name: impl Into<String>, refill: Rate, capacity: u32) -> Result<Self, LimitError> {
+        Ok(Self::new(name, Algorithm::TokenBucket(TokenBucket::new(refill, capacity)?)))
+    }
+
+    /// A fixed window: `count` units from each multiple of `period` since the Unix epoch to the next.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the count is 0 or more than a rate can be.
+    pub fn fixed_window(name: impl Into<String>, count: u64, period: Duration) -> Result<Self, LimitError> {
+        let edges = Edges::aligned(period, 0)?;
+        Ok(Self::new(name, Algorithm::FixedWindow(Counting::new(count, edges)?)))
+    }
+
+    /// A fixed window that begins with the first unit taken: `count` units in the `period` after it.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the count is 0 or more than a rate can be.
+    pub fn first_hit_window(
+        name: impl Into<String>,
+        count: u64,
+        period: Duration,
+    ) -> Result<Self, LimitError> {
+        let edges = Edges::first_hit(period)?;
+        Ok(Self::new(name, Algorithm::FixedWindow(Counting::new(count, edges)?)))
+    }
+
+    /// A sliding-window counter: `count` units per `period`, estimated by so many buckets.
+    ///
+    /// # Errors
+    /// [`LimitError`]; see [`SlidingWindow::new`].
+    pub fn sliding_window(
+        name: impl Into<String>,
+        count: u64,
+        period: Duration,
+        buckets: u32,
+    ) -> Result<Self, LimitError> {
+        Ok(Self::new(name, Algorithm::SlidingWindow(SlidingWindow::new(count, period, buckets)?)))
+    }
+
+    /// A sliding-window log: `count` units in any `period`, exactly.
+    ///
+    /// # Errors
+    /// [`LimitError`]; see [`SlidingLog::new`].
+    pub fn sliding_log(name: impl Into<String>, count: u64, period: Duration) -> Result<Self, LimitError> {
+        Ok(Self::new(name, Algorithm::SlidingLog(SlidingLog::new(count, period)?)))
+    }
+
+    /// A quota: `count` units in each window that `edges` bound, a calendar's or others.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the count is 0 or more than a rate can be.
+    pub fn quota(name: impl Into<String>, count: u64, edges: Edges) -> Result<Self, LimitError> {
+        Ok(Self::new(name, Algorithm::Quota(Counting::new(count, edges)?)))
+    }
+
+    /// The limit as a policer takes it: a leaky bucket becomes a meter, which refuses what would
+    /// overflow it. All others police as they are.
+    #[must_use]
+    pub fn policing(self) -> Self {
+        match self.algorithm {
+            Algorithm::LeakyBucket(bucket) => Self { algorithm: Algorithm::Gcra(bucket.meter()), ..self },
+            _ => self,
+        }
     }
 
     /// The name: the key of its state.
@@ -74,160 +190,228 @@ impl Limit {
         &self.name
     }
 
+    /// The same limit under another name: with a state of its own.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
     /// The algorithm and its numbers.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The state of a limit that was never used, or is whole again.
-    #[must_use]
-    pub const fn fresh(&self) -> State {
+    /// The pace of a limit of the GCRA family.
+    const fn tat(&self) -> Option<tat::Pace> {
         match self.algorithm {
-            Algorithm::LeakyBucket(_) => State::Tat(Tat::ZERO),
+            Algorithm::LeakyBucket(bucket) => Some(bucket.pace()),
+            Algorithm::Gcra(gcra) => Some(gcra.pace()),
+            Algorithm::TokenBucket(bucket) => Some(bucket.gcra().pace()),
+            _ => None,
         }
     }
 
-    /// The rate that the limit allows in the long run.
+    /// Whether the cost is charged behind: it decides on the next slot, not on its own.
+    const fn is_behind(&self) -> bool {
+        matches!(self.algorithm, Algorithm::LeakyBucket(_))
+    }
+
+    /// The state of a limit that was never used, or is whole again.
+    #[must_use]
+    pub const fn fresh(&self) -> State {
+        let level = match self.algorithm {
+            Algorithm::LeakyBucket(_) | Algorithm::Gcra(_) | Algorithm::TokenBucket(_) => {
+                Level::Tat(Tat::ZERO)
+            }
+            Algorithm::FixedWindow(_) | Algorithm::Quota(_) => {
+                Level::Window(Window { end: Micros(0), used: 0 })
+            }
+            Algorithm::SlidingWindow(window) => {
+                Level::Buckets(Buckets { width: window.width(), counts: Vec::new() })
+            }
+            Algorithm::SlidingLog(_) => Level::Log(Vec::new()),
+        };
+        State { last: Micros(0), level }
+    }
+
+    /// The rate that the limit allows in the long run. A month counts as its longest.
     #[must_use]
     pub const fn rate(&self) -> Rate {
         match self.algorithm {
             Algorithm::LeakyBucket(bucket) => bucket.rate(),
+            Algorithm::Gcra(gcra) => gcra.rate(),
+            Algorithm::TokenBucket(bucket) => bucket.refill(),
+            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.rate(),
+            Algorithm::SlidingWindow(window) => window.rate(),
+            Algorithm::SlidingLog(log) => log.rate(),
         }
     }
 
-    /// The first instant, `now` or later, at which `cost` fits.
+    /// Units that may go at one instant after a rest: the burst, or N.
+    #[must_use]
+    pub const fn burst(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::LeakyBucket(bucket) => bucket.burst() as u64,
+            Algorithm::Gcra(gcra) => gcra.burst() as u64,
+            Algorithm::TokenBucket(bucket) => bucket.capacity() as u64,
+            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.count(),
+            Algorithm::SlidingWindow(window) => window.count(),
+            Algorithm::SlidingLog(log) => log.count(),
+        }
+    }
+
+    /// The highest cost of one job that can ever fit, and is exact.
+    #[must_use]
+    pub fn max_cost(&self) -> u32 {
+        match self.algorithm {
+            Algorithm::LeakyBucket(bucket) => bucket.max_cost(),
+            Algorithm::Gcra(gcra) => gcra.max_cost(),
+            Algorithm::TokenBucket(bucket) => bucket.gcra().max_cost(),
+            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.max_cost(),
+            Algorithm::SlidingWindow(window) => window.max_cost(),
+            Algorithm::SlidingLog(log) => log.max_cost(),
+        }
+    }
+
+    /// The first instant, `now` or later, at which `cost` fits; [`Micros::MAX`] for a cost that never
+    /// does.
     #[must_use]
     pub fn earliest(&self, state: &State, now: Micros, cost: u32) -> Micros {
-        match (self.algorithm, state) {
-            (Algorithm::LeakyBucket(bucket), State::Tat(tat)) => bucket.earliest(*tat, now, cost),
+        if cost > self.max_cost() {
+            return Micros::MAX;
+        }
+        let last = state.last;
+        match (self.algorithm, &state.level) {
+            (Algorithm::LeakyBucket(bucket), Level::Tat(tat)) => bucket.earliest(*tat, now, cost),
+            (Algorithm::Gcra(gcra), Level::Tat(tat)) => gcra.earliest(*tat, now, cost),
+            (Algorithm::TokenBucket(bucket), Level::Tat(tat)) => bucket.gcra().earliest(*tat, now, cost),
+            (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
+                counting.earliest(*window, last, now, cost)
+            }
+            (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
+                window.earliest(buckets, last, now, cost)
+            }
+            (Algorithm::SlidingLog(log), Level::Log(entries)) => log.earliest(entries, last, now, cost),
+            // A state of another algorithm says nothing here: `adopt` replaces it.
+            _ => now.max(last),
         }
     }
 
-    /// The state once `cost` is taken at `at`.
+    /// The state once `cost` is taken at `at`. A cost of 0 takes nothing, and changes nothing.
     #[must_use]
     pub fn commit(&self, state: &State, at: Micros, cost: u32) -> State {
-        match (self.algorithm, state) {
-            (Algorithm::LeakyBucket(bucket), State::Tat(tat)) => State::Tat(bucket.commit(*tat, at, cost)),
+        if cost == 0 {
+            return state.clone();
         }
+        let last = state.last;
+        let level = match (self.algorithm, &state.level) {
+            (Algorithm::LeakyBucket(bucket), Level::Tat(tat)) => Level::Tat(bucket.commit(*tat, at, cost)),
+            (Algorithm::Gcra(gcra), Level::Tat(tat)) => Level::Tat(gcra.commit(*tat, at, cost)),
+            (Algorithm::TokenBucket(bucket), Level::Tat(tat)) => {
+                Level::Tat(bucket.gcra().commit(*tat, at, cost))
+            }
+            (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
+                Level::Window(counting.commit(*window, at, cost))
+            }
+            (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
+                Level::Buckets(window.commit(buckets, last, at, cost))
+            }
+            (Algorithm::SlidingLog(log), Level::Log(entries)) => {
+                Level::Log(log.commit(entries, last, at, cost))
+            }
+            _ => return self.commit(&self.adopt(state.clone()), at, cost),
+        };
+        State { last: at, level }
     }
 
     /// The latest slot at which `cost` can be taken exactly.
     #[must_use]
     pub fn latest(&self, cost: u32) -> Micros {
+        let window = |period: i64| Micros(Micros::MAX.0 - 2 * period - 1);
         match self.algorithm {
             Algorithm::LeakyBucket(bucket) => bucket.latest(cost),
-        }
-    }
-
-    /// A stored state under these numbers: it may have been written under others.
-    #[must_use]
-    pub const fn adopt(&self, state: State) -> State {
-        match (self.algorithm, state) {
-            (Algorithm::LeakyBucket(bucket), State::Tat(tat)) => State::Tat(bucket.adopt(tat)),
-        }
-    }
-
-    /// The highest cost of one job that is exact.
-    #[must_use]
-    pub const fn max_cost(&self) -> u32 {
-        match self.algorithm {
-            Algorithm::LeakyBucket(bucket) => bucket.max_cost(),
-        }
-    }
-}
-
-/// Limits that must all agree: the slot is the latest of their `earliest`, and all commit there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitSet(Vec<Limit>);
-
-impl LimitSet {
-    /// The set of these limits.
-    ///
-    /// # Errors
-    /// [`LimitError`] when there is none, or two have one name.
-    pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
-        if limits.is_empty() {
-            return Err(LimitError::Empty);
-        }
-        for (index, limit) in limits.iter().enumerate() {
-            if limits[..index].iter().any(|other| other.name == limit.name) {
-                return Err(LimitError::SameName(limit.name.clone()));
+            Algorithm::Gcra(gcra) => gcra.pace().latest(cost),
+            Algorithm::TokenBucket(bucket) => bucket.gcra().pace().latest(cost),
+            Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
+                window(counting.edges().longest())
             }
-        }
-        Ok(Self(limits))
-    }
-
-    /// The limits, in the order in which they were given.
-    pub fn iter(&self) -> std::slice::Iter<'_, Limit> {
-        self.0.iter()
-    }
-
-    /// How many there are: at least one.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "never empty")]
-    pub const fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The states of limits that were never used.
-    #[must_use]
-    pub fn fresh(&self) -> Vec<State> {
-        self.iter().map(Limit::fresh).collect()
-    }
-
-    /// The slot of a job: the first instant at which its cost fits every limit.
-    #[must_use]
-    pub fn earliest(&self, states: &[State], now: Micros, cost: u32) -> Micros {
-        let each = self.iter().zip(states).map(|(limit, state)| limit.earliest(state, now, cost));
-        each.max().unwrap_or(now)
-    }
-
-    /// Takes `cost` at `at` from every limit.
-    pub fn commit(&self, states: &mut [State], at: Micros, cost: u32) {
-        for (limit, state) in self.iter().zip(states) {
-            *state = limit.commit(state, at, cost);
+            Algorithm::SlidingWindow(sliding) => window(sliding.width() * (1 + i64::from(sliding.buckets()))),
+            Algorithm::SlidingLog(log) => window(log.period()),
         }
     }
 
-    /// The latest slot at which `cost` can be taken from every limit exactly.
+    /// A stored state under these numbers: it may have been written under others, or by another
+    /// algorithm, of which only the frontier is kept.
     #[must_use]
-    pub fn latest(&self, cost: u32) -> Micros {
-        self.iter().map(|limit| limit.latest(cost)).min().unwrap_or(Micros::MAX)
-    }
-
-    /// Slots for the first jobs of `costs`, as far as `until`; and the first slot beyond it.
-    /// `states` is left as after the last slot.
-    pub fn plan(
-        &self,
-        states: &mut [State],
-        now: Micros,
-        costs: &[u32],
-        until: Micros,
-    ) -> (Vec<Micros>, Option<Micros>) {
-        let mut slots = Vec::with_capacity(costs.len().min(MAX_BATCH));
-        for &cost in costs.iter().take(MAX_BATCH) {
-            let slot = self.earliest(states, now, cost);
-            if slot > until {
-                return (slots, Some(slot));
+    pub fn adopt(&self, state: State) -> State {
+        let State { last, level } = state;
+        let level = match (self.algorithm, level) {
+            (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
+                Level::Window(counting.adopt(window, last))
             }
-            self.commit(states, slot, cost);
-            slots.push(slot);
+            (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
+                Level::Buckets(window.adopt(buckets, last))
+            }
+            (Algorithm::SlidingLog(_), level @ Level::Log(_)) => level,
+            (_, Level::Tat(tat)) => match self.tat() {
+                Some(pace) => Level::Tat(pace.adopt(tat)),
+                None => self.fresh().level,
+            },
+            _ => self.fresh().level,
+        };
+        State { last, level }
+    }
+
+    /// The state on a clock that stepped back by `back` µs since it was written.
+    #[must_use]
+    pub fn step_back(&self, state: State, back: i64) -> State {
+        let State { last, level } = state;
+        let level = match (self.algorithm, level) {
+            (_, Level::Tat(tat)) => Level::Tat(tat.step_back(back)),
+            (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
+                Level::Window(counting.step_back(window, back))
+            }
+            (_, Level::Buckets(buckets)) => Level::Buckets(SlidingWindow::step_back(buckets, back)),
+            (_, Level::Log(log)) => Level::Log(SlidingLog::step_back(log, back)),
+            (_, level @ Level::Window(_)) => level,
+        };
+        self.adopt(State { last: Micros((last.0 - back).max(0)), level })
+    }
+
+    /// When the state equals absence: the limit is whole again.
+    #[must_use]
+    pub fn whole_at(&self, state: &State) -> Micros {
+        match (self.algorithm, &state.level) {
+            (_, Level::Tat(tat)) => tat.at,
+            (_, Level::Window(window)) => window.end.max(state.last),
+            (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
+                SlidingWindow::whole_at(buckets, window.buckets()).max(state.last)
+            }
+            (Algorithm::SlidingLog(log), Level::Log(entries)) => {
+                entries.last().map_or(state.last, |(taken, _)| Micros(taken.0 + log.period())).max(state.last)
+            }
+            _ => state.last,
         }
-        (slots, None)
     }
 
-    /// The slowest rate of the set: what it releases in the long run, at cost 1.
+    /// How the limit stands at `now`: what fits, and when it is whole again.
     #[must_use]
-    pub fn rate(&self) -> Rate {
-        let slowest = self.iter().map(Limit::rate).max_by_key(|rate| rate.interval());
-        // The set is never empty.
-        slowest.unwrap_or_else(|| self.0[0].rate())
-    }
-
-    /// The highest cost of one job that is exact in every limit.
-    #[must_use]
-    pub fn max_cost(&self) -> u32 {
-        self.iter().map(Limit::max_cost).min().unwrap_or(1)
+    pub fn standing(&self, state: &State, now: Micros) -> Standing {
+        let last = state.last;
+        match (self.algorithm, &state.level) {
+            (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
+                counting.standing(*window, last, now)
+            }
+            (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
+                window.standing(buckets, last, now)
+            }
+            (Algorithm::SlidingLog(log), Level::Log(entries)) => log.standing(entries, last, now),
+            (_, Level::Tat(tat)) => match self.tat() {
+                Some(pace) => pace.standing(*tat, now),
+                None => self.standing(&self.fresh(), now),
+            },
+            _ => self.standing(&self.fresh(), now),
+        }
     }
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::reservation::{Grant, Reservation};
 use super::{Core, ReserveError};
+use crate::limit::Costs;
 use crate::store::{MAX_BATCH, Reserve, Reserved, StoreError};
 use crate::time::Micros;
 
@@ -108,7 +109,7 @@ impl Driver {
         let call = Reserve {
             scope: core.scope(&self.key),
             limits: &core.limits,
-            costs: &costs,
+            costs: Costs::Each(&costs),
             ahead: core.max_wait,
             now: None,
             lease: None,
@@ -117,28 +118,25 @@ impl Driver {
         match core.store.reserve(call).await {
             Ok(reserved) => {
                 core.observe(sent, reserved.now, reserved.epoch);
-                self.hand_out(requests, &reserved);
+                self.hand_out(requests, &reserved, Costs::Each(&costs));
             }
             Err(error) => fail(requests, &error),
         }
     }
 
-    fn hand_out(&self, requests: Vec<Request>, reserved: &Reserved) {
+    fn hand_out(&self, requests: Vec<Request>, reserved: &Reserved, costs: Costs<'_>) {
         let core = &self.core;
-        let mut states = reserved.before.clone();
-        let mut slots = reserved.slots.iter();
-        for Request { cost, answer } in requests {
-            let granted = slots.next().and_then(|&slot| {
-                let before = states.clone();
-                core.limits.commit(&mut states, slot, cost);
-                let mapped = core.clock.mapping(slot)?;
-                Some(Reservation::new(core, &self.key, slot, mapped, before, states.clone()))
+        let mut slots = reserved.granted(&core.limits, costs).into_iter();
+        for Request { answer, .. } in requests {
+            let granted = slots.next().and_then(|granted| {
+                let mapped = core.clock.mapping(granted.slot)?;
+                Some(Reservation::new(core, &self.key, granted, mapped))
             });
             let outcome = match granted {
                 Some(reservation) => Ok(Grant::new(reservation)),
                 None => {
                     let latest = reserved.now.plus(core.max_wait);
-                    let retry_after = reserved.refused.unwrap_or(latest).since(latest);
+                    let retry_after = reserved.refused.map_or(latest, |refused| refused.slot).since(latest);
                     Err(ReserveError::QueueFull { retry_after })
                 }
             };

@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Core;
-use crate::limit::State;
-use crate::store::{Cancel, Mapping, StoreError};
+use crate::store::{Cancel, Granted, Mapping, StoreError};
 use crate::time::{Deadline, Micros, nap};
 
 /// A slot that is yours. Dropped, it stays taken; [`Reservation::cancel`] gives it back.
@@ -17,11 +16,9 @@ use crate::time::{Deadline, Micros, nap};
 pub struct Reservation {
     core: Arc<Core>,
     key: String,
-    slot: Micros,
+    granted: Granted,
     /// Where the slot was put when it was granted.
     mapped: Mapping,
-    before: Vec<State>,
-    after: Vec<State>,
 }
 
 /// A long wait asks the store for its clock at least this often ...
@@ -30,21 +27,14 @@ const CHUNK: Duration = Duration::from_secs(600);
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
 impl Reservation {
-    pub(super) fn new(
-        core: &Arc<Core>,
-        key: &str,
-        slot: Micros,
-        mapped: Mapping,
-        before: Vec<State>,
-        after: Vec<State>,
-    ) -> Self {
-        Self { core: Arc::clone(core), key: key.to_owned(), slot, mapped, before, after }
+    pub(super) fn new(core: &Arc<Core>, key: &str, granted: Granted, mapped: Mapping) -> Self {
+        Self { core: Arc::clone(core), key: key.to_owned(), granted, mapped }
     }
 
     /// The instant on the store's clock at which the work may start.
     #[must_use]
     pub const fn slot(&self) -> Micros {
-        self.slot
+        self.granted.slot
     }
 
     /// The slot on the local clock, never early: by then the store's clock has reached it.
@@ -62,7 +52,7 @@ impl Reservation {
 
     /// [`Reservation::deadline`], suspends of this machine included.
     fn hold(&self) -> Deadline {
-        match self.core.clock.mapping(self.slot) {
+        match self.core.clock.mapping(self.granted.slot) {
             Some(mapping) if mapping.generation == self.mapped.generation => mapping.deadline,
             _ => self.mapped.deadline,
         }
@@ -129,7 +119,7 @@ impl Reservation {
     /// After a forward step of the store's clock the slot is the same instant there, and so earlier
     /// here. Says whether it still stands: it does not if it has passed by the step.
     fn follow(&mut self) -> bool {
-        let Some(mapping) = self.core.clock.mapping(self.slot) else { return true };
+        let Some(mapping) = self.core.clock.mapping(self.granted.slot) else { return true };
         if mapping.jumps == self.mapped.jumps {
             return true;
         }
@@ -149,9 +139,10 @@ impl Reservation {
         let call = Cancel {
             scope: self.core.scope(&self.key),
             limits: &self.core.limits,
-            slot: self.slot,
-            before: &self.before,
-            after: &self.after,
+            slot: self.granted.slot,
+            charged: &self.granted.charged,
+            before: &self.granted.before,
+            after: &self.granted.after,
             now: None,
         };
         self.core.store.cancel(call).await

@@ -286,7 +286,7 @@ async fn numbers_and_names_that_cannot_be_are_refused() {
     assert!(matches!(build("billing", 0), Err(BuildError::Limit(LimitError::NoBurst))));
     assert!(matches!(build("", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
     assert!(matches!(build("a{b", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
-    let twice = Limit::leaky_bucket("shaper-0", "1/s".parse().unwrap(), 1).unwrap();
+    let twice = Limit::leaky_bucket("shaper-0", "2/s".parse().unwrap(), 1).unwrap();
     let outcome = Shaper::builder("billing", "1/s".parse().unwrap()).limit(twice).build();
     assert!(matches!(outcome, Err(BuildError::Limit(LimitError::SameName(_)))));
 }

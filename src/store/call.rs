@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Cancel, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, StoreError};
+use super::{Cancel, Check, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, StoreError};
+use crate::limit::{Costs, LimitSet};
 use crate::time::Micros;
 
 impl Scope<'_> {
@@ -30,17 +31,7 @@ impl Reserve<'_> {
         self.scope.check()?;
         check_now(self.now)?;
         self.lease.map_or(Ok(()), check_lease)?;
-        if self.costs.len() > MAX_BATCH {
-            let text = format!("{} jobs in one call; at most {MAX_BATCH} fit", self.costs.len());
-            return Err(StoreError::Invalid(text));
-        }
-        let highest = self.limits.max_cost();
-        match self.costs.iter().find(|&&cost| cost == 0 || cost > highest) {
-            Some(cost) => {
-                Err(StoreError::Invalid(format!("a cost of {cost}; these limits hold 1 to {highest}")))
-            }
-            None => Ok(()),
-        }
+        check_costs(self.limits, self.costs)
     }
 
     /// The latest slot that may be granted at `now`: as far as the caller wants, and exact.
@@ -50,19 +41,55 @@ impl Reserve<'_> {
 
     /// The latest slot at which each of these costs is exact.
     pub(super) fn exact(&self) -> Micros {
-        self.limits.latest(self.costs.iter().copied().max().unwrap_or(1))
+        self.limits.latest(highest(self.costs))
     }
+}
+
+impl Check<'_> {
+    /// # Errors
+    /// [`StoreError::Invalid`] when no store may decide on this call.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.scope.check()?;
+        check_now(self.now)?;
+        check_costs(self.limits, self.costs)
+    }
+}
+
+fn highest(costs: Costs<'_>) -> u32 {
+    let (Costs::Each(all) | Costs::PerLimit(all)) = costs;
+    all.iter().copied().max().unwrap_or(1)
+}
+
+fn check_costs(limits: &LimitSet, costs: Costs<'_>) -> Result<(), StoreError> {
+    if let Costs::PerLimit(all) = costs
+        && all.len() % limits.given() != 0
+    {
+        let text =
+            format!("{} costs; give one per limit and job, {} for each job", all.len(), limits.given());
+        return Err(StoreError::Invalid(text));
+    }
+    let jobs = limits.jobs(costs);
+    if jobs > MAX_BATCH {
+        return Err(StoreError::Invalid(format!("{jobs} jobs in one call; at most {MAX_BATCH} fit")));
+    }
+    if let Some((job, most)) = limits.unfit(costs) {
+        let most: Vec<String> =
+            limits.iter().zip(most).map(|(limit, most)| format!("{most} of `{}`", limit.name())).collect();
+        let text = format!("job {job} of the call costs more than ever fits; at most {}", most.join(", "));
+        return Err(StoreError::Invalid(text));
+    }
+    Ok(())
 }
 
 impl Cancel<'_> {
     /// # Errors
-    /// [`StoreError::Invalid`] when the states are not those of the limits.
+    /// [`StoreError::Invalid`] when the marks are not those of the limits.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
         check_now(self.now)?;
-        let (limits, before, after) = (self.limits.len(), self.before.len(), self.after.len());
-        if before != limits || after != limits {
-            let text = format!("{before} and {after} states for {limits} limits; give one for each");
+        let (limits, given) = (self.limits.len(), [self.before.len(), self.after.len(), self.charged.len()]);
+        if given != [limits; 3] {
+            let text = format!("{given:?} marks and costs for {limits} limits; give one for each");
             return Err(StoreError::Invalid(text));
         }
         Ok(())

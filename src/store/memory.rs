@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{
-    BoxFuture, Cancel, GRACE, LONGEST_LEASE, Lease, Reserve, Reserved, STEP, Scope, Store, StoreError,
+    BoxFuture, Cancel, Check, Checked, GRACE, LONGEST_LEASE, Lease, Reserve, Reserved, STEP, Scope, Store,
+    StoreError, TICK,
 };
-use crate::limit::{Limit, LimitSet, State, Tat};
+use crate::limit::{Charge, Limit, LimitSet, Plan, State};
 use crate::time::{Clock, Micros, SystemClock};
 
 /// Keeps state in memory: exact, and gone with the process.
@@ -23,7 +24,7 @@ pub struct MemoryStore {
 struct Downstream {
     /// When the record began: at least 1, since 0 stands for "none".
     epoch: Micros,
-    /// The highest instant seen on the clock.
+    /// The highest instant seen on the clock, within [`TICK`].
     high: Micros,
     /// How far the clock has stepped back in all, in µs.
     shift: i64,
@@ -34,11 +35,12 @@ struct Downstream {
     crowded: usize,
 }
 
-/// A state, and the shift that it was written under.
-#[derive(Clone, Copy, Debug)]
+/// A state, the shift that it was written under, and when it equals absence on that clock.
+#[derive(Clone, Debug)]
 struct Held {
     state: State,
     shift: i64,
+    whole: Micros,
 }
 
 /// Below this many states nothing is forgotten: looking would cost more than it frees.
@@ -71,27 +73,53 @@ impl MemoryStore {
         downstreams.get_mut(name).map(|downstream| decide(downstream, now))
     }
 
-    fn decide(&self, call: Reserve<'_>) -> Reserved {
+    /// Runs `decide` on the states of the limits under `scope`, and keeps those that it says were taken from.
+    fn decide<T>(
+        &self,
+        scope: Scope<'_>,
+        limits: &LimitSet,
+        explicit: Option<Micros>,
+        decide: impl FnOnce(&mut Downstream, &mut [State], Micros) -> (T, Charge),
+    ) -> T {
         let mut downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        let (key, live) = (call.scope.key, call.now.is_none());
-        let now = call.now.unwrap_or_else(|| self.clock.now());
+        let live = explicit.is_none();
+        let now = explicit.unwrap_or_else(|| self.clock.now());
         let downstream =
-            downstreams.entry(call.scope.downstream.to_owned()).or_insert_with(|| Downstream::new(now));
+            downstreams.entry(scope.downstream.to_owned()).or_insert_with(|| Downstream::new(now));
         if live {
             downstream.follow(now);
             downstream.prune();
         }
         let mut states: Vec<State> =
-            call.limits.iter().map(|limit| downstream.read(limit, key, live)).collect();
-        let before = states.clone();
-        let (slots, refused) = call.limits.plan(&mut states, now, call.costs, call.until(now));
-        if !slots.is_empty() {
-            for (limit, state) in call.limits.iter().zip(states) {
-                downstream.write(limit.name(), key, state, live);
+            limits.iter().map(|limit| downstream.read(limit, scope.key, live)).collect();
+        let (answer, taken) = decide(downstream, &mut states, now);
+        for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
+            if taken.has(place) {
+                downstream.write(limit, scope.key, state, live);
             }
         }
-        let replicas = call.lease.map(|lease| downstream.lease(lease, now));
-        Reserved { now, epoch: downstream.epoch, before, slots, refused, replicas }
+        answer
+    }
+
+    fn reserved(&self, call: Reserve<'_>) -> Reserved {
+        self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
+            let before = call.limits.marks(states);
+            let plan = call.limits.plan(states, now, call.costs, call.until(now));
+            let taken = plan.taken();
+            let Plan { slots, charges, refused } = plan;
+            let next = refused.map_or_else(|| call.limits.earliest(states, now, 1), |refused| refused.slot);
+            let epoch = downstream.epoch;
+            let replicas = call.lease.map(|lease| downstream.lease(lease, now));
+            (Reserved { now, epoch, before, slots, charges, refused, next, replicas }, taken)
+        })
+    }
+
+    fn checked(&self, call: Check<'_>) -> Checked {
+        self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
+            let verdicts = call.limits.police(states, now, call.costs);
+            let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
+            (Checked { now, epoch: downstream.epoch, verdicts }, Charge(taken))
+        })
     }
 
     #[cfg(test)]
@@ -125,8 +153,8 @@ impl Downstream {
         if behind > STEP {
             self.shift += self.high.0 - now.0;
             self.high = now;
-        } else {
-            self.high = self.high.max(now);
+        } else if now.since(self.high) >= TICK {
+            self.high = now;
         }
     }
 
@@ -136,12 +164,29 @@ impl Downstream {
         let (high, shift) = (self.high, self.shift);
         let Some(held) = self.get(limit.name(), key) else { return limit.fresh() };
         if live {
-            held.correct(shift);
-            if held.is_absent(high) {
+            held.correct(limit, shift);
+            if held.whole.plus(GRACE) <= high {
                 return limit.fresh();
             }
         }
-        limit.adopt(held.state)
+        limit.adopt(held.state.clone())
+    }
+
+    /// The states of the limits that a reservation was charged to, without it; none if anything was
+    /// taken after it.
+    fn undone<'a>(&mut self, call: &Cancel<'a>, live: bool) -> Option<Vec<(&'a Limit, State)>> {
+        let (key, shift) = (call.scope.key, self.shift);
+        let marks = call.before.iter().zip(call.after);
+        let mut restored = vec![];
+        for ((limit, (before, after)), &cost) in call.limits.iter().zip(marks).zip(call.charged) {
+            if cost == 0 {
+                continue;
+            }
+            let held = self.get(limit.name(), key).filter(|held| !live || held.shift == shift)?;
+            let state = limit.adopt(held.state.clone());
+            restored.push((limit, limit.undo(&state, (*before, *after), call.slot, cost)?));
+        }
+        (!restored.is_empty()).then_some(restored)
     }
 
     /// Renews a replica's lease, and counts those that live.
@@ -156,15 +201,15 @@ impl Downstream {
         self.states.get_mut(limit)?.get_mut(key)
     }
 
-    fn write(&mut self, limit: &str, key: &str, state: State, live: bool) {
-        let shift = self.shift;
-        if let Some(held) = self.get(limit, key) {
+    fn write(&mut self, limit: &Limit, key: &str, state: State, live: bool) {
+        let (shift, whole) = (self.shift, limit.whole_at(&state));
+        if let Some(held) = self.get(limit.name(), key) {
             // At an explicit instant nothing was corrected, so the state keeps its frame.
-            *held = Held { state, shift: if live { shift } else { held.shift } };
+            *held = Held { state, shift: if live { shift } else { held.shift }, whole };
             return;
         }
-        let keys = self.states.entry(limit.to_owned()).or_default();
-        keys.insert(key.to_owned(), Held { state, shift });
+        let keys = self.states.entry(limit.name().to_owned()).or_default();
+        keys.insert(key.to_owned(), Held { state, shift, whole });
     }
 
     /// Forgets states that are whole again, once there are twice as many as were left last time.
@@ -174,10 +219,8 @@ impl Downstream {
         }
         let (high, shift) = (self.high, self.shift);
         for keys in self.states.values_mut() {
-            keys.retain(|_, held| {
-                held.correct(shift);
-                !held.is_absent(high)
-            });
+            // On the clock that it was written under, which was never behind.
+            keys.retain(|_, held| held.whole.plus(GRACE).0 > high.0 + (shift - held.shift).max(0));
         }
         self.states.retain(|_, keys| !keys.is_empty());
         self.crowded = (2 * self.len()).max(FEW);
@@ -189,18 +232,13 @@ impl Downstream {
 }
 
 impl Held {
-    fn correct(&mut self, shift: i64) {
-        let State::Tat(tat) = &mut self.state;
+    fn correct(&mut self, limit: &Limit, shift: i64) {
         let back = shift - self.shift;
         if back > 0 {
-            *tat = if tat.at.0 < back { Tat::ZERO } else { Tat { at: Micros(tat.at.0 - back), ..*tat } };
+            self.state = limit.step_back(self.state.clone(), back);
             self.shift = shift;
+            self.whole = limit.whole_at(&self.state);
         }
-    }
-
-    fn is_absent(&self, high: Micros) -> bool {
-        let State::Tat(tat) = self.state;
-        tat.at.plus(GRACE) <= high
     }
 }
 
@@ -208,7 +246,14 @@ impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            Ok(self.decide(call))
+            Ok(self.reserved(call))
+        })
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            Ok(self.checked(call))
         })
     }
 
@@ -222,17 +267,11 @@ impl Store for MemoryStore {
                 if stepped || now >= call.slot {
                     return false;
                 }
-                let shift = downstream.shift;
-                let tail = call.limits.iter().zip(call.after).all(|(limit, after)| {
-                    let held = downstream.get(limit.name(), key);
-                    held.is_some_and(|held| held.state == *after && (!live || held.shift == shift))
-                });
-                if tail {
-                    for (limit, before) in call.limits.iter().zip(call.before) {
-                        downstream.write(limit.name(), key, *before, live);
-                    }
+                let Some(restored) = downstream.undone(&call, live) else { return false };
+                for (limit, state) in restored {
+                    downstream.write(limit, key, state, live);
                 }
-                tail
+                true
             });
             Ok(given.unwrap_or(false))
         })

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::limit::{LimitSet, State};
+use crate::limit::{Charge, Costs, LimitSet, Mark, Refusal, Verdict};
 use crate::time::Micros;
 
 mod call;
@@ -25,6 +25,8 @@ pub use redis::{Options as RedisOptions, RedisStore};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
 const STEP: Duration = Duration::from_millis(100);
+/// The highest instant seen is written down when it has risen by as much: not with every call.
+const TICK: Duration = Duration::from_millis(25);
 /// The longest [`Lease`].
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// How long a state is kept once it equals absence.
@@ -50,7 +52,7 @@ pub struct Reserve<'a> {
     /// The limits, all of which must agree.
     pub limits: &'a LimitSet,
     /// What each job costs, in the order in which they take their slots.
-    pub costs: &'a [u32],
+    pub costs: Costs<'a>,
     /// How far after the store's now a slot may lie; a job whose slot lies further gets none.
     pub ahead: Duration,
     /// An instant to decide at instead of the store's clock (vectors, tests): then nothing is
@@ -76,17 +78,75 @@ pub struct Reserved {
     pub now: Micros,
     /// When the store's record of the downstream began; another value means that state was lost.
     pub epoch: Micros,
-    /// The state of each limit before the first slot was taken.
-    pub before: Vec<State>,
+    /// The mark of each limit before the first slot was taken.
+    pub before: Vec<Mark>,
     /// The slots granted, one per job, in the order of [`Reserve::costs`].
     pub slots: Vec<Micros>,
+    /// Which limits each of those jobs was charged to.
+    pub charges: Vec<Charge>,
     /// The first slot that was not granted, when there are fewer slots than jobs.
-    pub refused: Option<Micros>,
+    pub refused: Option<Refusal>,
+    /// The first slot of a job of cost 1 after those granted, as far as this call knows.
+    pub next: Micros,
     /// The replicas of the downstream that live, the caller among them; `None` without a lease.
     pub replicas: Option<u32>,
 }
 
-/// A reservation to give back: its slot and the states before and after it was taken.
+/// A granted slot, and what giving it back needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The slot.
+    pub slot: Micros,
+    /// What each limit was charged; 0: nothing.
+    pub charged: Vec<u32>,
+    /// The mark of each limit before it was taken.
+    pub before: Vec<Mark>,
+    /// The mark of each limit after it was taken.
+    pub after: Vec<Mark>,
+}
+
+impl Reserved {
+    /// The slots granted, with what giving them back needs. `limits` and `costs` are the call's.
+    #[must_use]
+    pub fn granted(&self, limits: &LimitSet, costs: Costs<'_>) -> Vec<Granted> {
+        let mut marks = self.before.clone();
+        let grants = self.slots.iter().zip(&self.charges).zip(limits.rows(costs));
+        let grant = |((&slot, &charge), row): ((&Micros, &Charge), _)| {
+            let charged = limits.charged(&row, charge);
+            let after = limits.marks_after(&marks, slot, &charged);
+            let before = std::mem::replace(&mut marks, after.clone());
+            Granted { slot, charged, before, after }
+        };
+        grants.map(grant).collect()
+    }
+}
+
+/// One call that asks whether up to [`MAX_BATCH`] jobs fit now, and takes those that do.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// Whose limits.
+    pub scope: Scope<'a>,
+    /// The limits.
+    pub limits: &'a LimitSet,
+    /// What each job costs. Those that do not fit take nothing, and hinder no other. One that costs
+    /// nothing only looks.
+    pub costs: Costs<'a>,
+    /// As in [`Reserve::now`].
+    pub now: Option<Micros>,
+}
+
+/// The answer to [`Check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// The store's clock when it decided.
+    pub now: Micros,
+    /// As in [`Reserved::epoch`].
+    pub epoch: Micros,
+    /// One for each job.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// A reservation to give back: its slot and the marks before and after it was taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Cancel<'a> {
     /// Whose limits.
@@ -95,10 +155,12 @@ pub struct Cancel<'a> {
     pub limits: &'a LimitSet,
     /// The slot.
     pub slot: Micros,
-    /// The states before the slot was taken.
-    pub before: &'a [State],
-    /// The states after it was taken.
-    pub after: &'a [State],
+    /// As in [`Granted::charged`].
+    pub charged: &'a [u32],
+    /// As in [`Granted::before`].
+    pub before: &'a [Mark],
+    /// As in [`Granted::after`].
+    pub after: &'a [Mark],
     /// As in [`Reserve::now`].
     pub now: Option<Micros>,
 }
@@ -112,6 +174,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Not cancel safe: slots granted to a dropped future are lost (never taken twice). It is not
     /// retried either, since a reply may be lost after the slots were taken.
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>>;
+
+    /// Asks in one round trip whether jobs fit now, and takes those that do. A denial consumes nothing.
+    ///
+    /// Not cancel safe: what was taken for a dropped future stays taken. Not retried, as
+    /// [`Store::reserve`] is not.
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>>;
 
     /// Gives a slot back if it lies ahead and nobody took a later one; says whether it did.
     ///
@@ -132,6 +200,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         (**self).reserve(call)
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        (**self).check(call)
     }
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {

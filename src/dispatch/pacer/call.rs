@@ -8,9 +8,8 @@ use tokio::time::Instant;
 
 use crate::dispatch::Options;
 use crate::dispatch::lane::Entry;
-use crate::limit::LimitSet;
+use crate::limit::Costs;
 use crate::store::{BoxFuture, Lease, Reserve, Reserved, Scope, Store, StoreError};
-use crate::time::Micros;
 
 /// A call to the store, and the jobs that it asks for.
 pub(super) struct Call {
@@ -21,7 +20,6 @@ pub(super) struct Call {
 pub(super) struct Reply {
     pub(super) sent: Instant,
     pub(super) received: Instant,
-    pub(super) costs: Vec<u32>,
     pub(super) answer: Result<Reserved, StoreError>,
 }
 
@@ -44,18 +42,7 @@ pub(super) async fn reserve(
     let scope = Scope { downstream: &options.downstream, key: "" };
     let (limits, ahead) = (&options.limits, options.horizon);
     let sent = Instant::now();
-    let answer = store.reserve(Reserve { scope, limits, costs: &costs, ahead, now: None, lease }).await;
-    Reply { sent, received: Instant::now(), costs, answer }
-}
-
-/// The first slot that is free after an answer, as far as it tells.
-pub(super) fn next_slot(limits: &LimitSet, answer: &Reserved, costs: &[u32]) -> Micros {
-    if let Some(refused) = answer.refused {
-        return refused;
-    }
-    let mut states = answer.before.clone();
-    for (&slot, &cost) in answer.slots.iter().zip(costs) {
-        limits.commit(&mut states, slot, cost);
-    }
-    limits.earliest(&states, answer.now, 1)
+    let costs = Costs::Each(&costs);
+    let answer = store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease }).await;
+    Reply { sent, received: Instant::now(), answer }
 }

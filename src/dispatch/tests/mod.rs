@@ -106,9 +106,16 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
     bench.sink.arrived(3).await;
     let limits = bench.options.limits.clone();
     let scope = Scope { downstream: "billing", key: "" };
-    let call = Reserve { scope, limits: &limits, costs: &[1], ahead: Duration::ZERO, now: None, lease: None };
+    let call = Reserve {
+        scope,
+        limits: &limits,
+        costs: crate::limit::Costs::Each(&[1]),
+        ahead: Duration::ZERO,
+        now: None,
+        lease: None,
+    };
     let next = bench.store.inner.reserve(call).await.unwrap();
-    assert_eq!(next.refused, Some(next.now.plus(Duration::from_millis(280))), "all 30 hold a slot");
+    assert_eq!(next.next, next.now.plus(Duration::from_millis(280)), "all 30 hold a slot");
     suspend(MINUTES);
     let awake = bench.store.inner.ping().await.unwrap();
     assert_eq!(awake.since(next.now), MINUTES);

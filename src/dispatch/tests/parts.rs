@@ -20,7 +20,9 @@ use crate::dispatch::{
 use crate::job::{Job, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
-use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
+use crate::store::{
+    BoxFuture, Cancel, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store, StoreError,
+};
 use crate::time::{Deadline, Micros};
 
 /// A `reply_to` that takes no message.
@@ -208,18 +210,33 @@ impl FlakyStore {
     pub(super) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
         Self { inner, distance, away: AtomicBool::new(false), calls: AtomicUsize::new(0) }
     }
+
+    /// One call more: counted, and failed while the store is away.
+    fn enter(&self) -> Result<(), StoreError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) {
+            return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
+        }
+        Ok(())
+    }
 }
 
 impl Store for FlakyStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        if self.away.load(Ordering::SeqCst) {
-            let error = StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() };
-            return Box::pin(std::future::ready(Err(error)));
-        }
         Box::pin(async move {
+            self.enter()?;
             tokio::time::sleep(self.distance).await;
             let answer = self.inner.reserve(call).await;
+            tokio::time::sleep(self.distance).await;
+            answer
+        })
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        Box::pin(async move {
+            self.enter()?;
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner.check(call).await;
             tokio::time::sleep(self.distance).await;
             answer
         })

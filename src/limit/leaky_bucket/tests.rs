@@ -3,6 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::limit::MAX_BATCH;
 
 const TODAY: i64 = 1_760_000_000_000_000;
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::limit::LimitSet;
-use crate::store::{BoxFuture, Cancel, MemoryStore, Reserve, Reserved, Scope, Store, StoreError};
+use crate::store::{
+    BoxFuture, Cancel, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store, StoreError,
+};
 use crate::time::{Clock, Micros, SystemClock};
 
 /// A clock that runs with tokio's time and can be stepped.
@@ -88,6 +90,17 @@ impl Bench {
         *self.failure.lock().unwrap() = error;
     }
 
+    /// One call more: counted, held at the gate, failed if the test wants it.
+    async fn enter(&self) -> Result<(), StoreError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.arrived.add_permits(1);
+        self.gate.acquire().await.unwrap().forget();
+        let taken = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(taken.is_err(), "as the test wants it");
+        let failure = self.failure.lock().unwrap().clone();
+        failure.map_or(Ok(()), Err)
+    }
+
     pub(super) fn delay(&self, there: Duration, back: Duration) {
         *self.latency.lock().unwrap() = (there, back);
     }
@@ -96,19 +109,21 @@ impl Bench {
 impl Store for Bench {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
-            self.calls.fetch_add(1, Ordering::SeqCst);
-            self.arrived.add_permits(1);
-            self.gate.acquire().await.unwrap().forget();
-            let taken =
-                self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-            assert!(taken.is_err(), "as the test wants it");
-            let failure = self.failure.lock().unwrap().clone();
-            if let Some(error) = failure {
-                return Err(error);
-            }
+            self.enter().await?;
             let (there, back) = *self.latency.lock().unwrap();
             tokio::time::sleep(there).await;
             let answer = self.memory.reserve(call).await;
+            tokio::time::sleep(back).await;
+            answer
+        })
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        Box::pin(async move {
+            self.enter().await?;
+            let (there, back) = *self.latency.lock().unwrap();
+            tokio::time::sleep(there).await;
+            let answer = self.memory.check(call).await;
             tokio::time::sleep(back).await;
             answer
         })

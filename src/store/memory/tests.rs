@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::limit::{Costs, Refusal};
 use crate::rate::Rate;
 use crate::time::ManualClock;
 
@@ -27,7 +28,7 @@ impl Bench {
         let call = Reserve {
             scope: Scope { downstream: "d", key },
             limits: &self.limits,
-            costs,
+            costs: Costs::Each(costs),
             ahead: Duration::from_millis(ahead_ms),
             now: None,
             lease: None,
@@ -39,7 +40,7 @@ impl Bench {
     async fn slots(&self, at_ms: i64, jobs: usize, ahead_ms: u64) -> (Vec<i64>, Option<i64>) {
         let answer = self.reserve("", START + at_ms * MS, &vec![1; jobs], ahead_ms).await;
         let since = |slot: &Micros| (slot.0 - START) / MS;
-        (answer.slots.iter().map(since).collect(), answer.refused.as_ref().map(since))
+        (answer.slots.iter().map(since).collect(), answer.refused.map(|refused| since(&refused.slot)))
     }
 }
 
@@ -82,14 +83,14 @@ async fn at_an_explicit_instant_nothing_is_rebased() {
     let at = |ms: i64| Reserve {
         scope,
         limits: &bench.limits,
-        costs: &[1],
+        costs: Costs::Each(&[1]),
         ahead: Duration::ZERO,
         now: Some(Micros(ms * MS)),
         lease: None,
     };
     assert_eq!(bench.store.reserve(at(10_000)).await.unwrap().slots, [Micros(10_000 * MS)]);
     let back = bench.store.reserve(at(1000)).await.unwrap();
-    assert_eq!((back.slots, back.refused), (vec![], Some(Micros(10_100 * MS))));
+    assert_eq!((back.slots, back.refused), (vec![], Some(Refusal { slot: Micros(10_100 * MS), limit: 0 })));
     assert_eq!(bench.store.reserve(at(10_100)).await.unwrap().slots, [Micros(10_100 * MS)]);
 }
 
@@ -97,26 +98,25 @@ async fn at_an_explicit_instant_nothing_is_rebased() {
 async fn only_the_tail_can_be_given_back() {
     let bench = Bench::new(1);
     let first = bench.reserve("", START, &[1, 1], 1000).await;
-    let mut states = first.before.clone();
-    let (_, _) = bench.limits.plan(&mut states, first.now, &[1], first.slots[1]);
-    let (between, mut after) = (states.clone(), states);
-    bench.limits.commit(&mut after, first.slots[1], 1);
+    let granted = first.granted(&bench.limits, Costs::Each(&[1, 1]));
+    let (between, after) = (&granted[0].after, &granted[1].after);
     let cancel = |slot, before, after| {
         bench.store.cancel(Cancel {
             scope: Scope { downstream: "d", key: "" },
             limits: &bench.limits,
             slot,
+            charged: &[1],
             before,
             after,
             now: None,
         })
     };
-    assert!(!cancel(first.slots[0], &first.before, &between).await.unwrap(), "not the tail, not ahead");
-    assert!(cancel(first.slots[1], &between, &after).await.unwrap());
-    assert!(!cancel(first.slots[1], &between, &after).await.unwrap(), "only once");
+    assert!(!cancel(first.slots[0], &first.before, between).await.unwrap(), "not the tail, not ahead");
+    assert!(cancel(first.slots[1], between, after).await.unwrap());
+    assert!(!cancel(first.slots[1], between, after).await.unwrap(), "only once");
     assert_eq!(bench.slots(50, 1, 1000).await, (vec![100], None), "it can be taken again");
     bench.clock.set(Micros(START + 100 * MS));
-    assert!(!cancel(first.slots[1], &between, &after).await.unwrap(), "not once it is due");
+    assert!(!cancel(first.slots[1], between, after).await.unwrap(), "not once it is due");
 }
 
 #[tokio::test]
@@ -154,13 +154,13 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let bench = Bench::new(1);
     let scope = Scope { downstream: "d", key: "" };
     let call = |costs, downstream, now| {
+        let costs = Costs::Each(costs);
         let scope = Scope { downstream, ..scope };
         let ahead = Duration::ZERO;
         bench.store.reserve(Reserve { scope, limits: &bench.limits, costs, ahead, now, lease: None })
     };
     let too_many = vec![1; MAX + 1];
     for (costs, name, now) in [
-        (&[0_u32][..], "d", None),
         (&too_many[..], "d", None),
         (&[1][..], "", None),
         (&[1][..], "a}b", None),
@@ -172,14 +172,20 @@ async fn calls_that_cannot_be_exact_are_refused() {
         );
     }
     let far = call(&[1], "far", Some(Micros::MAX)).await.unwrap();
-    assert_eq!((far.slots, far.refused), (vec![], Some(Micros::MAX)), "no slot beyond what is exact");
+    assert_eq!(
+        (far.slots, far.refused.map(|refused| refused.slot)),
+        (vec![], Some(Micros::MAX)),
+        "no slot beyond what is exact"
+    );
 
     let daily = Limit::leaky_bucket("daily", Rate::new(1, Duration::from_secs(86_400)).unwrap(), 1).unwrap();
     let limits = LimitSet::new(vec![daily]).unwrap();
     let ahead = Duration::ZERO;
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
-    let call =
-        |costs| bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None });
+    let call = |costs| {
+        let costs = Costs::Each(costs);
+        bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None })
+    };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
 }

@@ -15,7 +15,7 @@ use redis::{
 };
 use tokio::sync::Mutex;
 
-use super::scripts::SOURCES;
+use super::scripts::sources;
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -183,7 +183,7 @@ impl Link {
         // All in one round trip: a far server's must fit into the time for connecting.
         let mut opening = redis::pipe();
         opening.cmd("INFO").arg("server").cmd("INFO").arg("memory");
-        for source in SOURCES {
+        for source in sources() {
             opening.cmd("SCRIPT").arg("LOAD").arg(source);
         }
         let answers = opening.ignore_errors().query_async(&mut connection).await;

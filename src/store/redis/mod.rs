@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use redis::ScriptInvocation;
 
-use super::{BoxFuture, Cancel, Reserve, Reserved, Scope, Store, StoreError};
+use super::{BoxFuture, Cancel, Check, Checked, Reserve, Reserved, Scope, Store, StoreError};
 use crate::limit::LimitSet;
-use crate::time::{Clock, Micros};
+use crate::time::{Clock, Micros, wall_now};
 use link::Link;
-use scripts::{Now, Scripts};
+use scripts::{Ask, Now, ReserveReply, Scripts};
 
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,9 @@ impl Default for Options {
         Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }
     }
 }
+
+/// How often the edges of a calendar are sent: the worker's clock may be far off once.
+const MISSED: usize = 4;
 
 /// Keeps state in Redis (6.2 or later), shared by all who connect to it.
 ///
@@ -107,6 +110,36 @@ impl RedisStore {
         }
     }
 
+    /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
+    fn edges(&self, explicit: Option<Micros>) -> Micros {
+        explicit.unwrap_or_else(|| self.clock.as_ref().map_or_else(wall_now, |clock| clock.now()))
+    }
+
+    /// One call of the script, and another one for each time that it misses the edges of a calendar.
+    async fn ask(
+        &self,
+        scope: Scope<'_>,
+        mut ask: Ask<'_>,
+        now: Option<Micros>,
+    ) -> Result<ReserveReply, StoreError> {
+        let peer = self.link.peer().await?;
+        for _ in 0..MISSED {
+            let known = self.known(scope.downstream);
+            let mut invocation = self.scripts.reserve(&ask, self.now(now), known, peer.run());
+            self.declare(&mut invocation, scope, ask.limits);
+            if ask.lease.is_some() {
+                invocation.key(keys::replicas(&self.prefix, scope));
+            }
+            let reply = self.link.invoke(&peer, &invocation).await?;
+            match scripts::missed(&reply) {
+                Some(at) => ask.edges = at,
+                None => return Ok(reply),
+            }
+        }
+        let detail = "it asks for the edges of a calendar again and again; is its clock right?";
+        Err(self.link.unexpected(detail.to_owned()))
+    }
+
     /// Puts the keys of `scope` and `limits` in front of a script's arguments.
     fn declare(&self, invocation: &mut ScriptInvocation<'_>, scope: Scope<'_>, limits: &LimitSet) {
         invocation.key(keys::record(&self.prefix, scope));
@@ -127,17 +160,38 @@ impl Store for RedisStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let peer = self.link.peer().await?;
-            let known = self.known(call.scope.downstream);
-            let mut invocation = self.scripts.reserve(&call, self.now(call.now), known, peer.run());
-            self.declare(&mut invocation, call.scope, call.limits);
-            if call.lease.is_some() {
-                invocation.key(keys::replicas(&self.prefix, call.scope));
-            }
-            let reply = self.link.invoke(&peer, &invocation).await?;
-            let reserved = scripts::reserved(&call, reply).map_err(|detail| self.link.unexpected(detail))?;
+            let ask = Ask {
+                limits: call.limits,
+                costs: call.costs,
+                ahead: call.ahead,
+                exact: call.exact(),
+                lease: call.lease,
+                police: false,
+                edges: self.edges(call.now),
+            };
+            let reply = self.ask(call.scope, ask, call.now).await?;
+            let reserved = scripts::reserved(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
             self.remember(call.scope.downstream, reserved.epoch);
             Ok(reserved)
+        })
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        Box::pin(async move {
+            call.check()?;
+            let ask = Ask {
+                limits: call.limits,
+                costs: call.costs,
+                ahead: Duration::ZERO,
+                exact: Micros::MAX,
+                lease: None,
+                police: true,
+                edges: self.edges(call.now),
+            };
+            let reply = self.ask(call.scope, ask, call.now).await?;
+            let checked = scripts::checked(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
+            self.remember(call.scope.downstream, checked.epoch);
+            Ok(checked)
         })
     }
 

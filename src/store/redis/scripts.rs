@@ -4,13 +4,19 @@ use std::time::Duration;
 
 use redis::{Script, ScriptInvocation};
 
-use crate::limit::{Algorithm, LimitSet, State, Tat};
-use crate::store::{Cancel, Reserve, Reserved};
+use crate::limit::{
+    Algorithm, Calendar, Charge, Combine, Costs, Counting, Edges, Limit, LimitSet, Mark, Plan, Refusal,
+    Standing, State, Verdict,
+};
+use crate::rate::Rate;
+use crate::store::{Cancel, Check, Checked, Lease, Reserve, Reserved};
 use crate::time::Micros;
 
 /// All scripts, each with the shared part in front.
 #[derive(Debug)]
 pub(super) struct Scripts {
+    /// Reserve, for sets of the GCRA family alone: the others need not be read.
+    tat: Script,
     reserve: Script,
     cancel: Script,
     reset: Script,
@@ -28,41 +34,41 @@ pub(super) enum Now {
 }
 
 /// The answer of `reserve.lua`, as its head describes it.
-pub(super) type ReserveReply = (i64, i64, i64, i64, Vec<i64>, u32);
+pub(super) type ReserveReply = (i64, i64, u32, usize, i64, usize, i64, Vec<i64>, Vec<i64>);
 
 /// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
 
-pub(super) const SOURCES: [&str; 3] = [
-    concat!(include_str!("lua/lib.lua"), include_str!("lua/reserve.lua")),
-    concat!(include_str!("lua/lib.lua"), include_str!("lua/cancel.lua")),
-    concat!(include_str!("lua/lib.lua"), include_str!("lua/reset.lua")),
-];
+/// How far the worker's clock may be off before edges of calendars are sent twice.
+const SLACK: Duration = Duration::from_secs(60);
+
+const LIB: &str = concat!(include_str!("lua/lib.lua"), include_str!("lua/tat.lua"));
+const WINDOWS: &str = include_str!("lua/windows.lua");
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [reserve, cancel, reset] = SOURCES.map(Script::new);
-        Self { reserve, cancel, reset }
+        let [tat, reserve, cancel, reset] = sources().map(|source| Script::new(&source));
+        Self { tat, reserve, cancel, reset }
     }
 
-    pub(super) fn reserve(
-        &self,
-        call: &Reserve<'_>,
-        now: Now,
-        known: Micros,
-        run: &str,
-    ) -> ScriptInvocation<'_> {
-        let mut invocation = self.reserve.prepare_invoke();
+    pub(super) fn reserve(&self, ask: &Ask<'_>, now: Now, known: Micros, run: &str) -> ScriptInvocation<'_> {
+        let derived = ask.limits.is_tat();
+        let script = if derived { &self.tat } else { &self.reserve };
+        let mut invocation = script.prepare_invoke();
         tell_now(&mut invocation, now);
         invocation.arg(known.0).arg(run);
-        let ahead = Micros(0).plus(call.ahead);
-        invocation.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(call.exact().0);
-        let (replica, ttl) = call.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
+        let ahead = Micros(0).plus(ask.ahead);
+        invocation.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(ask.exact.0);
+        let (replica, ttl) = ask.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
         invocation.arg(replica).arg(Micros(0).plus(ttl).0);
-        tell_limits(&mut invocation, call.limits);
-        for run in call.costs.chunk_by(|a, b| a == b) {
-            invocation.arg(run[0]).arg(run.len());
-        }
+        invocation.arg(match ask.limits.combine() {
+            Combine::All => "all",
+            Combine::Any => "any",
+            Combine::OneOf => "one",
+        });
+        invocation.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived));
+        tell_limits(&mut invocation, ask.limits, Some(ask));
+        tell_costs(&mut invocation, ask, derived);
         invocation
     }
 
@@ -70,10 +76,12 @@ impl Scripts {
         let mut invocation = self.cancel.prepare_invoke();
         tell_now(&mut invocation, now);
         invocation.arg(call.slot.0);
-        tell_limits(&mut invocation, call.limits);
-        for (before, after) in call.before.iter().zip(call.after) {
-            let (State::Tat(before), State::Tat(after)) = (before, after);
-            invocation.arg(before.at.0).arg(before.rem).arg(after.at.0).arg(after.rem);
+        tell_limits(&mut invocation, call.limits, None);
+        for ((before, after), cost) in call.before.iter().zip(call.after).zip(call.charged) {
+            invocation.arg(cost);
+            for number in [before.numbers(), after.numbers()].as_flattened() {
+                invocation.arg(number);
+            }
         }
         invocation
     }
@@ -81,9 +89,35 @@ impl Scripts {
     pub(super) fn reset(&self, limits: &LimitSet, now: Now) -> ScriptInvocation<'_> {
         let mut invocation = self.reset.prepare_invoke();
         tell_now(&mut invocation, now);
-        tell_limits(&mut invocation, limits);
+        tell_limits(&mut invocation, limits, None);
         invocation
     }
+}
+
+/// The scripts: reserve for the GCRA family alone and for all, cancel, reset.
+pub(super) fn sources() -> [String; 4] {
+    let all = |main| format!("{LIB}{WINDOWS}{main}");
+    let reserve = include_str!("lua/reserve.lua");
+    [
+        format!("{LIB}{reserve}"),
+        all(reserve),
+        all(include_str!("lua/cancel.lua")),
+        all(include_str!("lua/reset.lua")),
+    ]
+}
+
+/// What [`Store::reserve`](crate::Store::reserve) and [`Store::check`](crate::Store::check) ask, as the
+/// script takes it.
+pub(super) struct Ask<'a> {
+    pub(super) limits: &'a LimitSet,
+    pub(super) costs: Costs<'a>,
+    pub(super) ahead: Duration,
+    /// The latest slot that is exact.
+    pub(super) exact: Micros,
+    pub(super) lease: Option<Lease<'a>>,
+    pub(super) police: bool,
+    /// Where the edges of calendars are sent from.
+    pub(super) edges: Micros,
 }
 
 fn tell_now(invocation: &mut ScriptInvocation<'_>, now: Now) {
@@ -94,40 +128,202 @@ fn tell_now(invocation: &mut ScriptInvocation<'_>, now: Now) {
     };
 }
 
-fn tell_limits(invocation: &mut ScriptInvocation<'_>, limits: &LimitSet) {
+fn tell_limits(invocation: &mut ScriptInvocation<'_>, limits: &LimitSet, ask: Option<&Ask<'_>>) {
     invocation.arg(limits.len());
     for limit in limits.iter() {
-        let Algorithm::LeakyBucket(bucket) = limit.algorithm();
-        let rate = bucket.rate();
-        invocation.arg(rate.count()).arg(rate.period_micros()).arg(bucket.burst());
+        match limit.algorithm() {
+            Algorithm::LeakyBucket(bucket) => tell_pace(invocation, "t", bucket.rate(), bucket.burst()),
+            Algorithm::Gcra(gcra) => tell_pace(invocation, "g", gcra.rate(), gcra.burst()),
+            Algorithm::TokenBucket(bucket) => {
+                tell_pace(invocation, "g", bucket.refill(), bucket.capacity());
+            }
+            Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
+                tell_window(invocation, counting, ask);
+            }
+            Algorithm::SlidingWindow(window) => {
+                invocation.arg("c").arg(window.count()).arg(window.width()).arg(window.buckets());
+            }
+            Algorithm::SlidingLog(log) => {
+                invocation.arg("l").arg(log.count()).arg(log.period());
+            }
+        }
     }
 }
 
-/// Derives each slot with the kernel, from the state before the first and the number granted.
+fn tell_pace(invocation: &mut ScriptInvocation<'_>, letter: &str, rate: Rate, burst: u32) {
+    invocation.arg(letter).arg(rate.count()).arg(rate.period_micros()).arg(burst);
+}
+
+fn tell_window(invocation: &mut ScriptInvocation<'_>, counting: Counting, ask: Option<&Ask<'_>>) {
+    let count = counting.count();
+    match counting.edges() {
+        Edges::Aligned { period, offset } => {
+            invocation.arg("w").arg(count).arg(period).arg(offset);
+        }
+        Edges::FirstHit { period } => {
+            invocation.arg("f").arg(count).arg(period);
+        }
+        Edges::Calendar(calendar) => {
+            let edges = ask.map(|ask| ask.edges(calendar)).unwrap_or_default();
+            invocation.arg("q").arg(count).arg(calendar.longest()).arg(edges.len());
+            for edge in edges {
+                invocation.arg(edge.0);
+            }
+        }
+    }
+}
+
+fn tell_costs(invocation: &mut ScriptInvocation<'_>, ask: &Ask<'_>, derived: bool) {
+    let limits = ask.limits;
+    let width = if matches!(ask.costs, Costs::Each(_)) && limits.is_plain() { 1 } else { limits.len() };
+    invocation.arg(width);
+    if !derived {
+        for unit in &limits.unit()[..limits.len()] {
+            invocation.arg(unit);
+        }
+    }
+    let mut rows = limits.rows(ask.costs).peekable();
+    while let Some(row) = rows.next() {
+        let mut jobs = 1;
+        while rows.next_if_eq(&row).is_some() {
+            jobs += 1;
+        }
+        for cost in &row[..width] {
+            invocation.arg(cost);
+        }
+        invocation.arg(jobs);
+    }
+}
+
+impl Ask<'_> {
+    /// A calendar's edges: the last one up to where they are sent from, and those that slots of this call
+    /// may reach.
+    fn edges(&self, calendar: Calendar) -> Vec<Micros> {
+        let until = self.edges.plus(self.ahead).plus(SLACK);
+        let most = self.limits.jobs(self.costs) + 3;
+        let mut edges = vec![calendar.current(self.edges)];
+        while edges.len() < most || edges.len() < 3 {
+            let next = calendar.next(edges[edges.len() - 1]);
+            edges.push(next);
+            if next > until {
+                break;
+            }
+        }
+        edges
+    }
+}
+
+/// What an answer says, beyond the outcomes.
+pub(super) struct Heard {
+    pub(super) now: Micros,
+    pub(super) epoch: Micros,
+    before: Vec<Mark>,
+}
+
+/// Reads the answer.
+///
+/// # Errors
+/// What is wrong with it.
+fn heard(limits: &LimitSet, reply: &ReserveReply) -> Result<Heard, String> {
+    let (now, epoch, .., before, _) = reply;
+    let (marks, rest) = before.as_chunks::<3>();
+    if marks.len() != limits.len() || !rest.is_empty() {
+        return Err(format!("{} numbers of marks for {} limits", before.len(), limits.len()));
+    }
+    let mark = |(limit, numbers): (&Limit, &[i64; 3])| {
+        limit.mark_of(*numbers).ok_or_else(|| format!("the mark {numbers:?} of `{}`", limit.name()))
+    };
+    let before = limits.iter().zip(marks).map(mark).collect::<Result<_, _>>()?;
+    Ok(Heard { now: Micros(*now), epoch: Micros(*epoch), before })
+}
+
+/// All states of the GCRA family, which are their marks.
+fn states(limits: &LimitSet, marks: &[Mark]) -> Vec<State> {
+    let state = |(limit, mark): (&Limit, &Mark)| limit.state_of(*mark).unwrap_or_else(|| limit.fresh());
+    limits.iter().zip(marks).map(state).collect()
+}
+
+/// The instant to send edges of calendars for, where the script missed one.
+pub(super) fn missed(reply: &ReserveReply) -> Option<Micros> {
+    (reply.1 == -1).then_some(Micros(reply.0))
+}
+
+/// The slots of an answer. Those of the GCRA family are derived with the kernel, from the states before
+/// the first and the number granted.
 ///
 /// # Errors
 /// What is wrong with the answer.
-pub(super) fn reserved(call: &Reserve<'_>, reply: ReserveReply) -> Result<Reserved, String> {
-    let (now, epoch, granted, refused, before, replicas) = reply;
-    let now = Micros(now);
-    let tats = before.chunks_exact(2).map(|tat| {
-        let rem = u64::try_from(tat[1]).map_err(|_| format!("the remainder {}", tat[1]))?;
-        Ok(State::Tat(Tat { at: Micros(tat[0]), rem }))
-    });
-    let before = tats.collect::<Result<Vec<_>, String>>()?;
-    if before.len() != call.limits.len() {
-        return Err(format!("{} states for {} limits", before.len(), call.limits.len()));
+pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reserved, String> {
+    let limits = call.limits;
+    let Heard { now, epoch, before } = heard(limits, reply)?;
+    let &(_, _, replicas, granted, refused, limit, next, _, ref outcomes) = reply;
+    let replicas = call.lease.map(|_| replicas);
+    let refused = (refused >= 0).then_some(Refusal { slot: Micros(refused), limit });
+    if !limits.is_tat() {
+        let (pairs, rest) = outcomes.as_chunks::<2>();
+        if pairs.len() != granted || !rest.is_empty() {
+            return Err(format!("{granted} slots in {} numbers", outcomes.len()));
+        }
+        let slots = pairs.iter().map(|[slot, _]| Micros(*slot)).collect();
+        let charges = pairs.iter().map(|[_, charge]| charged(*charge)).collect::<Result<_, _>>()?;
+        return Ok(Reserved { now, epoch, before, slots, charges, refused, next: Micros(next), replicas });
     }
-    let (slots, next) = call.limits.plan(&mut before.clone(), now, call.costs, call.until(now));
+    let mut states = states(limits, &before);
+    let plan = limits.plan(&mut states, now, call.costs, call.until(now));
     // What the script committed and what is handed out here must be the same slots.
-    let same = i64::try_from(slots.len()) == Ok(granted) && next.map_or(-1, |slot| slot.0) == refused;
-    if !same {
-        let derived = next.map_or(-1, |slot| slot.0);
+    if plan.slots.len() != granted || plan.refused != refused {
         return Err(format!(
-            "{granted} slots, then {refused}, where {} and {derived} follow from its state",
-            slots.len()
+            "{granted} slots, then {refused:?}, where {} and {:?} follow from its state",
+            plan.slots.len(),
+            plan.refused
         ));
     }
-    let replicas = call.lease.map(|_| replicas);
-    Ok(Reserved { now, epoch: Micros(epoch), before, slots, refused: next, replicas })
+    let next = refused.map_or_else(|| limits.earliest(&states, now, 1), |refused| refused.slot);
+    let Plan { slots, charges, refused } = plan;
+    Ok(Reserved { now, epoch, before, slots, charges, refused, next, replicas })
+}
+
+/// The verdicts of an answer; derived as [`reserved`] derives slots.
+///
+/// # Errors
+/// What is wrong with the answer.
+pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked, String> {
+    let limits = call.limits;
+    let Heard { now, epoch, before: mut marks } = heard(limits, reply)?;
+    let (_, _, _, granted, _, _, _, _, outcomes) = reply;
+    if limits.is_tat() {
+        let verdicts = limits.police(&mut states(limits, &marks), now, call.costs);
+        let allowed = verdicts.iter().filter(|verdict| verdict.earliest <= now).count();
+        if allowed != *granted {
+            return Err(format!("{granted} allowed, where {allowed} follow from its state"));
+        }
+        return Ok(Checked { now, epoch, verdicts });
+    }
+    let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
+    let (size, jobs) = (3 + 2 * told, limits.jobs(call.costs));
+    if outcomes.len() != size * jobs {
+        return Err(format!("{} numbers for {jobs} jobs; each has {size}", outcomes.len()));
+    }
+    let mut verdicts = Vec::with_capacity(jobs);
+    for (outcome, row) in outcomes.chunks_exact(size).zip(limits.rows(call.costs)) {
+        let charge = charged(outcome[1])?;
+        marks = limits.marks_after(&marks, now, &limits.charged(&row, charge));
+        let mut told = outcome[3..].as_chunks::<2>().0.iter();
+        let standing = |(limit, mark): (&Limit, &Mark)| match limit.state_of(*mark) {
+            Some(state) => Some(limit.standing(&state, now)),
+            None => told.next().map(|&[remaining, reset_at]| Standing {
+                limit: limit.burst(),
+                remaining: u64::try_from(remaining).unwrap_or_default(),
+                reset_at: Micros(reset_at),
+            }),
+        };
+        let standings = limits.iter().zip(&marks).filter_map(standing).collect();
+        let limit = usize::try_from(outcome[2]).map_err(|_| format!("limit {}", outcome[2]))?;
+        verdicts.push(Verdict { earliest: Micros(outcome[0]), charge, limit, standings });
+    }
+    Ok(Checked { now, epoch, verdicts })
+}
+
+fn charged(bits: i64) -> Result<Charge, String> {
+    u32::try_from(bits).map(Charge).map_err(|_| format!("the charge {bits}"))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use paced::StoreError;
-use paced::limit::{Limit, LimitSet};
+use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
@@ -22,7 +22,7 @@ fn limits(burst: u32) -> LimitSet {
 }
 
 fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
-    Reserve { scope: SCOPE, limits, costs, ahead, now: None, lease: None }
+    Reserve { scope: SCOPE, limits, costs: Costs::Each(costs), ahead, now: None, lease: None }
 }
 
 async fn store(redis: &Redis) -> RedisStore {
@@ -49,7 +49,7 @@ async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved)
     let found = answered(store, call(limits, &[1], AHEAD)).await;
     assert!(found.epoch > before.epoch);
     let first = found.now.plus(AHEAD + INTERVAL);
-    assert_eq!((found.slots, found.refused), (vec![], Some(first)));
+    assert_eq!((found.slots, found.refused.map(|refused| refused.slot)), (vec![], Some(first)));
     let after = store.reserve(call(limits, &[1; 20], LONGER)).await.unwrap();
     let expected: Vec<Micros> = (0..20).map(|k| first.plus(INTERVAL * k)).collect();
     assert_eq!((after.epoch, after.slots), (found.epoch, expected));
@@ -79,7 +79,7 @@ async fn a_fence_stands_although_the_first_calls_are_refused() {
     redis.command(&["FLUSHALL"]).await.unwrap();
     let refused = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     let slot = refused.now.plus(HORIZON + INTERVAL);
-    assert_eq!((refused.slots, refused.refused), (vec![], Some(slot)));
+    assert_eq!((refused.slots, refused.refused.map(|refused| refused.slot)), (vec![], Some(slot)));
     let again = store.reserve(call(&limits, &[1], Duration::from_secs(1))).await.unwrap();
     assert_eq!((again.epoch, again.slots), (refused.epoch, vec![slot]), "the fence does not move");
 }
@@ -135,8 +135,8 @@ async fn corrections_are_written_although_nothing_is_granted() {
     assert_eq!(refused.slots, []);
     let tat = refused.now.plus(AHEAD + INTERVAL);
     let state = redis.command(&["GET", "paced:{billing}:l:rate"]).await.unwrap();
-    let fields: Vec<&str> = state.split_whitespace().skip(1).collect();
-    assert_eq!((fields[0], fields[4]), (&*tat.to_string(), &*refused.epoch.to_string()), "{state}");
+    let fields: Vec<&str> = state.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!((fields[4], fields[3]), (&*tat.to_string(), &*refused.epoch.to_string()), "{state}");
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn a_state_that_outlives_its_record_follows_the_next_step_back() {
         let minute = Duration::from_secs(60);
         let next = if another_worker { first + INTERVAL } else { first };
         let after = reserve(&worker, now.minus(minute), &[1]).await;
-        let slot = after.slots.first().copied().or(after.refused);
+        let slot = after.slots.first().copied().or(after.refused.map(|refused| refused.slot));
         assert_eq!(slot, Some(now.minus(minute).plus(next)), "another worker: {another_worker}");
     }
 }

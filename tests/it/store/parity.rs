@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::limit::{Limit, LimitSet, State};
-use paced::store::{Cancel, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::limit::{Costs, Limit, LimitSet};
+use paced::store::{Cancel, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
 use proptest::prelude::*;
@@ -113,15 +113,6 @@ enum Answer {
     Nothing,
 }
 
-/// A slot that was granted, with the states around it.
-#[derive(Clone)]
-struct Granted {
-    key: &'static str,
-    slot: Micros,
-    before: Vec<State>,
-    after: Vec<State>,
-}
-
 async fn replay(
     backend: &Backend,
     name: &str,
@@ -129,7 +120,7 @@ async fn replay(
     explicit: bool,
     steps: &[Step],
 ) -> Vec<Answer> {
-    let (mut now, mut granted, mut answers) = (TODAY, Vec::<Granted>::new(), vec![]);
+    let (mut now, mut granted, mut answers) = (TODAY, Vec::<(&str, Granted)>::new(), vec![]);
     for (moved, key, op) in steps {
         now += moved;
         backend.clock.set(Micros(now));
@@ -140,21 +131,17 @@ async fn replay(
                 let lease = lease.and_then(|(replica, ttl)| leased(REPLICAS[replica], ttl));
                 // What the limits cannot hold is refused by both; here are the others.
                 let costs: Vec<u32> = costs.iter().map(|&cost| cost.min(limits.max_cost())).collect();
-                let call = Reserve { scope, limits, costs: &costs, ahead: *ahead, now, lease };
+                let call = Reserve { scope, limits, costs: Costs::Each(&costs), ahead: *ahead, now, lease };
                 let reserved = backend.store.reserve(call).await.unwrap();
-                let mut states = reserved.before.clone();
-                for (&slot, &cost) in reserved.slots.iter().zip(&costs) {
-                    let before = states.clone();
-                    limits.commit(&mut states, slot, cost);
-                    granted.push(Granted { key, slot, before, after: states.clone() });
-                }
+                granted.extend(reserved.granted(limits, call.costs).into_iter().map(|grant| (key, grant)));
                 Answer::Reserved(reserved)
             }
             Op::Cancel { back } => match granted.iter().rev().nth(*back).cloned() {
                 None => Answer::Nothing,
-                Some(Granted { key, slot, before, after }) => {
+                Some((key, Granted { slot, charged, before, after })) => {
                     let scope = Scope { downstream: name, key };
-                    let call = Cancel { scope, limits, slot, before: &before, after: &after, now };
+                    let (charged, before, after) = (&charged, &before, &after);
+                    let call = Cancel { scope, limits, slot, charged, before, after, now };
                     Answer::Cancelled(backend.store.cancel(call).await.unwrap())
                 }
             },
@@ -214,20 +201,34 @@ fn every_backend_answers_alike_at_explicit_instants() {
 #[tokio::test]
 async fn every_backend_refuses_the_same_calls() {
     let redis = servers::redis().await;
-    let limits = LimitSet::new(vec![Limit::leaky_bucket("l", "10/s".parse().unwrap(), 1).unwrap()]).unwrap();
+    let limits = LimitSet::new(vec![Limit::leaky_bucket("l", "1/d".parse().unwrap(), 1).unwrap()]).unwrap();
     let name = unique("refuses");
     for backend in Backend::all(redis) {
         let scope = Scope { downstream: &name, key: "" };
-        let call =
-            Reserve { scope, limits: &limits, costs: &[0], ahead: Duration::ZERO, now: None, lease: None };
+        let call = Reserve {
+            scope,
+            limits: &limits,
+            costs: Costs::Each(&[u32::MAX]),
+            ahead: Duration::ZERO,
+            now: None,
+            lease: None,
+        };
         let refused = [
             backend.store.reserve(call).await.map(drop),
-            backend.store.reserve(Reserve { costs: &[1; 1025], ..call }).await.map(drop),
-            backend.store.reserve(Reserve { costs: &[1], lease: leased("", 1000), ..call }).await.map(drop),
-            backend.store.reserve(Reserve { costs: &[1], lease: leased("r", 0), ..call }).await.map(drop),
+            backend.store.reserve(Reserve { costs: Costs::Each(&[1; 1025]), ..call }).await.map(drop),
             backend
                 .store
-                .reserve(Reserve { costs: &[1], lease: leased("r", 60_001), ..call })
+                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("", 1000), ..call })
+                .await
+                .map(drop),
+            backend
+                .store
+                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("r", 0), ..call })
+                .await
+                .map(drop),
+            backend
+                .store
+                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("r", 60_001), ..call })
                 .await
                 .map(drop),
             backend.store.reset(Scope { downstream: "a}b", key: "" }, &limits).await,
@@ -248,7 +249,7 @@ async fn every_backend_counts_the_replicas_that_live() {
             backend.clock.set(Micros(TODAY + millis * 1000));
             let scope = Scope { downstream: &name, key: "" };
             let ahead = Duration::ZERO;
-            let call = Reserve { scope, limits: &limits, costs: &[], ahead, now: None, lease };
+            let call = Reserve { scope, limits: &limits, costs: Costs::Each(&[]), ahead, now: None, lease };
             backend.store.reserve(call).await.unwrap().replicas
         };
         let seen = [
@@ -279,7 +280,14 @@ async fn every_backend_keeps_an_odd_rate_exactly() {
         let mut slots = vec![];
         for _ in 0..100 {
             let ahead = Duration::from_secs(10);
-            let call = Reserve { scope, limits: &limits, costs: &[1; 1024], ahead, now: None, lease: None };
+            let call = Reserve {
+                scope,
+                limits: &limits,
+                costs: Costs::Each(&[1; 1024]),
+                ahead,
+                now: None,
+                lease: None,
+            };
             slots.extend(backend.store.reserve(call).await.unwrap().slots);
         }
         for (k, slot) in slots.iter().enumerate() {

@@ -1,18 +1,22 @@
 -- Shared by the other scripts: it is put in front of each.
 --
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
--- double holds them exactly. The same arithmetic is in src/limit/leaky_bucket.rs.
+-- double holds them exactly. The same arithmetic is in src/limit.
 --
 -- A record (hash, no TTL): epoch, run, at, fence, hw, shift.
--- A state (string, TTL): "tat rem last shift epoch"; tat + rem/N is the theoretical arrival time,
--- last the latest slot, shift and epoch those of the record when it was written.
+-- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
+-- of the record when it was written. What follows is the kind's own.
 
 local GRACE = 60000000 -- how long a state is kept once it equals absence
 local LONGEST_LEASE = 60000000
 local STEP = 100000 -- a clock further behind than this has stepped back
+local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
+local TICK = 25000 -- the highest instant is written down when it has risen by as much
+
+local format, match, floor = string.format, string.match, math.floor
 
 local function int(n)
-  return string.format('%.0f', n)
+  return format('%.0f', n)
 end
 
 -- The instant to decide at, and whether it is a clock's ('store', or 'clock' for a test's) or
@@ -23,38 +27,6 @@ local function instant(mode, given)
     return t[1] * 1000000 + t[2], true
   end
   return tonumber(given), mode == 'clock'
-end
-
--- `units` emission intervals of limit `l` on from tat + rem/N, or back.
-local function advance(l, tat, rem, units)
-  local x = rem + units * l.r
-  local m = x % l.n
-  return tat + units * l.q + (x - m) / l.n, m
-end
-
-local function ceil(tat, rem)
-  if rem > 0 then
-    return tat + 1
-  end
-  return tat
-end
-
--- The limits: `count` triples of N, P and burst in ARGV from `from` on. `floor` is where a state
--- starts that the store has lost.
-local function limits(count, from, fence)
-  local all = {}
-  for i = 1, count do
-    local at = from + (i - 1) * 3
-    local n, p = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-    local r = p % n
-    local l = { key = KEYS[i + 1], n = n, r = r, q = (p - r) / n, burst = tonumber(ARGV[at + 2]) }
-    l.floor, l.floor_rem = 0, 0
-    if fence > 0 then
-      l.floor, l.floor_rem = advance(l, fence, 0, l.burst)
-    end
-    all[i] = l
-  end
-  return all
 end
 
 local function load_record()
@@ -72,25 +44,58 @@ local function load_record()
   }
 end
 
-local function load_state(key)
-  local text = redis.call('GET', key)
+-- The algorithms, by the letter that a limit begins with in ARGV. Each has
+--   read(l, at)              its numbers from ARGV[at] on; answers what comes after them
+--   parse(l, text)           a state of its own kind, or nil
+--   fresh(l, s)              the level of a limit that was never used
+--   text(l, s)               the level as it is written, after a space
+--   back(l, s, by)           the level on a clock that stepped back
+--   adopt(l, s)              the level under these numbers
+--   whole(l, s)              when it equals absence
+--   earliest(l, s, now, cost)
+--   commit(l, s, at, cost)
+--   mark(l, s)               two numbers that, with last, tell states apart
+--   undo(l, s, a, b, at, cost)
+-- and the two whose state is more than its mark
+--   standing(l, s, now)      units remaining, and when it is whole again
+-- They are those of src/limit, in the same order, with the same names.
+local kinds = {}
+
+-- Set where a calendar's edge is asked for that the worker has not sent.
+local missing = nil
+
+-- The limits: `count` of them in ARGV from `at` on; and where they end. `fence` is where states start
+-- that the store has lost.
+local function limits(count, at, fence)
+  local all = {}
+  for i = 1, count do
+    local kind = kinds[ARGV[at]]
+    local l = { key = KEYS[i + 1], kind = kind, letter = ARGV[at] }
+    at = kind.read(l, at + 1, fence)
+    all[i] = l
+  end
+  return all, at
+end
+
+local function load_state(l)
+  local text = redis.call('GET', l.key)
   if not text then
     return nil
   end
-  local tat, rem, last, shift, epoch = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
-  return {
-    tat = tonumber(tat),
-    rem = tonumber(rem),
-    last = tonumber(last),
-    shift = tonumber(shift),
-    epoch = tonumber(epoch),
-  }
+  local s = l.kind.parse(l, text)
+  if s then
+    return s
+  end
+  -- Another algorithm's: the frontier stands.
+  local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
+  s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
+  l.kind.fresh(l, s)
+  return s
 end
 
 -- Lives until it equals absence, and GRACE more.
 local function save_state(l, s, now)
-  local whole = math.max(ceil(s.tat, s.rem), ceil(l.floor, l.floor_rem), now)
+  local whole = math.max(l.kind.whole(l, s), l.floor, now)
   local px = math.ceil((whole - now) / 1000) + GRACE / 1000
-  local fields = { int(s.tat), int(s.rem), int(s.last), int(s.shift), int(s.epoch) }
-  redis.call('SET', l.key, table.concat(fields, ' '), 'PX', int(px))
+  redis.call('SET', l.key, l.kind.text(l, s), 'PX', int(px))
 end

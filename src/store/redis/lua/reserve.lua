@@ -1,4 +1,4 @@
--- Reserves slots for jobs, all of whose limits must agree. A refusal consumes nothing.
+-- Reserves slots for jobs, or decides whether each fits now. A refusal consumes nothing.
 --
 -- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
 -- ARGV  1 'store' | 'clock' | 'at', 2 the instant for the latter two
@@ -6,22 +6,32 @@
 --       5 H: how far ahead slots may have been granted that the store has lost
 --       6 how far ahead a slot may lie, 7 the latest slot that is exact
 --       8 the replica that lives ('': no lease), 9 for how long
---       10 how many limits, then N, P and burst of each; then pairs of a cost and how many jobs
--- Answer {now, epoch, slots granted, first slot refused or -1, {tat, rem of each limit before},
---         replicas that live (0 without a lease)}
+--       10 'all' | 'any' | 'one', 11 'shape' | 'police'
+--       12 1 if the worker derives the rest from the marks, else 0
+--       13 how many limits, then each; then how many costs a job has (1: the same for each limit),
+--       unless the worker derives it what a unit costs each limit, then runs of costs and how many
+--       jobs have them
+-- Answer {now, epoch, replicas that live (0 without a lease), granted, first slot refused or -1,
+--         its limit, the next slot, {last, a, b of each limit before}, {outcomes}}
+--        An outcome is slot, charge of each job granted; for a policer earliest, charge, limit of each
+--        job, and for each limit whose standing is not in its mark units remaining and when it is
+--        whole. A charge has bit i set for the limit at place i.
+--        Where a calendar's edge is missing: {the instant to send edges for, -1, ...}, and nothing is
+--        written.
 
-local now, live = instant(ARGV[1], ARGV[2])
+local now, is_live = instant(ARGV[1], ARGV[2])
 local known, run, horizon = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local last_slot = math.min(now + tonumber(ARGV[6]), tonumber(ARGV[7]))
 local replica, ttl = ARGV[8], tonumber(ARGV[9])
-local count = tonumber(ARGV[10])
+local combine, police, derived = ARGV[10], ARGV[11] == 'police', ARGV[12] == '1'
+local count = tonumber(ARGV[13])
 
 local function run_id()
   local info = redis.pcall('INFO', 'server')
   if type(info) ~= 'string' then
     return '' -- not permitted: losses show by the epoch alone
   end
-  return string.match(info, 'run_id:(%x+)') or ''
+  return match(info, 'run_id:(%x+)') or ''
 end
 
 -- The record, followed over steps back and losses of the store.
@@ -41,16 +51,18 @@ else
   end
   lost = lost or known > record.epoch
 end
-if live then
+if is_live then
   local behind = record.hw - now
   if behind > STEP then
     record.shift = record.shift + behind
     record.at = math.max(record.at - behind, 0)
     record.fence = math.max(record.fence - behind, 0)
     record.hw = now
+    changed = true
+  elseif -behind >= TICK then
+    record.hw = now
+    changed = true
   end
-  record.hw = math.max(record.hw, now)
-  changed = true
 end
 if lost or record.epoch == 0 then
   -- Later than every epoch seen, so that epochs compare although clocks step.
@@ -63,80 +75,160 @@ if lost then
 end
 
 -- The states, corrected for steps back and losses.
-local all = limits(count, 11, record.fence)
+local all, at = limits(count, 14, record.fence)
 local before = {}
-for i, l in ipairs(all) do
-  local s = load_state(l.key)
+for i = 1, count do
+  local l = all[i]
+  local kind, s = l.kind, load_state(l)
   if s then
-    if live and s.shift < record.shift then
-      local back = record.shift - s.shift
-      if s.tat < back then
-        s.tat, s.rem = 0, 0
-      else
-        s.tat = s.tat - back
-      end
-      s.last = math.max(s.last - back, 0)
+    if is_live and s.shift < record.shift then
+      local by = record.shift - s.shift
+      kind.back(l, s, by)
+      s.last = math.max(s.last - by, 0)
       s.shift = record.shift
       l.corrected = true
     end
     if s.epoch ~= record.epoch then
-      if s.tat < l.floor or (s.tat == l.floor and s.rem < l.floor_rem) then
-        s.tat, s.rem = l.floor, l.floor_rem
-      end
+      kind.lose(l, s)
       -- A state that outlived its record counts on the shift of the lost one, which may be larger.
       s.epoch, s.shift = record.epoch, record.shift
       l.corrected = true
     end
-    if s.rem >= l.n then
-      s.tat, s.rem = s.tat + 1, 0 -- written under another rate
-    end
-    if live and math.max(s.tat, l.floor) + GRACE <= record.hw then
+    kind.adopt(l, s)
+    if is_live and math.max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
       s = nil
       l.corrected = false
     end
   end
   if not s then
-    s = { tat = l.floor, rem = l.floor_rem, last = 0, shift = record.shift, epoch = record.epoch }
+    s = { last = 0, shift = record.shift, epoch = record.epoch }
+    kind.fresh(l, s)
+    if record.fence > 0 then
+      kind.lose(l, s)
+    end
   end
   l.state = s
-  before[#before + 1] = s.tat
-  before[#before + 1] = s.rem
+  local a, b = kind.mark(l, s)
+  local m = 3 * i - 2
+  before[m], before[m + 1], before[m + 2] = s.last, a, b
 end
 
-local function slot_of_next()
-  local slot = now
-  for _, l in ipairs(all) do
-    local due = ceil(advance(l, l.state.tat, l.state.rem, 1 - l.burst))
-    slot = math.max(slot, due)
+-- The costs of a run of jobs, by limit, and whether they cost nothing at all.
+local width = tonumber(ARGV[at])
+local costs, peek = {}, false
+local function read_costs(from)
+  local sum = 0
+  for i = 1, count do
+    costs[i] = tonumber(ARGV[width == 1 and from or from + i - 1])
+    sum = sum + costs[i]
   end
-  return slot
+  peek = sum == 0
 end
 
-local function commit(slot, cost)
-  for _, l in ipairs(all) do
-    local s = l.state
-    if ceil(s.tat, s.rem) < slot then
-      s.tat, s.rem = slot, 0
+-- When a job fits, the first limit that says so, and which limits it is charged to.
+local function choose()
+  local slot, binding, charge, bit = nil, 0, 0, 1
+  for i = 1, count do
+    if peek or costs[i] > 0 then
+      local l = all[i]
+      local due = l.kind.earliest(l, l.state, now, costs[i])
+      if not slot then
+        slot, binding, charge = due, i - 1, bit
+      elseif combine == 'all' then
+        charge = charge + bit
+        if due > slot then
+          slot, binding = due, i - 1
+        end
+      elseif due < slot then
+        slot, binding, charge = due, i - 1, bit
+      elseif due == slot and combine == 'any' then
+        charge = charge + bit
+      end
     end
-    s.tat, s.rem = advance(l, s.tat, s.rem, cost)
-    s.last = slot
+    bit = bit * 2
+  end
+  return slot, binding, peek and 0 or charge
+end
+
+local function commit(slot, charge)
+  for i = 1, count do
+    local own = charge % 2
+    charge = (charge - own) / 2
+    if own == 1 then
+      local l = all[i]
+      l.kind.commit(l, l.state, slot, costs[i])
+      l.taken = true
+    end
   end
 end
 
-local granted, refused = 0, -1
-local at = 11 + count * 3
-while ARGV[at] and refused < 0 do
-  local cost, jobs = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  for _ = 1, jobs do
-    local slot = slot_of_next()
-    if slot > last_slot then
-      refused = slot
-      break
-    end
-    commit(slot, cost)
+local outcomes = {}
+local function tell(slot, charge)
+  local n = #outcomes
+  outcomes[n + 1], outcomes[n + 2] = slot, charge
+end
+
+local granted, refused, binding = 0, -1, 0
+local function grant_slot()
+  local slot, limit, charge = choose()
+  if slot > last_slot then
+    refused, binding = slot, limit
+    return
+  end
+  commit(slot, charge)
+  granted = granted + 1
+  if not derived then
+    tell(slot, charge)
+  end
+end
+
+local function decide()
+  local earliest, limit, charge = choose()
+  if earliest > now then
+    charge = 0
+  else
+    commit(now, charge)
     granted = granted + 1
   end
-  at = at + 2
+  if derived then
+    return
+  end
+  tell(earliest, charge)
+  outcomes[#outcomes + 1] = limit
+  for i = 1, count do
+    local l = all[i]
+    if l.kind.standing then
+      tell(l.kind.standing(l, l.state, now))
+    end
+  end
+end
+
+local unit = at
+at = at + 1 + (derived and 0 or count)
+while ARGV[at] and refused < 0 do
+  read_costs(at)
+  for _ = 1, tonumber(ARGV[at + width]) do
+    if police then
+      decide()
+    else
+      grant_slot()
+      if refused >= 0 then
+        break
+      end
+    end
+  end
+  at = at + width + 1
+end
+if missing then
+  return { missing, -1, 0, 0, -1, 0, 0, {}, {} }
+end
+local next_slot = refused
+if not derived and not police and refused < 0 then
+  for i = 1, count do
+    costs[i] = tonumber(ARGV[unit + i])
+  end
+  peek = false
+  next_slot = choose()
 end
 
 -- All is decided. Corrections are written even when nothing is granted: a fence that is not
@@ -145,8 +237,9 @@ if changed then
   redis.call('HSET', KEYS[1], 'epoch', int(record.epoch), 'run', record.run, 'at', int(record.at),
     'fence', int(record.fence), 'hw', int(record.hw), 'shift', int(record.shift))
 end
-for _, l in ipairs(all) do
-  if granted > 0 or l.corrected then
+for i = 1, count do
+  local l = all[i]
+  if l.taken or l.corrected then
     save_state(l, l.state, now)
   end
 end
@@ -160,4 +253,4 @@ if replica ~= '' then
   redis.call('PEXPIRE', leases, int(math.ceil(ttl / 1000) + GRACE / 1000))
   replicas = redis.call('ZCARD', leases)
 end
-return { now, record.epoch, granted, refused, before, replicas }
+return { now, record.epoch, replicas, granted, refused, binding, next_slot, before, outcomes }

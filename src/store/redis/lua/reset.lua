@@ -2,15 +2,16 @@
 --
 -- KEYS  1 record, 2.. the state of each limit
 -- ARGV  1 'store' | 'clock', 2 the instant for the latter
---       3 how many limits, then N, P and burst of each
+--       3 how many limits, then each
 -- Answer 1
 
 local now = instant(ARGV[1], ARGV[2])
 local record = load_record()
-for _, l in ipairs(limits(tonumber(ARGV[3]), 4, record and record.fence or 0)) do
+for _, l in ipairs((limits(tonumber(ARGV[3]), 4, record and record.fence or 0))) do
   if l.floor > now then
     -- Absence would mean "lost, start at the floor"; a state that is whole now says "forgotten".
-    local s = { tat = now, rem = 0, last = 0, shift = record.shift, epoch = record.epoch }
+    local s = { last = 0, shift = record.shift, epoch = record.epoch }
+    l.kind.fresh(l, s)
     save_state(l, s, now)
   else
     redis.call('DEL', l.key)

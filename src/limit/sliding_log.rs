@@ -1,0 +1,128 @@
+//! The sliding-window log: every unit of the last period, exactly.
+
+use std::time::Duration;
+
+use super::{LimitError, Standing};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// At most N units in any window of one period, exactly; the price is an entry for each instant at
+/// which units were taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingLog {
+    count: u64,
+    period: i64,
+    rate: Rate,
+}
+
+/// Units taken, by instant: rising.
+pub type Log = Vec<(Micros, u64)>;
+
+/// The highest N of a log.
+pub const LONGEST_LOG: u64 = 10_000;
+
+impl SlidingLog {
+    /// `count` units per `period`.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the count is 0, over [`LONGEST_LOG`] or over what is a rate.
+    pub fn new(count: u64, period: Duration) -> Result<Self, LimitError> {
+        let rate = Rate::new(count, period)?;
+        if count > LONGEST_LOG {
+            return Err(LimitError::LogTooLong { count });
+        }
+        let period = i64::try_from(period.as_micros()).map_err(|_| crate::RateError::Zero)?;
+        Ok(Self { count, period, rate })
+    }
+
+    /// N.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.count
+    }
+
+    /// The period, µs.
+    #[must_use]
+    pub const fn period(self) -> i64 {
+        self.period
+    }
+
+    /// N per period.
+    #[must_use]
+    pub const fn rate(self) -> Rate {
+        self.rate
+    }
+
+    /// The highest cost of one job: more than N never fits.
+    #[must_use]
+    pub fn max_cost(self) -> u32 {
+        u32::try_from(self.count).unwrap_or(u32::MAX)
+    }
+
+    /// The entries that count at `at`, a whole period being `(at - period, at]`.
+    fn live(self, log: &[(Micros, u64)], at: Micros) -> &[(Micros, u64)] {
+        let gone = log.partition_point(|(taken, _)| taken.0 <= at.0 - self.period);
+        &log[gone..]
+    }
+
+    /// Now, or when so many of the oldest units have left that the cost fits.
+    pub(super) fn earliest(self, log: &[(Micros, u64)], last: Micros, now: Micros, cost: u32) -> Micros {
+        let at = now.max(last);
+        let live = self.live(log, at);
+        let mut sum: u64 = live.iter().map(|(_, units)| units).sum();
+        let mut first = at;
+        for (taken, units) in live {
+            if sum + u64::from(cost) <= self.count {
+                break;
+            }
+            sum -= units;
+            first = Micros(taken.0 + self.period);
+        }
+        first
+    }
+
+    /// Entries that no instant from the frontier on needs are dropped.
+    pub(super) fn commit(self, log: &[(Micros, u64)], last: Micros, at: Micros, cost: u32) -> Log {
+        let mut log = self.live(log, last).to_vec();
+        let place = log.partition_point(|(taken, _)| *taken < at);
+        match log.get_mut(place) {
+            Some((taken, units)) if *taken == at => *units += u64::from(cost),
+            _ => log.insert(place, (at, cost.into())),
+        }
+        log
+    }
+
+    /// Takes units of `at` back.
+    pub(super) fn undo(log: &[(Micros, u64)], at: Micros, cost: u32) -> Log {
+        let less = |&(taken, units): &(Micros, u64)| {
+            let units = if taken == at { units.saturating_sub(cost.into()) } else { units };
+            (units > 0).then_some((taken, units))
+        };
+        log.iter().filter_map(less).collect()
+    }
+
+    /// Units taken at `at`.
+    pub(super) fn units_at(log: &[(Micros, u64)], at: Micros) -> u64 {
+        log.iter().rev().find(|(taken, _)| *taken == at).map_or(0, |(_, units)| *units)
+    }
+
+    pub(super) fn step_back(log: Log, back: i64) -> Log {
+        let mut moved: Log = Vec::with_capacity(log.len());
+        for (taken, units) in log {
+            let taken = Micros((taken.0 - back).max(0));
+            match moved.last_mut() {
+                Some((other, sum)) if *other == taken => *sum += units,
+                _ => moved.push((taken, units)),
+            }
+        }
+        moved
+    }
+
+    pub(super) fn standing(self, log: &[(Micros, u64)], last: Micros, now: Micros) -> Standing {
+        let at = now.max(last);
+        let live = self.live(log, at);
+        let sum: u64 = live.iter().map(|(_, units)| units).sum();
+        let reset_at = live.first().map_or(at, |(taken, _)| Micros(taken.0 + self.period));
+        Standing { limit: self.count, remaining: self.count.saturating_sub(sum), reset_at }
+    }
+}

@@ -1,0 +1,220 @@
+//! The sliding-window counter: the last period in S buckets, the oldest one weighted.
+
+use std::time::Duration;
+
+use super::tat::EXACT;
+use super::{LimitError, Standing};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// Units taken, by bucket: pairs of a bucket's number (its start / width) and its units, rising.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// The width that the numbers count in, µs.
+    pub width: i64,
+    /// Buckets that hold units.
+    pub counts: Vec<(i64, u64)>,
+}
+
+/// N units per period, as a counter estimates them: the units of the buckets in the period, and of
+/// the bucket that the period's start lies in the part that is still inside, as if its units were
+/// spread evenly.
+///
+/// With one bucket it is the classic two-counter window. More buckets follow the period more
+/// closely, but where units come in bursts any number of them lets up to 2N through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    count: u64,
+    buckets: u32,
+    width: i64,
+    rate: Rate,
+}
+
+/// The most buckets.
+const MOST: u32 = 1000;
+
+impl SlidingWindow {
+    /// `count` units per `period`, in so many buckets; ten are usual.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the count is 0 or over what is a rate, when there are 0 or over 1000
+    /// buckets, when the period does not divide into buckets of whole microseconds, and when count
+    /// times a bucket's width is beyond exact numbers.
+    pub fn new(count: u64, period: Duration, buckets: u32) -> Result<Self, LimitError> {
+        let rate = Rate::new(count, period)?;
+        if !(1..=MOST).contains(&buckets) {
+            return Err(LimitError::Buckets { buckets });
+        }
+        // A rate's period, reduced or not, is far from overflowing 64 bits here.
+        let micros = u64::try_from(period.as_micros()).map_err(|_| crate::RateError::Zero)?;
+        if micros % u64::from(buckets) != 0 {
+            let divides = |other: &u32| micros % u64::from(*other) == 0;
+            let below = (1..buckets).rev().find(divides).unwrap_or(1);
+            let above = (buckets + 1..=MOST).find(divides).unwrap_or(below);
+            return Err(LimitError::Uneven { period, buckets, below, above });
+        }
+        let width = micros / u64::from(buckets);
+        if count.checked_mul(width).is_none_or(|product| product >= EXACT) {
+            let fits = |other: &u32| {
+                micros % u64::from(*other) == 0
+                    && count.checked_mul(micros / u64::from(*other)).is_some_and(|product| product < EXACT)
+            };
+            let enough = (buckets + 1..=MOST).find(fits);
+            return Err(LimitError::CoarseBuckets { count, period, buckets, enough });
+        }
+        Ok(Self { count, buckets, width: width as i64, rate })
+    }
+
+    /// N.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.count
+    }
+
+    /// S.
+    #[must_use]
+    pub const fn buckets(self) -> u32 {
+        self.buckets
+    }
+
+    /// A bucket's width, µs.
+    #[must_use]
+    pub const fn width(self) -> i64 {
+        self.width
+    }
+
+    /// N per period.
+    #[must_use]
+    pub const fn rate(self) -> Rate {
+        self.rate
+    }
+
+    /// The highest cost of one job: more than N never fits.
+    #[must_use]
+    pub fn max_cost(self) -> u32 {
+        u32::try_from(self.count).unwrap_or(u32::MAX)
+    }
+
+    /// The number of the bucket that `at` lies in.
+    #[must_use]
+    pub(super) const fn bucket(self, at: Micros) -> i64 {
+        at.0.div_euclid(self.width)
+    }
+
+    /// The units that count in full while bucket `now` is the current one, and those of the bucket
+    /// that leaves. Buckets ahead of it were taken before the clock stepped back: they count.
+    fn sums(self, state: &Buckets, now: i64) -> (u64, u64) {
+        let oldest = now - i64::from(self.buckets);
+        let (mut full, mut leaving) = (0, 0);
+        for &(number, units) in state.counts.iter().rev() {
+            if number > oldest {
+                full += units;
+            } else {
+                if number == oldest {
+                    leaving = units;
+                }
+                break;
+            }
+        }
+        (full, leaving)
+    }
+
+    /// The first instant at which the estimate leaves room for `cost`. The estimate only falls while
+    /// nothing is taken, in a straight line within each bucket, so the buckets are tried in turn.
+    pub(super) fn earliest(self, state: &Buckets, last: Micros, now: Micros, cost: u32) -> Micros {
+        let from = now.max(last);
+        let mut number = self.bucket(from);
+        loop {
+            let (full, leaving) = self.sums(state, number);
+            let start = number * self.width;
+            if let Some(room) = self.count.checked_sub(full + u64::from(cost)) {
+                // room * width >= (width - e) * leaving, e being how far the bucket has gone.
+                let gone = if leaving == 0 {
+                    0
+                } else {
+                    (self.width - (room as i64 * self.width) / leaving as i64).max(0)
+                };
+                let at = Micros(start + gone).max(from);
+                // With no room at all the bucket leaves just as the next one begins.
+                if at.0 < start + self.width {
+                    return at;
+                }
+            }
+            number += 1;
+        }
+    }
+
+    /// Buckets that no instant from the frontier on needs are dropped.
+    pub(super) fn commit(self, state: &Buckets, last: Micros, at: Micros, cost: u32) -> Buckets {
+        let (oldest, number) = (self.bucket(last) - i64::from(self.buckets), self.bucket(at));
+        let mut counts: Vec<(i64, u64)> =
+            state.counts.iter().copied().filter(|(other, _)| *other >= oldest).collect();
+        let place = counts.partition_point(|(other, _)| *other < number);
+        match counts.get_mut(place) {
+            Some((other, units)) if *other == number => *units += u64::from(cost),
+            _ => counts.insert(place, (number, cost.into())),
+        }
+        Buckets { width: self.width, counts }
+    }
+
+    /// Takes units of `at` back.
+    pub(super) fn undo(self, state: &Buckets, at: Micros, cost: u32) -> Buckets {
+        let number = self.bucket(at);
+        let mut counts = state.counts.clone();
+        if let Some(place) = counts.iter().position(|(other, _)| *other == number) {
+            counts[place].1 = counts[place].1.saturating_sub(cost.into());
+            if counts[place].1 == 0 {
+                counts.remove(place);
+            }
+        }
+        Buckets { counts, ..*state }
+    }
+
+    /// Units taken in the bucket that `at` lies in.
+    pub(super) fn units_at(self, state: &Buckets, at: Micros) -> u64 {
+        let number = self.bucket(at);
+        state.counts.iter().find(|(other, _)| *other == number).map_or(0, |(_, units)| *units)
+    }
+
+    /// Buckets of another width become one, that of the latest slot: never fewer units than there are.
+    pub(super) fn adopt(self, state: Buckets, last: Micros) -> Buckets {
+        if state.width == self.width {
+            return state;
+        }
+        let sum: u64 = state.counts.iter().map(|(_, units)| units).sum();
+        let counts = if sum == 0 { vec![] } else { vec![(self.bucket(last), sum.min(self.count))] };
+        Buckets { width: self.width, counts }
+    }
+
+    /// Whole buckets move with the clock, and the part of one stays: units leave late, never early.
+    pub(super) fn step_back(state: Buckets, back: i64) -> Buckets {
+        let moved = back / state.width.max(1);
+        let counts = state.counts.into_iter().map(|(number, units)| ((number - moved).max(0), units));
+        let mut merged: Vec<(i64, u64)> = Vec::new();
+        for (number, units) in counts {
+            match merged.last_mut() {
+                Some((other, sum)) if *other == number => *sum += units,
+                _ => merged.push((number, units)),
+            }
+        }
+        Buckets { width: state.width, counts: merged }
+    }
+
+    /// When nothing of it counts any more.
+    pub(super) fn whole_at(state: &Buckets, buckets: u32) -> Micros {
+        let last = state.counts.last().map_or(0, |(number, _)| *number + 1 + i64::from(buckets));
+        Micros((last * state.width).min(Micros::MAX.0))
+    }
+
+    pub(super) fn standing(self, state: &Buckets, last: Micros, now: Micros) -> Standing {
+        let at = now.max(last);
+        let number = self.bucket(at);
+        let (full, leaving) = self.sums(state, number);
+        let left = (number + 1) * self.width - at.0;
+        // What the leaving bucket still weighs, begun units included.
+        let weighed = (left * leaving as i64 + self.width - 1) / self.width;
+        let reset_at = Micros(((number + 1 + i64::from(self.buckets)) * self.width).min(Micros::MAX.0));
+        let remaining = self.count.saturating_sub(full).saturating_sub(weighed as u64);
+        Standing { limit: self.count, remaining, reset_at }
+    }
+}

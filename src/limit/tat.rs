@@ -1,0 +1,137 @@
+//! The GCRA family's state and its arithmetic, in exact integers.
+
+use super::{LimitError, MAX_BATCH, Standing};
+use crate::rate::Rate;
+use crate::time::Micros;
+
+/// A theoretical arrival time: `at + rem/N` µs with `0 <= rem < N`, N being the rate's count.
+///
+/// Ordered lexicographically. The remainder keeps rates such as 1/3 s free of drift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tat {
+    /// Whole µs.
+    pub at: Micros,
+    /// Parts of N.
+    pub rem: u64,
+}
+
+impl Tat {
+    /// Long ago: nothing was taken yet.
+    pub const ZERO: Self = Self { at: Micros(0), rem: 0 };
+
+    /// Exactly `at`.
+    #[must_use]
+    pub const fn whole(at: Micros) -> Self {
+        Self { at, rem: 0 }
+    }
+
+    /// The first whole µs that is not before it.
+    #[must_use]
+    pub const fn ceil(self) -> Micros {
+        Micros(self.at.0 + (self.rem > 0) as i64)
+    }
+
+    /// The same state on a clock that stepped back by `back` µs.
+    #[must_use]
+    pub(super) const fn step_back(self, back: i64) -> Self {
+        if self.at.0 < back { Self::ZERO } else { Self { at: Micros(self.at.0 - back), rem: self.rem } }
+    }
+}
+
+/// One unit per emission interval T = P/N µs, `burst` units at once at most: what the leaky bucket,
+/// the GCRA and the token bucket have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pace {
+    rate: Rate,
+    burst: u32,
+    max_cost: u32,
+    /// T as `whole + part/count` µs.
+    whole: i64,
+    part: i64,
+    count: i64,
+}
+
+/// 2^53: from here on doubles, and so Lua, skip integers.
+pub(super) const EXACT: u64 = 1 << 53;
+/// What is left for spans once today's epoch, and 6 more years, are taken off.
+pub(super) const SPAN: u64 = EXACT - 2_000_000_000_000_000;
+
+impl Pace {
+    /// # Errors
+    /// [`LimitError`] when the burst is 0 or a full batch would be beyond exact time.
+    pub(super) fn new(rate: Rate, burst: u32) -> Result<Self, LimitError> {
+        if burst == 0 {
+            return Err(LimitError::NoBurst);
+        }
+        // Spans are (burst + cost + n) * T, and remainders stay below (burst + cost + n) * N.
+        let interval = rate.period_micros().div_ceil(rate.count());
+        let units = (SPAN / interval).min(EXACT / rate.count());
+        let spent = u64::from(burst) + MAX_BATCH as u64;
+        let max_cost = match units.saturating_sub(spent).saturating_sub(1) {
+            0 => return Err(LimitError::BeyondExact { burst, rate }),
+            left => u32::try_from(left).unwrap_or(u32::MAX),
+        };
+        let (count, period) = (rate.count() as i64, rate.period_micros() as i64);
+        Ok(Self { rate, burst, max_cost, whole: period / count, part: period % count, count })
+    }
+
+    pub(super) const fn rate(self) -> Rate {
+        self.rate
+    }
+
+    pub(super) const fn burst(self) -> u32 {
+        self.burst
+    }
+
+    pub(super) const fn max_cost(self) -> u32 {
+        self.max_cost
+    }
+
+    /// TAT less the tolerance for what `units` leave of the burst, rounded up to a whole µs.
+    pub(super) fn due(self, tat: Tat, units: u32) -> Micros {
+        self.advance(tat, i64::from(units) - i64::from(self.burst)).ceil()
+    }
+
+    /// TAT, or `at` where that is later, and `cost` emission intervals on.
+    ///
+    /// `at` is a whole µs and TAT need not be: a slot at TAT rounded up is at TAT. Counted from
+    /// the slot instead, every rounding would stay, and 700001/s become 500000/s.
+    pub(super) fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
+        let start = if tat.ceil() < at { Tat::whole(at) } else { tat };
+        self.advance(start, i64::from(cost))
+    }
+
+    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.
+    pub(super) fn latest(self, cost: u32) -> Micros {
+        let reach = self.advance(Tat::ZERO, i64::from(self.burst) + i64::from(cost));
+        Micros(Micros::MAX.0 - reach.at.0 - 1)
+    }
+
+    /// A state that may have been written under another rate: a remainder that is none here is
+    /// rounded up to a whole µs.
+    pub(super) const fn adopt(self, tat: Tat) -> Tat {
+        if tat.rem < self.rate.count() { tat } else { Tat::whole(Micros(tat.at.0 + 1)) }
+    }
+
+    /// What fits at `now`: the burst, less the emission intervals, begun ones included, that TAT is ahead.
+    pub(super) fn standing(self, tat: Tat, now: Micros) -> Standing {
+        let ahead = i128::from(tat.at.0 - now.0) * i128::from(self.count) + i128::from(tat.rem);
+        let period = i128::from(self.rate.period_micros());
+        let taken = if ahead <= 0 { 0 } else { (ahead + period - 1) / period };
+        let remaining = u64::from(self.burst).saturating_sub(u64::try_from(taken).unwrap_or(u64::MAX));
+        Standing { limit: self.burst.into(), remaining, reset_at: tat.ceil().max(now) }
+    }
+
+    /// `units` emission intervals on from `tat` (or back), exactly.
+    ///
+    /// In range by construction: the spans, and the products of remainders, were checked in `new`.
+    pub(super) const fn advance(self, tat: Tat, units: i64) -> Tat {
+        let sum = tat.rem as i64 + units * self.part;
+        let (carry, rem) = if self.part == 0 && tat.rem == 0 {
+            (0, 0)
+        } else {
+            (sum.div_euclid(self.count), sum.rem_euclid(self.count))
+        };
+        Tat { at: Micros(tat.at.0 + units * self.whole + carry), rem: rem as u64 }
+    }
+}
