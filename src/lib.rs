@@ -52,7 +52,7 @@ pub mod sink;
 pub use limit::{Limit, LimitError, LimitSet};
 pub use rate::{Amount, Period, Rate, RateError};
 pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
-pub use store::{MemoryStore, Store, StoreError};
+pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
 

@@ -3,8 +3,11 @@
 mod boot;
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
 
 pub use boot::Deadline;
 #[cfg(test)]
@@ -23,6 +26,7 @@ impl Micros {
 
     /// This instant, `by` later; stops at [`Micros::MAX`].
     #[must_use]
+    #[inline]
     pub fn plus(self, by: Duration) -> Self {
         let by = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(by)).min(Self::MAX)
@@ -37,6 +41,7 @@ impl Micros {
 
     /// How long after `earlier` this instant lies; zero when it does not.
     #[must_use]
+    #[inline]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
@@ -57,17 +62,43 @@ pub trait Clock: Send + Sync + fmt::Debug + 'static {
 /// Wall time read once, then carried on by tokio's monotonic clock and by suspends of the machine.
 ///
 /// It never steps back, and it stands still where tokio's time is paused.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct SystemClock {
-    wall: Micros,
-    anchor: Deadline,
+    anchor: std::time::Instant,
+    /// The wall clock's instant at the anchor, later by what the machine was suspended since.
+    wall: AtomicI64,
+    /// What of that is in `wall`.
+    known: Mutex<Duration>,
+    /// When that was last asked anew, in µs after the anchor: it takes longer than all the rest.
+    asked: AtomicU64,
 }
 
 impl SystemClock {
     /// Reads the wall clock.
     #[must_use]
     pub fn new() -> Self {
-        Self { wall: wall_now(), anchor: Deadline::now() }
+        let (suspended, wall) = (suspended(), AtomicI64::new(wall_now().0));
+        Self {
+            anchor: Instant::now().into_std(),
+            wall,
+            known: Mutex::new(suspended),
+            asked: AtomicU64::new(0),
+        }
+    }
+}
+
+impl SystemClock {
+    /// Takes in what the machine was suspended.
+    #[cold]
+    fn follow(&self, micros: u64) {
+        self.asked.store(micros, Ordering::Relaxed);
+        let total = suspended();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = total.saturating_sub(*known);
+        if !more.is_zero() {
+            *known = total;
+            self.wall.fetch_add(i64::try_from(more.as_micros()).unwrap_or(0), Ordering::Relaxed);
+        }
     }
 }
 
@@ -79,7 +110,13 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Micros {
-        self.wall.plus(self.anchor.late())
+        let since = Instant::now().into_std().duration_since(self.anchor);
+        let micros = since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
+        // After a suspend it is behind for a millisecond at most: nothing goes early by that.
+        if cfg!(test) || micros.wrapping_sub(self.asked.load(Ordering::Relaxed)) >= 1000 {
+            self.follow(micros);
+        }
+        Micros(self.wall.load(Ordering::Relaxed).saturating_add_unsigned(micros)).min(Micros::MAX)
     }
 }
 

@@ -27,36 +27,42 @@ impl Gcra {
 
     /// The rate.
     #[must_use]
+    #[inline]
     pub const fn rate(self) -> Rate {
         self.0.rate()
     }
 
     /// The burst: units that may go at one instant after a rest.
     #[must_use]
+    #[inline]
     pub const fn burst(self) -> u32 {
         self.0.burst()
     }
 
     /// The highest cost of one job: more than the burst never fits.
     #[must_use]
+    #[inline]
     pub fn max_cost(self) -> u32 {
         self.0.max_cost().min(self.burst())
     }
 
     /// The first instant, `now` or later, at which the whole cost fits.
     #[must_use]
+    #[inline]
     pub fn earliest(self, tat: Tat, now: Micros, cost: u32) -> Micros {
         self.0.due(tat, cost).max(now)
     }
 
     /// TAT, or `at` where that is later, and `cost` emission intervals on.
     #[must_use]
+    #[inline]
     pub fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
         self.0.commit(tat, at, cost)
     }
 
-    pub(super) const fn pace(self) -> Pace {
-        self.0
+    #[inline]
+    pub(super) const fn pace(&self) -> &Pace {
+        &self.0
     }
 }
 
@@ -79,19 +85,22 @@ impl TokenBucket {
 
     /// The tokens that a full bucket holds.
     #[must_use]
+    #[inline]
     pub const fn capacity(self) -> u32 {
         self.0.burst()
     }
 
     /// How fast it refills.
     #[must_use]
+    #[inline]
     pub const fn refill(self) -> Rate {
         self.0.rate()
     }
 
     /// The algorithm that it is.
     #[must_use]
-    pub const fn gcra(self) -> Gcra {
-        self.0
+    #[inline]
+    pub const fn gcra(&self) -> &Gcra {
+        &self.0
     }
 }

@@ -24,36 +24,42 @@ impl LeakyBucket {
 
     /// The rate.
     #[must_use]
+    #[inline]
     pub const fn rate(self) -> Rate {
         self.0.rate()
     }
 
     /// The burst: units that may go at one instant after a rest.
     #[must_use]
+    #[inline]
     pub const fn burst(self) -> u32 {
         self.0.burst()
     }
 
     /// The highest cost of one job that is exact.
     #[must_use]
+    #[inline]
     pub const fn max_cost(self) -> u32 {
         self.0.max_cost()
     }
 
     /// The slot: TAT less the burst tolerance (burst - 1) * T, rounded up to a whole µs.
     #[must_use]
+    #[inline]
     pub fn earliest(self, tat: Tat, now: Micros, _cost: u32) -> Micros {
         self.0.due(tat, 1).max(now)
     }
 
     /// TAT, or `at` where that is later, and `cost` emission intervals on.
     #[must_use]
+    #[inline]
     pub fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
         self.0.commit(tat, at, cost)
     }
 
     /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.
     #[must_use]
+    #[inline]
     pub fn latest(self, cost: u32) -> Micros {
         self.0.latest(cost)
     }
@@ -72,8 +78,9 @@ impl LeakyBucket {
         Gcra::of(self.0)
     }
 
-    pub(super) const fn pace(self) -> Pace {
-        self.0
+    #[inline]
+    pub(super) const fn pace(&self) -> &Pace {
+        &self.0
     }
 
     #[cfg(test)]

@@ -78,7 +78,7 @@ impl Limit {
         }
         match (self.algorithm, mark) {
             (_, Mark::Tat { tat, .. }) => match self.tat() {
-                Some(pace) => Mark::Tat { last: at, tat: pace.commit(tat, at, cost) },
+                Some((pace, _)) => Mark::Tat { last: at, tat: pace.commit(tat, at, cost) },
                 None => mark,
             },
             (super::Algorithm::FixedWindow(c) | super::Algorithm::Quota(c), Mark::Window { window, .. }) => {

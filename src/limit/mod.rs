@@ -89,6 +89,7 @@ pub enum Level {
 
 impl State {
     /// Whether its mark is less than all of it.
+    #[cfg(feature = "redis")]
     pub(crate) const fn is_partly_marked(&self) -> bool {
         matches!(self.level, Level::Buckets(_) | Level::Log(_))
     }
@@ -202,12 +203,13 @@ impl Limit {
         self.algorithm
     }
 
-    /// The pace of a limit of the GCRA family.
-    const fn tat(&self) -> Option<tat::Pace> {
-        match self.algorithm {
-            Algorithm::LeakyBucket(bucket) => Some(bucket.pace()),
-            Algorithm::Gcra(gcra) => Some(gcra.pace()),
-            Algorithm::TokenBucket(bucket) => Some(bucket.gcra().pace()),
+    /// The pace of a limit of the GCRA family, and whether it charges behind.
+    #[inline]
+    const fn tat(&self) -> Option<(&tat::Pace, bool)> {
+        match &self.algorithm {
+            Algorithm::LeakyBucket(bucket) => Some((bucket.pace(), true)),
+            Algorithm::Gcra(gcra) => Some((gcra.pace(), false)),
+            Algorithm::TokenBucket(bucket) => Some((bucket.gcra().pace(), false)),
             _ => None,
         }
     }
@@ -263,6 +265,7 @@ impl Limit {
 
     /// The highest cost of one job that can ever fit, and is exact.
     #[must_use]
+    #[inline]
     pub fn max_cost(&self) -> u32 {
         match self.algorithm {
             Algorithm::LeakyBucket(bucket) => bucket.max_cost(),
@@ -277,6 +280,7 @@ impl Limit {
     /// The first instant, `now` or later, at which `cost` fits; [`Micros::MAX`] for a cost that never
     /// does.
     #[must_use]
+    #[inline]
     pub fn earliest(&self, state: &State, now: Micros, cost: u32) -> Micros {
         if cost > self.max_cost() {
             return Micros::MAX;
@@ -325,8 +329,42 @@ impl Limit {
         State { last: at, level }
     }
 
+    /// Takes `cost` at the first instant at which it fits, if that is not after `until`: adopt, earliest
+    /// and commit in place. Otherwise when it would fit.
+    #[inline]
+    pub(crate) fn take(
+        &self,
+        state: &mut State,
+        (now, until): (Micros, Micros),
+        cost: u32,
+    ) -> Result<Micros, Micros> {
+        if let (Some((pace, behind)), Level::Tat(tat)) = (self.tat(), &mut state.level) {
+            *tat = pace.adopt(*tat);
+            if cost > pace.max_cost() || (!behind && cost > pace.burst()) {
+                return Err(Micros::MAX);
+            }
+            let slot = pace.due(*tat, if behind { 1 } else { cost }).max(now);
+            if slot > until {
+                return Err(slot);
+            }
+            if cost > 0 {
+                *tat = pace.commit(*tat, slot, cost);
+                state.last = slot;
+            }
+            return Ok(slot);
+        }
+        *state = self.adopt(state.clone());
+        let slot = self.earliest(state, now, cost);
+        if slot > until {
+            return Err(slot);
+        }
+        *state = self.commit(state, slot, cost);
+        Ok(slot)
+    }
+
     /// The latest slot at which `cost` can be taken exactly.
     #[must_use]
+    #[inline]
     pub fn latest(&self, cost: u32) -> Micros {
         let window = |period: i64| Micros(Micros::MAX.0 - 2 * period - 1);
         match self.algorithm {
@@ -355,7 +393,7 @@ impl Limit {
             }
             (Algorithm::SlidingLog(_), level @ Level::Log(_)) => level,
             (_, Level::Tat(tat)) => match self.tat() {
-                Some(pace) => Level::Tat(pace.adopt(tat)),
+                Some((pace, _)) => Level::Tat(pace.adopt(tat)),
                 None => self.fresh().level,
             },
             _ => self.fresh().level,
@@ -381,6 +419,7 @@ impl Limit {
 
     /// When the state equals absence: the limit is whole again.
     #[must_use]
+    #[inline]
     pub fn whole_at(&self, state: &State) -> Micros {
         match (self.algorithm, &state.level) {
             (_, Level::Tat(tat)) => tat.at,
@@ -408,7 +447,7 @@ impl Limit {
             }
             (Algorithm::SlidingLog(log), Level::Log(entries)) => log.standing(entries, last, now),
             (_, Level::Tat(tat)) => match self.tat() {
-                Some(pace) => pace.standing(*tat, now),
+                Some((pace, _)) => pace.standing(*tat, now),
                 None => self.standing(&self.fresh(), now),
             },
             _ => self.standing(&self.fresh(), now),

@@ -178,6 +178,16 @@ impl LimitSet {
         self.limits.get(place)
     }
 
+    /// The only limit of a set that has one, given once.
+    #[must_use]
+    #[inline]
+    pub fn single(&self) -> Option<&Limit> {
+        match (&*self.limits, &*self.times) {
+            ([limit], [1]) => Some(limit),
+            _ => None,
+        }
+    }
+
     /// How many there are: at least one.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "never empty")]

@@ -27,6 +27,7 @@ impl Tat {
 
     /// The first whole µs that is not before it.
     #[must_use]
+    #[inline]
     pub const fn ceil(self) -> Micros {
         Micros(self.at.0 + (self.rem > 0) as i64)
     }
@@ -75,6 +76,7 @@ impl Pace {
         Ok(Self { rate, burst, max_cost, whole: period / count, part: period % count, count })
     }
 
+    #[inline]
     pub(super) const fn rate(self) -> Rate {
         self.rate
     }
@@ -88,6 +90,7 @@ impl Pace {
     }
 
     /// TAT less the tolerance for what `units` leave of the burst, rounded up to a whole µs.
+    #[inline]
     pub(super) fn due(self, tat: Tat, units: u32) -> Micros {
         self.advance(tat, i64::from(units) - i64::from(self.burst)).ceil()
     }
@@ -96,12 +99,14 @@ impl Pace {
     ///
     /// `at` is a whole µs and TAT need not be: a slot at TAT rounded up is at TAT. Counted from
     /// the slot instead, every rounding would stay, and 700001/s become 500000/s.
+    #[inline]
     pub(super) fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
         let start = if tat.ceil() < at { Tat::whole(at) } else { tat };
         self.advance(start, i64::from(cost))
     }
 
     /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.
+    #[inline]
     pub(super) fn latest(self, cost: u32) -> Micros {
         let reach = self.advance(Tat::ZERO, i64::from(self.burst) + i64::from(cost));
         Micros(Micros::MAX.0 - reach.at.0 - 1)
@@ -109,6 +114,7 @@ impl Pace {
 
     /// A state that may have been written under another rate: a remainder that is none here is
     /// rounded up to a whole µs.
+    #[inline]
     pub(super) const fn adopt(self, tat: Tat) -> Tat {
         if tat.rem < self.rate.count() { tat } else { Tat::whole(Micros(tat.at.0 + 1)) }
     }
@@ -125,6 +131,7 @@ impl Pace {
     /// `units` emission intervals on from `tat` (or back), exactly.
     ///
     /// In range by construction: the spans, and the products of remainders, were checked in `new`.
+    #[inline]
     pub(super) const fn advance(self, tat: Tat, units: i64) -> Tat {
         let sum = tat.rem as i64 + units * self.part;
         let (carry, rem) = if self.part == 0 && tat.rem == 0 {

@@ -17,7 +17,7 @@ mod redis;
 
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
-pub use memory::MemoryStore;
+pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
 #[cfg(feature = "redis")]

@@ -101,8 +101,6 @@ pub(crate) fn suspended() -> Duration {
     if let Some(simulated) = simulated() {
         return simulated;
     }
-    /// In ns, as it was first read after the last suspend.
-    static KNOWN: AtomicU64 = AtomicU64::new(0);
     let known = KNOWN.load(Ordering::Relaxed);
     let read = settle(known, clocks);
     if read == known {
@@ -112,6 +110,9 @@ pub(crate) fn suspended() -> Duration {
     let settled = KNOWN.compare_exchange(known, read, Ordering::Relaxed, Ordering::Relaxed);
     Duration::from_nanos(settled.map_or_else(|first| first, |_| read))
 }
+
+/// What [`suspended`] knows, in ns: as it was first read after the last suspend.
+static KNOWN: AtomicU64 = AtomicU64::new(0);
 
 /// How long to sleep at once when an instant is `left` away: a suspend in between is noticed when the
 /// sleep ends. So a minute at most, or a 64th of the whole where that is longer.

@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::limit::{Costs, Refusal};
+use crate::limit::{Costs, Limit, Refusal};
 use crate::rate::Rate;
+use crate::store::memory::downstream::FEW;
 use crate::time::ManualClock;
 
 const MS: i64 = 1000;

@@ -1,0 +1,238 @@
+//! The record of one downstream, and the states of its limits.
+
+use std::collections::HashMap;
+
+use super::{Cancel, GRACE, LONGEST_LEASE, Lease, STEP, TICK};
+use crate::limit::{Limit, State};
+use crate::time::Micros;
+
+#[derive(Debug)]
+pub(super) struct Downstream {
+    /// When the record began: at least 1, since 0 stands for "none".
+    pub(super) epoch: Micros,
+    /// The highest instant seen on the clock, within [`TICK`].
+    high: Micros,
+    /// How far the clock has stepped back in all, in µs.
+    shift: i64,
+    /// The names of its limits. A limit's place among them is that of its states.
+    names: Vec<String>,
+    /// The states of the whole downstream.
+    whole: Row,
+    /// The states of each key.
+    keyed: HashMap<Box<str>, Row>,
+    /// Until when each replica counts as alive.
+    leases: HashMap<String, Micros>,
+    /// The number of keys at which those whose states are all whole again are forgotten.
+    crowded: usize,
+}
+
+/// The states of one key, by the limit's place. The first is kept apart: mostly there is no other.
+#[derive(Debug, Default)]
+struct Row {
+    first: Option<Held>,
+    more: Vec<Option<Held>>,
+}
+
+/// A state, the shift that it was written under, and when it equals absence on that clock.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    state: State,
+    shift: i64,
+    whole: Micros,
+}
+
+/// Below this many keys nothing is forgotten: looking would cost more than it frees.
+pub(super) const FEW: usize = 1024;
+
+impl Downstream {
+    pub(super) fn new(now: Micros) -> Self {
+        Self {
+            epoch: now.max(Micros(1)),
+            high: Micros(0),
+            shift: 0,
+            names: vec![],
+            whole: Row::default(),
+            keyed: HashMap::new(),
+            leases: HashMap::new(),
+            crowded: FEW,
+        }
+    }
+
+    /// Follows the clock: a step back is added to `shift`. Now and then what is whole is forgotten.
+    #[inline]
+    pub(super) fn follow(&mut self, now: Micros) {
+        if self.has_stepped(now) {
+            self.shift += self.high.0 - now.0;
+            self.high = now;
+        } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
+            self.high = now;
+        }
+        if self.keyed.len() >= self.crowded {
+            self.prune();
+        }
+    }
+
+    /// Whether the clock is behind where it was by more than clocks wobble.
+    #[inline]
+    pub(super) fn has_stepped(&self, now: Micros) -> bool {
+        self.high.0 - now.0 > STEP.as_micros() as i64
+    }
+
+    /// The place of a limit's states.
+    pub(super) fn place(&mut self, limit: &Limit) -> usize {
+        let place = self.names.iter().position(|name| name == limit.name());
+        place.unwrap_or_else(|| {
+            self.names.push(limit.name().to_owned());
+            self.names.len() - 1
+        })
+    }
+
+    /// The state of a limit. On the clock (`live`) it is corrected for steps back, and forgotten
+    /// once it has equalled absence for long; at an explicit instant it is taken as it stands.
+    pub(super) fn read(&mut self, limit: &Limit, key: &str, live: bool) -> State {
+        let (high, shift) = (self.high, self.shift);
+        let Some(held) = self.get(limit, key) else { return limit.fresh() };
+        if live {
+            held.correct(limit, shift);
+            if held.is_absent(high) {
+                return limit.fresh();
+            }
+        }
+        limit.adopt(held.state.clone())
+    }
+
+    /// Takes `cost` from the one limit whose states have this place, if it fits from now on until an
+    /// instant (`when`): the slot, or the one that it would have had.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        (limit, place): (&Limit, usize),
+        key: &str,
+        when: (Micros, Micros),
+        cost: u32,
+    ) -> Result<Micros, Micros> {
+        let (high, shift) = (self.high, self.shift);
+        let slot = self.row(key).slot(place);
+        let held = match slot {
+            Some(held) if held.shift == shift && !held.is_absent(high) => held,
+            Some(held) => {
+                held.correct(limit, shift);
+                if held.is_absent(high) {
+                    held.state = limit.fresh();
+                }
+                held
+            }
+            None => slot.insert(Held { state: limit.fresh(), shift, whole: Micros(0) }),
+        };
+        let slot = limit.take(&mut held.state, when, cost)?;
+        held.whole = limit.whole_at(&held.state);
+        Ok(slot)
+    }
+
+    pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State, live: bool) {
+        let (shift, whole) = (self.shift, limit.whole_at(&state));
+        let place = self.place(limit);
+        let slot = self.row(key).slot(place);
+        // At an explicit instant nothing was corrected, so the state keeps its frame.
+        let shift = slot.as_ref().filter(|_| !live).map_or(shift, |held| held.shift);
+        *slot = Some(Held { state, shift, whole });
+    }
+
+    pub(super) fn forget(&mut self, limit: &Limit, key: &str) {
+        if let Some(held) = self.slot(limit, key) {
+            *held = None;
+        }
+    }
+
+    /// The states of the limits that a reservation was charged to, without it; none if anything was
+    /// taken after it.
+    pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>, live: bool) -> Option<Vec<(&'a Limit, State)>> {
+        let (key, shift) = (call.scope.key, self.shift);
+        let marks = call.before.iter().zip(call.after);
+        let mut restored = vec![];
+        for ((limit, (before, after)), &cost) in call.limits.iter().zip(marks).zip(call.charged) {
+            if cost == 0 {
+                continue;
+            }
+            let held = self.get(limit, key).filter(|held| !live || held.shift == shift)?;
+            let state = limit.adopt(held.state.clone());
+            restored.push((limit, limit.undo(&state, (*before, *after), call.slot, cost)?));
+        }
+        (!restored.is_empty()).then_some(restored)
+    }
+
+    /// Renews a replica's lease, and counts those that live.
+    pub(super) fn lease(&mut self, lease: Lease<'_>, now: Micros) -> u32 {
+        // One that lies further ahead was given before the clock stepped back.
+        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LEASE));
+        self.leases.insert(lease.replica.to_owned(), now.plus(lease.ttl));
+        u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many keys have states of their own.
+    #[cfg(test)]
+    pub(super) fn keys(&self) -> usize {
+        self.keyed.len()
+    }
+
+    fn get(&mut self, limit: &Limit, key: &str) -> Option<&mut Held> {
+        self.slot(limit, key)?.as_mut()
+    }
+
+    /// Where a limit's state is, if there ever was one.
+    fn slot(&mut self, limit: &Limit, key: &str) -> Option<&mut Option<Held>> {
+        let place = self.names.iter().position(|name| name == limit.name())?;
+        let row = if key.is_empty() { Some(&mut self.whole) } else { self.keyed.get_mut(key) };
+        Some(row?.slot(place))
+    }
+
+    #[expect(clippy::expect_used, reason = "just looked for, or inserted")]
+    fn row(&mut self, key: &str) -> &mut Row {
+        if key.is_empty() {
+            return &mut self.whole;
+        }
+        // Looked up twice: `entry` would want a key of its own each time.
+        if !self.keyed.contains_key(key) {
+            self.keyed.insert(key.into(), Row::default());
+        }
+        self.keyed.get_mut(key).expect("a row")
+    }
+
+    /// Forgets keys whose states are whole again, once there are twice as many as were left last time.
+    fn prune(&mut self) {
+        let (high, shift) = (self.high, self.shift);
+        // On the clock that each was written under, which was never behind.
+        let is_absent = |held: &Held| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
+        self.keyed.retain(|_, row| !row.first.iter().chain(row.more.iter().flatten()).all(is_absent));
+        self.crowded = (2 * self.keyed.len()).max(FEW);
+    }
+}
+
+impl Row {
+    #[inline]
+    fn slot(&mut self, place: usize) -> &mut Option<Held> {
+        if place == 0 {
+            return &mut self.first;
+        }
+        if self.more.len() < place {
+            self.more.resize(place, None);
+        }
+        &mut self.more[place - 1]
+    }
+}
+
+impl Held {
+    fn correct(&mut self, limit: &Limit, shift: i64) {
+        let back = shift - self.shift;
+        if back > 0 {
+            self.state = limit.step_back(self.state.clone(), back);
+            self.shift = shift;
+            self.whole = limit.whole_at(&self.state);
+        }
+    }
+
+    #[inline]
+    fn is_absent(&self, high: Micros) -> bool {
+        self.whole.plus(GRACE) <= high
+    }
+}

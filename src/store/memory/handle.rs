@@ -1,0 +1,156 @@
+//! Decisions in this process without a future: nothing is awaited, no name is looked up.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::{Downstream, MemoryStore, locked};
+use crate::limit::{Costs, Limit, LimitSet, Refusal};
+use crate::store::{Scope, StoreError};
+use crate::time::{Clock, Micros};
+
+/// The limits of one downstream in a [`MemoryStore`], for callers that must not await.
+///
+/// It shares its states with all others that use the same store, name and limits. Cheap to clone.
+///
+/// ```
+/// use std::time::Duration;
+/// use paced::{Limit, LimitSet, MemoryStore};
+///
+/// let limits = LimitSet::new(vec![Limit::gcra("burst", "10/s".parse()?, 2)?])?;
+/// let gate = MemoryStore::new().handle("api", limits)?;
+/// assert!(gate.take("tenant-42", 1).is_ok());
+/// assert!(gate.take("tenant-42", 1).is_ok());
+/// assert!(gate.take("tenant-42", 1).is_err(), "the burst is used up");
+/// // A slot within the next second, where the caller waits for it by itself.
+/// let slot = gate.reserve("tenant-42", 1, Duration::from_secs(1));
+/// assert!(slot.is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct MemoryHandle {
+    clock: Arc<dyn Clock>,
+    downstream: Arc<Mutex<Downstream>>,
+    limits: Arc<LimitSet>,
+    /// The latest slot at which a cost of 1 is exact.
+    latest: Micros,
+    /// The limit of a set that has but one, and where its states are: the short way.
+    single: Option<(Limit, usize)>,
+}
+
+impl MemoryStore {
+    /// A handle on the limits of one downstream.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when the name cannot be a downstream's.
+    pub fn handle(&self, downstream: &str, limits: LimitSet) -> Result<MemoryHandle, StoreError> {
+        Scope { downstream, key: "" }.check()?;
+        let downstream = self.open(downstream, || self.clock.now());
+        let single = limits.single().map(|limit| (limit.clone(), locked(&downstream).place(limit)));
+        let (clock, latest) = (Arc::clone(&self.clock), limits.latest(1));
+        Ok(MemoryHandle { clock, downstream, limits: Arc::new(limits), latest, single })
+    }
+}
+
+impl MemoryHandle {
+    /// Takes `cost` from every limit if it fits now. With an empty key the limits are the whole
+    /// downstream's. A refusal takes nothing.
+    ///
+    /// The limits are taken as they are: a leaky bucket charges behind. A policer wants its meter; see
+    /// [`LimitSet::policing`].
+    ///
+    /// # Errors
+    /// [`Refusal`]: when it would fit, [`Micros::MAX`] for never, and by which limit.
+    pub fn take(&self, key: &str, cost: u32) -> Result<Micros, Refusal> {
+        self.reserve(key, cost, Duration::ZERO)
+    }
+
+    /// Reserves the first slot for `cost` that is at most `ahead` from now.
+    ///
+    /// # Errors
+    /// As [`MemoryHandle::take`].
+    pub fn reserve(&self, key: &str, cost: u32, ahead: Duration) -> Result<Micros, Refusal> {
+        // Before the lock, whose wait is not the clock's. Two threads may so see their instants in the
+        // wrong order; one that was kept from the lock for long must look again, or it would seem that
+        // the clock had stepped.
+        let mut now = self.clock.now();
+        let mut downstream = locked(&self.downstream);
+        if downstream.has_stepped(now) {
+            now = self.clock.now();
+        }
+        downstream.follow(now);
+        let latest = if cost == 1 { self.latest } else { self.limits.latest(cost) };
+        let until = if ahead.is_zero() { now } else { now.plus(ahead) }.min(latest);
+        if let Some((limit, place)) = &self.single {
+            let taken = downstream.take((limit, *place), key, (now, until), cost);
+            return taken.map_err(|slot| Refusal { slot, limit: 0 });
+        }
+        let mut states: Vec<_> = self.limits.iter().map(|limit| downstream.read(limit, key, true)).collect();
+        let plan = self.limits.plan(&mut states, now, Costs::Each(&[cost]), until);
+        let taken = plan.taken();
+        for (place, (limit, state)) in self.limits.iter().zip(states).enumerate() {
+            if taken.has(place) {
+                downstream.write(limit, key, state, true);
+            }
+        }
+        match (plan.slots.first(), plan.refused) {
+            (Some(&slot), _) => Ok(slot),
+            (None, refused) => Err(refused.unwrap_or(Refusal { slot: Micros::MAX, limit: 0 })),
+        }
+    }
+
+    /// The clock that it decides by.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        self.clock.now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::ManualClock;
+
+    const START: Micros = Micros(1_760_000_000_000_000);
+
+    fn gate(limits: Vec<Limit>) -> (Arc<ManualClock>, MemoryStore, MemoryHandle) {
+        let clock = Arc::new(ManualClock::new(START));
+        let store = MemoryStore::with_clock(clock.clone());
+        let gate = store.handle("api", LimitSet::new(limits).unwrap()).unwrap();
+        (clock, store, gate)
+    }
+
+    fn limit(name: &str, rate: &str, burst: u32) -> Limit {
+        Limit::gcra(name, rate.parse().unwrap(), burst).unwrap()
+    }
+
+    #[test]
+    fn one_limit_and_several_keep_their_states_by_key() {
+        let ms = Duration::from_millis;
+        for limits in [vec![limit("a", "10/s", 2)], vec![limit("a", "10/s", 2), limit("b", "100/s", 5)]] {
+            let (clock, _, gate) = gate(limits);
+            for key in ["", "x", "y"] {
+                assert_eq!([gate.take(key, 1), gate.take(key, 1)], [Ok(START); 2], "{key}");
+                let refused = Refusal { slot: START.plus(ms(100)), limit: 0 };
+                assert_eq!(gate.take(key, 1), Err(refused), "{key}");
+                assert_eq!(gate.take(key, 3).unwrap_err().slot, Micros::MAX, "more than ever fits");
+                assert_eq!(gate.reserve(key, 1, ms(150)), Ok(START.plus(ms(100))));
+                assert_eq!(gate.reserve(key, 1, ms(150)).unwrap_err().slot, START.plus(ms(200)));
+            }
+            clock.set(START.plus(Duration::from_secs(3600)));
+            assert_eq!(gate.take("x", 2), Ok(clock.now()), "whole again");
+        }
+    }
+
+    #[test]
+    fn it_shares_its_states_with_others_and_follows_a_clock_that_steps_back() {
+        let (clock, store, gate) = gate(vec![limit("a", "10/s", 1)]);
+        let other = store.handle("api", LimitSet::new(vec![limit("a", "10/s", 1)]).unwrap()).unwrap();
+        assert!(gate.take("x", 1).is_ok() && other.take("x", 1).is_err());
+        clock.set(START.minus(Duration::from_secs(3600)));
+        let again = START.minus(Duration::from_secs(3600)).plus(Duration::from_millis(100));
+        assert_eq!(other.take("x", 1).unwrap_err().slot, again, "corrected for the hour");
+        clock.set(again);
+        assert!(gate.take("x", 1).is_ok());
+        assert!(store.handle("a{b", LimitSet::new(vec![limit("a", "10/s", 1)]).unwrap()).is_err());
+    }
+}
