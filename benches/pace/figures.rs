@@ -9,6 +9,7 @@ pub enum Unit {
     Plain(usize),
     /// In percent, this many decimals.
     Percent(usize),
+    Nanos,
     Micros,
     PerSecond,
     KiB,
@@ -229,6 +230,7 @@ fn written(value: f64, unit: Unit) -> String {
         Unit::Count => grouped(value),
         Unit::Plain(decimals) => format!("{value:.decimals$}"),
         Unit::Percent(decimals) => format!("{value:.decimals$} %"),
+        Unit::Nanos => format!("{value:.1} ns"),
         Unit::Micros if value.abs() >= 100.0 => format!("{} µs", grouped(value)),
         Unit::Micros => format!("{value:.1} µs"),
         Unit::PerSecond => format!("{}/s", grouped(value)),

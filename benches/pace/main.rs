@@ -6,6 +6,7 @@
 
 mod api;
 mod figures;
+mod limits;
 mod loops;
 mod machine;
 mod memory;
@@ -56,11 +57,13 @@ enum Scenario {
     Throughput,
     /// Resident memory, and 1 000 downstreams
     Memory,
+    /// One decision, in memory and in Redis, beside others
+    Limits,
 }
 
 impl Scenario {
-    const ALL: [Self; 4] = [Self::Share, Self::Release, Self::Throughput, Self::Memory];
-    const NAMES: [&str; 4] = [share::NAME, release::NAME, throughput::NAME, memory::NAME];
+    const ALL: [Self; 5] = [Self::Share, Self::Release, Self::Throughput, Self::Memory, Self::Limits];
+    const NAMES: [&str; 5] = [share::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME];
 
     async fn run(self, stage: &Stage) -> Result<Section, String> {
         match self {
@@ -68,6 +71,7 @@ impl Scenario {
             Self::Release => release::run(stage).await,
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,
+            Self::Limits => limits::run(stage).await,
         }
     }
 }

@@ -1,0 +1,52 @@
+//! What one decision costs: in memory beside other crates, and in Redis beside a bare script.
+
+mod local;
+mod remote;
+
+use paced::{Limit, LimitSet};
+
+use crate::figures::{Figure, Section, Unit, median};
+use crate::stage::Stage;
+
+pub const NAME: &str = "limits";
+
+/// Of every limit here. It lets a thousand seconds' worth through at once, so that none refuses.
+const RATE: u32 = 1_000_000;
+const BURST: u32 = 1_000_000_000;
+
+pub async fn run(stage: &Stage) -> Result<Section, String> {
+    let mut section = Section::new(
+        NAME,
+        "One decision",
+        "In memory: the time of one call that grants, at 1 000 000/s with a burst that no run uses up, on one \
+         thread; one limit, and 10 000 keys of 12 bytes in a random order. governor's is `check` or `check_key`, \
+         leaky-bucket's `try_acquire` (it has no keys), paced's the reservation of a slot. Each reads its own \
+         clock, once per call: governor's is quanta, the time stamp counter. In Redis: calls per second on one \
+         connection of the same client with so many in flight; the bare script (benches/pace/loops/gcra.lua) is \
+         a GCRA as people write it, one key, by the server's clock, with a TTL. All take turns in rounds of a \
+         fraction of a second; a figure is the median of the rounds, a ratio the median of the rounds' ratios.",
+    );
+    for run in 1..=stage.runs {
+        eprintln!("  limits, run {run}: in memory");
+        local::measure(&mut section).await?;
+        eprintln!("  limits, run {run}: in Redis");
+        remote::measure(stage, &mut section).await?;
+        section.runs = run;
+    }
+    Ok(section)
+}
+
+/// The median over the rounds of what `of` makes of each.
+fn over<const N: usize>(rounds: &[[f64; N]], of: impl Fn(&[f64; N]) -> f64) -> Option<f64> {
+    median(&rounds.iter().map(of).collect::<Vec<_>>())
+}
+
+const fn figure(name: &'static str, unit: Unit) -> Figure {
+    Figure::median(name, unit)
+}
+
+fn limits() -> Result<LimitSet, String> {
+    let rate = format!("{RATE}/s").parse().map_err(|error| format!("{RATE}/s: {error}"))?;
+    let limit = Limit::leaky_bucket("rate", rate, BURST).map_err(|error| error.to_string())?;
+    LimitSet::new(vec![limit]).map_err(|error| error.to_string())
+}
