@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{Quota, RateLimiter};
+use paced::limit::Costs;
 use paced::store::{Reserve, Scope};
 use paced::time::{Clock as _, SystemClock};
 use paced::{LimitSet, MemoryStore, Store as _};
@@ -104,7 +105,7 @@ impl Paced {
         let call = Reserve {
             scope,
             limits: &self.limits,
-            costs: &[1],
+            costs: Costs::Each(&[1]),
             ahead: Duration::ZERO,
             now: None,
             lease: None,

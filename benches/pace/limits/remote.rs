@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use paced::limit::Costs;
 use paced::store::{Reserve, Scope};
 use paced::{LimitSet, RedisOptions, RedisStore, Store as _};
 use redis::aio::MultiplexedConnection;
@@ -130,13 +131,13 @@ impl Paced {
 impl Caller for Paced {
     async fn call(&mut self) -> Result<(), String> {
         let scope = Scope { downstream: "bench", key: "" };
-        let (limits, costs) = (&*self.limits, self.costs);
+        let (limits, costs) = (&*self.limits, Costs::Each(self.costs));
         let call = Reserve { scope, limits, costs, ahead: Duration::ZERO, now: None, lease: None };
         let reserved = self.store.reserve(call).await.map_err(|error| error.to_string())?;
-        if reserved.slots.len() == costs.len() {
+        if reserved.slots.len() == self.costs.len() {
             Ok(())
         } else {
-            Err(format!("{} of {} slots were granted", reserved.slots.len(), costs.len()))
+            Err(format!("{} of {} slots were granted", reserved.slots.len(), self.costs.len()))
         }
     }
 }
