@@ -10,7 +10,7 @@ use governor::{Quota, RateLimiter};
 use paced::limit::Costs;
 use paced::store::{Reserve, Scope};
 use paced::time::{Clock as _, SystemClock};
-use paced::{LimitSet, MemoryStore, Store as _};
+use paced::{LimitSet, MemoryHandle, MemoryStore, Store as _};
 
 use super::{BURST, RATE, figure, over};
 use crate::figures::{Bound, Figure, Section, Unit};
@@ -19,6 +19,7 @@ use crate::support::{blocking, real_now};
 const GOVERNOR: Figure = figure("governor", Unit::Nanos);
 const LEAKY_BUCKET: Figure = figure("leaky-bucket", Unit::Nanos);
 const PACED: Figure = figure("paced, memory store", Unit::Nanos);
+const ASYNC: Figure = figure("paced, memory store by its async trait", Unit::Nanos);
 const RATIO: Figure = figure("paced / governor", Unit::Plain(2));
 const GOVERNORS_CLOCK: Figure = figure("of it a look at governor's clock", Unit::Nanos);
 const PACEDS_CLOCK: Figure = figure("of it a look at paced's clock", Unit::Nanos);
@@ -40,17 +41,19 @@ pub async fn measure(section: &mut Section) -> Result<(), String> {
     section.note(ONE, GOVERNOR, over(&one, |round| round[0]));
     section.note(ONE, LEAKY_BUCKET, over(&one, |round| round[1]));
     section.note(ONE, PACED, over(&one, |round| round[2]));
+    section.note(ONE, ASYNC, over(&one, |round| round[5]));
     section.note(ONE, GOVERNORS_CLOCK, over(&one, |round| round[3]));
     section.note(ONE, PACEDS_CLOCK, over(&one, |round| round[4]));
     section.judge(ONE, RATIO, over(&one, |round| round[2] / round[0]), Bound::AtMost(2.0));
     let many = blocking(many).await?;
     section.note(MANY, GOVERNOR, over(&many, |round| round[0]));
     section.note(MANY, PACED, over(&many, |round| round[1]));
+    section.note(MANY, ASYNC, over(&many, |round| round[2]));
     section.judge(MANY, RATIO, over(&many, |round| round[1] / round[0]), Bound::AtMost(2.0));
     Ok(())
 }
 
-fn one() -> Result<Vec<[f64; 5]>, String> {
+fn one() -> Result<Vec<[f64; 6]>, String> {
     let governor = RateLimiter::direct(quota()?);
     let balance = BURST as usize;
     let leaky =
@@ -64,11 +67,12 @@ fn one() -> Result<Vec<[f64; 5]>, String> {
             timed(|| (0..CALLS).filter(|_| black_box(&paced).grants("")).count())?,
             timed(|| (0..CALLS).map(|_| black_box(black_box(&quanta).now())).count())?,
             timed(|| (0..CALLS).map(|_| black_box(black_box(&system).now())).count())?,
+            timed(|| (0..CALLS).filter(|_| black_box(&paced).grants_async("")).count())?,
         ])
     })
 }
 
-fn many() -> Result<Vec<[f64; 2]>, String> {
+fn many() -> Result<Vec<[f64; 3]>, String> {
     let mut keys: Vec<String> = (0..KEYS).map(|key| format!("tenant-{key:05}")).collect();
     // A fixed order, the same for both and in each round.
     fastrand::Rng::with_seed(1).shuffle(&mut keys);
@@ -79,6 +83,7 @@ fn many() -> Result<Vec<[f64; 2]>, String> {
         Ok([
             timed(|| order().filter(|key| black_box(&governor).check_key(key).is_ok()).count())?,
             timed(|| order().filter(|key| black_box(&paced).grants(key)).count())?,
+            timed(|| order().filter(|key| black_box(&paced).grants_async(key)).count())?,
         ])
     })
 }
@@ -91,16 +96,23 @@ fn quota() -> Result<Quota, String> {
 }
 
 struct Paced {
+    handle: MemoryHandle,
     store: MemoryStore,
     limits: LimitSet,
 }
 
 impl Paced {
     fn new() -> Result<Self, String> {
-        Ok(Self { store: MemoryStore::new(), limits: super::limits()? })
+        let (store, limits) = (MemoryStore::new(), super::limits()?);
+        let handle = store.handle("bench", limits.clone()).map_err(|error| error.to_string())?;
+        Ok(Self { handle, store, limits })
     }
 
     fn grants(&self, key: &str) -> bool {
+        self.handle.take(key, 1).is_ok()
+    }
+
+    fn grants_async(&self, key: &str) -> bool {
         let scope = Scope { downstream: "bench", key };
         let call = Reserve {
             scope,
