@@ -87,3 +87,19 @@ async fn a_different_decision_is_told() {
     let (code, _) = replay(Path::new("no-such-file"), "memory:").await;
     assert_eq!(code, Some(2));
 }
+
+/// docs/algorithms.md shows what `algorithms` prints.
+#[tokio::test]
+async fn the_page_on_algorithms_shows_what_its_example_prints() {
+    let output = example("algorithms").output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/algorithms.md")).unwrap();
+    let shown: Vec<&str> =
+        page.split("```text\n").skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect();
+    assert_eq!(shown.len(), 2, "two figures");
+    for figure in shown {
+        assert!(printed.contains(figure), "the page shows:\n{figure}\nthe example prints:\n{printed}");
+    }
+}
