@@ -21,7 +21,7 @@ pub struct Standing {
 /// `limit`, `remaining` and `reset_at` are those of the binding limit: of several that must all
 /// agree, when denied the one that allows it last, when allowed the one with the fewest units
 /// remaining; of alternatives, when denied the one that allows it first, when allowed the one with
-/// the most remaining of those that were charged.
+/// the most remaining of those that were charged (of all, where nothing was).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether it may go now. If not, nothing was taken.

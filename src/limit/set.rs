@@ -274,9 +274,10 @@ impl LimitSet {
         let binding = match self.combine {
             _ if !allowed => limit,
             Combine::All => places.min_by_key(remaining).unwrap_or(limit),
-            // Of several with as many the first.
+            // Of several with as many the first. A look charges nothing, and so looks at all.
             Combine::Any | Combine::OneOf => {
-                places.filter(|place| charge.has(*place)).rev().max_by_key(remaining).unwrap_or(limit)
+                let charged = |place: &usize| charge == Charge::default() || charge.has(*place);
+                places.filter(charged).rev().max_by_key(remaining).unwrap_or(limit)
             }
         };
         let Standing { limit, remaining, reset_at } =
