@@ -1,17 +1,22 @@
 //! Exact, shared pacing of calls to rate-limited APIs.
 //!
-//! A [`Shaper`] reserves a slot for each call: the first instant at which it keeps every limit. The
-//! state of the limits lives in a [`Store`]: in this process, or in Redis, where all processes that
-//! use one name share one pace. Slots are counted in exact integers, so no rate drifts.
+//! A [`Shaper`] reserves a slot for each call: the first instant at which it keeps every limit. A
+//! [`Limiter`] takes the same limits and tells at once whether a call may go. The state of the limits
+//! lives in a [`Store`]: in this process, or in Redis, where all processes that use one name share it.
+//! All is counted in exact integers, so no rate drifts.
 //!
 //! ```
 //! use std::time::Duration;
-//! use paced::Shaper;
+//! use paced::{Limit, Limiter, Shaper};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let shaper = Shaper::builder("billing", "50/s".parse()?).max_wait(Duration::from_secs(30)).build()?;
 //! let answer = shaper.schedule("tenant-42", async { "called" }).await?;
 //! assert_eq!(answer, "called");
+//!
+//! let limiter = Limiter::builder("api").limit(Limit::gcra("calls", "10/s".parse()?, 20)?).build()?;
+//! let decision = limiter.check("tenant-42").await?;
+//! assert!(decision.allowed && decision.remaining == 19);
 //! # Ok(()) }
 //! ```
 //!
@@ -20,7 +25,7 @@
 //! | [`rate`], [`time`] | exact rates; instants on the store's clock |
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
 //! | [`store`] | where state lives, and the mapping of slots to the local clock |
-//! | [`shaper`] | reserve, wait, run: for programs that embed paced |
+//! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
 //! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
 //! | `metric` | what is measured on that way; feature `dispatch` |
 //! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
@@ -49,9 +54,12 @@ pub mod pipe;
 #[cfg(feature = "dispatch")]
 pub mod sink;
 
-pub use limit::{Limit, LimitError, LimitSet};
+pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
 pub use rate::{Amount, Period, Rate, RateError};
-pub use shaper::{BuildError, Reservation, ReserveError, Shaper, ShaperBuilder};
+pub use shaper::{
+    BuildError, CheckError, Limiter, LimiterBuilder, NextSlot, Reservation, ReserveError, Shaper,
+    ShaperBuilder,
+};
 pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};

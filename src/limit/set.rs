@@ -167,6 +167,13 @@ impl LimitSet {
         Self { limits, ..self }
     }
 
+    /// The same set, whose limits keep their state under `prefix` and their name.
+    pub(crate) fn prefixed(self, prefix: &str) -> Self {
+        let named = |limit: Limit| Limit { name: format!("{prefix}{}", limit.name), ..limit };
+        let limits = self.limits.into_iter().map(named).collect();
+        Self { limits, ..self }
+    }
+
     /// The limits, in the order in which they were given, each once.
     pub fn iter(&self) -> std::slice::Iter<'_, Limit> {
         self.limits.iter()

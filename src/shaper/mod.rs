@@ -1,29 +1,37 @@
-//! Pacing inside a program: reserve a slot, wait for it, call.
+//! Limits inside a program. A [`Shaper`] makes calls wait for their slots; a [`Limiter`] tells at once
+//! whether one may go.
 
+mod asking;
 mod batch;
 mod builder;
+mod cost;
+mod error;
+mod limiter;
 mod reservation;
 
-use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::limit::LimitSet;
-use crate::store::{Observed, Scope, SlotClock, Store, StoreError};
+use crate::limit::{Costs, LimitSet};
+use crate::store::{Observed, Reserve, Scope, SlotClock, Store, StoreError};
 use crate::time::Micros;
-use batch::{Lane, Request};
+use asking::Lane;
+use batch::{Lanes, Request, submit};
 pub use builder::{BuildError, ShaperBuilder};
+use cost::Cost;
+pub use error::{CheckError, ReserveError};
+pub use limiter::{Limiter, LimiterBuilder};
 use reservation::Grant;
 pub use reservation::Reservation;
 
 /// Keeps the pace of one downstream, alone or together with all shapers that share its store.
 ///
-/// Shapers share a pace when they have one store, name, rate and `max_wait`. They do not share it
-/// with the daemon yet: its state of a downstream of the same name is another one.
+/// Shapers share a pace when they have one store, name, set of limits and `max_wait`. They do not share
+/// it with the daemon yet, nor with a [`Limiter`]: their states of the same name are others.
 ///
 /// Cheap to clone; clones are one shaper.
 ///
@@ -48,42 +56,29 @@ pub struct Shaper {
     core: Arc<Core>,
 }
 
-/// Why there is no reservation.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ReserveError {
-    /// The slot would lie further ahead than `max_wait`. Nothing was taken.
-    #[error("the queue is full; try again in {retry_after:?}")]
-    QueueFull {
-        /// How long until a slot within `max_wait` can be had, if nobody else takes it.
-        retry_after: Duration,
-    },
-    /// The limits cannot hold so high a cost exactly.
-    #[error("a cost of {cost} is more than these limits hold; use at most {highest}")]
-    CostTooLarge {
-        /// The cost asked for.
-        cost: u32,
-        /// The highest that is possible.
-        highest: u32,
-    },
-    /// The store did not decide.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The task that asked the store was ended: its runtime shut down, or the store panicked.
-    #[error("the call to the store was broken off; reserve again")]
-    Stopped,
+/// Where the next slot lies; see [`Shaper::peek`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextSlot {
+    /// The instant on the store's clock.
+    pub slot: Micros,
+    /// How long after the store's now that is.
+    pub wait: Duration,
 }
 
 /// What all clones share.
 #[derive(Debug)]
 struct Core {
     name: String,
+    /// The limits as they were given.
     limits: LimitSet,
+    /// The same limits under the names that the store knows.
+    stored: LimitSet,
     store: Arc<dyn Store>,
     clock: SlotClock,
     max_wait: Duration,
     per_key: bool,
     /// The keys for which the store is being asked.
-    lanes: Mutex<HashMap<String, Lane>>,
+    lanes: Lanes<Lane>,
     /// Held by the one who asks the store for its clock; when that was last tried.
     refreshing: tokio::sync::Mutex<Option<Instant>>,
     /// The store's clock stepped.
@@ -94,6 +89,32 @@ impl Shaper {
     /// A shaper of `name` at `rate`, to be refined.
     pub fn builder(name: impl Into<String>, rate: crate::Rate) -> ShaperBuilder {
         ShaperBuilder::new(name.into(), rate)
+    }
+
+    /// A shaper of `name` that keeps a set of limits, of any algorithm and however they combine.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use paced::{Limit, LimitSet, Shaper};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limits = LimitSet::new(vec![
+    ///     Limit::leaky_bucket("pace", "50/s".parse()?, 1)?,
+    ///     Limit::sliding_log("per-minute", 1000, Duration::from_secs(60))?,
+    /// ])?;
+    /// let shaper = Shaper::with_limits("billing", limits).build()?;
+    /// let reservation = shaper.reserve_costs("tenant-42", &[1, 5]).await?;
+    /// # drop(reservation);
+    /// # Ok(()) }
+    /// ```
+    pub fn with_limits(name: impl Into<String>, limits: LimitSet) -> ShaperBuilder {
+        ShaperBuilder::with_limits(name.into(), limits)
+    }
+
+    /// Its limits, in the order of the costs of [`Shaper::reserve_costs`].
+    #[must_use]
+    pub fn limits(&self) -> &LimitSet {
+        &self.core.limits
     }
 
     /// The downstream's name.
@@ -113,15 +134,50 @@ impl Shaper {
         self.reserve_cost(key, 1).await
     }
 
-    /// [`Shaper::reserve`] for work that costs more than 1. The cost is charged behind: this slot
-    /// does not depend on it, the next one does.
+    /// [`Shaper::reserve`] for work that costs more than 1. A leaky bucket, and so [`Shaper::builder`]'s
+    /// rate, charges it behind: this slot does not depend on it, the next one does. All other limits
+    /// need the whole cost to fit at the slot.
     ///
     /// Cancel safe, as [`Shaper::reserve`] is.
     ///
     /// # Errors
     /// As [`Shaper::reserve`], and [`ReserveError::CostTooLarge`].
     pub async fn reserve_cost(&self, key: &str, cost: u32) -> Result<Reservation, ReserveError> {
-        Ok(self.grant(key, cost).await?.keep())
+        Ok(self.grant(key, Cost::Each(cost)).await?.keep())
+    }
+
+    /// [`Shaper::reserve`] for work that costs each limit its own: one cost per limit, in the order in
+    /// which they were given ([`Shaper::limits`]). A limit that it costs 0 is not asked.
+    ///
+    /// Cancel safe, as [`Shaper::reserve`] is.
+    ///
+    /// # Errors
+    /// As [`Shaper::reserve`], [`ReserveError::CostTooLarge`] and [`ReserveError::CostCount`].
+    pub async fn reserve_costs(&self, key: &str, costs: &[u32]) -> Result<Reservation, ReserveError> {
+        Ok(self.grant(key, Cost::PerLimit(costs.into())).await?.keep())
+    }
+
+    /// When the next slot for `key` would be, at cost 1, if nobody else takes it. Nothing is taken, and it
+    /// may lie beyond `max_wait`.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store did not answer.
+    pub async fn peek(&self, key: &str) -> Result<NextSlot, StoreError> {
+        let core = &self.core;
+        let call = Reserve {
+            scope: core.scope(core.lane_of(key)),
+            limits: &core.stored,
+            costs: Costs::Each(&[]),
+            ahead: core.max_wait,
+            now: None,
+            lease: None,
+        };
+        let sent = Instant::now();
+        let reserved = core.store.reserve(call).await?;
+        core.observe(sent, reserved.now, reserved.epoch);
+        Ok(NextSlot { slot: reserved.next, wait: reserved.next.since(reserved.now) })
     }
 
     /// Reserves, waits, and runs `work`.
@@ -137,7 +193,7 @@ impl Shaper {
     /// As [`Shaper::reserve`], of the first reservation or of one anew; `work` is not run then.
     pub async fn schedule<F: Future>(&self, key: &str, work: F) -> Result<F::Output, ReserveError> {
         loop {
-            let mut grant = self.grant(key, 1).await?;
+            let mut grant = self.grant(key, Cost::Each(1)).await?;
             let due = grant.due().await;
             // Its slot has been reached: there is nothing to give back.
             let _used = grant.keep();
@@ -156,20 +212,17 @@ impl Shaper {
     /// [`StoreError`] when the store did not do it.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
         let scope = self.core.scope(self.core.lane_of(key));
-        self.core.store.reset(scope, &self.core.limits).await
+        self.core.store.reset(scope, &self.core.stored).await
     }
 
-    async fn grant(&self, key: &str, cost: u32) -> Result<Grant, ReserveError> {
-        let highest = self.core.limits.max_cost();
-        if cost > highest {
-            return Err(ReserveError::CostTooLarge { cost, highest });
-        }
-        if cost == 0 {
+    async fn grant(&self, key: &str, cost: Cost) -> Result<Grant, ReserveError> {
+        cost.check(&self.core.limits)?;
+        if cost.is_nothing() {
             let text = "a cost of 0 takes nothing; use at least 1";
             return Err(StoreError::Invalid(text.to_owned()).into());
         }
         let (answer, granted) = oneshot::channel();
-        self.core.submit(self.core.lane_of(key), |lane| lane.waiting.push_back(Request { cost, answer }));
+        submit(&self.core, self.core.lane_of(key), |lane| lane.waiting.push(Request { cost, answer }));
         granted.await.unwrap_or(Err(ReserveError::Stopped))
     }
 }
@@ -216,10 +269,6 @@ impl Core {
     /// How late a slot may be used: T, within what timers and the network allow for.
     fn tolerance(&self) -> Duration {
         self.limits.rate().interval().clamp(Duration::from_millis(5), Duration::from_millis(50))
-    }
-
-    fn lanes(&self) -> std::sync::MutexGuard<'_, HashMap<String, Lane>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

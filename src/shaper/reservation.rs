@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Core;
+use super::batch::submit;
 use crate::store::{Cancel, Granted, Mapping, StoreError};
 use crate::time::{Deadline, Micros, nap};
 
@@ -138,7 +139,7 @@ impl Reservation {
     pub async fn cancel(self) -> Result<bool, StoreError> {
         let call = Cancel {
             scope: self.core.scope(&self.key),
-            limits: &self.core.limits,
+            limits: &self.core.stored,
             slot: self.granted.slot,
             charged: &self.granted.charged,
             before: &self.granted.before,
@@ -184,7 +185,7 @@ impl Drop for Grant {
     fn drop(&mut self) {
         if let Some(reservation) = self.0.take() {
             let (core, key) = (Arc::clone(&reservation.core), reservation.key.clone());
-            core.submit(&key, |lane| lane.returned.push(reservation));
+            submit(&core, &key, |lane| lane.returned.push(reservation));
         }
     }
 }

@@ -1,4 +1,5 @@
-mod bench;
+pub(super) mod bench;
+pub(super) mod sets;
 mod waits;
 
 use std::collections::BTreeSet;
@@ -20,7 +21,10 @@ fn builder(rate: &str, bench: &Arc<Bench>) -> ShaperBuilder {
 
 fn retry_after(outcome: Result<Reservation, ReserveError>) -> Duration {
     match outcome {
-        Err(ReserveError::QueueFull { retry_after }) => retry_after,
+        Err(ReserveError::QueueFull { retry_after, limit }) => {
+            assert_eq!(limit, "rate");
+            retry_after
+        }
         other => panic!("the queue should be full: {other:?}"),
     }
 }
@@ -77,7 +81,7 @@ async fn a_lone_caller_waits_for_nobody() {
         shaper.reserve("any").await.unwrap().wait().await;
     }
     assert_eq!(bench.count(), 3);
-    assert!(shaper.core.lanes().is_empty(), "nothing is kept for keys that are idle");
+    assert!(shaper.core.lanes.lock().is_empty(), "nothing is kept for keys that are idle");
 }
 
 #[tokio::test(start_paused = true)]
@@ -286,7 +290,7 @@ async fn numbers_and_names_that_cannot_be_are_refused() {
     assert!(matches!(build("billing", 0), Err(BuildError::Limit(LimitError::NoBurst))));
     assert!(matches!(build("", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
     assert!(matches!(build("a{b", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
-    let twice = Limit::leaky_bucket("shaper-0", "2/s".parse().unwrap(), 1).unwrap();
+    let twice = Limit::leaky_bucket("rate", "2/s".parse().unwrap(), 1).unwrap();
     let outcome = Shaper::builder("billing", "1/s".parse().unwrap()).limit(twice).build();
     assert!(matches!(outcome, Err(BuildError::Limit(LimitError::SameName(_)))));
 }

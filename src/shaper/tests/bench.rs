@@ -14,13 +14,13 @@ use crate::time::{Clock, Micros, SystemClock};
 
 /// A clock that runs with tokio's time and can be stepped.
 #[derive(Debug, Default)]
-pub(super) struct SteppingClock {
+pub(in crate::shaper) struct SteppingClock {
     base: SystemClock,
     step: AtomicI64,
 }
 
 impl SteppingClock {
-    pub(super) fn step(&self, seconds: i64) {
+    pub(in crate::shaper) fn step(&self, seconds: i64) {
         self.step.fetch_add(seconds * 1_000_000, Ordering::SeqCst);
     }
 }
@@ -32,26 +32,26 @@ impl Clock for SteppingClock {
 }
 
 #[derive(Debug)]
-pub(super) struct Bench {
+pub(in crate::shaper) struct Bench {
     memory: MemoryStore,
-    pub(super) clock: Arc<SteppingClock>,
-    pub(super) calls: AtomicUsize,
-    pub(super) cancelled: AtomicUsize,
-    pub(super) pings: AtomicUsize,
+    pub(in crate::shaper) clock: Arc<SteppingClock>,
+    pub(in crate::shaper) calls: AtomicUsize,
+    pub(in crate::shaper) cancelled: AtomicUsize,
+    pub(in crate::shaper) pings: AtomicUsize,
     /// On the way there and back.
-    pub(super) latency: Mutex<(Duration, Duration)>,
+    pub(in crate::shaper) latency: Mutex<(Duration, Duration)>,
     /// A call needs a permit to go on.
-    pub(super) gate: Semaphore,
+    pub(in crate::shaper) gate: Semaphore,
     /// Calls that wait at the gate, or have passed it.
-    pub(super) arrived: Semaphore,
-    pub(super) failure: Mutex<Option<StoreError>>,
-    pub(super) panics: AtomicUsize,
+    pub(in crate::shaper) arrived: Semaphore,
+    pub(in crate::shaper) failure: Mutex<Option<StoreError>>,
+    pub(in crate::shaper) panics: AtomicUsize,
     /// Pings are not answered.
-    pub(super) mute: AtomicBool,
+    pub(in crate::shaper) mute: AtomicBool,
 }
 
 impl Bench {
-    pub(super) fn new() -> Arc<Self> {
+    pub(in crate::shaper) fn new() -> Arc<Self> {
         let clock = Arc::<SteppingClock>::default();
         Arc::new(Self {
             memory: MemoryStore::with_clock(clock.clone()),
@@ -69,24 +69,24 @@ impl Bench {
     }
 
     /// Closes the gate: calls wait until `open` lets some through.
-    pub(super) fn close(&self) {
+    pub(in crate::shaper) fn close(&self) {
         self.gate.forget_permits(1_000_000);
     }
 
-    pub(super) fn open(&self, calls: usize) {
+    pub(in crate::shaper) fn open(&self, calls: usize) {
         self.gate.add_permits(calls);
     }
 
     /// Until one more call has arrived at the gate.
-    pub(super) async fn arrival(&self) {
+    pub(in crate::shaper) async fn arrival(&self) {
         self.arrived.acquire().await.unwrap().forget();
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::shaper) fn count(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
 
-    pub(super) fn fail(&self, error: Option<StoreError>) {
+    pub(in crate::shaper) fn fail(&self, error: Option<StoreError>) {
         *self.failure.lock().unwrap() = error;
     }
 
@@ -101,7 +101,7 @@ impl Bench {
         failure.map_or(Ok(()), Err)
     }
 
-    pub(super) fn delay(&self, there: Duration, back: Duration) {
+    pub(in crate::shaper) fn delay(&self, there: Duration, back: Duration) {
         *self.latency.lock().unwrap() = (there, back);
     }
 }

@@ -1,0 +1,117 @@
+//! Why there is no reservation, and no decision.
+
+use std::time::Duration;
+
+use super::cost::Misfit;
+use crate::store::StoreError;
+
+/// Why there is no reservation.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The slot would lie further ahead than `max_wait`. Nothing was taken.
+    #[error("the queue is full for `{limit}`; try again in {retry_after:?}")]
+    QueueFull {
+        /// How long until a slot within `max_wait` can be had, if nobody else takes it.
+        retry_after: Duration,
+        /// The name of the binding limit: the first that allows nothing earlier.
+        limit: String,
+    },
+    /// The limits never hold so high a cost, or not exactly.
+    #[error("a cost of {cost} is more than `{limit}` holds; use at most {highest}")]
+    CostTooLarge {
+        /// The cost asked for.
+        cost: u32,
+        /// The highest that is possible.
+        highest: u32,
+        /// The name of the limit that does not hold it; of alternatives the one that holds the most.
+        limit: String,
+    },
+    /// There must be one cost for each limit.
+    #[error("{given} costs for {limits} limits; give one for each, in the order of the limits")]
+    CostCount {
+        /// How many were given.
+        given: usize,
+        /// How many limits were given.
+        limits: usize,
+    },
+    /// The store did not decide.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The task that asked the store was ended: its runtime shut down, or the store panicked.
+    #[error("the call to the store was broken off; reserve again")]
+    Stopped,
+}
+
+impl ReserveError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::QueueFull { .. } | Self::Stopped => true,
+            Self::CostTooLarge { .. } | Self::CostCount { .. } => false,
+            Self::Store(error) => error.is_retryable(),
+        }
+    }
+}
+
+impl From<Misfit> for ReserveError {
+    fn from(misfit: Misfit) -> Self {
+        match misfit {
+            Misfit::Count { given, limits } => Self::CostCount { given, limits },
+            Misfit::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
+        }
+    }
+}
+
+/// Why there is no decision. A denial is none of these: it is a decision.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// The limits never hold so high a cost.
+    #[error("a cost of {cost} is more than `{limit}` ever allows at once; use at most {highest}")]
+    CostTooLarge {
+        /// The cost asked for.
+        cost: u32,
+        /// The highest that is possible.
+        highest: u32,
+        /// The name of the limit that does not hold it; of alternatives the one that holds the most.
+        limit: String,
+    },
+    /// There must be one cost for each limit.
+    #[error("{given} costs for {limits} limits; give one for each, in the order of the limits")]
+    CostCount {
+        /// How many were given.
+        given: usize,
+        /// How many limits were given.
+        limits: usize,
+    },
+    /// The store did not decide. It may have: an answer can be lost after something was taken.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The task that asked the store was ended: its runtime shut down, or the store panicked.
+    #[error("the call to the store was broken off; check again")]
+    Stopped,
+}
+
+impl CheckError {
+    /// Whether the same call may be decided later. What to answer meanwhile is the caller's to choose:
+    /// let it pass, or refuse it.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Stopped => true,
+            Self::CostTooLarge { .. } | Self::CostCount { .. } => false,
+            Self::Store(error) => error.is_retryable(),
+        }
+    }
+}
+
+impl From<Misfit> for CheckError {
+    fn from(misfit: Misfit) -> Self {
+        match misfit {
+            Misfit::Count { given, limits } => Self::CostCount { given, limits },
+            Misfit::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
+        }
+    }
+}

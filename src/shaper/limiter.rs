@@ -1,0 +1,235 @@
+//! Policing: may this go now? The same limits, sets and stores as a shaper's.
+
+mod builder;
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::CheckError;
+use super::batch::{Carrier, Lanes, Queue, Request, fares, submit};
+use super::cost::Cost;
+use crate::limit::{Decision, LimitSet};
+use crate::store::{Check, Checked, Scope, Store, StoreError};
+pub use builder::LimiterBuilder;
+
+/// Tells at once whether something may go, alone or together with all limiters that share its store.
+///
+/// Where a [`Shaper`](super::Shaper) makes its callers wait for their slots, a limiter answers them:
+/// allowed, and charged; or denied, until when, and nothing is taken. All limits are policed as
+/// [`Limit::policing`](crate::Limit::policing) says.
+///
+/// By default each key has the limits for itself, where a shaper keeps one pace for all keys: what is
+/// policed is each caller's share, and what is shaped is the load on one downstream. With
+/// [`LimiterBuilder::shared`] the limits are those of all keys together.
+///
+/// Limiters share state when they have one store, name, set of limits and scope (each key's own, or
+/// shared). Nobody else's state is touched: a shaper, or the daemon, of the same name and with limits of the
+/// same names has another one.
+///
+/// Calls are batched per key: checks that arrive while the store is asked about their key ride in the
+/// next call, and each gets the decision that it would have got alone. Different keys go side by side.
+/// When nothing is under way a check leaves at once.
+///
+/// Cheap to clone; clones are one limiter.
+///
+/// ```
+/// use std::time::Duration;
+/// use paced::{Limit, Limiter};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::builder("api")
+///     .limit(Limit::gcra("per-minute", "10/m".parse()?, 2)?)
+///     .limit(Limit::fixed_window("per-hour", 1000, Duration::from_secs(3600))?)
+///     .build()?;
+/// assert!(limiter.check("tenant-42").await?.allowed);
+/// assert!(limiter.check("tenant-42").await?.allowed);
+/// let denied = limiter.check("tenant-42").await?;
+/// assert!(!denied.allowed && denied.retry_after <= Duration::from_secs(6));
+/// assert_eq!(limiter.limits().get(denied.binding).map(Limit::name), Some("per-minute"));
+/// assert!(limiter.check("tenant-43").await?.allowed, "each key has its own");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    core: Arc<Core>,
+}
+
+/// What one who checks is told.
+type Answer = Result<Decision, CheckError>;
+
+/// What all clones share.
+#[derive(Debug)]
+struct Core {
+    name: String,
+    /// The limits as they were given, policing.
+    limits: LimitSet,
+    /// The same limits under the names that the store knows.
+    stored: LimitSet,
+    store: Arc<dyn Store>,
+    shared: bool,
+    /// The keys for which the store is being asked.
+    lanes: Lanes<Queue<Answer>>,
+}
+
+impl Limiter {
+    /// A limiter of `name`, which needs limits still.
+    pub fn builder(name: impl Into<String>) -> LimiterBuilder {
+        LimiterBuilder::new(name.into())
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    /// Its limits as they are policed, in the order of [`Limiter::check_costs`] and of
+    /// [`Decision::standings`].
+    #[must_use]
+    pub fn limits(&self) -> &LimitSet {
+        &self.core.limits
+    }
+
+    /// Whether `key` may go now, at cost 1. If so, it is charged.
+    ///
+    /// A check whose future is dropped before its call left takes nothing. Dropped later it may have been
+    /// charged: nobody knows then what was decided, and nothing is given back. Others that ride in the
+    /// same call are not disturbed.
+    ///
+    /// # Errors
+    /// [`CheckError`] when there is no decision; a denial is one.
+    pub async fn check(&self, key: &str) -> Result<Decision, CheckError> {
+        self.submit(key, Cost::Each(1)).answer().await
+    }
+
+    /// [`Limiter::check`] for what costs more than 1: all of it fits now, or nothing is taken.
+    ///
+    /// Cancel safety as of [`Limiter::check`].
+    ///
+    /// # Errors
+    /// As [`Limiter::check`], and [`CheckError::CostTooLarge`].
+    pub async fn check_cost(&self, key: &str, cost: u32) -> Result<Decision, CheckError> {
+        self.submit(key, Cost::Each(cost)).answer().await
+    }
+
+    /// [`Limiter::check`] for what costs each limit its own: one cost per limit, in the order in which they
+    /// were given. A limit that it costs 0 is not asked.
+    ///
+    /// Cancel safety as of [`Limiter::check`].
+    ///
+    /// # Errors
+    /// As [`Limiter::check`], [`CheckError::CostTooLarge`] and [`CheckError::CostCount`].
+    pub async fn check_costs(&self, key: &str, costs: &[u32]) -> Result<Decision, CheckError> {
+        self.submit(key, Cost::PerLimit(costs.into())).answer().await
+    }
+
+    /// Several checks at once, keys with costs: one answer for each, in their order. Those of one key are
+    /// decided in their order, each by itself: a denial hinders no other, and nothing is undone.
+    ///
+    /// Cancel safety as of [`Limiter::check`], for each.
+    pub async fn check_many<K: AsRef<str>>(&self, checks: &[(K, u32)]) -> Vec<Result<Decision, CheckError>> {
+        // All are under way before the first is waited for.
+        let pending: Vec<Pending> =
+            checks.iter().map(|(key, cost)| self.submit(key.as_ref(), Cost::Each(*cost))).collect();
+        let mut answers = Vec::with_capacity(pending.len());
+        for pending in pending {
+            answers.push(pending.answer().await);
+        }
+        answers
+    }
+
+    /// How the limits of `key` stand: a check at cost 0, which takes nothing and changes nothing.
+    ///
+    /// It is allowed unless what was taken reaches beyond now; ask [`Decision::remaining`] and
+    /// [`Decision::standings`] what would fit.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`Limiter::check`].
+    pub async fn peek(&self, key: &str) -> Result<Decision, CheckError> {
+        self.submit(key, Cost::Each(0)).answer().await
+    }
+
+    /// Forgets what was taken under `key` (with [`LimiterBuilder::shared`]: under all keys). Checks that
+    /// are under way come before or after it.
+    ///
+    /// Cancel safe: it is forgotten, or not.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store did not do it.
+    pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
+        self.core.store.reset(self.core.scope(self.core.lane_of(key)), &self.core.stored).await
+    }
+
+    fn submit(&self, key: &str, cost: Cost) -> Pending {
+        if let Err(misfit) = cost.check(&self.core.limits) {
+            return Pending::Refused(misfit.into());
+        }
+        let (answer, decided) = oneshot::channel();
+        submit(&self.core, self.core.lane_of(key), |queue| queue.push(Request { cost, answer }));
+        Pending::Asked(decided)
+    }
+}
+
+/// A check that was submitted.
+enum Pending {
+    Refused(CheckError),
+    Asked(oneshot::Receiver<Answer>),
+}
+
+impl Pending {
+    async fn answer(self) -> Answer {
+        match self {
+            Self::Refused(error) => Err(error),
+            Self::Asked(decided) => decided.await.unwrap_or(Err(CheckError::Stopped)),
+        }
+    }
+}
+
+impl Core {
+    /// The key under which the store keeps what `key` takes.
+    fn lane_of<'a>(&self, key: &'a str) -> &'a str {
+        if self.shared { "" } else { key }
+    }
+
+    fn scope<'a>(&'a self, key: &'a str) -> Scope<'a> {
+        Scope { downstream: &self.name, key }
+    }
+}
+
+impl Carrier for Core {
+    type Lane = Queue<Answer>;
+    type Load = Vec<Request<Answer>>;
+
+    fn lanes(&self) -> &Lanes<Self::Lane> {
+        &self.lanes
+    }
+
+    fn load(lane: &mut Self::Lane) -> Option<Self::Load> {
+        let requests = lane.board();
+        (!requests.is_empty()).then_some(requests)
+    }
+
+    async fn carry(self: &Arc<Self>, key: &str, requests: Self::Load) {
+        let fares = fares(&self.stored, &requests);
+        let call = Check { scope: self.scope(key), limits: &self.stored, costs: fares.costs(), now: None };
+        match self.store.check(call).await {
+            Ok(Checked { now, verdicts, .. }) => {
+                // Whoever is gone needs no answer.
+                for (Request { answer, .. }, verdict) in requests.into_iter().zip(verdicts) {
+                    let _ = answer.send(Ok(self.limits.decision(now, verdict)));
+                }
+            }
+            Err(error) => {
+                for Request { answer, .. } in requests {
+                    let _ = answer.send(Err(error.clone().into()));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

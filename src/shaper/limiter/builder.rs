@@ -1,0 +1,81 @@
+//! How a [`Limiter`] is put together.
+
+use std::sync::Arc;
+
+use super::super::BuildError;
+use super::super::batch::Lanes;
+use super::{Core, Limiter};
+use crate::limit::{Limit, LimitSet};
+use crate::store::{MemoryStore, Store, check_downstream};
+
+/// Limits and a store for a [`Limiter`].
+#[derive(Debug)]
+#[must_use = "a limiter is there after `build`"]
+pub struct LimiterBuilder {
+    name: String,
+    limits: Vec<Limit>,
+    set: Option<LimitSet>,
+    store: Option<Arc<dyn Store>>,
+    shared: bool,
+}
+
+/// What the states of a limiter's limits are kept under, before the limit's name: neither a shaper's
+/// nor the daemon's names. Neither begins with the other, so that no limit's name leads from one to the
+/// other.
+const EACH: &str = "limiter-";
+const SHARED: &str = "shared-limiter-";
+
+impl LimiterBuilder {
+    pub(super) const fn new(name: String) -> Self {
+        Self { name, limits: vec![], set: None, store: None, shared: false }
+    }
+
+    /// A limit; all that are given must agree. Its state is kept under its name, so that its numbers may
+    /// change and the state stays.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// A whole set of limits, which says how they combine: all, any, or one of them. The last set that is
+    /// given counts; a further [`limit`](Self::limit) beside it is an error.
+    pub fn limits(mut self, limits: LimitSet) -> Self {
+        self.set = Some(limits);
+        self
+    }
+
+    /// Where the state lives; in this process alone unless set. An `Arc` of a store is a store.
+    pub fn store(mut self, store: impl Store) -> Self {
+        self.store = Some(Arc::new(store));
+        self
+    }
+
+    /// One state for all keys together, instead of one for each: keys only say who asks.
+    pub const fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// The limiter. Nothing is asked of the store yet.
+    ///
+    /// # Errors
+    /// [`BuildError`] when the limits or the name cannot be.
+    pub fn build(self) -> Result<Limiter, BuildError> {
+        check_downstream(&self.name).map_err(BuildError::Name)?;
+        let limits = match self.set {
+            None => LimitSet::new(self.limits)?,
+            Some(set) if self.limits.is_empty() => set,
+            Some(_) => return Err(BuildError::BesideSet),
+        };
+        let limits = limits.policing();
+        let core = Core {
+            name: self.name,
+            stored: limits.clone().prefixed(if self.shared { SHARED } else { EACH }),
+            limits,
+            store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
+            shared: self.shared,
+            lanes: Lanes::default(),
+        };
+        Ok(Limiter { core: Arc::new(core) })
+    }
+}
