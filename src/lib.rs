@@ -26,6 +26,7 @@
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
 //! | [`store`] | where state lives, and the mapping of slots to the local clock |
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
+//! | `headers` | HTTP header fields from a decision; feature `headers` |
 //! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
 //! | `metric` | what is measured on that way; feature `dispatch` |
 //! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
@@ -45,6 +46,8 @@ pub mod amqp;
 pub mod config;
 #[cfg(feature = "dispatch")]
 pub mod dispatch;
+#[cfg(feature = "headers")]
+pub mod headers;
 #[cfg(feature = "dispatch")]
 pub mod job;
 #[cfg(feature = "dispatch")]

@@ -1,5 +1,7 @@
 //! The examples, run as what they are: processes.
 
+mod axum_limits;
+
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
