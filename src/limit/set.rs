@@ -1,5 +1,7 @@
 //! Several limits on one job.
 
+use std::time::Duration;
+
 use super::{Decision, Limit, LimitError, MAX_BATCH, Mark, Standing, State};
 use crate::rate::Rate;
 use crate::time::Micros;
@@ -324,6 +326,21 @@ impl LimitSet {
         };
         // The set is never empty.
         rate.unwrap_or_else(|| self.limits[0].rate())
+    }
+
+    /// How much further ahead than a job of cost 1 one of this cost must reach: T for each unit more, of
+    /// the limits in which the whole cost has to fit. With less it would never find them whole, while
+    /// jobs of cost 1 take what fits at once.
+    #[must_use]
+    pub fn reach(&self, cost: u32) -> Duration {
+        let units = |times: &u32| cost.saturating_mul(*times).saturating_sub(1);
+        let reach = |(limit, times): (&Limit, &u32)| limit.rate().interval().saturating_mul(units(times));
+        self.iter()
+            .zip(&self.times)
+            .filter(|(limit, _)| !limit.is_behind())
+            .map(reach)
+            .max()
+            .unwrap_or_default()
     }
 
     /// The highest cost of one job that can ever fit, the same for every limit.
