@@ -6,6 +6,7 @@ use paced::RedisOptions;
 
 mod examples;
 mod losses;
+mod paces;
 mod parity;
 
 /// Time-outs that a loaded machine keeps, for tests of other things.

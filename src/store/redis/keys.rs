@@ -1,7 +1,7 @@
 //! The keys of a downstream: all of them, and nowhere else.
 //!
 //! ```text
-//! paced:{billing}:record            the downstream's record (hash, no TTL)
+//! paced:{billing}:record            the downstream's record (string, no TTL)
 //! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
@@ -11,28 +11,46 @@
 //! that one script may touch them. Hence no braces in the prefix or in a downstream's name. A
 //! colon in a limit's name is escaped, so that `a` with key `b:c` is not `a:b` with key `c`.
 
-use crate::limit::Limit;
+use std::borrow::Cow;
+
+use crate::limit::{Limit, LimitSet};
 use crate::store::Scope;
 
-/// The key of the record.
-pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
-    format!("{prefix}:{{{}}}:record", scope.downstream)
+/// The key of the record, and those of the states of `limits`: what every script has.
+pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
+    let mut keys = Vec::with_capacity(limits.len() + 2);
+    keys.push(record(prefix, scope));
+    keys.extend(limits.iter().map(|limit| state(prefix, scope, limit)));
+    keys
+}
+
+fn record(prefix: &str, scope: Scope<'_>) -> String {
+    join(prefix, scope, &["record"])
 }
 
 /// The key of the leases.
 pub(super) fn replicas(prefix: &str, scope: Scope<'_>) -> String {
-    format!("{prefix}:{{{}}}:replicas", scope.downstream)
+    join(prefix, scope, &["replicas"])
 }
 
-/// The key of the state of `limit`.
-pub(super) fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
-    let Scope { downstream, key } = scope;
-    let name = limit.name().replace('%', "%25").replace(':', "%3a");
-    if key.is_empty() {
-        format!("{prefix}:{{{downstream}}}:l:{name}")
-    } else {
-        format!("{prefix}:{{{downstream}}}:k:{name}:{key}")
+fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
+    let mut name = Cow::Borrowed(limit.name());
+    if name.contains(['%', ':']) {
+        name = name.replace('%', "%25").replace(':', "%3a").into();
     }
+    match scope.key {
+        "" => join(prefix, scope, &["l:", &name]),
+        key => join(prefix, scope, &["k:", &name, ":", key]),
+    }
+}
+
+/// In one allocation: keys are built with every call.
+fn join(prefix: &str, scope: Scope<'_>, parts: &[&str]) -> String {
+    let size = prefix.len() + scope.downstream.len() + 4 + parts.iter().map(|part| part.len()).sum::<usize>();
+    let mut key = String::with_capacity(size);
+    key.extend([prefix, ":{", scope.downstream, "}:"]);
+    key.extend(parts.iter().copied());
+    key
 }
 
 #[cfg(test)]

@@ -4,18 +4,18 @@
 //! say) and answers the first call after a failed reconnect with the old failure. Here any error
 //! drops the connection, and the next call opens a new one.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, IntoConnectionInfo as _, RedisError,
-    ScriptInvocation, ServerErrorKind,
+    ServerErrorKind,
 };
 use tokio::sync::Mutex;
 
-use super::scripts::sources;
+use super::scripts::{Call, sources};
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -44,15 +44,15 @@ struct Current {
 #[derive(Clone)]
 pub(super) struct Peer {
     connection: MultiplexedConnection,
-    run: Arc<str>,
+    run: i64,
     /// Which of the link's connections it is.
     number: u64,
 }
 
 impl Peer {
-    /// The server's run_id; empty where INFO is not permitted.
-    pub(super) fn run(&self) -> &str {
-        &self.run
+    /// The server's process: as much of its run_id as a double holds; 0 where INFO is not permitted.
+    pub(super) const fn run(&self) -> i64 {
+        self.run
     }
 }
 
@@ -136,9 +136,18 @@ impl Link {
     pub(super) async fn invoke<T: FromRedisValue>(
         &self,
         peer: &Peer,
-        invocation: &ScriptInvocation<'_>,
+        call: &Call<'_>,
     ) -> Result<T, StoreError> {
-        let result = invocation.invoke_async(&mut peer.connection.clone()).await;
+        let mut connection = peer.connection.clone();
+        let mut result = call.command.query_async(&mut connection).await;
+        if let Err(error) = &result
+            && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+        {
+            result = match call.script.load_async(&mut connection).await {
+                Ok(_) => call.command.query_async(&mut connection).await,
+                Err(error) => Err(error),
+            };
+        }
         self.settle(peer, result).await
     }
 
@@ -195,7 +204,7 @@ impl Link {
         for loaded in answers {
             loaded.map_err(|error| self.explain(&error))?;
         }
-        Ok(Peer { connection, run: field(&server, "run_id").into(), number })
+        Ok(Peer { connection, run: run(field(&server, "run_id")), number })
     }
 
     /// A section of INFO; empty where it is not permitted.
@@ -257,6 +266,11 @@ fn field<'a>(info: &'a str, name: &str) -> &'a str {
     fields.find(|(key, _)| *key == name).map_or("", |(_, value)| value.trim())
 }
 
+/// The first 52 bits of a run_id, as `reserve.lua` has them; 0 for none.
+fn run(id: &str) -> i64 {
+    id.get(..13).and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0)
+}
+
 /// rustls panics without a process-wide provider; one that is installed already is kept.
 fn install_tls() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
@@ -312,7 +326,8 @@ mod tests {
 
     #[test]
     fn fields_of_info() {
-        let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:abc\r\n";
-        assert_eq!((field(info, "run_id"), field(info, "maxmemory_policy")), ("abc", ""));
+        let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:fffffffffffff01\r\n";
+        assert_eq!((field(info, "redis_version"), field(info, "maxmemory_policy")), ("7.0.15", ""));
+        assert_eq!((run(field(info, "run_id")), run("")), ((1 << 52) - 1, 0));
     }
 }

@@ -1,20 +1,20 @@
 //! State shared through Redis: one script per call, the decision made by the store's own clock.
 
+mod fast;
 mod keys;
 mod link;
 mod scripts;
+mod state;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::ScriptInvocation;
-
 use super::{BoxFuture, Cancel, Check, Checked, Reserve, Reserved, Scope, Store, StoreError};
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
-use link::Link;
+use link::{Link, Peer};
 use scripts::{Ask, Now, ReserveReply, Scripts};
 
 /// How to talk to the server.
@@ -88,6 +88,13 @@ impl RedisStore {
         self
     }
 
+    /// The raw value of a state as text: its letter, then its numbers.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn state_text(raw: &[u8]) -> String {
+        state::text(raw)
+    }
+
     fn now(&self, explicit: Option<Micros>) -> Now {
         match (explicit, &self.clock) {
             (Some(at), _) => Now::At(at),
@@ -123,14 +130,18 @@ impl RedisStore {
         now: Option<Micros>,
     ) -> Result<ReserveReply, StoreError> {
         let peer = self.link.peer().await?;
+        let mut keys = self.keys(scope, ask.limits);
+        let now = self.now(now);
+        if let Some(reply) = self.ask_fast(&peer, scope, &keys, &ask, now).await? {
+            return Ok(reply);
+        }
+        if ask.lease.is_some() {
+            keys.push(keys::replicas(&self.prefix, scope));
+        }
         for _ in 0..MISSED {
             let known = self.known(scope.downstream);
-            let mut invocation = self.scripts.reserve(&ask, self.now(now), known, peer.run());
-            self.declare(&mut invocation, scope, ask.limits);
-            if ask.lease.is_some() {
-                invocation.key(keys::replicas(&self.prefix, scope));
-            }
-            let reply = self.link.invoke(&peer, &invocation).await?;
+            let call = self.scripts.reserve(&keys, &ask, now, known, peer.run());
+            let reply = self.link.invoke(&peer, &call).await?;
             match scripts::missed(&reply) {
                 Some(at) => ask.edges = at,
                 None => return Ok(reply),
@@ -140,12 +151,23 @@ impl RedisStore {
         Err(self.link.unexpected(detail.to_owned()))
     }
 
-    /// Puts the keys of `scope` and `limits` in front of a script's arguments.
-    fn declare(&self, invocation: &mut ScriptInvocation<'_>, scope: Scope<'_>, limits: &LimitSet) {
-        invocation.key(keys::record(&self.prefix, scope));
-        for limit in limits.iter() {
-            invocation.key(keys::state(&self.prefix, scope, limit));
-        }
+    /// The script for most calls; none where this one is not for it, and nothing is decided yet.
+    async fn ask_fast(
+        &self,
+        peer: &Peer,
+        scope: Scope<'_>,
+        keys: &[String],
+        ask: &Ask<'_>,
+        now: Now,
+    ) -> Result<Option<ReserveReply>, StoreError> {
+        let Some(clock) = fast::clock(ask, now) else { return Ok(None) };
+        let argument = fast::argument(ask, clock, self.known(scope.downstream), peer.run());
+        let answer = self.link.invoke(peer, &self.scripts.fast(keys, &argument)).await?;
+        fast::reply(answer).map_err(|detail| self.link.unexpected(detail))
+    }
+
+    fn keys(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
+        keys::all(&self.prefix, scope, limits)
     }
 }
 
@@ -198,9 +220,9 @@ impl Store for RedisStore {
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let mut invocation = self.scripts.cancel(&call, self.now(call.now));
-            self.declare(&mut invocation, call.scope, call.limits);
-            let given: i64 = self.link.invoke(&self.link.peer().await?, &invocation).await?;
+            let keys = self.keys(call.scope, call.limits);
+            let cancel = self.scripts.cancel(&keys, &call, self.now(call.now));
+            let given: i64 = self.link.invoke(&self.link.peer().await?, &cancel).await?;
             Ok(given == 1)
         })
     }
@@ -208,9 +230,9 @@ impl Store for RedisStore {
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             scope.check()?;
-            let mut invocation = self.scripts.reset(limits, self.now(None));
-            self.declare(&mut invocation, scope, limits);
-            let _: i64 = self.link.invoke(&self.link.peer().await?, &invocation).await?;
+            let keys = self.keys(scope, limits);
+            let reset = self.scripts.reset(&keys, limits, self.now(None));
+            let _: i64 = self.link.invoke(&self.link.peer().await?, &reset).await?;
             Ok(())
         })
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Script, ScriptInvocation};
+use redis::{Cmd, Script};
 
 use crate::limit::{
     Algorithm, Calendar, Charge, Combine, Costs, Counting, Edges, Limit, LimitSet, Mark, Plan, Refusal,
@@ -15,6 +15,9 @@ use crate::time::Micros;
 /// All scripts, each with the shared part in front.
 #[derive(Debug)]
 pub(super) struct Scripts {
+    /// Most calls, for one limit and for several.
+    one: Script,
+    many: Script,
     /// Reserve, for sets of the GCRA family alone: the others need not be read.
     tat: Script,
     reserve: Script,
@@ -43,62 +46,100 @@ const LONGEST_FENCE: Duration = Duration::from_secs(60);
 const SLACK: Duration = Duration::from_secs(60);
 
 const LIB: &str = concat!(include_str!("lua/lib.lua"), include_str!("lua/tat.lua"));
+const FAST: &str = include_str!("lua/fast.lua");
 const WINDOWS: &str = include_str!("lua/windows.lua");
+
+/// A script, and all that it is told.
+pub(super) struct Call<'a> {
+    pub(super) script: &'a Script,
+    pub(super) command: Cmd,
+}
+
+impl<'a> Call<'a> {
+    /// About `args` arguments follow the keys.
+    fn new(script: &'a Script, keys: &[String], args: usize) -> Self {
+        let size = keys.iter().map(String::len).sum::<usize>() + 64 + 16 * args;
+        let mut command = Cmd::with_capacity(3 + keys.len() + args, size);
+        command.arg("EVALSHA").arg(script.get_hash()).arg(keys.len()).arg(keys);
+        Self { script, command }
+    }
+}
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [tat, reserve, cancel, reset] = sources().map(|source| Script::new(&source));
-        Self { tat, reserve, cancel, reset }
+        let [one, many, tat, reserve, cancel, reset] = sources().map(|source| Script::new(&source));
+        Self { one, many, tat, reserve, cancel, reset }
     }
 
-    pub(super) fn reserve(&self, ask: &Ask<'_>, now: Now, known: Micros, run: &str) -> ScriptInvocation<'_> {
+    /// The call of a script that answers [`fast::reply`].
+    pub(super) fn fast(&self, keys: &[String], argument: &[u8]) -> Call<'_> {
+        let script = if keys.len() == 2 { &self.one } else { &self.many };
+        let mut call = Call::new(script, keys, argument.len() / 16);
+        call.command.arg(argument);
+        call
+    }
+
+    pub(super) fn reserve(
+        &self,
+        keys: &[String],
+        ask: &Ask<'_>,
+        now: Now,
+        known: Micros,
+        run: i64,
+    ) -> Call<'_> {
         let derived = ask.limits.is_tat();
         let script = if derived { &self.tat } else { &self.reserve };
-        let mut invocation = script.prepare_invoke();
-        tell_now(&mut invocation, now);
-        invocation.arg(known.0).arg(run);
+        let mut call = Call::new(script, keys, 32);
+        let cmd = &mut call.command;
+        tell_now(cmd, now);
+        cmd.arg(known.0).arg(run);
         let ahead = Micros(0).plus(ask.ahead);
-        invocation.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(ask.exact.0);
+        cmd.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(ask.exact.0);
         let (replica, ttl) = ask.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
-        invocation.arg(replica).arg(Micros(0).plus(ttl).0);
-        invocation.arg(match ask.limits.combine() {
+        cmd.arg(replica).arg(Micros(0).plus(ttl).0);
+        cmd.arg(match ask.limits.combine() {
             Combine::All => "all",
             Combine::Any => "any",
             Combine::OneOf => "one",
         });
-        invocation.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived));
-        tell_limits(&mut invocation, ask.limits, Some(ask));
-        tell_costs(&mut invocation, ask, derived);
-        invocation
+        cmd.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived));
+        tell_limits(cmd, ask.limits, Some(ask));
+        tell_costs(cmd, ask, derived);
+        call
     }
 
-    pub(super) fn cancel(&self, call: &Cancel<'_>, now: Now) -> ScriptInvocation<'_> {
-        let mut invocation = self.cancel.prepare_invoke();
-        tell_now(&mut invocation, now);
-        invocation.arg(call.slot.0);
-        tell_limits(&mut invocation, call.limits, None);
-        for ((before, after), cost) in call.before.iter().zip(call.after).zip(call.charged) {
-            invocation.arg(cost);
+    pub(super) fn cancel(&self, keys: &[String], cancel: &Cancel<'_>, now: Now) -> Call<'_> {
+        let mut call = Call::new(&self.cancel, keys, 32);
+        let cmd = &mut call.command;
+        tell_now(cmd, now);
+        cmd.arg(cancel.slot.0);
+        tell_limits(cmd, cancel.limits, None);
+        for ((before, after), cost) in cancel.before.iter().zip(cancel.after).zip(cancel.charged) {
+            cmd.arg(cost);
             for number in [before.numbers(), after.numbers()].as_flattened() {
-                invocation.arg(number);
+                cmd.arg(number);
             }
         }
-        invocation
+        call
     }
 
-    pub(super) fn reset(&self, limits: &LimitSet, now: Now) -> ScriptInvocation<'_> {
-        let mut invocation = self.reset.prepare_invoke();
-        tell_now(&mut invocation, now);
-        tell_limits(&mut invocation, limits, None);
-        invocation
+    pub(super) fn reset(&self, keys: &[String], limits: &LimitSet, now: Now) -> Call<'_> {
+        let mut call = Call::new(&self.reset, keys, 16);
+        tell_now(&mut call.command, now);
+        tell_limits(&mut call.command, limits, None);
+        call
     }
 }
 
-/// The scripts: reserve for the GCRA family alone and for all, cancel, reset.
-pub(super) fn sources() -> [String; 4] {
+/// The scripts: most calls for one limit and for several, reserve for the GCRA family alone and for
+/// all, cancel, reset.
+pub(super) fn sources() -> [String; 6] {
+    let fast = |main| format!("{FAST}{main}");
     let all = |main| format!("{LIB}{WINDOWS}{main}");
     let reserve = include_str!("lua/reserve.lua");
     [
+        fast(include_str!("lua/one.lua")),
+        fast(include_str!("lua/many.lua")),
         format!("{LIB}{reserve}"),
         all(reserve),
         all(include_str!("lua/cancel.lua")),
@@ -120,66 +161,66 @@ pub(super) struct Ask<'a> {
     pub(super) edges: Micros,
 }
 
-fn tell_now(invocation: &mut ScriptInvocation<'_>, now: Now) {
+fn tell_now(cmd: &mut Cmd, now: Now) {
     match now {
-        Now::Store => invocation.arg("store").arg(0),
-        Now::Clock(now) => invocation.arg("clock").arg(now.0),
-        Now::At(now) => invocation.arg("at").arg(now.0),
+        Now::Store => cmd.arg("store").arg(0),
+        Now::Clock(now) => cmd.arg("clock").arg(now.0),
+        Now::At(now) => cmd.arg("at").arg(now.0),
     };
 }
 
-fn tell_limits(invocation: &mut ScriptInvocation<'_>, limits: &LimitSet, ask: Option<&Ask<'_>>) {
-    invocation.arg(limits.len());
+fn tell_limits(cmd: &mut Cmd, limits: &LimitSet, ask: Option<&Ask<'_>>) {
+    cmd.arg(limits.len());
     for limit in limits.iter() {
         match limit.algorithm() {
-            Algorithm::LeakyBucket(bucket) => tell_pace(invocation, "t", bucket.rate(), bucket.burst()),
-            Algorithm::Gcra(gcra) => tell_pace(invocation, "g", gcra.rate(), gcra.burst()),
+            Algorithm::LeakyBucket(bucket) => tell_pace(cmd, "t", bucket.rate(), bucket.burst()),
+            Algorithm::Gcra(gcra) => tell_pace(cmd, "g", gcra.rate(), gcra.burst()),
             Algorithm::TokenBucket(bucket) => {
-                tell_pace(invocation, "g", bucket.refill(), bucket.capacity());
+                tell_pace(cmd, "g", bucket.refill(), bucket.capacity());
             }
             Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
-                tell_window(invocation, counting, ask);
+                tell_window(cmd, counting, ask);
             }
             Algorithm::SlidingWindow(window) => {
-                invocation.arg("c").arg(window.count()).arg(window.width()).arg(window.buckets());
+                cmd.arg("c").arg(window.count()).arg(window.width()).arg(window.buckets());
             }
             Algorithm::SlidingLog(log) => {
-                invocation.arg("l").arg(log.count()).arg(log.period());
+                cmd.arg("l").arg(log.count()).arg(log.period());
             }
         }
     }
 }
 
-fn tell_pace(invocation: &mut ScriptInvocation<'_>, letter: &str, rate: Rate, burst: u32) {
-    invocation.arg(letter).arg(rate.count()).arg(rate.period_micros()).arg(burst);
+fn tell_pace(cmd: &mut Cmd, letter: &str, rate: Rate, burst: u32) {
+    cmd.arg(letter).arg(rate.count()).arg(rate.period_micros()).arg(burst);
 }
 
-fn tell_window(invocation: &mut ScriptInvocation<'_>, counting: Counting, ask: Option<&Ask<'_>>) {
+fn tell_window(cmd: &mut Cmd, counting: Counting, ask: Option<&Ask<'_>>) {
     let count = counting.count();
     match counting.edges() {
         Edges::Aligned { period, offset } => {
-            invocation.arg("w").arg(count).arg(period).arg(offset);
+            cmd.arg("w").arg(count).arg(period).arg(offset);
         }
         Edges::FirstHit { period } => {
-            invocation.arg("f").arg(count).arg(period);
+            cmd.arg("f").arg(count).arg(period);
         }
         Edges::Calendar(calendar) => {
             let edges = ask.map(|ask| ask.edges(calendar)).unwrap_or_default();
-            invocation.arg("q").arg(count).arg(calendar.longest()).arg(edges.len());
+            cmd.arg("q").arg(count).arg(calendar.longest()).arg(edges.len());
             for edge in edges {
-                invocation.arg(edge.0);
+                cmd.arg(edge.0);
             }
         }
     }
 }
 
-fn tell_costs(invocation: &mut ScriptInvocation<'_>, ask: &Ask<'_>, derived: bool) {
+fn tell_costs(cmd: &mut Cmd, ask: &Ask<'_>, derived: bool) {
     let limits = ask.limits;
     let width = if matches!(ask.costs, Costs::Each(_)) && limits.is_plain() { 1 } else { limits.len() };
-    invocation.arg(width);
+    cmd.arg(width);
     if !derived {
         for unit in &limits.unit()[..limits.len()] {
-            invocation.arg(unit);
+            cmd.arg(unit);
         }
     }
     let mut rows = limits.rows(ask.costs).peekable();
@@ -189,9 +230,9 @@ fn tell_costs(invocation: &mut ScriptInvocation<'_>, ask: &Ask<'_>, derived: boo
             jobs += 1;
         }
         for cost in &row[..width] {
-            invocation.arg(cost);
+            cmd.arg(cost);
         }
-        invocation.arg(jobs);
+        cmd.arg(jobs);
     }
 }
 

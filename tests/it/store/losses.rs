@@ -29,6 +29,14 @@ async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
+/// Numbers as the scripts pack them, from byte `at` of a value on.
+async fn packed(redis: &Redis, key: &str, at: usize) -> Vec<i64> {
+    let script = "local v, at, all = redis.call('GET', KEYS[1]), ARGV[1] + 1, {} \
+                  while at < #v do all[#all + 1], at = struct.unpack('<d', v, at) end return all";
+    let answer = redis.command(&["EVAL", script, "1", key, &at.to_string()]).await.unwrap();
+    answer.lines().filter_map(|line| line.strip_prefix(':')).map(|number| number.parse().unwrap()).collect()
+}
+
 /// Asks until a call is answered; the server is back, so it must not take long.
 async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
     for _ in 0..20 {
@@ -134,9 +142,8 @@ async fn corrections_are_written_although_nothing_is_granted() {
     let refused = answered(&store, call(&limits, &[1], AHEAD)).await;
     assert_eq!(refused.slots, []);
     let tat = refused.now.plus(AHEAD + INTERVAL);
-    let state = redis.command(&["GET", "paced:{billing}:l:rate"]).await.unwrap();
-    let fields: Vec<&str> = state.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!((fields[4], fields[3]), (&*tat.to_string(), &*refused.epoch.to_string()), "{state}");
+    let state = packed(&redis, "paced:{billing}:l:rate", 1).await;
+    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0]);
 }
 
 #[tokio::test]
@@ -163,7 +170,12 @@ async fn a_failover_to_an_older_record_is_fenced() {
     assert!(second.epoch > first.epoch);
     // A replica that had seen neither the flush nor what came after it is the primary now.
     let record = "paced:{billing}:record";
-    redis.command(&["HSET", record, "epoch", &first.epoch.to_string(), "fence", "0"]).await.unwrap();
+    let [epoch, run, at, _, hw, shift] = packed(&redis, record, 0).await[..] else { panic!("six numbers") };
+    assert_eq!(epoch, second.epoch.0);
+    let older = [first.epoch.0, run, at, 0, hw, shift].map(|number| number.to_string());
+    let script = "return redis.call('SET', KEYS[1], struct.pack('<dddddd', unpack(ARGV)))";
+    let words = [&["EVAL", script, "1", record], &*older.each_ref().map(String::as_str)].concat();
+    redis.command(&words).await.unwrap();
     assert_fenced(&store, &limits, &second).await;
 }
 

@@ -3,9 +3,10 @@
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- A record (hash, no TTL): epoch, run, at, fence, hw, shift.
+-- A record (string, no TTL): the doubles epoch, run, at, fence, hw, shift, packed.
 -- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
--- of the record when it was written. What follows is the kind's own.
+-- of the record when it was written. What follows is the kind's own. In the GCRA family's, which most
+-- calls read and write, the letter is followed by packed doubles instead of text.
 
 local GRACE = 60000000 -- how long a state is kept once it equals absence
 local LONGEST_LEASE = 60000000
@@ -30,18 +31,16 @@ local function instant(mode, given)
 end
 
 local function load_record()
-  local f = redis.call('HMGET', KEYS[1], 'epoch', 'run', 'at', 'fence', 'hw', 'shift')
-  if not f[1] then
+  local packed = redis.call('MGET', KEYS[1])[1] -- none where an older version left another type
+  if not packed then
     return nil
   end
-  return {
-    epoch = tonumber(f[1]),
-    run = f[2] or '',
-    at = tonumber(f[3] or 0),
-    fence = tonumber(f[4] or 0),
-    hw = tonumber(f[5] or 0),
-    shift = tonumber(f[6] or 0),
-  }
+  local epoch, run, at, fence, hw, shift = struct.unpack('<dddddd', packed)
+  return { epoch = epoch, run = run, at = at, fence = fence, hw = hw, shift = shift }
+end
+
+local function save_record(r)
+  redis.call('SET', KEYS[1], struct.pack('<dddddd', r.epoch, r.run, r.at, r.fence, r.hw, r.shift))
 end
 
 -- The algorithms, by the letter that a limit begins with in ARGV. Each has
@@ -87,8 +86,14 @@ local function load_state(l)
     return s
   end
   -- Another algorithm's: the frontier stands.
-  local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
-  s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
+  s = kinds.t.parse(nil, text)
+  if not s then
+    local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
+    if not last then
+      return nil -- an older version's
+    end
+    s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
+  end
   l.kind.fresh(l, s)
   return s
 end

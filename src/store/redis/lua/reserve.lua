@@ -2,7 +2,7 @@
 --
 -- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
 -- ARGV  1 'store' | 'clock' | 'at', 2 the instant for the latter two
---       3 the last epoch that the worker saw (0: none), 4 the run_id that it is connected to
+--       3 the last epoch that the worker saw (0: none), 4 the run that it is connected to
 --       5 H: how far ahead slots may have been granted that the store has lost
 --       6 how far ahead a slot may lie, 7 the latest slot that is exact
 --       8 the replica that lives ('': no lease), 9 for how long
@@ -20,31 +20,32 @@
 --        written.
 
 local now, is_live = instant(ARGV[1], ARGV[2])
-local known, run, horizon = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local known, run, horizon = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local last_slot = math.min(now + tonumber(ARGV[6]), tonumber(ARGV[7]))
 local replica, ttl = ARGV[8], tonumber(ARGV[9])
 local combine, police, derived = ARGV[10], ARGV[11] == 'police', ARGV[12] == '1'
 local count = tonumber(ARGV[13])
 
-local function run_id()
+-- The server's process: as much of its run_id as a double holds.
+local function run_now()
   local info = redis.pcall('INFO', 'server')
   if type(info) ~= 'string' then
-    return '' -- not permitted: losses show by the epoch alone
+    return 0 -- not permitted: losses show by the epoch alone
   end
-  return match(info, 'run_id:(%x+)') or ''
+  return tonumber((match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
 end
 
 -- The record, followed over steps back and losses of the store.
 local record = load_record()
 local changed, lost = false, false
 if not record then
-  record = { epoch = 0, run = run_id(), at = now, fence = 0, hw = 0, shift = 0 }
+  record = { epoch = 0, run = run_now(), at = now, fence = 0, hw = 0, shift = 0 }
   changed, lost = true, known > 0
 else
   if run ~= record.run then
     -- Asked here, so that a worker with an old connection cannot turn it back.
-    local actual = run_id()
-    if actual ~= '' and actual ~= record.run then
+    local actual = run_now()
+    if actual ~= 0 and actual ~= record.run then
       record.run = actual
       lost = true
     end
@@ -234,8 +235,7 @@ end
 -- All is decided. Corrections are written even when nothing is granted: a fence that is not
 -- written never ends.
 if changed then
-  redis.call('HSET', KEYS[1], 'epoch', int(record.epoch), 'run', record.run, 'at', int(record.at),
-    'fence', int(record.fence), 'hw', int(record.hw), 'shift', int(record.shift))
+  save_record(record)
 end
 for i = 1, count do
   local l = all[i]

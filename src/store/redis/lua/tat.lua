@@ -1,5 +1,6 @@
--- The GCRA family: "t last shift epoch tat rem"; tat + rem/N is the theoretical arrival time. It is
--- put after lib.lua. src/limit/tat.rs has the same arithmetic.
+-- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, packed; tat + rem/N is the
+-- theoretical arrival time. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
+-- one.lua and many.lua have it once more.
 
 -- `units` emission intervals of limit `l` on from tat + rem/N, or back.
 local function advance(l, tat, rem, units)
@@ -30,18 +31,12 @@ function tat.read(l, at, fence)
   return at + 3
 end
 
-function tat.parse(_, text)
-  local last, shift, epoch, at, rem = match(text, '^t (%d+) (%d+) (%d+) (%d+) (%d+)$')
-  if not last then
+function tat.parse(_, packed)
+  if #packed ~= 41 or packed:byte() ~= 116 then
     return nil
   end
-  return {
-    last = tonumber(last),
-    shift = tonumber(shift),
-    epoch = tonumber(epoch),
-    tat = tonumber(at),
-    rem = tonumber(rem),
-  }
+  local last, shift, epoch, at, rem = struct.unpack('<ddddd', packed, 2)
+  return { last = last, shift = shift, epoch = epoch, tat = at, rem = rem }
 end
 
 function tat.fresh(_, s)
@@ -49,7 +44,7 @@ function tat.fresh(_, s)
 end
 
 function tat.text(_, s)
-  return format('t %.0f %.0f %.0f %.0f %.0f', s.last, s.shift, s.epoch, s.tat, s.rem)
+  return struct.pack('<Bddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem)
 end
 
 function tat.back(_, s, by)

@@ -1,0 +1,42 @@
+//! The states of limits, as the scripts write them.
+
+/// The letter of the GCRA family's states, which are packed.
+const PACKED: u8 = b't';
+
+/// Packed doubles, which hold integers below 2^53; none if there are not just as many.
+pub(super) fn doubles<const N: usize>(packed: &[u8]) -> Option<[i64; N]> {
+    let (doubles, rest) = packed.as_chunks::<8>();
+    let doubles: [[u8; 8]; N] = doubles.try_into().ok().filter(|_| rest.is_empty())?;
+    Some(doubles.map(|double| f64::from_le_bytes(double) as i64))
+}
+
+/// Of a state of the GCRA family: last, shift, epoch, tat, rem.
+pub(super) fn numbers(state: &[u8]) -> Option<[i64; 5]> {
+    state.strip_prefix(&[PACKED]).and_then(doubles)
+}
+
+/// A state for people and tests: its letter, then its numbers.
+pub(super) fn text(state: &[u8]) -> String {
+    match numbers(state) {
+        Some([last, shift, epoch, at, rem]) => format!("t {last} {shift} {epoch} {at} {rem}"),
+        None => String::from_utf8_lossy(state).into_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_states_are_told_as_text() {
+        let mut state = b"t".to_vec();
+        for number in [1_760_000_000_000_000_f64, 0.0, 1_760_000_000_000_001.0, 9_007_199_254_740_991.0, 7.0]
+        {
+            state.extend(number.to_le_bytes());
+        }
+        assert_eq!(text(&state), "t 1760000000000000 0 1760000000000001 9007199254740991 7");
+        assert_eq!(text(b"w 1 2 3 4 5"), "w 1 2 3 4 5");
+        // A number is missing, or is one too many.
+        assert_eq!((numbers(&state[..33]), doubles::<4>(&state[1..])), (None, None));
+    }
+}
