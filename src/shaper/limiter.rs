@@ -27,6 +27,10 @@ pub use builder::LimiterBuilder;
 /// shared). Nobody else's state is touched: a shaper, or the daemon, of the same name and with limits of the
 /// same names has another one.
 ///
+/// A Redis that restarted, or lost its data, may have forgotten what was taken. Limits of the GCRA family
+/// then start empty, also those of keys never seen: nobody gets a burst twice, and each unit comes back at
+/// the rate. Windows, logs and quotas start anew.
+///
 /// Calls are batched per key: checks that arrive while the store is asked about their key ride in the
 /// next call, and each gets the decision that it would have got alone. Different keys go side by side.
 /// When nothing is under way a check leaves at once.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use paced::RedisOptions;
 
 mod examples;
+mod limits;
 mod losses;
 mod paces;
 mod parity;

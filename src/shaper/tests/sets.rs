@@ -145,6 +145,28 @@ async fn a_peek_takes_nothing() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_slot_ahead_is_given_back() {
+    for limit in each_algorithm() {
+        let (name, bench, burst) = (limit.name().to_owned(), Bench::new(), limit.burst());
+        let shaper = with(vec![limit], &bench).build().unwrap();
+        for _ in 0..burst {
+            let _at_once = shaper.reserve("any").await.unwrap();
+        }
+        let ahead = shaper.reserve("any").await.unwrap();
+        let slot = ahead.slot();
+        assert!(ahead.cancel().await.unwrap(), "{name}");
+        // Whoever leaves while he waits gives his back too.
+        let leaves = shaper.clone();
+        let waiting = tokio::spawn(async move { leaves.schedule("any", async {}).await });
+        settle().await;
+        waiting.abort();
+        settle().await;
+        assert_eq!(shaper.reserve("any").await.unwrap().slot(), slot, "{name}");
+        assert_eq!(bench.cancelled.load(Ordering::SeqCst), 2, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn a_burst_or_a_limit_beside_a_set_is_refused() {
     let set = || LimitSet::new(vec![each_algorithm().remove(0)]).unwrap();
