@@ -87,6 +87,7 @@ pub enum Level {
     Log(Log),
 }
 
+#[cfg(feature = "redis")]
 impl State {
     /// Whether its mark is less than all of it.
     #[cfg(feature = "redis")]
