@@ -25,7 +25,7 @@ async fn store(redis: &Redis) -> RedisStore {
 async fn on_both(clock: &Arc<ManualClock>) -> [Arc<dyn Store>; 2] {
     let redis = servers::redis().await;
     let memory = MemoryStore::with_clock(clock.clone());
-    [Arc::new(memory), Arc::new(store(&redis).await.with_test_clock(clock.clone()))]
+    [Arc::new(memory), Arc::new(store(redis).await.with_test_clock(clock.clone()))]
 }
 
 /// One limit of each algorithm; none comes back while a test runs in real time.
@@ -231,7 +231,7 @@ async fn a_server_that_is_away_is_an_error_and_comes_back() {
 #[tokio::test]
 async fn work_is_released_at_the_slots_of_its_limits() {
     let redis = servers::redis().await;
-    let (name, store) = (unique("release"), Arc::new(store(&redis).await));
+    let (name, store) = (unique("release"), Arc::new(store(redis).await));
     // Three at once, and three more 300 ms later.
     let set = LimitSet::new(vec![Limit::sliding_log("log", 3, Duration::from_millis(300)).unwrap()]).unwrap();
     let shaper = Shaper::with_limits(&name, set).store(store).build().unwrap();
