@@ -140,3 +140,40 @@ impl<A> Default for Queue<A> {
 pub(super) fn fares<A>(limits: &LimitSet, requests: &[Request<A>]) -> Fares {
     Fares::of(limits, requests.iter().map(|request| &request.cost))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_taken_back_goes_first_and_who_left_stays_behind() {
+        let mut queue = Queue::<()>::default();
+        let mut waiters = vec![];
+        let mut join = |queue: &mut Queue<()>, cost| {
+            let (answer, waiter) = oneshot::channel();
+            waiters.push(waiter);
+            queue.push(Request { cost: Cost::Each(cost), answer });
+        };
+        for cost in 0..3 {
+            join(&mut queue, cost);
+        }
+        let boarded = queue.board();
+        join(&mut queue, 3);
+        queue.put_back(boarded);
+        drop(waiters.remove(1));
+        let costs: Vec<Cost> = queue.board().into_iter().map(|request| request.cost).collect();
+        assert_eq!(costs, [0, 2, 3].map(Cost::Each));
+    }
+
+    #[test]
+    fn a_call_carries_as_many_as_a_store_takes() {
+        let mut queue = Queue::<()>::default();
+        let mut waiters = vec![];
+        for _ in 0..=MAX_BATCH {
+            let (answer, waiter) = oneshot::channel();
+            waiters.push(waiter);
+            queue.push(Request { cost: Cost::Each(1), answer });
+        }
+        assert_eq!([queue.board().len(), queue.board().len(), queue.board().len()], [MAX_BATCH, 1, 0]);
+    }
+}
