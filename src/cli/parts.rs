@@ -68,6 +68,8 @@ pub(super) fn rules(downstream: &Downstream) -> Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
         max_cost: downstream.max_cost(),
+        plans: downstream.plan_rules(),
+        default_plan: downstream.default_plan(),
     }
 }
 
@@ -104,6 +106,8 @@ pub(super) fn dispatcher(
     let options = Options {
         downstream: name.to_owned(),
         limits: downstream.limits.clone(),
+        plans: downstream.plans.iter().map(|plan| plan.limits.clone()).collect(),
+        on_limit: downstream.on_limit,
         horizon: downstream.horizon,
         concurrency: downstream.concurrency,
         retry: downstream.retry,

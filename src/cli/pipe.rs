@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paced::dispatch::{Delivery, Dispatcher, Options, Precision, RetryPolicy, Source};
-use paced::job::{Message, Rules, Value};
+use paced::dispatch::{Delivery, Dispatcher, OnLimit, Options, Precision, RetryPolicy, Source};
+use paced::job::{MaxCost, Message, Rules, Value};
 use paced::pipe::{self, Notify, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::{Limit, LimitSet, MemoryStore, Rate};
@@ -22,6 +22,9 @@ pub(super) struct Args {
     /// Releases so many jobs at most, such as 20/s or 100/5min
     #[arg(long)]
     rate: Rate,
+    /// What becomes of a job that the rate does not allow at once
+    #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
+    on_limit: OnLimit,
     /// Where to: the base URL that each job's path is appended to
     #[arg(long, value_name = "URL")]
     to: String,
@@ -51,6 +54,14 @@ fn header(text: &str) -> Result<(String, String), String> {
     match text.split_once(':') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_lowercase(), value.trim().to_owned())),
         _ => Err("no header; write NAME:VALUE".to_owned()),
+    }
+}
+
+fn on_limit(text: &str) -> Result<OnLimit, String> {
+    match text {
+        "wait" => Ok(OnLimit::Wait),
+        "reject" => Ok(OnLimit::Reject),
+        _ => Err("use wait or reject".to_owned()),
     }
 }
 
@@ -124,9 +135,13 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_body: MAX_BODY,
             // Whoever pipes chooses the jobs.
             allow_headers: vec![Rules::ANY_HEADER.to_owned()],
-            max_cost: limits.max_cost(),
+            max_cost: MaxCost::new(limits.max_cost(), "rate"),
+            plans: Vec::new(),
+            default_plan: None,
         },
         limits,
+        plans: Vec::new(),
+        on_limit: args.on_limit,
         horizon: HORIZON,
         concurrency: args.concurrency.into(),
         retry: RetryPolicy {

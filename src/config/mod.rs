@@ -5,6 +5,7 @@
 
 mod document;
 mod error;
+mod limits;
 mod place;
 mod read;
 mod reader;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use figment::Provider as _;
 
 pub use error::{ConfigError, ConfigErrors};
-pub use settings::{Admin, Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
+pub use settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
 pub use show::show;
 pub use source::Sources;
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::error::{ConfigError, Kind};
-use super::reader::{Absent, Entry, Found, Reader, Table};
-use super::settings::{Admin, Amqp, Downstream, Http, Queue, Secret, Settings, Shutdown, Store};
-use super::{url, value};
-use crate::dispatch::RetryPolicy;
-use crate::limit::{Limit, LimitSet};
-use crate::rate::Rate;
+use super::reader::{Absent, Found, Reader, Table};
+use super::settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
+use super::{limits, url, value};
+use crate::dispatch::{OnLimit, RetryPolicy};
+use crate::job::nearest;
 
-const RATE_HINT: &str = "give a downstream a limit, such as rate = \"50/s\"";
+/// `[plans.NAME]`, by name; no limits where they are wrong.
+type Plans<'v> = BTreeMap<String, Option<Vec<limits::Given<'v>>>>;
 
 /// None when something is wrong; the reader has all of it then.
 pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
@@ -21,6 +21,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let store = store(reader, &root);
     let admin = admin(reader, &root);
     let shutdown = shutdown(reader, &root);
+    let plans = plans(reader, &root);
     let table = reader.table(&root, "downstreams");
     let names = table.keys();
     if names.is_empty() && (table.is_there() || !root.has("downstreams")) {
@@ -28,7 +29,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     }
     let mut downstreams = Some(BTreeMap::new());
     for name in names {
-        let read = downstream(reader, &table, &name);
+        let read = downstream(reader, &table, &name, &plans);
         match (&mut downstreams, read) {
             (Some(all), Some(read)) => drop(all.insert(name, read)),
             _ => downstreams = None,
@@ -36,6 +37,9 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     }
     if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
+    }
+    if plans.values().any(Option::is_none) {
+        return None;
     }
     Some(Settings {
         precision: precision?,
@@ -73,28 +77,101 @@ fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {
     Some(Shutdown { drain_timeout: drain_timeout? })
 }
 
-fn downstream<'v>(reader: &mut Reader<'v>, all: &Table<'v>, name: &str) -> Option<Downstream> {
+fn plans<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Plans<'v> {
+    let table = reader.table(root, "plans");
+    let mut plans = Plans::new();
+    for name in table.keys() {
+        let plan = reader.table(&table, &name);
+        let named = value::name("plan", &name);
+        if let Err(problem) = &named {
+            reader.wrong_name(&plan, problem);
+        }
+        let limits = limits::of_plan(reader, &plan, &name);
+        plans.insert(name, named.ok().and(limits));
+    }
+    plans
+}
+
+fn downstream<'v>(
+    reader: &mut Reader<'v>,
+    all: &Table<'v>,
+    name: &str,
+    plans: &Plans<'v>,
+) -> Option<Downstream> {
     let table = reader.table(all, name);
-    let named = value::downstream_name(name);
+    let named = value::name("downstream", name);
     if let Err(problem) = &named {
         reader.wrong_name(&table, problem);
     }
-    let limits = limits(reader, &table);
+    let own = limits::of_downstream(reader, &table);
+    let on_limit = reader.parsed(&table, "on_limit", Absent::Default("wait"), value::on_limit);
+    let police = on_limit == Some(OnLimit::Reject);
+    let own: Option<Vec<_>> = own.as_ref().map(|own| own.iter().collect());
+    let set = own.as_ref().and_then(|own| limits::set(reader, own, police, ""));
+    // A mistake in its own limits is told once, not for each plan too.
+    let own = own.filter(|_| set.is_some());
+    let sets = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
     let horizon = reader.parsed(&table, "horizon", Absent::Default("100ms"), horizon);
     let concurrency = reader.integer(&table, "concurrency", 64, 1..=65_535);
     let queue = queue(reader, &table);
     let http = http(reader, &table);
     let retry = retry(reader, &table);
+    let lanes = lanes(reader, &table, plans);
     named.ok()?;
     Some(Downstream {
-        limits: limits?,
+        limits: set?,
+        plans: sets?,
+        on_limit: on_limit?,
         horizon: horizon?,
         concurrency: usize::try_from(concurrency?).ok()?,
         queue: queue?,
         http: http?,
         retry: retry?,
+        lanes: lanes?,
     })
+}
+
+/// What the downstream's jobs keep with each plan: its own limits, and then the plan's.
+fn plan_sets<'v>(
+    reader: &mut Reader<'v>,
+    own: &[&limits::Given<'v>],
+    plans: &Plans<'v>,
+    downstream: &str,
+    police: bool,
+) -> Option<Vec<Plan>> {
+    let mut sets = Some(Vec::new());
+    for (name, limits) in plans {
+        // What is wrong with the plan itself has been told.
+        let Some(limits) = limits else { continue };
+        let all: Vec<_> = own.iter().copied().chain(limits).collect();
+        let whose = format!(" together with those of downstream `{downstream}`");
+        match (&mut sets, limits::set(reader, &all, police, &whose)) {
+            (Some(sets), Some(limits)) => sets.push(Plan { name: name.clone(), limits }),
+            _ => sets = None,
+        }
+    }
+    sets
+}
+
+fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>) -> Option<Lanes> {
+    let table = reader.table(downstream, "lanes");
+    let known = |name: &str| {
+        if plans.contains_key(name) {
+            return Ok(name.to_owned());
+        }
+        let names: Vec<&str> = plans.keys().map(String::as_str).collect();
+        Err(match nearest(name, &names) {
+            Some(near) => format!("no such plan; did you mean `{near}`?"),
+            None if names.is_empty() => "no such plan; add one, such as [plans.free]".to_owned(),
+            None => format!("no such plan; there are `{}`", names.join("`, `")),
+        })
+    };
+    let default_plan = reader.parsed(&table, "default_plan", Absent::Unset, known);
+    if table.has("default_plan") && default_plan.is_none() {
+        return None;
+    }
+    Some(Lanes { default_plan })
 }
 
 /// Two downstreams on one queue would take each other's jobs.
@@ -119,67 +196,6 @@ fn reject_shared_queues<'v>(
             reader.wrong(&found, problem);
         }
     }
-}
-
-/// `rate` first, then `limits`.
-fn limits<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<LimitSet> {
-    let rate = reader.parsed(table, "rate", Absent::Unset, value::rate);
-    let mut limits = Vec::new();
-    if table.has("rate") {
-        limits.push(rate.and_then(|rate| limit(reader, (table, "rate"), rate, 1, 0)));
-    }
-    let mark = reader.entries.len();
-    if let Some((array, tables)) = reader.tables(table, "limits") {
-        let mut shown = Vec::new();
-        for one in &tables {
-            limits.push(further_limit(reader, one, limits.len()));
-            shown.push(inline(reader.entries.split_off(mark)));
-        }
-        reader.note(table, "limits", format!("[{}]", shown.join(", ")), Some(&array));
-        if limits.is_empty() && Reader::is_empty(&array) {
-            reader.wrong(&array, format!("empty; {RATE_HINT}"));
-        }
-    } else if !table.has("rate") && !table.has("limits") {
-        reader.missing(table, "rate", RATE_HINT);
-    }
-    LimitSet::new(limits.into_iter().collect::<Option<_>>()?).ok()
-}
-
-fn further_limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize) -> Option<Limit> {
-    let algorithm = reader.parsed(table, "algorithm", Absent::Default(value::LEAKY_BUCKET), value::algorithm);
-    let rate =
-        reader.parsed(table, "rate", Absent::Mistake("write such as rate = \"1000/minute\""), value::rate);
-    let burst = reader.integer(table, "burst", 1, 1..=u32::MAX);
-    algorithm?;
-    let (rate, burst) = (rate?, burst?);
-    let key = if table.has("burst") { "burst" } else { "rate" };
-    limit(reader, (table, key), rate, burst, ordinal)
-}
-
-/// The name is the key of the limit's state: never its numbers, so that they may change. A mistake
-/// is told at `key`.
-fn limit<'v>(
-    reader: &mut Reader<'v>,
-    (table, key): (&Table<'v>, &str),
-    rate: Rate,
-    burst: u32,
-    ordinal: usize,
-) -> Option<Limit> {
-    match Limit::leaky_bucket(format!("{}-{ordinal}", value::LEAKY_BUCKET), rate, burst) {
-        Ok(limit) => Some(limit),
-        Err(error) => {
-            if let Some(found) = reader.given(table, key) {
-                reader.wrong(&found, error.to_string());
-            }
-            None
-        }
-    }
-}
-
-fn inline(entries: Vec<Entry>) -> String {
-    let pairs: Vec<String> =
-        entries.into_iter().map(|entry| format!("{} = {}", entry.key, entry.value)).collect();
-    format!("{{ {} }}", pairs.join(", "))
 }
 
 fn queue<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Queue> {

@@ -82,6 +82,9 @@ pub(super) struct Found<'v> {
     pub value: &'v Value,
 }
 
+/// Tables of an array, each with what to complain about.
+pub(super) type Tables<'v> = Vec<(Found<'v>, Table<'v>)>;
+
 pub(super) struct Reader<'v> {
     figment: &'v Figment,
     pub layers: &'v [Layer],
@@ -92,12 +95,15 @@ pub(super) struct Reader<'v> {
     pub asked: BTreeMap<String, Option<usize>>,
     /// The paths of tables.
     pub opened: BTreeSet<String>,
+    /// What to say of keys that are known elsewhere, by their paths.
+    pub hints: BTreeMap<String, String>,
 }
 
 impl<'v> Reader<'v> {
     pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
         let (errors, entries) = (Vec::new(), Vec::new());
-        Self { figment, layers, root, errors, entries, asked: BTreeMap::new(), opened: BTreeSet::new() }
+        let (asked, hints) = (BTreeMap::new(), BTreeMap::new());
+        Self { figment, layers, root, errors, entries, asked, opened: BTreeSet::new(), hints }
     }
 
     pub fn root(&mut self) -> Table<'v> {
@@ -118,7 +124,7 @@ impl<'v> Reader<'v> {
     }
 
     /// The tables in the array under `key`, and the array.
-    pub fn tables(&mut self, parent: &Table<'v>, key: &str) -> Option<(Found<'v>, Vec<Table<'v>>)> {
+    pub fn tables(&mut self, parent: &Table<'v>, key: &str) -> Option<(Found<'v>, Tables<'v>)> {
         let found = self.find(parent, key)?;
         let mut tables = Vec::new();
         for item in self.items(&found, "an array of tables", "[{ rate = \"1000/minute\" }]")? {
@@ -128,7 +134,8 @@ impl<'v> Reader<'v> {
                 continue;
             };
             self.opened.insert(item.path.clone());
-            tables.push(Table { lineage: parent.below(item.path), dict: Some(dict) });
+            let table = Table { lineage: parent.below(item.path.clone()), dict: Some(dict) };
+            tables.push((item, table));
         }
         Some((found, tables))
     }
@@ -288,6 +295,11 @@ impl<'v> Reader<'v> {
             Absent::Mistake(hint) => self.missing(table, key, hint),
         }
         None
+    }
+
+    /// What to say if somebody gives this key, which does not exist here.
+    pub fn hint(&mut self, table: &Table<'v>, key: &str, hint: String) {
+        self.hints.insert(join(table.path(), key), hint);
     }
 
     /// Whether nothing is in it.

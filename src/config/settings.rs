@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::dispatch::{Precision, RetryPolicy};
-use crate::limit::{Limit, LimitSet};
+use crate::dispatch::{OnLimit, Precision, RetryPolicy};
+use crate::job::{MaxCost, PlanRules};
+use crate::limit::{Algorithm, Limit, LimitSet};
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -64,6 +65,10 @@ pub struct Shutdown {
 pub struct Downstream {
     /// `rate` and `limits`.
     pub limits: LimitSet,
+    /// What its jobs keep with each of `[plans.NAME]`, by name.
+    pub plans: Vec<Plan>,
+    /// `on_limit`
+    pub on_limit: OnLimit,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
     /// Sends in flight per replica.
@@ -74,6 +79,24 @@ pub struct Downstream {
     pub http: Http,
     /// `[downstreams.NAME.retry]`
     pub retry: RetryPolicy,
+    /// `[downstreams.NAME.lanes]`
+    pub lanes: Lanes,
+}
+
+/// `[plans.NAME]`, as it is for one downstream.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Its name.
+    pub name: String,
+    /// The downstream's limits, and then the plan's: each downstream keeps a state of its own for them.
+    pub limits: LimitSet,
+}
+
+/// `[downstreams.NAME.lanes]`
+#[derive(Clone, Debug)]
+pub struct Lanes {
+    /// The plan of jobs that name none.
+    pub default_plan: Option<String>,
 }
 
 /// `[downstreams.NAME.queue]`
@@ -164,22 +187,64 @@ impl fmt::Display for Secret {
 
 impl Downstream {
     /// The prefetch to ask the broker for: at most the slots that the limits have in 60 s after a
-    /// rest, and at least 1. More would only be held here, out of reach of other replicas.
+    /// rest, and at least 1. More would only be held here, out of reach of other replicas. Where the
+    /// limits police nothing is held.
     #[must_use]
     pub fn effective_prefetch(&self) -> u16 {
         const HOLD_MAX: Duration = Duration::from_secs(60);
+        if self.on_limit == OnLimit::Reject {
+            return self.queue.prefetch;
+        }
         let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
         let least = self.limits.iter().map(slots).min().unwrap_or(1);
         self.queue.prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
     }
 
-    /// The highest cost of one job: what the limits release in a day, but at least 100 units.
-    /// A higher one is a mistake, and would hold up every other job for as long.
+    /// The highest cost of one job without a plan, and the limit that sets it.
     #[must_use]
-    pub fn max_cost(&self) -> u32 {
-        const DAY: Duration = Duration::from_secs(86_400);
-        let units = u32::try_from(self.limits.rate().units_in(DAY)).unwrap_or(u32::MAX);
-        units.max(100).min(self.limits.max_cost())
+    pub fn max_cost(&self) -> MaxCost {
+        self.max_cost_in(&self.limits)
+    }
+
+    /// What the plans accept.
+    #[must_use]
+    pub fn plan_rules(&self) -> Vec<PlanRules> {
+        let rules =
+            |plan: &Plan| PlanRules { name: plan.name.clone(), max_cost: self.max_cost_in(&plan.limits) };
+        self.plans.iter().map(rules).collect()
+    }
+
+    /// The plan of jobs that name none, by its place in `plans`.
+    #[must_use]
+    pub fn default_plan(&self) -> Option<usize> {
+        let name = self.lanes.default_plan.as_deref()?;
+        self.plans.iter().position(|plan| plan.name == name)
+    }
+
+    fn max_cost_in(&self, limits: &LimitSet) -> MaxCost {
+        let limits = match self.on_limit {
+            OnLimit::Wait => limits.clone(),
+            OnLimit::Reject => limits.clone().policing(),
+        };
+        let each = limits.iter().zip(limits.unit());
+        let costs = each.map(|(limit, times)| (most(limit) / times.max(1), limit.name()));
+        // A set has at least one limit. One that was given so often that no unit fits is no use.
+        let (units, name) = costs.min().unwrap_or((1, ""));
+        MaxCost::new(units.max(1), name)
+    }
+}
+
+/// The highest cost that a limit takes. A leaky bucket charges behind: there it is what it releases
+/// in a day, but at least 100 units. A higher one is a mistake, and would hold up every other job
+/// for as long. The others hold what their burst, or the N of a window, is.
+fn most(limit: &Limit) -> u32 {
+    const DAY: Duration = Duration::from_secs(86_400);
+    match limit.algorithm() {
+        Algorithm::LeakyBucket(_) => {
+            let units = u32::try_from(limit.rate().units_in(DAY)).unwrap_or(u32::MAX);
+            units.max(100).min(limit.max_cost())
+        }
+        _ => limit.max_cost(),
     }
 }
 
@@ -231,6 +296,8 @@ mod tests {
             });
             let downstream = Downstream {
                 limits: LimitSet::new(limits.collect()).unwrap(),
+                plans: Vec::new(),
+                on_limit: OnLimit::Wait,
                 horizon: Duration::from_millis(100),
                 concurrency: 64,
                 queue: Queue { name: None, prefetch },
@@ -246,6 +313,7 @@ mod tests {
                     min_backoff: Duration::ZERO,
                     max_backoff: Duration::ZERO,
                 },
+                lanes: Lanes { default_plan: None },
             };
             downstream.effective_prefetch()
         };

@@ -63,10 +63,16 @@ fn without_any_source_the_error_says_what_to_do() {
     assert_eq!(rate_of(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE)), "7/s");
 }
 
-/// Every key that the settings have, asked of a tree with one downstream, limit and header.
+const ALGORITHMS: [&str; 7] =
+    ["leaky-bucket", "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
+
+/// Every key that the settings have, asked of a tree with one downstream, plan and header, and a limit
+/// of each algorithm.
 fn known_keys() -> BTreeSet<String> {
     let dir = tempdir().unwrap();
-    let env = [("PACED_DOWNSTREAMS__BILLING__LIMITS", "[{ }]")];
+    let limits = ALGORITHMS.map(|algorithm| format!("{{ algorithm = \"{algorithm}\" }}")).join(", ");
+    let limits = format!("[{limits}]");
+    let env = [("PACED_DOWNSTREAMS__BILLING__LIMITS", &*limits), ("PACED_PLANS__FREE__LIMITS", "[]")];
     let layers = Layers::read(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE));
     let figment = layers.merge();
     let root = figment.data().unwrap().remove(&figment::Profile::Default).unwrap();
@@ -93,13 +99,19 @@ fn the_default_file_has_every_key() {
             there.insert(format!("{table}.{key}").trim_start_matches('.').to_owned());
         }
     }
-    let limit_keys = ["algorithm", "burst", "rate"].map(|key| format!("downstreams.billing.limits[0].{key}"));
-    let known = known_keys();
-    assert!(limit_keys.iter().all(|key| known.contains(key)), "{known:?}");
-    let expected: BTreeSet<String> = known.into_iter().filter(|key| !limit_keys.contains(key)).collect();
-    assert_eq!(there, expected);
-    for key in ["algorithm = ", "burst = ", "rate = "] {
-        let limits = text.lines().find(|line| line.starts_with("# limits = ")).unwrap();
-        assert!(limits.contains(key), "{key} in {limits}");
+    let (limits, known): (BTreeSet<String>, BTreeSet<String>) =
+        known_keys().into_iter().partition(|key| key.contains("limits["));
+    assert_eq!(there, known);
+    // Each algorithm has a line with all of its keys.
+    for (index, algorithm) in ALGORITHMS.into_iter().enumerate() {
+        let start = format!("#     {{ algorithm = \"{algorithm}\"");
+        let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
+        let path = format!("downstreams.billing.limits[{index}].");
+        let keys: Vec<&str> = limits.iter().filter_map(|key| key.strip_prefix(&path)).collect();
+        assert!(keys.contains(&"rate") && keys.contains(&"name"), "{keys:?}");
+        for key in keys.into_iter().filter(|key| *key != "name") {
+            assert!(line.contains(&format!("{key} = ")), "{key} in {line}");
+        }
     }
+    assert!(text.contains("name = \"per-minute\""));
 }

@@ -17,6 +17,9 @@ impl Reader<'_> {
     }
 
     fn suggestion(&self, parent: &str, key: &str) -> String {
+        if let Some(hint) = self.hints.get(&join(parent, key)) {
+            return hint.clone();
+        }
         let known: Vec<&str> = self.asked.keys().filter_map(|path| child(path, parent)).collect();
         if let Some(name) = nearest(key, &known) {
             return format!("did you mean `{name}`?");

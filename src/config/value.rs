@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::settings::Secret;
-use crate::dispatch::Precision;
+use crate::dispatch::{OnLimit, Precision};
 use crate::job;
 use crate::rate::RateError;
 
@@ -79,21 +79,16 @@ pub(super) fn precision(text: &str) -> Result<Precision, String> {
     }
 }
 
-/// The only algorithm so far.
-pub(super) const LEAKY_BUCKET: &str = "leaky-bucket";
-
-pub(super) fn algorithm(text: &str) -> Result<(), String> {
-    const LATER: [&str; 6] =
-        ["gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
+pub(super) fn on_limit(text: &str) -> Result<OnLimit, String> {
     match text {
-        LEAKY_BUCKET => Ok(()),
-        later if LATER.contains(&later) => Err(format!("{later} is not in this version; use {LEAKY_BUCKET}")),
-        other => Err(format!("{} is no algorithm; use {LEAKY_BUCKET}", shown(other))),
+        "wait" => Ok(OnLimit::Wait),
+        "reject" => Ok(OnLimit::Reject),
+        other => Err(format!("{} is nothing to do; use wait or reject", shown(other))),
     }
 }
 
-/// `[a-z0-9][a-z0-9_-]{0,62}` without `__`.
-pub(super) fn downstream_name(name: &str) -> Result<(), String> {
+/// The name of a `thing`: `[a-z0-9][a-z0-9_-]{0,62}` without `__`.
+pub(super) fn name(thing: &str, name: &str) -> Result<(), String> {
     let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = name.starts_with(lower)
         && name.len() <= 63
@@ -102,8 +97,9 @@ pub(super) fn downstream_name(name: &str) -> Result<(), String> {
     if fits {
         return Ok(());
     }
-    Err("no name for a downstream; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`"
-        .to_owned())
+    Err(format!(
+        "no name for a {thing}; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`"
+    ))
 }
 
 /// The first part of names in the broker and the store.
@@ -215,11 +211,11 @@ pub(super) fn header_value(text: &str) -> Result<Secret, String> {
 }
 
 /// The text for a message: quoted, short, and nothing that looks like a secret.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     format!("`{}`", clipped(text))
 }
 
-fn clipped(text: &str) -> String {
+pub(super) fn clipped(text: &str) -> String {
     if text.contains("://") || text.contains('@') || text.chars().count() > 40 {
         return "***".to_owned();
     }
@@ -277,10 +273,10 @@ mod tests {
     #[test]
     fn names_of_downstreams() {
         for name in ["a", "0", "billing", "eu-1_b", &"a".repeat(63)] {
-            assert_eq!(downstream_name(name), Ok(()), "{name}");
+            assert_eq!(super::name("downstream", name), Ok(()), "{name}");
         }
         for name in ["", "-a", "_a", "A", "a.b", "a__b", "ä", "a b", &"a".repeat(64)] {
-            assert!(downstream_name(name).is_err(), "{name}");
+            assert!(super::name("downstream", name).is_err(), "{name}");
         }
     }
 
@@ -343,7 +339,7 @@ mod tests {
                 body_size(text).unwrap_err(),
                 rate::<Rate>(text).unwrap_err().to_string(),
                 rate::<Amount>(text).unwrap_err().to_string(),
-                algorithm(text).unwrap_err(),
+                on_limit(text).unwrap_err(),
                 precision(text).unwrap_err(),
                 prefix(&format!("{text}/")).unwrap_err(),
                 header_name(&format!("{text}/")).unwrap_err(),

@@ -230,7 +230,12 @@ pub(super) async fn bury(
 ) {
     let _settling = gear.meters.settling();
     let downstream = &gear.downstream;
-    tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+    if letter.reason == Reason::Rejected {
+        // As the configuration asks for.
+        tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+    } else {
+        tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+    }
     if let Some(mut response) = reply {
         if response.status == 0 && response.body.is_empty() {
             // It never got an answer: say what became of it.

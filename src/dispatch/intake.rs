@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::lane::Entry;
 use super::source::{DeadLetter, Delivery, Report, Ticket};
 use crate::job::{self, Reason, Rejection, Rules};
+use crate::limit::Limit;
 use crate::time::{Micros, wall_now};
 
 /// What became of a message.
@@ -43,4 +44,16 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
 pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
     let detail = format!("paced-deadline {} ms has passed", deadline.0 / 1000);
     DeadLetter { reason: Reason::Expired, detail, report }
+}
+
+/// The letter of a job that the limits do not allow now, but at `earliest`.
+pub(super) fn rejected(limit: Option<&Limit>, earliest: Micros, report: Report) -> DeadLetter {
+    let name = limit.map_or("", Limit::name);
+    let detail = match jiff::Timestamp::from_microsecond(earliest.0) {
+        Ok(at) if earliest < Micros::MAX => {
+            format!("the limit `{name}` is used up; it allows this job from {at:.6} on")
+        }
+        _ => format!("the limit `{name}` is used up"),
+    };
+    DeadLetter { reason: Reason::Rejected, detail, report }
 }

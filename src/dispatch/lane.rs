@@ -1,4 +1,4 @@
-//! What waits for a slot: first in, first out within each priority.
+//! What waits for a slot: first in, first out within each plan and priority.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +20,29 @@ pub(super) struct Entry {
     pub(super) seq: u64,
 }
 
+/// The place of a job in its queue: by falling priority, then arrival.
+type Place = (u8, u64);
+
 /// The jobs of one downstream that may go now, and those that may go later.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lane {
-    /// By falling priority, then arrival: a job that comes back takes its old place.
-    ready: BTreeMap<(u8, u64), Entry>,
+    /// A queue for the jobs without a plan, and one for each plan. A job that comes back takes its
+    /// old place.
+    ready: Vec<BTreeMap<Place, Entry>>,
     /// Retries in backoff and `paced-not-before`, by when they are due.
     later: BTreeMap<(Instant, u64), Entry>,
 }
 
 impl Lane {
+    /// With queues for so many plans.
+    pub(super) fn new(plans: usize) -> Self {
+        Self { ready: (0..=plans).map(|_| BTreeMap::new()).collect(), later: BTreeMap::new() }
+    }
+
     pub(super) fn push(&mut self, entry: Entry) {
-        self.ready.insert((9 - entry.job.priority.min(9), entry.seq), entry);
+        // There is a queue for every plan that a job can be decoded with.
+        let queue = entry.job.plan.map_or(0, |plan| plan + 1).min(self.ready.len() - 1);
+        self.ready[queue].insert((9 - entry.job.priority.min(9), entry.seq), entry);
     }
 
     pub(super) fn push_later(&mut self, due: Instant, mut entry: Entry) {
@@ -52,19 +63,24 @@ impl Lane {
         self.later.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// Takes the job whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<Entry> {
-        self.ready.pop_first().map(|(_, entry)| entry)
+    /// The place of the job in this queue whose turn it is.
+    pub(super) fn first(&self, queue: usize) -> Option<Place> {
+        self.ready[queue].first_key_value().map(|(place, _)| *place)
     }
 
-    /// How many may go now.
-    pub(super) fn ready(&self) -> usize {
-        self.ready.len()
+    /// Takes the job in this queue whose turn it is.
+    pub(super) fn pop(&mut self, queue: usize) -> Option<Entry> {
+        self.ready[queue].pop_first().map(|(_, entry)| entry)
+    }
+
+    /// How many of this queue may go now.
+    pub(super) fn ready(&self, queue: usize) -> usize {
+        self.ready[queue].len()
     }
 
     /// How many there are, ready or not.
     pub(super) fn len(&self) -> usize {
-        self.ready.len() + self.later.len()
+        self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -73,13 +89,13 @@ impl Lane {
 
     /// Forgets the jobs whose connection is gone.
     pub(super) fn drop_stale(&mut self) {
-        self.ready.retain(|_, entry| entry.ticket.is_live());
+        self.ready.iter_mut().for_each(|queue| queue.retain(|_, entry| entry.ticket.is_live()));
         self.later.retain(|_, entry| entry.ticket.is_live());
     }
 
     /// Empties the lane.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Entry> {
-        let ready = std::mem::take(&mut self.ready).into_values();
-        ready.chain(std::mem::take(&mut self.later).into_values())
+    pub(super) fn drain(&mut self) -> Vec<Entry> {
+        let ready = self.ready.iter_mut().flat_map(|queue| std::mem::take(queue).into_values());
+        ready.chain(std::mem::take(&mut self.later).into_values()).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::OnLimit;
 use crate::job::Reason;
 use crate::metric;
 use crate::sink::{Outcome, RETRY_REASONS};
@@ -51,8 +52,12 @@ pub(super) struct Settling(Gauge);
 
 impl Meters {
     /// The series of this downstream, all at 0.
-    pub(super) fn new(downstream: &str) -> Self {
+    pub(super) fn new(downstream: &str, on_limit: OnLimit) -> Self {
         let series = Series(downstream);
+        let op = match on_limit {
+            OnLimit::Wait => "reserve",
+            OnLimit::Reject => "check",
+        };
         let settled = |outcome| series.counter(metric::JOBS_SETTLED.name, "outcome", outcome);
         let abandoned = |reason| series.counter(metric::SLOTS_ABANDONED.name, "reason", reason);
         let duration = |outcome| series.histogram(metric::DISPATCH_DURATION.name, "outcome", outcome);
@@ -78,10 +83,10 @@ impl Meters {
             stale: abandoned("connection-lost"),
             stepped: abandoned("clock-stepped"),
             unreachable: abandoned("unreachable"),
-            store_errors: series.counter(metric::STORE_ERRORS.name, "op", "reserve"),
+            store_errors: series.counter(metric::STORE_ERRORS.name, "op", op),
             store_connected: series.plain_gauge(metric::STORE_CONNECTED.name),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
-            roundtrip: series.histogram(metric::STORE_ROUNDTRIP.name, "op", "reserve"),
+            roundtrip: series.histogram(metric::STORE_ROUNDTRIP.name, "op", op),
             batch: series.plain_histogram(metric::RESERVATION_BATCH.name),
             outdated: abandoned("expired"),
             stopped: abandoned("stopped"),
@@ -223,7 +228,7 @@ mod tests {
     fn samples(act: impl FnOnce(&Meters)) -> Vec<String> {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
-        metrics::with_local_recorder(&recorder, || act(&Meters::new("billing")));
+        metrics::with_local_recorder(&recorder, || act(&Meters::new("billing", OnLimit::Wait)));
         let text = handle.render();
         let wanted = |line: &&str| !line.is_empty() && !line.starts_with('#') && !line.contains("quantile=");
         text.lines().filter(wanted).map(str::to_owned).collect()

@@ -20,6 +20,7 @@ mod pacer;
 mod places;
 mod retry;
 mod source;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,11 @@ pub struct Options {
     pub downstream: String,
     /// The limits, all of which must agree.
     pub limits: LimitSet,
+    /// For each of [`Rules::plans`], in their order: the limits again, and then those of the plan. All
+    /// must agree.
+    pub plans: Vec<LimitSet>,
+    /// What becomes of a job that the limits do not allow at once.
+    pub on_limit: OnLimit,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
     /// Jobs that are being sent at once.
@@ -52,6 +58,16 @@ pub struct Options {
     pub rules: Rules,
     /// How long sends in flight may take to end once the dispatcher is stopped.
     pub drain_timeout: Duration,
+}
+
+/// What becomes of a job that the limits do not allow at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnLimit {
+    /// It waits for its slot: the limits shape.
+    #[default]
+    Wait,
+    /// It is dead-lettered as `rejected`: the limits police.
+    Reject,
 }
 
 /// Releases the jobs of one downstream, each at its slot.
@@ -68,6 +84,18 @@ pub struct Dispatcher {
 pub struct Drained {
     /// Sends that had not ended within the drain time-out; their jobs will be delivered again.
     pub unfinished: usize,
+}
+
+impl Options {
+    /// Every set of limits: the downstream's own, then one for each plan.
+    fn sets(&self) -> impl Iterator<Item = &LimitSet> {
+        std::iter::once(&self.limits).chain(&self.plans)
+    }
+
+    /// The limits of the jobs in this queue of the lane.
+    fn limits_of(&self, queue: usize) -> &LimitSet {
+        queue.checked_sub(1).and_then(|plan| self.plans.get(plan)).unwrap_or(&self.limits)
+    }
 }
 
 impl Dispatcher {

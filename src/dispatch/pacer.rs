@@ -1,6 +1,5 @@
 //! The pacer: owns the jobs that wait, reserves slots, and sends each job off when its slot comes.
 
-use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,27 +10,28 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::asking::Asking;
 use super::clock::{Alarm, ring};
 use super::flight::{self, Event, Flight, Gear, Place};
-use super::held::{self, Held};
-use super::intake::{Intake, expired, intake};
-use super::lane::{Entry, Lane};
+use super::held;
+use super::intake::{Intake, intake};
+use super::lane::Lane;
 use super::meters::Meters;
 use super::places::Places;
-use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
-use super::{Dispatcher, Drained, Options};
+use super::source::{DeadLetter, Delivery, Source, Ticket};
+use super::turns::Turns;
+use super::{Dispatcher, Drained, OnLimit, Options};
+use crate::limit::{Limit, LimitSet};
+use crate::rate::Rate;
 use crate::sink::Response;
-use crate::store::{Observed, Reserved, SlotClock, Store, StoreError};
-use crate::time::{Deadline, wall_now};
+use crate::store::{SlotClock, Store};
+use crate::time::Deadline;
 
+mod ask;
 mod call;
 mod drain;
+mod hear;
 
-use call::{Call, Reply, answer, reserve};
-
-/// How long to wait before the store is asked again after an error: at first, and at most.
-const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+use call::{Call, answer};
 
 /// A store answers sooner, or the call fails.
 const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ pub(super) struct Pacer {
     options: Arc<Options>,
     store: Arc<dyn Store>,
     gear: Arc<Gear>,
-    asking: Asking,
+    turns: Turns,
     places: Places,
     lane: Lane,
     held: held::Queue,
@@ -88,26 +88,29 @@ impl Pacer {
     }
 
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
-        let Dispatcher { options, store, sink, .. } = parts;
-        let interval = options.limits.rate().interval();
-        let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
+        let Dispatcher { mut options, store, sink, .. } = parts;
+        if options.on_limit == OnLimit::Reject {
+            options.limits = options.limits.policing();
+            options.plans = options.plans.into_iter().map(LimitSet::policing).collect();
+        }
+        let (tolerance, opening) = lateness(&options);
         let gear = Gear {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
             tolerance,
-            opening: interval.max(tolerance),
-            meters: Meters::new(&options.downstream),
+            opening,
+            meters: Meters::new(&options.downstream, options.on_limit),
         };
         gear.meters.rate("config", options.limits.rate().per_second());
         Self {
-            asking: Asking::new(&options.limits, options.horizon, options.concurrency),
+            turns: Turns::new(&options),
             places: Places::new(options.concurrency),
+            lane: Lane::new(options.plans.len()),
             options: Arc::new(options),
             store,
             abandon: CancellationToken::new(),
             gear: Arc::new(gear),
-            lane: Lane::default(),
             held: held::Queue::default(),
             slots: SlotClock::new(),
             ask_at: Instant::now(),
@@ -152,8 +155,8 @@ impl Pacer {
                     std::iter::from_fn(|| ears.events.try_recv().ok()).take(GULP).for_each(|event| self.note(event));
                 }
                 reply = answer(&mut ears.call) => {
-                    if let Some(Call { batch, .. }) = ears.call.take() {
-                        self.assign(batch, reply);
+                    if let Some(call) = ears.call.take() {
+                        self.hear(call, reply);
                     }
                 }
                 () = &mut timer, if timed.is_some() => timed = None,
@@ -183,8 +186,9 @@ impl Pacer {
 
     /// When something else is to be done that no event tells of.
     fn wake(&self, calling: bool) -> Option<Instant> {
-        let ask = (!calling && self.lane.ready() > 0 && self.free() > 0)
-            .then(|| self.gather_until.map_or(self.ask_at, |until| until.max(self.ask_at)));
+        let since = self.gather_until.map_or(self.ask_at, |until| until.max(self.ask_at));
+        let asking = !calling && self.free() > 0;
+        let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
         [ask, self.lane.next_due()].into_iter().flatten().min()
     }
 
@@ -228,85 +232,6 @@ impl Pacer {
         }
     }
 
-    /// Asks for slots for the jobs whose turn it is, unless it is too early.
-    fn ask(&mut self, now: Instant) -> Option<Call> {
-        if now < self.ask_at || self.lane.ready() == 0 {
-            self.gather_until = None;
-            return None;
-        }
-        let want = self.asking.batch(self.lane.ready(), self.free());
-        if want.count == 0 {
-            self.gather_until = None;
-            return None;
-        }
-        if want.scarce && now < *self.gather_until.get_or_insert(now + self.asking.gathering()) {
-            return None;
-        }
-        self.gather_until = None;
-        let mut batch = VecDeque::with_capacity(want.count);
-        let wall = wall_now();
-        while batch.len() < want.count {
-            let Some(entry) = self.lane.pop() else { break };
-            if !entry.ticket.is_live() {
-                // The connection is gone, and with it this and, likely, many others.
-                drop(entry);
-                self.purge();
-            } else if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall) {
-                // Here already: a slot would be wasted on it.
-                let report = Report { attempts: entry.attempts, ..Report::UNSENT };
-                self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
-            } else {
-                batch.push_back(entry);
-            }
-        }
-        if batch.is_empty() {
-            return None;
-        }
-        let costs = batch.iter().map(|entry| entry.job.cost).collect();
-        // A connection takes as long to open as the call and the hold take together, or longer.
-        self.gear.sink.warm();
-        let lease = self.lease(now);
-        let reply = reserve(Arc::clone(&self.store), Arc::clone(&self.options), costs, lease);
-        Some(Call { batch, reply: Box::pin(reply) })
-    }
-
-    /// The lease to renew with the next call, four times as often as it needs.
-    fn lease(&mut self, now: Instant) -> Option<(Arc<str>, Duration)> {
-        let due = now >= self.lease_at;
-        due.then(|| {
-            let ttl = self.asking.lease();
-            self.lease_at = now + ttl / 4;
-            (Arc::clone(&self.replica), ttl)
-        })
-    }
-
-    /// Holds the jobs that were granted a slot until then; the others go back to the lane.
-    fn assign(&mut self, mut batch: VecDeque<Entry>, reply: Reply) {
-        match reply.answer {
-            Ok(ref answer) => {
-                self.heard(&reply, answer);
-                if reply.received - reply.sent > LONGEST_CALL {
-                    // The process stood still meanwhile: when the slots come, or came, cannot be told.
-                    self.gear.meters.late.increment(answer.slots.len() as u64);
-                    return batch.into_iter().for_each(|entry| self.lane.push(entry));
-                }
-                let now = Deadline::at(reply.received);
-                for &slot in &answer.slots {
-                    let Some(entry) = batch.pop_front() else { break };
-                    let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
-                    self.gear
-                        .meters
-                        .granted(reply.sent.saturating_duration_since(entry.since), deadline.since(now));
-                    self.held.push(Held { entry, slot, deadline });
-                }
-            }
-            Err(error) => self.failed(&error),
-        }
-        for entry in batch {
-            self.lane.push(entry);
-        }
-    }
-
     /// Sends off the jobs whose slots have come, as far as there are places. One that finds none
     /// waits for it as long as its slot is still now.
     fn release(&mut self, now: Deadline) {
@@ -326,52 +251,24 @@ impl Pacer {
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.flights.spawn(self.abandon.clone().run_until_cancelled_owned(work));
     }
+}
 
-    /// Learns from an answer what time it is at the store, how many replicas there are, and when to
-    /// ask again.
-    fn heard(&mut self, reply: &Reply, answer: &Reserved) {
-        let meters = &self.gear.meters;
-        meters.roundtrip.record((reply.received - reply.sent).as_secs_f64());
-        #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
-        meters.batch.record(answer.slots.len() as f64);
-        meters.slots.increment(answer.slots.len() as u64);
-        meters.store_connected.set(1.0);
-        if self.failures > 0 {
-            tracing::info!(downstream = self.options.downstream, "the store answers again");
-            self.failures = 0;
+/// How late a job may be handed over; and how late while a connection is opened.
+fn lateness(options: &Options) -> (Duration, Duration) {
+    match options.on_limit {
+        OnLimit::Wait => {
+            let interval = options.sets().map(spacing).min().unwrap_or_default();
+            let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
+            (tolerance, interval.max(tolerance))
         }
-        if let Some(replicas) = answer.replicas {
-            self.asking.share(replicas);
-        }
-        let observed = self.slots.observe(reply.sent, answer.now, answer.epoch, reply.received);
-        if observed == Observed::Stepped {
-            tracing::warn!(
-                downstream = self.options.downstream,
-                "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
-            );
-            meters.stepped.increment(self.held.len() as u64);
-            self.held.drain().for_each(|entry| self.lane.push(entry));
-        }
-        let pause = self.asking.pause(answer.now, answer.next);
-        // From when it was sent: counted from the answer, a replica far from the store would always come
-        // too late, after a nearer one took every slot.
-        self.ask_at = self.ask_at.max(reply.sent + pause);
+        // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
+        OnLimit::Reject => (LONGEST_CALL, Duration::MAX),
     }
+}
 
-    fn failed(&mut self, error: &StoreError) {
-        let downstream = &self.options.downstream;
-        self.gear.meters.store_errors.increment(1);
-        self.gear.meters.store_connected.set(0.0);
-        let (first, most) = STORE_BACKOFF;
-        let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);
-        if self.failures == 0 {
-            tracing::warn!(downstream, %error, "no slots while the store is away; jobs are held");
-        } else {
-            tracing::debug!(downstream, %error, "the store is still away");
-        }
-        self.failures += 1;
-        let now = Instant::now();
-        self.lease_at = now;
-        self.ask_at = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
-    }
+/// How far apart slots are where there are many: as the slowest limit has it that lets no two go at
+/// once. Where all of them do, as the slowest has it in the long run.
+fn spacing(limits: &LimitSet) -> Duration {
+    let even = limits.iter().filter(|limit| limit.burst() == 1);
+    even.map(Limit::rate).map(Rate::interval).max().unwrap_or_else(|| limits.rate().interval())
 }

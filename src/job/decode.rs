@@ -3,11 +3,13 @@
 use uuid::Uuid;
 
 use super::nearest::nearest;
-use super::{Job, Message, Reason, Rejection, ReplyTo, Rules, Value, header, path, shown, value};
+use super::{
+    Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Rules, Value, header, path, shown, value,
+};
 use crate::time::Micros;
 
 /// What a producer may set, without the `paced-`.
-const KNOWN: [&str; 6] = ["lane", "method", "path", "not-before", "deadline", "cost"];
+const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
 
 /// What paced writes on dead letters: accepted, so that one can be published again as it is.
 const STRIPPED: [&str; 6] = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
@@ -31,6 +33,9 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     let content_type = header::property("content_type", message.content_type.as_deref())?;
     let content_encoding = header::property("content_encoding", message.content_encoding.as_deref())?;
     let fields = Fields::read(&message.headers, rules)?;
+    let plan = fields.plan.or(rules.default_plan);
+    let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
+    let cost = fields.cost.map_or(Ok(1), |cost| fitting(cost, most))?;
     if message.body.len() > rules.max_body {
         let (is, most) = (message.body.len(), rules.max_body);
         return Err(Rejection::new(
@@ -42,7 +47,8 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     Ok(Job {
         id,
         lane: fields.lane.unwrap_or_default(),
-        cost: fields.cost.unwrap_or(1),
+        cost,
+        plan,
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
         not_before: fields.not_before,
         deadline: fields.deadline,
@@ -77,11 +83,12 @@ fn id(given: Option<&str>) -> Result<String, Rejection> {
 #[derive(Default)]
 struct Fields {
     lane: Option<String>,
+    plan: Option<usize>,
     method: Option<&'static str>,
     path: Option<String>,
     not_before: Option<Micros>,
     deadline: Option<Micros>,
-    cost: Option<u32>,
+    cost: Option<i128>,
     request: Vec<(String, String)>,
 }
 
@@ -90,7 +97,7 @@ impl Fields {
         let mut fields = Self::default();
         for (name, value) in headers {
             if let Some(key) = name.strip_prefix("paced-") {
-                fields.paced(key, name, value, rules.max_cost)?;
+                fields.paced(key, name, value, &rules.plans)?;
             } else if let Some(key) = name.strip_prefix("http-") {
                 let (key, value) = header::request(key, value, &rules.allow_headers)?;
                 if fields.request.iter().any(|(other, _)| *other == key) {
@@ -103,14 +110,15 @@ impl Fields {
         Ok(fields)
     }
 
-    fn paced(&mut self, key: &str, name: &str, value: &Value, max_cost: u32) -> Result<(), Rejection> {
+    fn paced(&mut self, key: &str, name: &str, value: &Value, plans: &[PlanRules]) -> Result<(), Rejection> {
         let first = match key {
             "lane" => self.lane.replace(lane(name, value)?).is_none(),
+            "plan" => self.plan.replace(plan(name, value, plans)?).is_none(),
             "method" => self.method.replace(method(name, value)?).is_none(),
             "path" => self.path.replace(path::check(value::text(name, value)?)?).is_none(),
             "not-before" => self.not_before.replace(value::instant(name, value)?).is_none(),
             "deadline" => self.deadline.replace(value::instant(name, value)?).is_none(),
-            "cost" => self.cost.replace(cost(name, value, max_cost)?).is_none(),
+            "cost" => self.cost.replace(cost(name, value)?).is_none(),
             _ if STRIPPED.contains(&key) => true,
             _ => return Err(unknown(key)),
         };
@@ -148,13 +156,32 @@ fn method(name: &str, value: &Value) -> Result<&'static str, Rejection> {
     })
 }
 
-fn cost(name: &str, value: &Value, max: u32) -> Result<u32, Rejection> {
+fn plan(name: &str, value: &Value, plans: &[PlanRules]) -> Result<usize, Rejection> {
+    let text = value::text(name, value)?;
+    plans.iter().position(|plan| plan.name == text).ok_or_else(|| {
+        let text = shown(text.as_bytes(), 40);
+        let known: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
+        Rejection::malformed(match &known[..] {
+            [] => format!("`{name}` is `{text}`, but no plan is configured; leave it out"),
+            known => format!("`{name}` is `{text}`, which is no plan; send one of {}", known.join(", ")),
+        })
+    })
+}
+
+fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
     let cost = value::integer(name, value)?;
     if cost < 1 {
         return Err(Rejection::malformed(format!("`{name}` is {cost}; send at least 1")));
     }
-    u32::try_from(cost).ok().filter(|cost| *cost <= max).ok_or_else(|| {
-        let detail = format!("`{name}` is {cost}; the limits hold at most {max}: split the job");
+    Ok(cost)
+}
+
+/// The cost, if the limits of its job can hold it.
+fn fitting(cost: i128, most: &MaxCost) -> Result<u32, Rejection> {
+    u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
+        let MaxCost { units, limit } = most;
+        let detail =
+            format!("`paced-cost` is {cost}; the limit `{limit}` holds at most {units}: split the job");
         Rejection::new(Reason::CostTooLarge, detail)
     })
 }

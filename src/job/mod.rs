@@ -66,6 +66,8 @@ pub struct Job {
     pub lane: String,
     /// Cost in units of the downstream's limits.
     pub cost: u32,
+    /// The plan whose limits it keeps too, by its place in [`Rules::plans`].
+    pub plan: Option<usize>,
     /// 0 to 9, higher first.
     pub priority: u8,
     /// Not released before, by the wall clock.
@@ -105,8 +107,37 @@ pub struct Rules {
     /// Request headers that a job may set, in lower case, without the `http-`;
     /// [`Rules::ANY_HEADER`] among them allows all that a job may ever set.
     pub allow_headers: Vec<String>,
-    /// The highest cost.
-    pub max_cost: u32,
+    /// The highest cost of a job without a plan.
+    pub max_cost: MaxCost,
+    /// The plans that there are.
+    pub plans: Vec<PlanRules>,
+    /// The plan of a job that names none, by its place in `plans`.
+    pub default_plan: Option<usize>,
+}
+
+/// What a plan accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanRules {
+    /// Its name.
+    pub name: String,
+    /// The highest cost of a job.
+    pub max_cost: MaxCost,
+}
+
+/// The highest cost of one job, and the limit that sets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaxCost {
+    /// Units; at least 1.
+    pub units: u32,
+    /// The limit's name.
+    pub limit: String,
+}
+
+impl MaxCost {
+    /// So many units, set by the limit of this name.
+    pub fn new(units: u32, limit: impl Into<String>) -> Self {
+        Self { units, limit: limit.into() }
+    }
 }
 
 impl Rules {
@@ -133,6 +164,8 @@ pub enum Reason {
     CostTooLarge,
     /// The deadline has passed.
     Expired,
+    /// The limits police, and it did not fit when it came.
+    Rejected,
     /// The downstream's answer is final.
     Status,
     /// Every attempt failed.
@@ -141,7 +174,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::MalformedHeader,
         Self::UnknownHeader,
         Self::HeaderNotAllowed,
@@ -150,6 +183,7 @@ impl Reason {
         Self::BadId,
         Self::CostTooLarge,
         Self::Expired,
+        Self::Rejected,
         Self::Status,
         Self::AttemptsExhausted,
     ];
@@ -166,6 +200,7 @@ impl Reason {
             Self::BadId => "bad-id",
             Self::CostTooLarge => "cost-too-large",
             Self::Expired => "expired",
+            Self::Rejected => "rejected",
             Self::Status => "status",
             Self::AttemptsExhausted => "attempts-exhausted",
         }
@@ -182,7 +217,7 @@ impl Reason {
             | Self::BodyTooLarge
             | Self::BadId
             | Self::CostTooLarge => true,
-            Self::Expired | Self::Status | Self::AttemptsExhausted => false,
+            Self::Expired | Self::Rejected | Self::Status | Self::AttemptsExhausted => false,
         }
     }
 }

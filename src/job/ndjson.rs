@@ -13,11 +13,12 @@ use super::nearest::nearest;
 use super::{Message, Value, shown};
 
 /// The keys of a job, as documented.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "id",
     "downstream",
     "body",
     "lane",
+    "plan",
     "method",
     "path",
     "headers",
@@ -106,6 +107,7 @@ fn set(out: &mut Line, key: &str, raw: &RawValue) -> Result<(), LineError> {
         "downstream" => out.downstream = Some(string(key, raw)?),
         "body" => body(message, raw)?,
         "lane" => header("paced-lane", Value::Text(string(key, raw)?.into())),
+        "plan" => header("paced-plan", Value::Text(string(key, raw)?.into())),
         "method" => header("paced-method", Value::Text(string(key, raw)?.into())),
         "path" => header("paced-path", Value::Text(string(key, raw)?.into())),
         "headers" => request_headers(message, raw)?,

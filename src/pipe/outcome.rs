@@ -43,6 +43,7 @@ impl Record {
     pub(super) fn kind(&self) -> Kind {
         match self.reason {
             None => Kind::Delivered,
+            Some(Reason::Rejected) => Kind::Rejected,
             // The same reason after an attempt is the sink's verdict.
             Some(reason) if reason.is_rejection() && self.report.attempts == 0 => Kind::Rejected,
             Some(_) => Kind::Dead,
@@ -186,7 +187,7 @@ pub struct Totals {
     pub delivered: u64,
     /// Jobs whose failure is final.
     pub dead: u64,
-    /// Jobs that were refused before any release.
+    /// Jobs that were refused: before any release, or by limits that police.
     pub rejected: u64,
     /// Lines that are no job.
     pub skipped: u64,

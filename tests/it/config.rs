@@ -10,6 +10,7 @@ use paced::config::{ConfigErrors, Loaded, Sources, load, show};
 use proptest::prelude::*;
 use tempfile::{TempDir, tempdir};
 
+mod limits;
 mod mistakes;
 mod sources;
 
@@ -87,7 +88,7 @@ fn load_shipped(name: &str, env: &[(&str, &str)]) -> Loaded {
 fn every_shipped_file_is_right() {
     let examples = fs::read_dir(shipped("examples")).unwrap().map(|entry| entry.unwrap().path());
     let examples: Vec<PathBuf> = examples.filter(|path| path.extension().is_some()).collect();
-    assert_eq!(examples.len(), 5, "{examples:?}");
+    assert_eq!(examples.len(), 8, "{examples:?}");
     for path in examples.iter().chain([&shipped("paced.toml")]) {
         let loaded = load_shipped(path.to_str().unwrap(), &[]);
         assert_eq!(loaded.files, std::slice::from_ref(path));

@@ -6,21 +6,39 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::dispatch::Options;
 use crate::dispatch::lane::Entry;
+use crate::dispatch::{OnLimit, Options};
 use crate::limit::Costs;
-use crate::store::{BoxFuture, Lease, Reserve, Reserved, Scope, Store, StoreError};
+use crate::store::{BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
 
 /// A call to the store, and the jobs that it asks for.
 pub(super) struct Call {
+    /// The queue of the lane that they come from.
+    pub(super) queue: usize,
     pub(super) batch: VecDeque<Entry>,
     pub(super) reply: BoxFuture<'static, Reply>,
+}
+
+/// What a call asks for.
+pub(super) struct Ask {
+    pub(super) queue: usize,
+    pub(super) costs: Vec<u32>,
+    /// How far ahead a slot may lie.
+    pub(super) ahead: Duration,
+    pub(super) lease: Option<(Arc<str>, Duration)>,
 }
 
 pub(super) struct Reply {
     pub(super) sent: Instant,
     pub(super) received: Instant,
-    pub(super) answer: Result<Reserved, StoreError>,
+    pub(super) answer: Result<Answer, StoreError>,
+}
+
+pub(super) enum Answer {
+    /// Slots.
+    Reserved(Reserved),
+    /// Which may go now.
+    Checked(Checked),
 }
 
 /// The answer of the call under way; never, when there is none. Cancel safe.
@@ -31,18 +49,20 @@ pub(super) async fn answer(call: &mut Option<Call>) -> Reply {
     }
 }
 
-/// One call for slots of the whole downstream.
-pub(super) async fn reserve(
-    store: Arc<dyn Store>,
-    options: Arc<Options>,
-    costs: Vec<u32>,
-    lease: Option<(Arc<str>, Duration)>,
-) -> Reply {
+/// One call for jobs that keep the same limits.
+pub(super) async fn ask(store: Arc<dyn Store>, options: Arc<Options>, ask: Ask) -> Reply {
+    let Ask { queue, costs, ahead, lease } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
+    // The state of a limit of a plan is the downstream's too: its name tells it from others.
     let scope = Scope { downstream: &options.downstream, key: "" };
-    let (limits, ahead) = (&options.limits, options.horizon);
+    let (limits, costs) = (options.limits_of(queue), Costs::Each(&costs));
     let sent = Instant::now();
-    let costs = Costs::Each(&costs);
-    let answer = store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease }).await;
+    let answer = match options.on_limit {
+        OnLimit::Wait => {
+            let call = Reserve { scope, limits, costs, ahead, now: None, lease };
+            store.reserve(call).await.map(Answer::Reserved)
+        }
+        OnLimit::Reject => store.check(Check { scope, limits, costs, now: None }).await.map(Answer::Checked),
+    };
     Reply { sent, received: Instant::now(), answer }
 }

@@ -2,8 +2,11 @@
 
 mod drain;
 pub(super) mod parts;
+mod plans;
+mod police;
 mod settle;
 mod share;
+mod windows;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::dispatch::held::Held;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::{
-    Alarm, DeadLetter, Delivery, Dispatcher, Drained, Options, ReleaseClock, Report, RetryPolicy, Source,
-    Ticket, TokioClock,
+    Alarm, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, Options, ReleaseClock, Report, RetryPolicy,
+    Source, Ticket, TokioClock,
 };
-use crate::job::{Job, Message, Reason, Rules, decode};
+use crate::job::{Job, MaxCost, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
 use crate::store::{
@@ -53,6 +53,15 @@ impl Ledger {
 
     pub(super) fn of(&self, id: &str) -> Vec<Settled> {
         self.all().into_iter().filter(|(other, _)| other == id).map(|(_, settled)| settled).collect()
+    }
+
+    /// The letter that a job became; it must be all that became of it.
+    #[track_caller]
+    pub(super) fn letter(&self, id: &str) -> DeadLetter {
+        match &self.of(id)[..] {
+            [Settled::Dead(letter)] => letter.clone(),
+            other => panic!("{id}: {other:?}"),
+        }
     }
 
     pub(super) async fn count(&self, count: usize) {
@@ -309,6 +318,8 @@ impl Bench {
             options: Options {
                 downstream: "billing".to_owned(),
                 limits: LimitSet::new(vec![limit]).unwrap(),
+                plans: Vec::new(),
+                on_limit: OnLimit::Wait,
                 horizon: Duration::from_millis(100),
                 concurrency: 64,
                 retry: RetryPolicy {
@@ -316,7 +327,7 @@ impl Bench {
                     min_backoff: Duration::from_secs(1),
                     max_backoff: Duration::from_secs(1),
                 },
-                rules: Rules { max_body: 100, allow_headers: Vec::new(), max_cost: 1000 },
+                rules: rules(),
                 drain_timeout: Duration::from_secs(25),
             },
             sink: Arc::new(RecordingSink::new(takes)),
@@ -362,9 +373,14 @@ impl Bench {
     }
 }
 
+fn rules() -> Rules {
+    let max_cost = MaxCost::new(1000, "leaky-bucket-0");
+    Rules { max_body: 100, allow_headers: Vec::new(), max_cost, plans: Vec::new(), default_plan: None }
+}
+
 /// A job that holds the slot of this instant.
 pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
-    let rules = Rules { max_body: 100, allow_headers: Vec::new(), max_cost: 1000 };
+    let rules = rules();
     let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
     let ticket = Box::new(ScriptedTicket { id, reply_to: None, live, ledger: Ledger::default() });
     let job = decode(&message("0"), &rules).unwrap();

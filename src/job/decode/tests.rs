@@ -18,8 +18,14 @@ fn rules() -> Rules {
         ]
         .map(str::to_owned)
         .to_vec(),
-        max_cost: 100,
+        max_cost: MaxCost::new(100, "gcra-0"),
+        plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
+        default_plan: None,
     }
+}
+
+fn plan_rules(name: &str, cost: u32) -> PlanRules {
+    PlanRules { name: name.to_owned(), max_cost: MaxCost::new(cost, format!("plan.{name}.quota-0")) }
 }
 
 fn text(value: &str) -> Value {
@@ -269,14 +275,54 @@ fn trace_context_passes_on_and_never_fails() {
 }
 
 #[test]
+fn plans_are_those_that_are_configured() {
+    assert_eq!(job(&Message::default()).plan, None);
+    assert_eq!(job(&with("paced-plan", text("pro"))).plan, Some(1));
+    for value in [text("Pro"), text(""), text("enterprise"), Value::Integer(1)] {
+        let message = with("paced-plan", value);
+        assert_eq!(reason(&message), Reason::MalformedHeader);
+    }
+    let told = detail(&with("paced-plan", text("gold")));
+    assert_eq!(told, "`paced-plan` is `gold`, which is no plan; send one of free, pro");
+    let none = Rules { plans: Vec::new(), ..rules() };
+    let told = decode(&with("paced-plan", text("pro")), &none).expect_err("no plan").detail;
+    assert_eq!(told, "`paced-plan` is `pro`, but no plan is configured; leave it out");
+    let default = Rules { default_plan: Some(0), ..rules() };
+    let plan = |message: &Message| decode(message, &default).expect("a job").plan;
+    assert_eq!((plan(&Message::default()), plan(&with("paced-plan", text("pro")))), (Some(0), Some(1)));
+}
+
+#[test]
+fn a_cost_must_fit_the_limits_of_its_plan() {
+    let costing = |plan: &str, cost: i128| {
+        let mut message = with("paced-cost", Value::Integer(cost));
+        // Before or after the cost: it is the same.
+        message.headers.insert(usize::from(cost % 2 == 0), ("paced-plan".to_owned(), text(plan)));
+        message
+    };
+    assert_eq!(job(&costing("free", 2)).cost, 2);
+    assert_eq!((job(&costing("pro", 999)).cost, job(&costing("pro", 1000)).cost), (999, 1000));
+    for (plan, cost) in [("free", 3), ("pro", 1001), ("pro", 1002)] {
+        assert_eq!(reason(&costing(plan, cost)), Reason::CostTooLarge);
+    }
+    assert_eq!(
+        detail(&costing("free", 3)),
+        "`paced-cost` is 3; the limit `plan.free.quota-0` holds at most 2: split the job"
+    );
+    assert_eq!(
+        detail(&with("paced-cost", Value::Integer(101))),
+        "`paced-cost` is 101; the limit `gcra-0` holds at most 100: split the job"
+    );
+}
+
+#[test]
 fn unknown_headers_name_the_nearest() {
     for (name, near) in [
         ("paced-Lane", "`paced-lane`"),
         ("paced-not_before", "`paced-not-before`"),
         ("paced-methd", "`paced-method`"),
-        ("paced-", "paced-lane, paced-method"),
-        ("paced-zzzzzzzzzz", "paced-lane, paced-method"),
-        ("paced-plan", "paced-lane, paced-method"),
+        ("paced-", "paced-lane, paced-plan, paced-method"),
+        ("paced-zzzzzzzzzz", "paced-lane, paced-plan, paced-method"),
     ] {
         let message = with(name, text("x"));
         assert_eq!(reason(&message), Reason::UnknownHeader, "{name}");

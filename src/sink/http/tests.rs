@@ -22,6 +22,7 @@ fn job() -> Job {
     Job {
         id: "job-1".to_owned(),
         lane: String::new(),
+        plan: None,
         cost: 1,
         priority: 0,
         not_before: None,

@@ -73,12 +73,8 @@ fn each_wrong_value_is_told_with_what_is_right() {
             "a table where an array of tables belongs; write [{ rate = \"1000/minute\" }]",
         ),
         (
-            "limits = [{ rate = \"1/s\", algorithm = \"gcra\" }]",
-            "gcra is not in this version; use leaky-bucket",
-        ),
-        (
             "limits = [{ rate = \"1/s\", algorithm = \"bucket\" }]",
-            "`bucket` is no algorithm; use leaky-bucket",
+            "`bucket` is no algorithm; use one of leaky-bucket, gcra, token-bucket, fixed-window, sliding-window, sliding-log, quota",
         ),
         ("limits = [{ rate = \"10r/s\" }]", "`10r/s` is no rate; write 10/s"),
         ("limits = [{ rate = \"0.5/s\" }]", "`0.5/s` is no rate; write 1/2s"),
@@ -225,7 +221,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
+            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -241,21 +237,17 @@ fn unknown_keys_come_with_the_nearest_known_one() {
             "downstreams.a.limits[0].burts",
             "did you mean `burst`?",
         ),
+        ("lanes.by = 1", "downstreams.a.lanes.by", "known here are `default_plan`"),
         (
-            "lanes.by = 1",
-            "downstreams.a.lanes",
-            "known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
-        ),
-        (
-            "[plans]",
-            "plans",
-            "known here are `admin`, `amqp`, `downstreams`, `precision`, `shutdown`, `store`",
+            "[lanes]",
+            "lanes",
+            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `shutdown`, `store`",
         ),
         ("[stroe]", "stroe", "did you mean `store`?"),
         (
             "[\"a b\"]",
             "\"a b\"",
-            "known here are `admin`, `amqp`, `downstreams`, `precision`, `shutdown`, `store`",
+            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `shutdown`, `store`",
         ),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
@@ -268,12 +260,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a smaller burst or a shorter period",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint =
-        "unknown key; known here are `concurrency`, `horizon`, `http`, `limits`, `queue`, `rate`, `retry`";
+    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

@@ -1,0 +1,304 @@
+//! The limits out of the merged tree: each algorithm, its keys and their defaults.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::reader::{Absent, Entry, Found, Reader, Table};
+use super::value;
+use crate::limit::{Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
+use crate::rate::{Amount, Period, Rate, RateError};
+
+mod word;
+
+const RATE_HINT: &str = "give a downstream a limit, such as rate = \"50/s\"";
+
+const DAY: Period = Period::Micros(86_400_000_000);
+
+/// Every key of a limit but `algorithm`, `name` and `rate`, and the algorithms that have it.
+const KEYS: [(&str, &[&str]); 6] = [
+    ("burst", &["leaky-bucket", "gcra"]),
+    ("capacity", &["token-bucket"]),
+    ("anchor", &["fixed-window"]),
+    ("buckets", &["sliding-window"]),
+    ("reset", &["quota"]),
+    ("utc_offset", &["quota"]),
+];
+
+/// A limit, and where to complain about its name.
+pub(super) struct Given<'v> {
+    pub limit: Limit,
+    at: Found<'v>,
+}
+
+/// The limits of a downstream: `rate` first, then `limits`.
+pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Vec<Given<'v>>> {
+    let mut limits = Vec::new();
+    let rate = reader.parsed(table, "rate", Absent::Unset, value::rate::<Rate>);
+    if let Some(at) = table.has("rate").then(|| reader.given(table, "rate")).flatten() {
+        let limit = rate.and_then(|rate| {
+            let limit = Limit::leaky_bucket(format!("{}-0", word::LEAKY_BUCKET), rate, 1);
+            told(reader, table, limit)
+        });
+        limits.push(limit.map(|limit| Given { limit, at }));
+    }
+    if let Some((array, more)) = list(reader, table, limits.len(), "") {
+        limits.extend(more);
+        if limits.is_empty() && Reader::is_empty(&array) {
+            reader.wrong(&array, format!("empty; {RATE_HINT}"));
+        }
+    } else if !table.has("rate") && !table.has("limits") {
+        reader.missing(table, "rate", RATE_HINT);
+    }
+    limits.into_iter().collect()
+}
+
+/// The limits of a plan.
+pub(super) fn of_plan<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: &str) -> Option<Vec<Given<'v>>> {
+    const HINT: &str = "give a plan its limits, such as limits = [{ rate = \"5/s\" }]";
+    let Some((array, limits)) = list(reader, table, 0, &format!("plan.{name}.")) else {
+        if !table.has("limits") {
+            reader.missing(table, "limits", HINT);
+        }
+        return None;
+    };
+    if Reader::is_empty(&array) {
+        reader.wrong(&array, format!("empty; {HINT}"));
+    }
+    limits.into_iter().collect()
+}
+
+/// Limits that must all agree. What is wrong is told at the first limit that is one too much.
+pub(super) fn set<'v>(
+    reader: &mut Reader<'v>,
+    limits: &[&Given<'v>],
+    police: bool,
+    whose: &str,
+) -> Option<LimitSet> {
+    for (index, given) in limits.iter().enumerate() {
+        let name = given.limit.name();
+        let own = name.rsplit('.').next().unwrap_or_default();
+        let differs = |other: &&&Given<'v>| other.limit.name() == name && other.limit != given.limit;
+        if limits[..index].iter().any(|other| differs(&other)) {
+            let problem =
+                format!("another limit with other numbers is called `{own}`; give each its own name");
+            reader.wrong(&given.at, problem);
+            return None;
+        }
+        if index == MAX_LIMITS {
+            let problem = format!("{} limits{whose}; use at most {MAX_LIMITS}", limits.len());
+            reader.wrong(&given.at, problem);
+            return None;
+        }
+    }
+    let set = LimitSet::new(limits.iter().map(|given| given.limit.clone()).collect()).ok()?;
+    let set = if police { set.policing() } else { set };
+    if set.max_cost() == 0 {
+        let unit = |given: &&&Given<'v>| {
+            set.iter()
+                .zip(set.unit())
+                .any(|(limit, times)| limit.name() == given.limit.name() && limit.max_cost() < times)
+        };
+        if let Some(given) = limits.iter().rev().find(unit) {
+            reader.wrong(&given.at, "the same limit more often than it holds units; give it once");
+        }
+        return None;
+    }
+    Some(set)
+}
+
+type Limits<'v> = Vec<Option<Given<'v>>>;
+
+/// The array `limits`, and what it holds. Names start with `prefix`, ordinals at `first`.
+fn list<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    first: usize,
+    prefix: &str,
+) -> Option<(Found<'v>, Limits<'v>)> {
+    let mark = reader.entries.len();
+    let (array, tables) = reader.tables(table, "limits")?;
+    let (mut limits, mut shown) = (Vec::new(), Vec::new());
+    for (at, one) in tables {
+        let limit = limit(reader, &one, first + limits.len(), prefix);
+        let at = reader.given(&one, "name").unwrap_or(at);
+        limits.push(limit.map(|limit| Given { limit, at }));
+        shown.push(inline(reader.entries.split_off(mark)));
+    }
+    reader.note(table, "limits", format!("[{}]", shown.join(", ")), Some(&array));
+    Some((array, limits))
+}
+
+/// The name is the key of the limit's state: never its numbers, so that they may change.
+fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix: &str) -> Option<Limit> {
+    let algorithm = reader.parsed(table, "algorithm", Absent::Default(word::LEAKY_BUCKET), word::algorithm);
+    let name = reader.parsed(table, "name", Absent::Unset, word::limit_name);
+    let Some(algorithm) = algorithm else {
+        // Whatever it is to be, its keys are known.
+        ["rate"].iter().chain(KEYS.iter().map(|(key, _)| key)).for_each(|key| drop(reader.given(table, key)));
+        return None;
+    };
+    for (key, algorithms) in KEYS.iter().filter(|(_, algorithms)| !algorithms.contains(&algorithm)) {
+        let hint = match (*key, algorithm) {
+            ("burst", "token-bucket") => "a token-bucket has `capacity` instead".to_owned(),
+            ("capacity", "leaky-bucket" | "gcra") => format!("a {algorithm} has `burst` instead"),
+            _ => format!("it is a key of {}; the algorithm here is {algorithm}", algorithms.join(" and ")),
+        };
+        reader.hint(table, key, hint);
+    }
+    if table.has("name") && name.is_none() {
+        // The other mistakes are told too.
+        numbers(reader, table, algorithm, String::new());
+        return None;
+    }
+    let name = name.unwrap_or_else(|| format!("{algorithm}-{ordinal}"));
+    numbers(reader, table, algorithm, format!("{prefix}{name}"))
+}
+
+fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name: String) -> Option<Limit> {
+    let limit = match algorithm {
+        "gcra" => {
+            let (rate, burst) = (rate(reader, table), reader.integer(table, "burst", 1, 1..=u32::MAX));
+            Limit::gcra(name, rate?, burst?)
+        }
+        "token-bucket" => {
+            let refill = amount(reader, table, word::amount);
+            let capacity = match refill.map(Amount::count).map(u32::try_from) {
+                Some(Err(_)) if !table.has("capacity") => {
+                    reader.missing(
+                        table,
+                        "capacity",
+                        "the count of the rate is too high for one; write such as capacity = 1000",
+                    );
+                    None
+                }
+                count => {
+                    let default = count.and_then(Result::ok).unwrap_or(1);
+                    reader.integer(table, "capacity", default, 1..=u32::MAX)
+                }
+            };
+            let refill = told(reader, table, refill?.rate())?;
+            Limit::token_bucket(name, refill, capacity?)
+        }
+        "fixed-window" => {
+            let amount = amount(reader, table, word::amount);
+            let anchor = reader.parsed(table, "anchor", Absent::Default("epoch"), word::anchor);
+            let (count, period) = parts(amount?);
+            match anchor? {
+                word::Anchor::Epoch => Limit::fixed_window(name, count, period),
+                word::Anchor::FirstHit => Limit::first_hit_window(name, count, period),
+            }
+        }
+        "sliding-window" => {
+            let amount = amount(reader, table, word::amount);
+            let buckets = reader.integer(table, "buckets", 10, 1..=1000);
+            let (count, period) = parts(amount?);
+            Limit::sliding_window(name, count, period, buckets?)
+        }
+        "sliding-log" => {
+            let (count, period) = parts(amount(reader, table, word::amount)?);
+            Limit::sliding_log(name, count, period)
+        }
+        "quota" => quota(reader, table, name)?,
+        _ => {
+            let (rate, burst) = (rate(reader, table), reader.integer(table, "burst", 1, 1..=u32::MAX));
+            Limit::leaky_bucket(name, rate?, burst?)
+        }
+    };
+    built(reader, table, limit)
+}
+
+fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option<Result<Limit, LimitError>> {
+    let amount = amount(reader, table, value::rate::<Amount>);
+    let unit = amount.and_then(|amount| match amount.period() {
+        DAY => Some(calendar::Unit::Day),
+        Period::Week => Some(calendar::Unit::Week),
+        Period::Month => Some(calendar::Unit::Month),
+        Period::Micros(_) => None,
+    });
+    let default = if unit.is_some() || amount.is_none() { "calendar" } else { "fixed" };
+    let reset = reader.parsed(table, "reset", Absent::Default(default), word::reset);
+    let offset = if matches!(reset, Some(word::Reset::Rolling)) {
+        reader.hint(table, "utc_offset", "a rolling quota begins with the first unit taken".to_owned());
+        Some(0)
+    } else {
+        reader.parsed(table, "utc_offset", Absent::Default("Z"), word::utc_offset)
+    };
+    let (amount, reset, offset) = (amount?, reset?, offset?);
+    let (count, period) = parts(amount);
+    let month = amount.period() == Period::Month;
+    let edges = match (reset, unit) {
+        (word::Reset::Calendar, Some(unit)) => {
+            Calendar::new(unit, offset).map(Edges::Calendar).map_err(LimitError::from)
+        }
+        (word::Reset::Calendar, None) => {
+            let problem =
+                "a calendar has no such period; use one day, one week or one month, or reset = \"fixed\"";
+            return wrong(reader, table, &["reset", "rate"], problem);
+        }
+        (word::Reset::Fixed | word::Reset::Rolling, _) if month => {
+            let problem = "months are not equally long; use reset = \"calendar\", or days, such as 1000/30d";
+            return wrong(reader, table, &["reset", "rate"], problem);
+        }
+        // Local midnight comes so much earlier than that of UTC.
+        (word::Reset::Fixed, _) => {
+            let micros = i64::try_from(period.as_micros()).unwrap_or(i64::MAX);
+            Edges::aligned(period, (i64::from(offset) * -60_000_000).rem_euclid(micros))
+        }
+        (word::Reset::Rolling, _) => Edges::first_hit(period),
+    };
+    Some(edges.and_then(|edges| Limit::quota(name, count, edges)))
+}
+
+fn rate<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Rate> {
+    amount(reader, table, value::rate::<Rate>)
+}
+
+/// The `rate` of a limit, read by `parse`.
+fn amount<'v, A>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    parse: impl Fn(&str) -> Result<A, RateError>,
+) -> Option<A> {
+    reader.parsed(table, "rate", Absent::Mistake("write such as rate = \"1000/minute\""), parse)
+}
+
+/// The count, and the period at its longest.
+const fn parts(amount: Amount) -> (u64, Duration) {
+    (amount.count(), amount.period().longest())
+}
+
+/// The limit, or what is wrong with its numbers, told at the key that is nearest to it.
+fn built<'v>(reader: &mut Reader<'v>, table: &Table<'v>, limit: Result<Limit, LimitError>) -> Option<Limit> {
+    let error = match limit {
+        Ok(limit) => return Some(limit),
+        Err(error) => error,
+    };
+    let key = match error {
+        LimitError::BeyondExact { .. } => ["burst", "capacity"],
+        LimitError::Uneven { .. } | LimitError::CoarseBuckets { .. } => ["buckets", "rate"],
+        LimitError::Calendar(_) | LimitError::Offset { .. } => ["utc_offset", "rate"],
+        _ => ["rate", "rate"],
+    };
+    wrong(reader, table, &[key[0], key[1], "rate"], &error.to_string())
+}
+
+fn told<'v, T, E: Display>(reader: &mut Reader<'v>, table: &Table<'v>, read: Result<T, E>) -> Option<T> {
+    match read {
+        Ok(value) => Some(value),
+        Err(error) => wrong(reader, table, &["rate"], &error.to_string()),
+    }
+}
+
+/// Tells a mistake at the first of these keys that is there.
+fn wrong<'v, T>(reader: &mut Reader<'v>, table: &Table<'v>, keys: &[&str], problem: &str) -> Option<T> {
+    let key = keys.iter().find(|key| table.has(key))?;
+    let found = reader.given(table, key)?;
+    reader.wrong(&found, problem);
+    None
+}
+
+fn inline(entries: Vec<Entry>) -> String {
+    let pairs: Vec<String> =
+        entries.into_iter().map(|entry| format!("{} = {}", entry.key, entry.value)).collect();
+    format!("{{ {} }}", pairs.join(", "))
+}

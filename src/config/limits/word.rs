@@ -1,0 +1,141 @@
+//! Texts that only limits have. The problems say what would be right.
+
+use crate::config::value::{clipped, name, rate, shown};
+use crate::job::nearest;
+use crate::limit::Calendar;
+use crate::rate::{Amount, RateError};
+
+/// An amount whose period is not the calendar's.
+pub(super) fn amount(text: &str) -> Result<Amount, RateError> {
+    let amount: Amount = rate(text)?;
+    if amount.period().is_calendar() {
+        return Err(RateError::QuotaUnit(clipped(text)));
+    }
+    Ok(amount)
+}
+
+/// The algorithm of a limit that names none.
+pub(super) const LEAKY_BUCKET: &str = "leaky-bucket";
+
+pub(super) fn algorithm(text: &str) -> Result<&'static str, String> {
+    const ALL: [&str; 7] =
+        [LEAKY_BUCKET, "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
+    if let Some(known) = ALL.into_iter().find(|known| *known == text) {
+        return Ok(known);
+    }
+    let hint = match nearest(text, &ALL) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("use one of {}", ALL.join(", ")),
+    };
+    Err(format!("{} is no algorithm; {hint}", shown(text)))
+}
+
+/// When fixed windows begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Anchor {
+    Epoch,
+    FirstHit,
+}
+
+pub(super) fn anchor(text: &str) -> Result<Anchor, String> {
+    match text {
+        "epoch" => Ok(Anchor::Epoch),
+        "first-hit" => Ok(Anchor::FirstHit),
+        other => Err(format!("{} is no anchor; use epoch or first-hit", shown(other))),
+    }
+}
+
+/// When a quota is whole again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reset {
+    Calendar,
+    Fixed,
+    Rolling,
+}
+
+pub(super) fn reset(text: &str) -> Result<Reset, String> {
+    match text {
+        "calendar" => Ok(Reset::Calendar),
+        "fixed" => Ok(Reset::Fixed),
+        "rolling" => Ok(Reset::Rolling),
+        other => Err(format!("{} is no reset; use calendar, fixed or rolling", shown(other))),
+    }
+}
+
+/// Minutes east of UTC.
+pub(super) fn utc_offset(text: &str) -> Result<i16, String> {
+    if text == "Z" {
+        return Ok(0);
+    }
+    let syntax =
+        || format!("{} is no offset from UTC; write +HH:MM or -HH:MM, such as +02:00, or Z", shown(text));
+    let two = |digits: &str| {
+        let fits = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_digit());
+        fits.then(|| digits.parse::<i16>().ok()).flatten()
+    };
+    let (sign, rest) = match text.split_at_checked(1) {
+        Some(("+", rest)) => (1, rest),
+        Some(("-", rest)) => (-1, rest),
+        _ => return Err(syntax()),
+    };
+    let (hours, minutes) = rest.split_once(':').ok_or_else(syntax)?;
+    let (hours, minutes) = (two(hours).ok_or_else(syntax)?, two(minutes).ok_or_else(syntax)?);
+    if minutes > 59 {
+        return Err(syntax());
+    }
+    let offset = hours * 60 + minutes;
+    if offset > Calendar::FARTHEST {
+        return Err(format!("{} is out of range; use -14:00 to +14:00", shown(text)));
+    }
+    Ok(sign * offset)
+}
+
+/// The name of a limit: no dot in it, so that none is a plan's.
+pub(super) fn limit_name(text: &str) -> Result<String, String> {
+    name("limit", text).map(|()| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_from_utc() {
+        for (text, minutes) in
+            [("Z", 0), ("+00:00", 0), ("-00:00", 0), ("+02:00", 120), ("-09:30", -570), ("+14:00", 840)]
+        {
+            assert_eq!(utc_offset(text), Ok(minutes), "{text}");
+        }
+        for text in
+            ["", "+", "2", "+2", "+2:00", "+02", "+0200", "+02:0", "+02:60", "02:00", "UTC", "z", "+ä:00"]
+        {
+            assert!(utc_offset(text).unwrap_err().contains("write +HH:MM"), "{text}");
+        }
+        for text in ["+14:01", "-15:00", "+99:00"] {
+            assert_eq!(utc_offset(text), Err(format!("`{text}` is out of range; use -14:00 to +14:00")));
+        }
+    }
+
+    #[test]
+    fn names_that_no_plan_can_have() {
+        assert_eq!(limit_name("per-minute"), Ok("per-minute".to_owned()));
+        for text in ["", "plan.pro", "a:b", "A", "a__b"] {
+            assert!(limit_name(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_shown() {
+        for text in ["amqp://guest:hunter2@rabbit", &"hunter2".repeat(6)] {
+            for problem in [
+                algorithm(text).unwrap_err(),
+                amount(text).unwrap_err().to_string(),
+                anchor(text).unwrap_err(),
+                reset(text).unwrap_err(),
+                utc_offset(text).unwrap_err(),
+            ] {
+                assert!(!problem.contains("hunter2"), "{problem}");
+            }
+        }
+    }
+}

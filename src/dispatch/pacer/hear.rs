@@ -1,0 +1,161 @@
+//! What the pacer learns from the store's answers.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::call::{Answer, Call, Reply};
+use super::{LONGEST_CALL, Pacer};
+use crate::dispatch::held::Held;
+use crate::dispatch::intake::rejected;
+use crate::dispatch::lane::Entry;
+use crate::dispatch::source::Report;
+use crate::store::{Checked, Observed, Reserved, StoreError};
+use crate::time::{Deadline, Micros};
+
+/// How long to wait before the store is asked again after an error: at first, and at most.
+const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+impl Pacer {
+    /// Holds the jobs that were granted a slot until then, and buries those that were rejected; the
+    /// others go back to the lane.
+    pub(super) fn hear(&mut self, call: Call, reply: Reply) {
+        let Call { queue, mut batch, .. } = call;
+        let Reply { sent, received, answer } = reply;
+        // If the process stood still meanwhile, it cannot be told when the slots come, or came.
+        let stood_still = received - sent > LONGEST_CALL;
+        match answer {
+            Ok(Answer::Reserved(reserved)) => {
+                self.answered(sent, received, reserved.slots.len());
+                self.heard(queue, (sent, received), &reserved, &batch);
+                if stood_still {
+                    self.gear.meters.late.increment(reserved.slots.len() as u64);
+                } else {
+                    self.hold(&mut batch, sent, received, &reserved);
+                }
+            }
+            Ok(Answer::Checked(checked)) => {
+                let allowed = checked.verdicts.iter().filter(|verdict| verdict.earliest <= checked.now);
+                let allowed = allowed.count();
+                self.answered(sent, received, allowed);
+                if stood_still {
+                    self.gear.meters.late.increment(allowed as u64);
+                } else {
+                    self.decide(queue, &mut batch, (sent, received), checked);
+                }
+            }
+            Err(error) => self.failed(&error),
+        }
+        batch.into_iter().for_each(|entry| self.lane.push(entry));
+    }
+
+    /// Holds the first jobs until their slots.
+    fn hold(&mut self, batch: &mut VecDeque<Entry>, sent: Instant, received: Instant, reserved: &Reserved) {
+        let now = Deadline::at(received);
+        for &slot in &reserved.slots {
+            let Some(entry) = batch.pop_front() else { break };
+            let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
+            let waited = sent.saturating_duration_since(entry.since);
+            self.gear.meters.granted(waited, deadline.since(now));
+            self.held.push(Held { entry, slot, deadline });
+        }
+    }
+
+    /// Sends the jobs off that are allowed, and buries the others.
+    fn decide(
+        &mut self,
+        queue: usize,
+        batch: &mut VecDeque<Entry>,
+        (sent, received): (Instant, Instant),
+        Checked { now: slot, verdicts, .. }: Checked,
+    ) {
+        let deadline = Deadline::at(received);
+        for verdict in verdicts {
+            let Some(entry) = batch.pop_front() else { break };
+            if verdict.earliest <= slot {
+                let waited = sent.saturating_duration_since(entry.since);
+                self.gear.meters.granted(waited, Duration::ZERO);
+                self.turns.granted(queue, entry.job.cost.into(), None);
+                self.held.push(Held { entry, slot, deadline });
+                continue;
+            }
+            let limit = self.options.limits_of(queue).get(verdict.limit);
+            let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+            let letter = rejected(limit, verdict.earliest, report);
+            self.bury(entry.ticket, letter, entry.job.reply.is_some());
+        }
+    }
+
+    /// The store answered, and granted so many.
+    fn answered(&mut self, sent: Instant, received: Instant, granted: usize) {
+        let meters = &self.gear.meters;
+        meters.roundtrip.record((received - sent).as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
+        meters.batch.record(granted as f64);
+        meters.slots.increment(granted as u64);
+        meters.store_connected.set(1.0);
+        if self.failures > 0 {
+            tracing::info!(downstream = self.options.downstream, "the store answers again");
+            self.failures = 0;
+        }
+    }
+
+    /// Learns from an answer what time it is at the store, how many replicas there are, and when to
+    /// ask again.
+    fn heard(
+        &mut self,
+        queue: usize,
+        (sent, received): (Instant, Instant),
+        reserved: &Reserved,
+        batch: &VecDeque<Entry>,
+    ) {
+        if let Some(replicas) = reserved.replicas {
+            self.turns.share(replicas);
+        }
+        let observed = self.slots.observe(sent, reserved.now, reserved.epoch, received);
+        if observed == Observed::Stepped {
+            tracing::warn!(
+                downstream = self.options.downstream,
+                "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
+            );
+            self.gear.meters.stepped.increment(self.held.len() as u64);
+            self.held.drain().for_each(|entry| self.lane.push(entry));
+            self.turns.forget();
+        }
+        let when = |slot: Micros| sent + slot.since(reserved.now);
+        let last = reserved.slots.last().copied();
+        let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
+        let costs = granted.clone().last().and_then(|cost| last.map(|slot| (when(slot), cost)));
+        self.turns.granted(queue, granted.map(u64::from).sum(), costs);
+        self.turns.open(queue, reserved.next <= last.unwrap_or(reserved.now));
+        // The limits of the downstream come first in the set of each plan.
+        let shared = |place: usize| place < self.options.limits.len();
+        if queue > 0 && !reserved.refused.is_some_and(|refused| shared(refused.limit)) {
+            self.turns.sleep(queue, when(reserved.next));
+            return;
+        }
+        self.turns.reached(queue, when(reserved.next));
+        let pause = self.turns.asking(queue).pause(reserved.now, reserved.next);
+        // From when it was sent: counted from the answer, a replica far from the store would always come
+        // too late, after a nearer one took every slot.
+        self.ask_at = self.ask_at.max(sent + pause);
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        let downstream = &self.options.downstream;
+        self.gear.meters.store_errors.increment(1);
+        self.gear.meters.store_connected.set(0.0);
+        let (first, most) = STORE_BACKOFF;
+        let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);
+        if self.failures == 0 {
+            tracing::warn!(downstream, %error, "no slots while the store is away; jobs are held");
+        } else {
+            tracing::debug!(downstream, %error, "the store is still away");
+        }
+        self.failures += 1;
+        let now = Instant::now();
+        self.lease_at = now;
+        self.ask_at = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
+    }
+}

@@ -1,0 +1,97 @@
+//! Windows shape too: what one allows goes at once, and then nothing until the next.
+
+use super::*;
+use crate::limit::{Edges, Limit, LimitSet};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn bench(limits: Vec<Limit>) -> Bench {
+    let mut bench = Bench::new("1/s", QUICK);
+    bench.options.limits = LimitSet::new(limits).unwrap();
+    bench
+}
+
+/// The most of these (rising, in ms) in any half-open window.
+fn busiest(millis: &[u128], window: u128) -> usize {
+    let within = |first: usize| millis[first..].partition_point(|other| *other < millis[first] + window);
+    (0..millis.len()).map(within).max().unwrap_or(0)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_releases_its_count_at_once_for_few_calls() {
+    let mut bench = bench(vec![Limit::first_hit_window("w", 1000, 60 * SECOND).unwrap()]);
+    bench.options.concurrency = 500;
+    bench.publish_many(0..2500);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert!(released[999] < 100, "{} ms", released[999]);
+    assert!(released[1000] >= 60_000 && released[1999] < 60_200, "{} {}", released[1000], released[1999]);
+    assert!(released[2000] >= 120_000 && released[2499] < 120_200);
+    let calls = bench.store.calls.load(Ordering::SeqCst);
+    assert!(calls <= 100, "{calls} calls for 2500 jobs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_holds_in_any_window_and_a_shaper_beside_it() {
+    let limits = vec![
+        Limit::leaky_bucket("l", "30/s".parse().unwrap(), 1).unwrap(),
+        Limit::sliding_log("s", 50, 5 * SECOND).unwrap(),
+    ];
+    let mut bench = bench(limits);
+    bench.publish_many(0..200);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert_eq!((busiest(&released, 1000), busiest(&released, 5000)), (30, 50));
+    // Slots are at 0, 33, ...: the 50th at 1633; from then on 50 every 5 s.
+    assert!((1633..=1640).contains(&released[49]), "{}", released[49]);
+    assert!((5000..=5010).contains(&released[50]) && (16_633..=16_700).contains(&released[199]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_that_is_used_up_lets_nothing_through_until_it_is_whole() {
+    let edges = Edges::first_hit(3600 * SECOND).unwrap();
+    let mut bench = bench(vec![Limit::quota("q", 5, edges).unwrap()]);
+    bench.publish_many(0..12);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let hours: Vec<u128> = bench.sink.millis(start).iter().map(|at| (at + 100) / 3_600_000).collect();
+    assert_eq!(hours, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]);
+    let calls = bench.store.calls.load(Ordering::SeqCst);
+    assert!(calls <= 20, "{calls} calls");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_share_a_window() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [0, 1].map(|_| {
+        let mut bench = bench(vec![Limit::first_hit_window("w", 100, 10 * SECOND).unwrap()]);
+        bench.options.concurrency = 8;
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
+        bench.publish_many(0..500);
+        bench
+    });
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    let sent = |bench: &Bench| bench.sink.ids().len();
+    while benches.iter().map(sent).sum::<usize>() < 500 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(start.elapsed() < 42 * SECOND, "500 at 100 per 10 s: {:?}", start.elapsed());
+    let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
+    all.sort_unstable();
+    for window in 1..5 {
+        let in_time = all[window * 100] >= 10_000 * window as u128;
+        assert!(in_time, "{} in window {window}", all[window * 100]);
+    }
+    for bench in &benches {
+        assert!((150..=350).contains(&sent(bench)), "{} of 500", sent(bench));
+    }
+}

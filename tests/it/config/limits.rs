@@ -1,0 +1,439 @@
+//! Limits of every algorithm, plans and policing, as people write them.
+
+use std::fs;
+use std::time::Duration;
+
+use paced::config::show;
+use paced::dispatch::OnLimit;
+use paced::limit::{Algorithm, Calendar, Edges, Limit, calendar};
+
+use super::{LEAST, Scene, load_shipped, shipped};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
+const NO_RATE: &str = "[downstreams.a]\nhttp.base_url = \"http://localhost/\"\n";
+
+/// The one limit that this entry of `limits` is.
+#[track_caller]
+fn limit(entry: &str) -> Limit {
+    let loaded = Scene::new(&format!("{NO_RATE}limits = [{{ {entry} }}]\n")).right();
+    let limits = &loaded.settings.downstreams["a"].limits;
+    assert_eq!(limits.len(), 1);
+    // What `config show` prints means the same.
+    let again = Scene::new(&show(&loaded)).right();
+    assert_eq!(&again.settings.downstreams["a"].limits, limits, "{}", show(&loaded));
+    limits.get(0).unwrap().clone()
+}
+
+/// The one line that is wrong with this entry, without its place.
+#[track_caller]
+fn mistake(entry: &str) -> String {
+    let lines = Scene::new(&format!("{NO_RATE}limits = [{{ {entry} }}]\n")).wrong();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    lines[0].strip_prefix("paced.toml:3:").unwrap().split_once(": downstreams.a.").unwrap().1.to_owned()
+}
+
+fn quota(count: u64, edges: Edges) -> Limit {
+    Limit::quota("quota-0", count, edges).unwrap()
+}
+
+fn calendar(unit: calendar::Unit, minutes: i64) -> Edges {
+    Edges::Calendar(Calendar::new(unit, minutes).unwrap())
+}
+
+#[test]
+fn each_algorithm_has_its_keys_and_defaults() {
+    let rate = |text: &str| text.parse().unwrap();
+    for (entry, expected) in [
+        ("rate = '5/s'", Limit::leaky_bucket("leaky-bucket-0", rate("5/s"), 1)),
+        (
+            "algorithm = 'leaky-bucket', rate = '5/s', burst = 3",
+            Limit::leaky_bucket("leaky-bucket-0", rate("5/s"), 3),
+        ),
+        ("algorithm = 'gcra', rate = '5/s'", Limit::gcra("gcra-0", rate("5/s"), 1)),
+        ("algorithm = 'gcra', rate = '5/s', burst = 20", Limit::gcra("gcra-0", rate("5/s"), 20)),
+        (
+            "algorithm = 'token-bucket', rate = '100/minute'",
+            Limit::token_bucket("token-bucket-0", rate("100/m"), 100),
+        ),
+        (
+            "algorithm = 'token-bucket', rate = '5/s', capacity = 7",
+            Limit::token_bucket("token-bucket-0", rate("5/s"), 7),
+        ),
+        (
+            "algorithm = 'fixed-window', rate = '1000/minute'",
+            Limit::fixed_window("fixed-window-0", 1000, MINUTE),
+        ),
+        (
+            "algorithm = 'fixed-window', rate = '60 per 2 minutes', anchor = 'first-hit'",
+            Limit::first_hit_window("fixed-window-0", 60, 2 * MINUTE),
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '1000/minute'",
+            Limit::sliding_window("sliding-window-0", 1000, MINUTE, 10),
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '1000/minute', buckets = 60",
+            Limit::sliding_window("sliding-window-0", 1000, MINUTE, 60),
+        ),
+        (
+            "algorithm = 'sliding-log', rate = '100/minute', name = 'per-minute'",
+            Limit::sliding_log("per-minute", 100, MINUTE),
+        ),
+    ] {
+        assert_eq!(limit(entry), expected.unwrap(), "{entry}");
+    }
+}
+
+#[test]
+fn quotas_end_with_the_calendar_in_fixed_periods_or_after_the_first_unit() {
+    use calendar::Unit;
+    for (entry, count, edges) in [
+        ("rate = '1_000_000/month'", 1_000_000, calendar(Unit::Month, 0)),
+        ("rate = '5/week', utc_offset = '-09:30'", 5, calendar(Unit::Week, -570)),
+        ("rate = '5/day', utc_offset = '+14:00'", 5, calendar(Unit::Day, 840)),
+        ("rate = '5/24h', reset = 'calendar'", 5, calendar(Unit::Day, 0)),
+        ("rate = '5/day', reset = 'fixed'", 5, Edges::aligned(DAY, 0).unwrap()),
+        ("rate = '5/6h'", 5, Edges::aligned(DAY / 4, 0).unwrap()),
+        // Midnight two hours east is at 22:00 in UTC.
+        (
+            "rate = '5/day', reset = 'fixed', utc_offset = '+02:00'",
+            5,
+            Edges::aligned(DAY, 22 * 3_600_000_000).unwrap(),
+        ),
+        ("rate = '5/6h', utc_offset = '+07:00'", 5, Edges::aligned(DAY / 4, 5 * 3_600_000_000).unwrap()),
+        ("rate = '5/week', reset = 'fixed'", 5, Edges::aligned(7 * DAY, 0).unwrap()),
+        ("rate = '5/30d', reset = 'rolling'", 5, Edges::first_hit(30 * DAY).unwrap()),
+        ("rate = '5/day', reset = 'rolling'", 5, Edges::first_hit(DAY).unwrap()),
+    ] {
+        assert_eq!(limit(&format!("algorithm = 'quota', {entry}")), quota(count, edges), "{entry}");
+    }
+}
+
+#[test]
+fn each_mistake_is_told_with_the_way_out() {
+    for (entry, expected) in [
+        ("algorithm = 'gcar', rate = '1/s'", "algorithm: `gcar` is no algorithm; did you mean gcra?"),
+        ("rate = '10r/s'", "rate: `10r/s` is no rate; write 10/s"),
+        ("algorithm = 'fixed-window', rate = '10r/s'", "rate: `10r/s` is no rate; write 10/s"),
+        ("algorithm = 'quota', rate = '5/mo'", "rate: `5/mo` is no rate; write 5/month"),
+        (
+            "algorithm = 'gcra', rate = '5/week'",
+            "rate: `5/week`: weeks and months are for quotas; write days, such as 7/7d",
+        ),
+        (
+            "algorithm = 'sliding-log', rate = '5/month'",
+            "rate: `5/month`: weeks and months are for quotas; write days, such as 7/7d",
+        ),
+        (
+            "algorithm = 'quota', rate = '5/2months'",
+            "rate: `5/2months`: a quota counts in one week or one month; write it without a number, or days, such as 7/14d",
+        ),
+        (
+            "algorithm = 'fixed-window', rate = '0/s'",
+            "rate: a rate of zero releases nothing; use at least 1 in a period of at least 1 \u{b5}s",
+        ),
+        (
+            "algorithm = 'quota', rate = '-5/s'",
+            "rate: `-5/s` is no rate; write COUNT/UNIT, such as 50/s or 100 per 5 minutes",
+        ),
+        ("algorithm = 'fixed-window', rate = '1.5/s'", "rate: `1.5/s` is no rate; write 3/2s"),
+        (
+            "algorithm = 'gcra', rate = '1/s', burst = 0",
+            "burst: out of range; use an integer from 1 to 4294967295",
+        ),
+        (
+            "algorithm = 'gcra', rate = '1/s', burst = 1.5",
+            "burst: a float where an integer belongs; write such as 1",
+        ),
+        (
+            "algorithm = 'token-bucket', rate = '1/s', capacity = -1",
+            "capacity: out of range; use an integer from 1 to 4294967295",
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '1/s', buckets = 1001",
+            "buckets: out of range; use an integer from 1 to 1000",
+        ),
+        (
+            "algorithm = 'gcra', rate = '1/d', burst = 4294967295",
+            "burst: a burst of 4294967295 at 1/d is beyond exact time; use a smaller burst or a shorter period",
+        ),
+        (
+            "algorithm = 'token-bucket', rate = '1/d', capacity = 4294967295",
+            "capacity: a burst of 4294967295 at 1/d is beyond exact time; use a smaller burst or a shorter period",
+        ),
+        (
+            "algorithm = 'token-bucket', rate = '10_000_000_000/d'",
+            "capacity: missing; the count of the rate is too high for one; write such as capacity = 1000",
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '10/s', buckets = 7",
+            "buckets: a period of 1s does not divide into 7 buckets of whole microseconds; use 5 or 8 buckets",
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '1000000/d', buckets = 1",
+            "buckets: 1000000 per 86400s in 1 buckets is beyond exact numbers; use 10 buckets, or a smaller count or period",
+        ),
+        (
+            "algorithm = 'sliding-log', rate = '10001/d'",
+            "rate: a log of 10001 units; use at most 10000, or a sliding window, which counts",
+        ),
+        (
+            "algorithm = 'fixed-window', rate = '1/s', anchor = 'hit'",
+            "anchor: `hit` is no anchor; use epoch or first-hit",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/day', reset = 'never'",
+            "reset: `never` is no reset; use calendar, fixed or rolling",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/3d', reset = 'calendar'",
+            "reset: a calendar has no such period; use one day, one week or one month, or reset = \"fixed\"",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/month', reset = 'rolling'",
+            "reset: months are not equally long; use reset = \"calendar\", or days, such as 1000/30d",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/day', utc_offset = '+14:30'",
+            "utc_offset: `+14:30` is out of range; use -14:00 to +14:00",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/day', utc_offset = 2",
+            "utc_offset: an integer where a string belongs; write it in quotes, such as \"Z\"",
+        ),
+        ("algorithm = 'gcra'", "rate: missing; write such as rate = \"1000/minute\""),
+        (
+            "rate = '1/s', name = 'plan.pro'",
+            "name: no name for a limit; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`",
+        ),
+    ] {
+        let told = mistake(entry);
+        let told = told.strip_prefix("limits[0].").unwrap_or(&told);
+        assert_eq!(told, expected, "{entry}");
+    }
+}
+
+#[test]
+fn a_key_of_another_algorithm_is_unknown_and_told_where_it_belongs() {
+    for (entry, expected) in [
+        (
+            "algorithm = 'token-bucket', rate = '1/s', burst = 5",
+            "burst: unknown key; a token-bucket has `capacity` instead",
+        ),
+        (
+            "algorithm = 'gcra', rate = '1/s', capacity = 5",
+            "capacity: unknown key; a gcra has `burst` instead",
+        ),
+        ("rate = '1/s', capacity = 5", "capacity: unknown key; a leaky-bucket has `burst` instead"),
+        (
+            "algorithm = 'sliding-log', rate = '1/s', burst = 5",
+            "burst: unknown key; it is a key of leaky-bucket and gcra; the algorithm here is sliding-log",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/day', anchor = 'epoch'",
+            "anchor: unknown key; it is a key of fixed-window; the algorithm here is quota",
+        ),
+        (
+            "algorithm = 'fixed-window', rate = '1/s', utc_offset = 'Z'",
+            "utc_offset: unknown key; it is a key of quota; the algorithm here is fixed-window",
+        ),
+        (
+            "algorithm = 'quota', rate = '1/day', reset = 'rolling', utc_offset = 'Z'",
+            "utc_offset: unknown key; a rolling quota begins with the first unit taken",
+        ),
+        (
+            "algorithm = 'sliding-window', rate = '1/s', bukets = 5",
+            "bukets: unknown key; did you mean `buckets`?",
+        ),
+        (
+            "algorithm = 'sliding-log', rate = '1/s', period = 5",
+            "period: unknown key; known here are `algorithm`, `name`, `rate`",
+        ),
+    ] {
+        assert_eq!(mistake(entry), format!("limits[0].{expected}"), "{entry}");
+    }
+}
+
+#[test]
+fn names_tell_states_apart() {
+    let scene = |limits: &str| Scene::new(&format!("{LEAST}limits = [{limits}]\n"));
+    let names = |limits: &str| {
+        let settings = scene(limits).right().settings;
+        settings.downstreams["a"].limits.iter().map(|limit| limit.name().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        names("{ algorithm = 'gcra', rate = '1/s' }, { rate = '2/s' }, { rate = '3/s', name = 'x' }"),
+        ["leaky-bucket-0", "gcra-1", "leaky-bucket-2", "x"]
+    );
+    // The same limit twice is one that counts twice.
+    assert_eq!(names("{ rate = '2/s', name = 'x' }, { rate = '2/s', name = 'x' }"), ["leaky-bucket-0", "x"]);
+    for (limits, place) in [
+        (
+            "{ rate = '2/s', name = 'x' }, { rate = '3/s', name = 'x' }",
+            "4:64: downstreams.a.limits[1].name: another limit with other numbers is called `x`",
+        ),
+        (
+            "{ rate = '2/s', name = 'leaky-bucket-0' }",
+            "4:34: downstreams.a.limits[0].name: another limit with other numbers is called `leaky-bucket-0`",
+        ),
+        (
+            "{ rate = '2/s', name = 'gcra-2' }, { algorithm = 'gcra', rate = '3/s' }",
+            "4:46: downstreams.a.limits[1]: another limit with other numbers is called `gcra-2`",
+        ),
+    ] {
+        assert_eq!(scene(limits).wrong(), [format!("paced.toml:{place}; give each its own name")]);
+    }
+    let many = vec!["{ rate = '2/s' }"; 16].join(", ");
+    let told = scene(&many).wrong();
+    assert_eq!(told.len(), 1);
+    assert!(told[0].ends_with("downstreams.a.limits[15]: 17 limits; use at most 16"), "{told:?}");
+    let twice = "{ algorithm = 'gcra', rate = '2/s', name = 'x' }";
+    let told = scene(&format!("{twice}, {twice}")).wrong();
+    assert!(
+        told[0].ends_with("limits[1].name: the same limit more often than it holds units; give it once"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn plans_add_limits_with_states_of_their_own() {
+    let text = "[plans.free]\nlimits = [{ rate = '1/s' }, { algorithm = 'quota', rate = '100/day' }]\n\
+                [plans.pro]\nlimits = [{ algorithm = 'gcra', rate = '9/s', burst = 9, name = 'burst' }]\n";
+    let loaded = Scene::new(&format!("{text}{LEAST}lanes.default_plan = 'pro'\n")).right();
+    let a = &loaded.settings.downstreams["a"];
+    let names = |place: usize| a.plans[place].limits.iter().map(Limit::name).collect::<Vec<_>>();
+    assert_eq!(a.plans.iter().map(|plan| plan.name.as_str()).collect::<Vec<_>>(), ["free", "pro"]);
+    assert_eq!(names(0), ["leaky-bucket-0", "plan.free.leaky-bucket-0", "plan.free.quota-1"]);
+    assert_eq!(names(1), ["leaky-bucket-0", "plan.pro.burst"]);
+    assert_eq!((a.limits.len(), a.default_plan()), (1, Some(1)));
+    let costs: Vec<_> =
+        a.plan_rules().into_iter().map(|plan| (plan.max_cost.units, plan.max_cost.limit)).collect();
+    assert_eq!(costs, [(100, "plan.free.quota-1".to_owned()), (9, "plan.pro.burst".to_owned())]);
+    let again = Scene::new(&show(&loaded)).right();
+    assert_eq!(format!("{:?}", again.settings), format!("{:?}", loaded.settings));
+}
+
+#[test]
+fn mistakes_in_plans_are_told_once_and_at_their_places() {
+    let two = LEAST.replace("downstreams.a", "downstreams.b");
+    let told = |plan: &str, more: &str| Scene::new(&format!("{plan}\n{LEAST}{more}\n{two}")).wrong();
+    assert_eq!(
+        told("plans.pro.limits = [{ rate = 5 }]", ""),
+        ["paced.toml:1:30: plans.pro.limits[0].rate: an integer where a string belongs; write it in quotes"]
+    );
+    assert_eq!(
+        told("plans.pro.limits = []", ""),
+        [
+            "paced.toml:1:20: plans.pro.limits: empty; give a plan its limits, such as limits = [{ rate = \"5/s\" }]"
+        ]
+    );
+    assert_eq!(
+        told("[plans.pro]", ""),
+        [
+            "paced.toml:1:1: plans.pro.limits: missing; give a plan its limits, such as limits = [{ rate = \"5/s\" }]"
+        ]
+    );
+    assert_eq!(
+        told("[plans.pro]\nrate = '5/s'\nlimits = [{ rate = '1/s' }]", ""),
+        ["paced.toml:2:1: plans.pro.rate: unknown key; known here are `limits`"]
+    );
+    assert_eq!(
+        told("plans.Pro.limits = [{ rate = '1/s' }]", ""),
+        [
+            "paced.toml:1:7: plans.Pro: no name for a plan; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`"
+        ]
+    );
+    let plan = "plans.free.limits = [{ rate = '1/s' }]";
+    for (default, problem) in
+        [("fre", "no such plan; did you mean `free`?"), ("gold", "no such plan; there are `free`")]
+    {
+        assert_eq!(
+            told(plan, &format!("lanes.default_plan = '{default}'")),
+            [format!("paced.toml:5:22: downstreams.a.lanes.default_plan: {problem}")]
+        );
+    }
+    assert_eq!(
+        told("", "lanes.default_plan = 'free'"),
+        ["paced.toml:5:22: downstreams.a.lanes.default_plan: no such plan; add one, such as [plans.free]"]
+    );
+    let many = vec!["{ rate = '2/s' }"; 16].join(", ");
+    let lines = told(&format!("plans.free.limits = [{many}]"), "");
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(
+        lines[0].ends_with(
+            "plans.free.limits[15]: 17 limits together with those of downstream `a`; use at most 16"
+        ),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn what_is_not_allowed_may_be_rejected() {
+    let load = |more: &str| Scene::new(&format!("{LEAST}{more}\n")).right().settings.downstreams["a"].clone();
+    let (wait, reject) = (load(""), load("on_limit = 'reject'"));
+    assert_eq!((wait.on_limit, reject.on_limit), (OnLimit::Wait, OnLimit::Reject));
+    // 1/s: who waits is not held for more than a minute; who polices holds nothing.
+    assert_eq!((wait.effective_prefetch(), reject.effective_prefetch()), (60, 1000));
+    // A leaky bucket charges behind, and polices as a meter of its burst.
+    assert_eq!((wait.max_cost().units, reject.max_cost().units), (86_400, 1));
+    assert!(matches!(reject.limits.get(0).unwrap().algorithm(), Algorithm::Gcra(_)));
+    assert_eq!(
+        Scene::new(&format!("{LEAST}on_limit = 'drop'\n")).wrong(),
+        ["paced.toml:4:12: downstreams.a.on_limit: `drop` is nothing to do; use wait or reject"]
+    );
+}
+
+#[test]
+fn prefetch_and_costs_are_what_each_algorithm_holds() {
+    let load = |limits: &str| {
+        let text = format!("{NO_RATE}limits = [{limits}]\n");
+        Scene::new(&text).right().settings.downstreams["a"].clone()
+    };
+    for (limits, prefetch, cost, name) in [
+        ("{ algorithm = 'quota', rate = '1000000/month' }", 1000, 1_000_000, "quota-0"),
+        ("{ algorithm = 'quota', rate = '10/day' }", 10, 10, "quota-0"),
+        ("{ algorithm = 'fixed-window', rate = '50/hour' }", 50, 50, "fixed-window-0"),
+        ("{ algorithm = 'gcra', rate = '1/h', burst = 5 }", 5, 5, "gcra-0"),
+        ("{ algorithm = 'token-bucket', rate = '1/s', capacity = 5 }", 64, 5, "token-bucket-0"),
+        ("{ algorithm = 'sliding-log', rate = '100/minute' }, { rate = '3/s' }", 180, 100, "sliding-log-0"),
+        ("{ rate = '1/h' }", 1, 100, "leaky-bucket-0"),
+        ("{ rate = '1/h' }, { algorithm = 'gcra', rate = '9/s', burst = 9 }", 1, 9, "gcra-1"),
+    ] {
+        let a = load(limits);
+        assert_eq!(a.effective_prefetch(), prefetch, "{limits}");
+        assert_eq!((a.max_cost().units, a.max_cost().limit.as_str()), (cost, name), "{limits}");
+    }
+}
+
+#[test]
+fn what_the_default_file_comments_out_is_right_too() {
+    let text = fs::read_to_string(shipped("paced.toml")).unwrap();
+    let mut bare = String::new();
+    for line in text.lines() {
+        let stripped = line.strip_prefix("# ").filter(|line| {
+            ["limits = [", "    { algorithm", "]", "[plans.", "default_plan = "]
+                .iter()
+                .any(|start| line.starts_with(start))
+        });
+        bare.push_str(stripped.unwrap_or(line));
+        bare.push('\n');
+    }
+    let settings = Scene::new(&bare).right().settings;
+    let billing = &settings.downstreams["billing"];
+    assert_eq!((billing.limits.len(), billing.plans.len()), (8, 1));
+    assert_eq!(billing.lanes.default_plan.as_deref(), Some("free"));
+}
+
+#[test]
+fn the_examples_mean_what_they_say() {
+    let plans = load_shipped("examples/plans.toml", &[]).settings;
+    let billing = &plans.downstreams["billing"];
+    assert_eq!((billing.plans.len(), billing.default_plan()), (2, Some(0)));
+    let quotas = load_shipped("examples/quotas.toml", &[]).settings;
+    let names: Vec<&str> = quotas.downstreams["geocoder"].limits.iter().map(Limit::name).collect();
+    assert_eq!(names, ["leaky-bucket-0", "sliding-log-1", "quota-2"]);
+    assert_eq!(quotas.downstreams["search"].effective_prefetch(), 1000);
+    let alerts = &load_shipped("examples/reject.toml", &[]).settings.downstreams["alerts"];
+    assert_eq!((alerts.on_limit, alerts.max_cost().units), (OnLimit::Reject, 20));
+}
