@@ -47,7 +47,8 @@ const SLACK: Duration = Duration::from_secs(60);
 
 const LIB: &str = concat!(include_str!("lua/lib.lua"), include_str!("lua/tat.lua"));
 const FAST: &str = include_str!("lua/fast.lua");
-const WINDOWS: &str = include_str!("lua/windows.lua");
+const WINDOWS: &str =
+    concat!(include_str!("lua/windows.lua"), include_str!("lua/buckets.lua"), include_str!("lua/log.lua"));
 
 /// A script, and all that it is told.
 pub(super) struct Call<'a> {

@@ -17,10 +17,24 @@ pub(super) fn numbers(state: &[u8]) -> Option<[i64; 5]> {
 
 /// A state for people and tests: its letter, then its numbers.
 pub(super) fn text(state: &[u8]) -> String {
-    match numbers(state) {
-        Some([last, shift, epoch, at, rem]) => format!("t {last} {shift} {epoch} {at} {rem}"),
-        None => String::from_utf8_lossy(state).into_owned(),
+    if let Some([last, shift, epoch, at, rem]) = numbers(state) {
+        return format!("t {last} {shift} {epoch} {at} {rem}");
     }
+    log(state).unwrap_or_else(|| String::from_utf8_lossy(state).into_owned())
+}
+
+/// Of a log: last, shift and epoch, then when units were taken and how many; the entries that are gone
+/// left out.
+fn log(state: &[u8]) -> Option<String> {
+    let (head, entries) = state.strip_prefix(b"l")?.split_at_checked(8 * 8)?;
+    let [last, shift, epoch, gone, ..] = doubles::<8>(head)?;
+    let (entries, rest) = entries.as_chunks::<16>();
+    let mut text = format!("l {last} {shift} {epoch}");
+    for entry in entries.iter().skip(usize::try_from(gone).ok()?) {
+        let [at, units] = doubles(entry)?;
+        text += &format!(" {at} {units}");
+    }
+    rest.is_empty().then_some(text)
 }
 
 #[cfg(test)]

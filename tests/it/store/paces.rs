@@ -84,10 +84,12 @@ fn sets() -> impl Strategy<Value = LimitSet> {
     let combine = prop_oneof![Just(Combine::All), Just(Combine::Any), Just(Combine::OneOf)];
     // Every other set is of one limit.
     let size = prop_oneof![Just(1_usize), 2_usize..5];
-    let limits = size.prop_flat_map(move |size| prop::collection::vec((rate.clone(), burst.clone(), 0..3), size));
+    let limits =
+        size.prop_flat_map(move |size| prop::collection::vec((rate.clone(), burst.clone(), 0..3), size));
     (limits, combine, any::<bool>()).prop_map(|(numbers, combine, twice)| {
         let limits = numbers.into_iter().enumerate().map(|(index, ((count, period), burst, kind))| {
-            let (name, rate) = (format!("limit:{index}"), Rate::new(count, Duration::from_micros(period)).unwrap());
+            let (name, rate) =
+                (format!("limit:{index}"), Rate::new(count, Duration::from_micros(period)).unwrap());
             match kind {
                 0 => Limit::leaky_bucket(name, rate, burst),
                 1 => Limit::gcra(name, rate, burst),
@@ -189,8 +191,7 @@ fn whichever_script_decides_it_answers_as_the_memory_store_does() {
     let redis = runtime.block_on(Redis::dedicated());
     let (here, there) = (Arc::<ManualClock>::default(), Arc::<ManualClock>::default());
     let shared = RedisStore::open(&redis.url(), patient()).unwrap().with_test_clock(there.clone());
-    let memory =
-        Backend { store: Box::new(MemoryStore::with_clock(here.clone())), clock: here, redis: None };
+    let memory = Backend { store: Box::new(MemoryStore::with_clock(here.clone())), clock: here, redis: None };
     let shared = Backend { store: Box::new(shared), clock: there, redis: Some(&redis) };
     let (cases, asked, kinds) = (Cell::new(0), Cell::new(0), Cell::new([0; 4]));
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
@@ -210,7 +211,8 @@ fn whichever_script_decides_it_answers_as_the_memory_store_does() {
                 }
                 Answer::Checked(checked) => {
                     asked.set(asked.get() + 1);
-                    denied += checked.verdicts.iter().filter(|verdict| verdict.earliest > checked.now).count();
+                    denied +=
+                        checked.verdicts.iter().filter(|verdict| verdict.earliest > checked.now).count();
                 }
                 Answer::Cancelled(given) => cancelled += usize::from(*given),
                 Answer::Invalid | Answer::Done => {}

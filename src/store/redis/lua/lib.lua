@@ -6,7 +6,7 @@
 -- A record (string, no TTL): the doubles epoch, run, at, fence, hw, shift, packed.
 -- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
 -- of the record when it was written. What follows is the kind's own. In the GCRA family's, which most
--- calls read and write, the letter is followed by packed doubles instead of text.
+-- calls read and write, and in a log's the letter is followed by packed doubles instead of text.
 
 local GRACE = 60000000 -- how long a state is kept once it equals absence
 local LONGEST_LEASE = 60000000
@@ -46,8 +46,8 @@ end
 -- The algorithms, by the letter that a limit begins with in ARGV. Each has
 --   read(l, at)              its numbers from ARGV[at] on; answers what comes after them
 --   parse(l, text)           a state of its own kind, or nil
+--   text(l, s)               a state as it is written
 --   fresh(l, s)              the level of a limit that was never used
---   text(l, s)               the level as it is written, after a space
 --   back(l, s, by)           the level on a clock that stepped back
 --   adopt(l, s)              the level under these numbers
 --   whole(l, s)              when it equals absence
@@ -55,6 +55,10 @@ end
 --   commit(l, s, at, cost)
 --   mark(l, s)               two numbers that, with last, tell states apart
 --   undo(l, s, a, b, at, cost)
+--   lose(l, s)               the state after a loss, behind the fence
+-- instead of parse and text, where a state is not read and written whole
+--   load(l)                  the state, or nil
+--   save(l, s, px)
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again
 -- They are those of src/limit, in the same order, with the same names.
@@ -76,31 +80,37 @@ local function limits(count, at, fence)
   return all, at
 end
 
+-- Of a state that another algorithm wrote the frontier stands.
+local function foreign(l, text)
+  local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
+  if (text:byte() == 116 or text:byte() == 108) and #text >= 25 then
+    last, shift, epoch = struct.unpack('<ddd', text, 2)
+  elseif not last then
+    return nil -- an older version's
+  end
+  local s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
+  l.kind.fresh(l, s)
+  return s
+end
+
 local function load_state(l)
+  if l.kind.load then
+    return l.kind.load(l)
+  end
   local text = redis.call('GET', l.key)
   if not text then
     return nil
   end
-  local s = l.kind.parse(l, text)
-  if s then
-    return s
-  end
-  -- Another algorithm's: the frontier stands.
-  s = kinds.t.parse(nil, text)
-  if not s then
-    local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
-    if not last then
-      return nil -- an older version's
-    end
-    s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
-  end
-  l.kind.fresh(l, s)
-  return s
+  return l.kind.parse(l, text) or foreign(l, text)
 end
 
 -- Lives until it equals absence, and GRACE more.
 local function save_state(l, s, now)
   local whole = math.max(l.kind.whole(l, s), l.floor, now)
   local px = math.ceil((whole - now) / 1000) + GRACE / 1000
-  redis.call('SET', l.key, l.kind.text(l, s), 'PX', int(px))
+  if l.kind.save then
+    l.kind.save(l, s, int(px))
+  else
+    redis.call('SET', l.key, l.kind.text(l, s), 'PX', int(px))
+  end
 end

@@ -1,0 +1,235 @@
+-- l: the log, of every unit taken in the last period. It is put after lib.lua;
+-- src/limit/sliding_log.rs has the same arithmetic.
+--
+-- "l", eight doubles, and two more for each entry: when units were taken, and how many. The eight are
+-- last, shift, epoch, the entries at the front that are gone, all entries, the units of those that are not
+-- gone, the units of the last entry if it is at last, and when the first one that is not gone was taken.
+-- A call reads the entries that leave and appends its own: it does not matter how many there are.
+local log = {}
+kinds.l = log
+
+local HEAD = '<dddddddd'
+local HEAD_BYTES = 65
+local ENTRY_BYTES = 16
+local CHUNK = 32 -- entries read at once
+
+function log.read(l, at, fence)
+  l.floor = fence
+  l.n, l.period = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  return at + 2
+end
+
+local function begin(s)
+  -- Entries from `from` on, as far as they were read; those that are new; where the live ones begin, and
+  -- the units of those before that are not gone.
+  s.from, s.at, s.units = s.gone, {}, {}
+  s.new_at, s.new_units = {}, {}
+  s.cursor, s.expired = s.gone, 0
+end
+
+function log.load(l)
+  local head = redis.call('GETRANGE', l.key, 0, HEAD_BYTES - 1)
+  if head == '' then
+    return nil
+  end
+  if #head < HEAD_BYTES or head:byte() ~= 108 then
+    return foreign(l, head)
+  end
+  local s = {}
+  s.last, s.shift, s.epoch, s.gone, s.count, s.total, s.tail, s.oldest = struct.unpack(HEAD, head, 2)
+  begin(s)
+  return s
+end
+
+function log.fresh(_, s)
+  s.gone, s.count, s.total, s.tail, s.oldest, s.whole_new = 0, 0, 0, 0, 0, true
+  begin(s)
+end
+
+-- When entry i was taken, and its units; nil beyond the last.
+local function entry(l, s, i)
+  if i >= s.count then
+    return s.new_at[i - s.count + 1], s.new_units[i - s.count + 1]
+  end
+  local k = i - s.from + 1
+  while k > #s.at do
+    local first = HEAD_BYTES + (s.from + #s.at) * ENTRY_BYTES
+    local size = math.min(CHUNK, s.count - s.from - #s.at) * ENTRY_BYTES
+    local chunk = redis.call('GETRANGE', l.key, first, first + size - 1)
+    for place = 1, #chunk, ENTRY_BYTES do
+      local n = #s.at + 1
+      s.at[n], s.units[n] = struct.unpack('<dd', chunk, place)
+      if s.raised and s.from + n == s.count then
+        s.units[n] = s.raised
+      end
+    end
+    if #chunk < size then
+      error('the log at ' .. l.key .. ' is cut off')
+    end
+  end
+  return s.at[k], s.units[k]
+end
+
+local function entries(s)
+  return s.count - s.gone + #s.new_at
+end
+
+-- All entries that are not gone, as lists, which are written whole.
+local function take_out(l, s)
+  local at, units = {}, {}
+  for i = s.gone, s.count + #s.new_at - 1 do
+    at[#at + 1], units[#units + 1] = entry(l, s, i)
+  end
+  return at, units
+end
+
+local function put_back(s, at, units)
+  s.gone, s.count, s.total, s.oldest, s.whole_new = 0, 0, 0, at[1] or 0, true
+  begin(s)
+  s.new_at, s.new_units = at, units
+  for i = 1, #units do
+    s.total = s.total + units[i]
+  end
+end
+
+function log.save(l, s, px)
+  if s.gone > 64 and s.gone > entries(s) then
+    put_back(s, take_out(l, s))
+  end
+  local parts = {}
+  for i = 1, #s.new_at do
+    parts[i] = struct.pack('<dd', s.new_at[i], s.new_units[i])
+  end
+  local count = s.count + #s.new_at
+  local head = 'l'
+    .. struct.pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest)
+  if s.whole_new then
+    redis.call('SET', l.key, head .. table.concat(parts), 'PX', px)
+    return
+  end
+  if s.raised then
+    local last = HEAD_BYTES + (s.count - 1) * ENTRY_BYTES
+    redis.call('SETRANGE', l.key, last, struct.pack('<dd', s.raised_at, s.raised))
+  end
+  if #parts > 0 then
+    redis.call('APPEND', l.key, table.concat(parts))
+  end
+  redis.call('SETRANGE', l.key, 0, head)
+  redis.call('PEXPIRE', l.key, px)
+end
+
+-- Moves every entry back, and merges those that meet.
+function log.back(l, s, by)
+  local at, units = take_out(l, s)
+  local moved, sums, n = {}, {}, 0
+  for i = 1, #at do
+    local a = math.max(at[i] - by, 0)
+    if n > 0 and moved[n] == a then
+      sums[n] = sums[n] + units[i]
+    else
+      n = n + 1
+      moved[n], sums[n] = a, units[i]
+    end
+  end
+  put_back(s, moved, sums)
+  s.tail = moved[n] == math.max(s.last - by, 0) and sums[n] or 0
+end
+
+function log.adopt() end
+
+-- Slots up to the fence may have been taken; how many is not known.
+function log.lose(l, s)
+  if s.last < l.floor then
+    s.last, s.tail = l.floor, 0
+  end
+end
+
+function log.whole(l, s)
+  return entries(s) > 0 and s.last + l.period or s.last
+end
+
+-- The units that count at `at`. It never falls within a call.
+local function live(l, s, at)
+  while true do
+    local taken, units = entry(l, s, s.cursor)
+    if not taken or taken > at - l.period then
+      return s.total - s.expired
+    end
+    s.cursor, s.expired = s.cursor + 1, s.expired + units
+  end
+end
+
+function log.earliest(l, s, now, cost)
+  if cost > l.n then
+    return NEVER
+  end
+  local at = math.max(now, s.last)
+  -- All of them are no fewer than those that count.
+  if s.total - s.expired + cost <= l.n then
+    return at
+  end
+  local sum, i = live(l, s, at), s.cursor
+  while sum + cost > l.n do
+    local taken, units = entry(l, s, i)
+    sum, at, i = sum - units, taken + l.period, i + 1
+  end
+  return at
+end
+
+-- Entries that no instant from the frontier on needs are gone.
+local function drop_gone(l, s)
+  while entries(s) > 0 and s.oldest <= s.last - l.period do
+    local _, units = entry(l, s, s.gone)
+    s.total = s.total - units
+    if s.cursor > s.gone then
+      s.expired = s.expired - units
+    else
+      s.cursor = s.gone + 1
+    end
+    s.gone = s.gone + 1
+    s.oldest = entry(l, s, s.gone) or 0
+  end
+end
+
+function log.commit(l, s, at, cost)
+  drop_gone(l, s)
+  if s.tail > 0 and at == s.last then
+    s.tail = s.tail + cost
+    if #s.new_at > 0 then
+      s.new_units[#s.new_units] = s.tail
+    else
+      s.raised, s.raised_at = s.tail, at
+      if s.units[s.count - s.from] then
+        s.units[s.count - s.from] = s.tail
+      end
+    end
+  else
+    s.tail = cost
+    s.new_at[#s.new_at + 1], s.new_units[#s.new_units + 1] = at, cost
+    if entries(s) == 1 then
+      s.oldest = at
+    end
+  end
+  s.total, s.last = s.total + cost, at
+end
+
+function log.mark(_, s)
+  return s.tail, 0
+end
+
+function log.undo(l, s, before, _, _, cost)
+  local at, units = take_out(l, s)
+  units[#units] = units[#units] - cost
+  if units[#units] <= 0 then
+    at[#at], units[#units] = nil, nil
+  end
+  put_back(s, at, units)
+  s.tail = before
+end
+
+function log.standing(l, s, now)
+  local at = math.max(now, s.last)
+  local sum = live(l, s, at)
+  local oldest = entry(l, s, s.cursor)
+  return math.max(l.n - sum, 0), oldest and oldest + l.period or at
+end
