@@ -3,24 +3,36 @@
 //!     cargo run --release --example replay_vectors -- FILE --store memory:|redis://HOST
 //!
 //! FILE holds suites; the operations of a suite run in order on one fresh key, at explicit
-//! instants. Times are ms. Of the suites' strategies this version knows:
+//! instants. Times are ms and may have fractions down to the µs. Strategies, with what is compared:
 //!
+//! - `gcra` {limit, periodMs, burst = limit}, `tokenBucket` {capacity, refillPerSec},
+//!   `fixedWindow` {limit, windowMs}, `slidingWindow` {limit, windowMs, buckets = 10},
+//!   `slidingWindowLog` {limit, windowMs}: `allowed`, `limit`, `remaining` rounded down, `resetAt` and
+//!   `retryAfterMs` rounded up. What a denied `slidingWindow` expects of `retryAfterMs` is a lower bound.
 //! - `leakyBucket` {ratePerSec, maxQueueMs}: `accepted`, and `delayMs`, rounded up: the wait, or when
 //!   refused how far the wait exceeds the queue.
 //!
-//! Suites of other strategies are skipped and counted. Exit: 0 all alike, 1 mismatches, 2 usage.
+//! A cost that can never fit is an error of the store's. A file may hold one: it counts as denied, and
+//! how the limit stands is compared by a look that costs nothing; there is no `retryAfterMs` then.
+//! A suite whose numbers are no limit (a window that does not divide into its buckets, say) is told and
+//! counts as one mismatch. Suites of other strategies are skipped and counted.
+//!
+//! Exit: 0 all alike, 1 mismatches, 2 usage.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use paced::Rate;
-use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{MemoryStore, RedisOptions, RedisStore, Reserve, Scope, Store};
+use paced::limit::{Costs, Decision, Limit, LimitSet};
+use paced::store::{Check, MemoryStore, RedisOptions, RedisStore, Reserve, Scope, Store};
 use paced::time::{Micros, wall_now};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
+
+const KINDS: [&str; 6] =
+    ["gcra", "tokenBucket", "fixedWindow", "slidingWindow", "slidingWindowLog", "leakyBucket"];
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -52,12 +64,12 @@ async fn run() -> Result<usize, Failure> {
     for (index, suite) in suites.iter().enumerate() {
         let name = suite["name"].as_str().unwrap_or("unnamed");
         let kind = suite["strategy"]["kind"].as_str().unwrap_or("unnamed");
-        if kind != "leakyBucket" {
+        if !KINDS.contains(&kind) {
             *skipped.entry(kind.to_owned()).or_default() += 1;
             continue;
         }
         let key = format!("{index}/{}", suite["key"].as_str().unwrap_or_default());
-        match replay(&*store, Scope { downstream: &downstream, key: &key }, name, suite).await {
+        match replay(&*store, Scope { downstream: &downstream, key: &key }, name, kind, suite).await {
             Ok((ran, differ)) => (operations, wrong) = (operations + ran, wrong + differ),
             Err(error) => {
                 println!("{name}: {error}");
@@ -74,14 +86,13 @@ async fn run() -> Result<usize, Failure> {
 }
 
 fn arguments() -> Result<(String, String), Failure> {
-    let usage = "usage: replay_vectors FILE --store memory:|redis://HOST";
+    let usage = "usage: replay_vectors FILE [--store memory:|redis://HOST]";
     let (mut file, mut store) = (None, "memory:".to_owned());
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--store" => store = args.next().ok_or(usage)?,
-            flag if flag.starts_with("--") => return Err(usage.into()),
-            _ if file.is_none() => file = Some(arg),
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--store" => store = arguments.next().ok_or(usage)?,
+            _ if file.is_none() && !argument.starts_with('-') => file = Some(argument),
             _ => return Err(usage.into()),
         }
     }
@@ -93,48 +104,126 @@ async fn replay(
     store: &dyn Store,
     scope: Scope<'_>,
     name: &str,
+    kind: &str,
     suite: &Value,
 ) -> Result<(usize, usize), Failure> {
     let options = &suite["strategy"]["options"];
-    let limit = Limit::leaky_bucket("leaky-bucket-1", rate(&options["ratePerSec"])?, 1)?;
-    let limits = LimitSet::new(vec![limit])?;
-    let ahead = Duration::from_micros(micros(&options["maxQueueMs"], "maxQueueMs")?);
+    let limits = LimitSet::new(vec![limit(kind, options)?])?;
     let operations = suite["ops"].as_array().ok_or("no `ops`")?;
     let mut wrong = 0;
     for (index, operation) in operations.iter().enumerate() {
         let now = Micros(i64::try_from(micros(&operation["now"], "now")?)?);
         let cost = match &operation["cost"] {
             Value::Null => 1,
-            cost => u32::try_from(cost.as_u64().ok_or("`cost` is no count")?)?,
+            cost => cost.as_u64().ok_or_else(|| format!("`cost` is {cost}, not a count"))?,
         };
-        let call = Reserve {
-            scope,
-            limits: &limits,
-            costs: Costs::Each(&[cost]),
-            ahead,
-            now: Some(now),
-            lease: None,
+        let found = if kind == "leakyBucket" {
+            let ahead = Duration::from_micros(micros(&options["maxQueueMs"], "maxQueueMs")?);
+            shape(store, scope, &limits, now, u32::try_from(cost)?, ahead).await?
+        } else {
+            police(store, scope, &limits, now, cost).await?
         };
-        let reserved = store.reserve(call).await?;
-        let delay = match (reserved.slots.first(), reserved.refused) {
-            (Some(slot), _) => slot.since(now),
-            (None, Some(refused)) => refused.slot.since(now.plus(ahead)),
-            (None, None) => return Err("the store neither granted nor refused".into()),
-        };
-        let (accepted, delay) = (!reserved.slots.is_empty(), delay.as_micros().div_ceil(1000));
         let expect = &operation["expect"];
-        let same = expect["accepted"].as_bool() == Some(accepted)
-            && expect["delayMs"].as_f64() == Some(delay as f64);
+        let same = found.iter().all(|(field, found)| {
+            let expected = &expect[*field];
+            match (*field, found.as_f64(), expected.as_f64()) {
+                ("retryAfterMs", Some(found), Some(bound)) if kind == "slidingWindow" => found >= bound,
+                (_, Some(found), Some(expected)) => (found - expected).abs() < 0.5,
+                _ => found == expected,
+            }
+        });
         if !same {
             wrong += 1;
+            let list = |of: &dyn Fn(&str, &Value) -> String| {
+                let texts: Vec<String> = found.iter().map(|(field, found)| of(field, found)).collect();
+                texts.join(" ")
+            };
             println!(
-                "{name} operation {index} (now {} cost {cost}): accepted {accepted} delayMs {delay}, \
-                 expected accepted {} delayMs {}",
-                operation["now"], expect["accepted"], expect["delayMs"]
+                "{name} operation {index} (now {} cost {cost}): {}, expected {}",
+                operation["now"],
+                list(&|field, found| format!("{field} {found}")),
+                list(&|field, _| format!("{field} {}", expect[field])),
             );
         }
     }
     Ok((operations.len(), wrong))
+}
+
+/// What came of an operation, in the fields of the file.
+type Found = Vec<(&'static str, Value)>;
+
+async fn shape(
+    store: &dyn Store,
+    scope: Scope<'_>,
+    limits: &LimitSet,
+    now: Micros,
+    cost: u32,
+    ahead: Duration,
+) -> Result<Found, Failure> {
+    let costs = Costs::Each(&[cost]);
+    let reserved =
+        store.reserve(Reserve { scope, limits, costs, ahead, now: Some(now), lease: None }).await?;
+    let delay = match (reserved.slots.first(), reserved.refused) {
+        (Some(slot), _) => slot.since(now),
+        (None, Some(refused)) => refused.slot.since(now.plus(ahead)),
+        (None, None) => return Err("the store neither granted nor refused".into()),
+    };
+    Ok(vec![("accepted", json!(!reserved.slots.is_empty())), ("delayMs", json!(ms_up(delay.as_micros())))])
+}
+
+async fn police(
+    store: &dyn Store,
+    scope: Scope<'_>,
+    limits: &LimitSet,
+    now: Micros,
+    cost: u64,
+) -> Result<Found, Failure> {
+    let fits = u32::try_from(cost).ok().filter(|cost| *cost <= limits.max_cost());
+    let costs = Costs::Each(&[fits.unwrap_or(0)]);
+    let mut checked = store.check(Check { scope, limits, costs, now: Some(now) }).await?;
+    let verdict = checked.verdicts.pop().ok_or("the store gave no verdict")?;
+    let Decision { allowed, limit, remaining, reset_at, retry_after, .. } = limits.decision(now, verdict);
+    let reset_at = ms_up(u128::try_from(reset_at.0)?);
+    let standing = [("limit", json!(limit)), ("remaining", json!(remaining)), ("resetAt", json!(reset_at))];
+    let mut found = vec![("allowed", json!(allowed && fits.is_some()))];
+    found.extend(standing);
+    if fits.is_some() {
+        found.push(("retryAfterMs", json!(ms_up(retry_after.as_micros()))));
+    }
+    Ok(found)
+}
+
+fn ms_up(micros: u128) -> u64 {
+    u64::try_from(micros.div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+/// The limit that a strategy is. Its name does not depend on its numbers.
+fn limit(kind: &str, options: &Value) -> Result<Limit, Failure> {
+    let count = |name: &str| -> Result<u64, Failure> {
+        let value = &options[name];
+        let whole = value.as_f64().filter(|count| *count >= 0.0 && *count < 9e15 && count.fract() == 0.0);
+        Ok(whole.ok_or_else(|| format!("`{name}` is {value}, not a count"))? as u64)
+    };
+    let small = |name: &str| Ok::<u32, Failure>(u32::try_from(count(name)?)?);
+    let span = |name: &str| Ok::<Duration, Failure>(Duration::from_micros(micros(&options[name], name)?));
+    Ok(match kind {
+        "gcra" => {
+            let burst = if options["burst"].is_null() { small("limit")? } else { small("burst")? };
+            Limit::gcra("limit", Rate::new(count("limit")?, span("periodMs")?)?, burst)?
+        }
+        "tokenBucket" => {
+            let refill = rate(&options["refillPerSec"], "refillPerSec")?;
+            Limit::token_bucket("limit", refill, small("capacity")?)?
+        }
+        "fixedWindow" => Limit::fixed_window("limit", count("limit")?, span("windowMs")?)?,
+        "slidingWindow" => {
+            let buckets = if options["buckets"].is_null() { 10 } else { small("buckets")? };
+            Limit::sliding_window("limit", count("limit")?, span("windowMs")?, buckets)?
+        }
+        "slidingWindowLog" => Limit::sliding_log("limit", count("limit")?, span("windowMs")?)?,
+        "leakyBucket" => Limit::leaky_bucket("limit", rate(&options["ratePerSec"], "ratePerSec")?, 1)?,
+        _ => return Err(format!("no strategy `{kind}`").into()),
+    })
 }
 
 /// Whole µs of a number of ms.
@@ -147,13 +236,40 @@ fn micros(value: &Value, name: &str) -> Result<u64, Failure> {
     Ok(micros.round() as u64)
 }
 
-/// A rate per second, exactly as its decimal digits say.
-fn rate(value: &Value) -> Result<Rate, Failure> {
-    let wrong = || format!("`ratePerSec` is {value}, not a decimal number");
+/// A rate per second, exactly as its decimal digits say; where they are too many to be a rate, such as those
+/// of a third, the simplest fraction that is the same double.
+fn rate(value: &Value, name: &str) -> Result<Rate, Failure> {
+    let wrong = || format!("`{name}` is {value}, not a number above 0");
+    let number = value.as_f64().filter(|number| *number > 0.0 && *number < 1e15).ok_or_else(wrong)?;
     let text = value.as_number().ok_or_else(wrong)?.to_string();
     let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
     let fraction = fraction.trim_end_matches('0');
-    let count = format!("{whole}{fraction}").parse::<u64>().map_err(|_| wrong())?;
-    let seconds = 10_u64.checked_pow(u32::try_from(fraction.len())?).ok_or_else(wrong)?;
+    let as_written = || {
+        let count = format!("{whole}{fraction}").parse::<u64>().ok()?;
+        let seconds = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+        Rate::new(count, Duration::from_secs(seconds)).ok()
+    };
+    if let Some(rate) = as_written() {
+        return Ok(rate);
+    }
+    let (count, seconds) = simplest(number);
     Ok(Rate::new(count, Duration::from_secs(seconds))?)
+}
+
+/// The first convergent of a number's continued fraction that is the same double.
+fn simplest(number: f64) -> (u64, u64) {
+    let (mut before, mut last) = ((0_u64, 1_u64), (1_u64, 0_u64));
+    let mut rest = number;
+    loop {
+        let whole = rest.floor();
+        let next = |before: u64, last: u64| last.checked_mul(whole as u64)?.checked_add(before);
+        let (Some(count), Some(seconds)) = (next(before.0, last.0), next(before.1, last.1)) else {
+            return last;
+        };
+        (before, last) = (last, (count, seconds));
+        if count as f64 / seconds as f64 == number || rest == whole {
+            return last;
+        }
+        rest = 1.0 / (rest - whole);
+    }
 }
