@@ -36,8 +36,9 @@ impl Default for Options {
     }
 }
 
-/// How often the edges of a calendar are sent: the worker's clock may be far off once.
-const MISSED: usize = 4;
+/// How often the edges of calendars are sent: the worker's clock may be far off, and other limits of a set
+/// may lead a job to where they were not sent.
+const MISSED: usize = 8;
 
 /// Keeps state in Redis (6.2 or later), shared by all who connect to it.
 ///
@@ -118,8 +119,9 @@ impl RedisStore {
     }
 
     /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
-    fn edges(&self, explicit: Option<Micros>) -> Micros {
-        explicit.unwrap_or_else(|| self.clock.as_ref().map_or_else(wall_now, |clock| clock.now()))
+    fn edges(&self, explicit: Option<Micros>) -> (Micros, Micros) {
+        let now = explicit.unwrap_or_else(|| self.clock.as_ref().map_or_else(wall_now, |clock| clock.now()));
+        (now, now)
     }
 
     /// One call of the script, and another one for each time that it misses the edges of a calendar.
@@ -138,12 +140,14 @@ impl RedisStore {
         if ask.lease.is_some() {
             keys.push(keys::replicas(&self.prefix, scope));
         }
-        for _ in 0..MISSED {
+        for turn in 0..MISSED {
             let known = self.known(scope.downstream);
             let call = self.scripts.reserve(&keys, &ask, now, known, peer.run());
             let reply = self.link.invoke(&peer, &call).await?;
             match scripts::missed(&reply) {
-                Some(at) => ask.edges = at,
+                // The guess by this machine's clock is dropped: it may be years off.
+                Some(missed) if turn == 0 => ask.edges = missed,
+                Some((from, to)) => ask.edges = (ask.edges.0.min(from), ask.edges.1.max(to)),
                 None => return Ok(reply),
             }
         }

@@ -158,8 +158,8 @@ pub(super) struct Ask<'a> {
     pub(super) exact: Micros,
     pub(super) lease: Option<Lease<'a>>,
     pub(super) police: bool,
-    /// Where the edges of calendars are sent from.
-    pub(super) edges: Micros,
+    /// From where on edges of calendars are sent, and up to where at least.
+    pub(super) edges: (Micros, Micros),
 }
 
 fn tell_now(cmd: &mut Cmd, now: Now) {
@@ -238,17 +238,20 @@ fn tell_costs(cmd: &mut Cmd, ask: &Ask<'_>, derived: bool) {
 }
 
 impl Ask<'_> {
-    /// A calendar's edges: the last one up to where they are sent from, and those that slots of this call
-    /// may reach.
+    /// A calendar's edges: the last one up to where they are sent from, those up to where they are sent to,
+    /// and as many more as the jobs of this call can use up.
     fn edges(&self, calendar: Calendar) -> Vec<Micros> {
-        let until = self.edges.plus(self.ahead).plus(SLACK);
-        let most = self.limits.jobs(self.costs) + 3;
-        let mut edges = vec![calendar.current(self.edges)];
-        while edges.len() < most || edges.len() < 3 {
-            let next = calendar.next(edges[edges.len() - 1]);
-            edges.push(next);
-            if next > until {
-                break;
+        let (from, to) = self.edges;
+        let until = from.plus(self.ahead).plus(SLACK);
+        let mut spare = self.limits.jobs(self.costs) + 2;
+        let mut edge = calendar.current(from);
+        let mut edges = vec![edge];
+        // The end of time is no edge, but there is none after it.
+        while spare > 0 && edge < Micros::MAX {
+            edge = calendar.next(edge);
+            edges.push(edge);
+            if edge > to {
+                spare = if edge > until { 0 } else { spare - 1 };
             }
         }
         edges
@@ -285,9 +288,9 @@ fn states(limits: &LimitSet, marks: &[Mark]) -> Vec<State> {
     limits.iter().zip(marks).map(state).collect()
 }
 
-/// The instant to send edges of calendars for, where the script missed one.
-pub(super) fn missed(reply: &ReserveReply) -> Option<Micros> {
-    (reply.1 == -1).then_some(Micros(reply.0))
+/// From where to where to send edges of calendars, where the script missed some.
+pub(super) fn missed(reply: &ReserveReply) -> Option<(Micros, Micros)> {
+    (reply.1 == -1).then_some((Micros(reply.0), Micros(reply.6)))
 }
 
 /// The slots of an answer. Those of the GCRA family are derived with the kernel, from the states before

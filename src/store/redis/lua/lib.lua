@@ -64,8 +64,9 @@ end
 -- They are those of src/limit, in the same order, with the same names.
 local kinds = {}
 
--- Set where a calendar's edge is asked for that the worker has not sent.
-local missing = nil
+-- The first and the last instant after which a calendar's edge is asked for that the worker has not sent.
+-- Where there is one the decision goes on with guesses, so that the last is about right.
+local missing, missing_to = nil, nil
 
 -- The limits: `count` of them in ARGV from `at` on; and where they end. `fence` is where states start
 -- that the store has lost.

@@ -16,8 +16,8 @@
 --        An outcome is slot, charge of each job granted; for a policer earliest, charge, limit of each
 --        job, and for each limit whose standing is not in its mark units remaining and when it is
 --        whole. A charge has bit i set for the limit at place i.
---        Where a calendar's edge is missing: {the instant to send edges for, -1, ...}, and nothing is
---        written.
+--        Where edges of a calendar are missing: {the first instant to send edges for, -1, 0, 0, -1, 0,
+--        the last, ...}, and nothing is written.
 
 local now, is_live = instant(ARGV[1], ARGV[2])
 local known, run, horizon = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -221,7 +221,7 @@ while ARGV[at] and refused < 0 do
   at = at + width + 1
 end
 if missing then
-  return { missing, -1, 0, 0, -1, 0, 0, {}, {} }
+  return { missing, -1, 0, 0, -1, 0, missing_to, {}, {} }
 end
 local next_slot = refused
 if not derived and not police and refused < 0 then

@@ -126,7 +126,10 @@ kinds.q = windows({
         end
       end
     end
-    missing = missing or at
+    if not missing then
+      missing, missing_to = at, at
+    end
+    missing, missing_to = math.min(missing, at), math.max(missing_to, at)
     return at + l.longest
   end,
 })
