@@ -92,13 +92,21 @@ impl Downstream {
     pub(super) fn read(&mut self, limit: &Limit, key: &str, live: bool) -> State {
         let (high, shift) = (self.high, self.shift);
         let Some(held) = self.get(limit, key) else { return limit.fresh() };
-        if live {
-            held.correct(limit, shift);
-            if held.is_absent(high) {
-                return limit.fresh();
-            }
+        let back = shift - held.shift;
+        let state = if live && back > 0 {
+            limit.step_back(held.state.clone(), back)
+        } else {
+            limit.adopt(held.state.clone())
+        };
+        // By these numbers, which need not be those that it was written under.
+        let whole = limit.whole_at(&state);
+        if live && whole.plus(GRACE) <= high {
+            return limit.fresh();
         }
-        limit.adopt(held.state.clone())
+        if live && back > 0 {
+            *held = Held { state: state.clone(), shift, whole };
+        }
+        state
     }
 
     /// Takes `cost` from the one limit whose states have this place, if it fits from now on until an
