@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
     BoxFuture, Cancel, Check, Checked, GRACE, LONGEST_LEASE, Lease, Reserve, Reserved, STEP, Scope, Store,
-    StoreError, TICK,
+    StoreError, TICK, dump,
 };
 use crate::limit::{Charge, LimitSet, Plan, State};
 use crate::time::{Clock, Micros, SystemClock};
@@ -102,6 +102,16 @@ impl MemoryStore {
             let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
             (Checked { now, epoch: downstream.epoch, verdicts }, Charge(taken))
         })
+    }
+
+    /// The record of the downstream, and the states of the limits, as texts. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
+        match self.find(scope.downstream) {
+            Some(downstream) => locked(&downstream).dump(scope.key, limits),
+            None => dump::nothing(limits),
+        }
     }
 
     #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::limit::{Charge, Costs, LimitSet, Mark, Refusal, Verdict};
 use crate::time::Micros;
 
 mod call;
+mod dump;
 mod memory;
 mod offset;
 #[cfg(feature = "redis")]

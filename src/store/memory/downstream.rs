@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::{Cancel, GRACE, LONGEST_LEASE, Lease, STEP, TICK};
-use crate::limit::{Limit, State};
+use crate::limit::{Limit, LimitSet, State};
+use crate::store::dump::{self, Kept, Record};
 use crate::time::Micros;
 
 #[derive(Debug)]
@@ -175,6 +176,17 @@ impl Downstream {
         self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LEASE));
         self.leases.insert(lease.replica.to_owned(), now.plus(lease.ttl));
         u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The record, and the states of the limits, as texts.
+    pub(super) fn dump(&mut self, key: &str, limits: &LimitSet) -> Vec<String> {
+        let (epoch, high, shift) = (self.epoch, self.high, self.shift);
+        let kept = |limit: &Limit| {
+            let held = self.get(limit, key)?;
+            Some(Kept { state: held.state.clone(), shift: held.shift, epoch })
+        };
+        let kept = limits.iter().map(kept).collect();
+        dump::texts(limits, Record { epoch, high, shift }, kept)
     }
 
     /// How many keys have states of their own.

@@ -24,7 +24,7 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
     keys
 }
 
-fn record(prefix: &str, scope: Scope<'_>) -> String {
+pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }
 
@@ -33,7 +33,7 @@ pub(super) fn replicas(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["replicas"])
 }
 
-fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
+pub(super) fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
     let mut name = Cow::Borrowed(limit.name());
     if name.contains(['%', ':']) {
         name = name.replace('%', "%25").replace(':', "%3a").into();

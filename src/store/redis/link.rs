@@ -132,6 +132,13 @@ impl Link {
         }
     }
 
+    /// Asks several things that change nothing.
+    pub(super) async fn read<T: FromRedisValue>(&self, asked: &redis::Pipeline) -> Result<T, StoreError> {
+        let peer = self.peer().await?;
+        let result = asked.query_async(&mut peer.connection.clone()).await;
+        self.settle(&peer, result).await
+    }
+
     /// Runs a script once; it is loaded if the server does not know it (then it has not run).
     pub(super) async fn invoke<T: FromRedisValue>(
         &self,

@@ -5,6 +5,7 @@ mod keys;
 mod link;
 mod scripts;
 mod state;
+mod stored;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,85 +1,23 @@
-//! One suite, every backend: over random timelines each answers as the reference does.
+//! One suite, every backend: each answers as the reference does, over random timelines too.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Cancel, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::limit::calendar::Unit;
+use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
+use paced::store::{Lease, MemoryStore, RedisStore, Reserve, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 use super::patient;
 use crate::support::servers::{self, Redis};
 use crate::support::unique;
 
+mod replay;
+mod timeline;
+mod timelines;
+
 const TODAY: i64 = 1_760_000_000_000_000;
-
-#[derive(Clone, Debug)]
-enum Op {
-    Reserve {
-        costs: Vec<u32>,
-        ahead: Duration,
-        /// Which replica renews its lease with it, and for how many ms.
-        lease: Option<(usize, u64)>,
-    },
-    /// The slot so many places from the last one granted.
-    Cancel {
-        back: usize,
-    },
-    Reset,
-}
-
-/// What happens, how far the clock moved before, and on which of a few keys.
-type Step = (i64, usize, Op);
-
-const REPLICAS: [&str; 3] = ["one", "two", "three"];
-const KEYS: [&str; 3] = ["", "a", "b:c"];
-
-fn op() -> impl Strategy<Value = Op> {
-    let costs = prop_oneof![
-        4 => prop::collection::vec(1_u32..4, 0..12),
-        1 => prop::collection::vec(1_u32..2000, 1..4),
-        1 => (1_u32..3, 1_usize..300).prop_map(|(cost, jobs)| vec![cost; jobs]),
-    ];
-    let ahead = prop_oneof![Just(0), 0_u64..200_000, 0_u64..50_000_000, Just(u64::MAX / 2)];
-    let lease = prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
-    prop_oneof![
-        6 => (costs, ahead, lease).prop_map(|(costs, ahead, lease)| {
-            Op::Reserve { costs, ahead: Duration::from_micros(ahead), lease }
-        }),
-        2 => (0_usize..3).prop_map(|back| Op::Cancel { back }),
-        1 => Just(Op::Reset),
-    ]
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let moved = prop_oneof![
-        4 => 0_i64..300_000,
-        1 => 0_i64..200_000_000,
-        1 => -100_050_i64..-99_950,
-        1 => -30_000_000_i64..0,
-    ];
-    (moved, 0..KEYS.len(), op())
-}
-
-fn limits() -> impl Strategy<Value = LimitSet> {
-    let rate = prop_oneof![
-        Just((10, 1_000_000)),
-        Just((700_001, 1_000_000)),
-        Just((7, 7 * 86_400_000_000)),
-        (1_u64..5000, 5000_u64..100_000_000),
-    ];
-    prop::collection::vec((rate, 1_u32..20), 1..4).prop_map(|numbers| {
-        let limits = numbers.into_iter().enumerate().map(|(index, ((count, period), burst))| {
-            let rate = Rate::new(count, Duration::from_micros(period)).unwrap();
-            Limit::leaky_bucket(format!("limit:{index}"), rate, burst).unwrap()
-        });
-        LimitSet::new(limits.collect()).unwrap()
-    })
-}
 
 /// A backend, and the clock that it is told.
 struct Backend {
@@ -101,101 +39,6 @@ impl Backend {
 
 fn leased(replica: &str, millis: u64) -> Option<Lease<'_>> {
     Some(Lease { replica, ttl: Duration::from_millis(millis) })
-}
-
-/// What a step came to.
-#[derive(Clone, Debug, PartialEq)]
-enum Answer {
-    Reserved(Reserved),
-    Cancelled(bool),
-    Reset,
-    /// There was nothing to cancel yet.
-    Nothing,
-}
-
-async fn replay(
-    backend: &Backend,
-    name: &str,
-    limits: &LimitSet,
-    explicit: bool,
-    steps: &[Step],
-) -> Vec<Answer> {
-    let (mut now, mut granted, mut answers) = (TODAY, Vec::<(&str, Granted)>::new(), vec![]);
-    for (moved, key, op) in steps {
-        now += moved;
-        backend.clock.set(Micros(now));
-        let (key, now) = (KEYS[*key], explicit.then_some(Micros(now)));
-        let scope = Scope { downstream: name, key };
-        let answer = match op {
-            Op::Reserve { costs, ahead, lease } => {
-                let lease = lease.and_then(|(replica, ttl)| leased(REPLICAS[replica], ttl));
-                // What the limits cannot hold is refused by both; here are the others.
-                let costs: Vec<u32> = costs.iter().map(|&cost| cost.min(limits.max_cost())).collect();
-                let call = Reserve { scope, limits, costs: Costs::Each(&costs), ahead: *ahead, now, lease };
-                let reserved = backend.store.reserve(call).await.unwrap();
-                granted.extend(reserved.granted(limits, call.costs).into_iter().map(|grant| (key, grant)));
-                Answer::Reserved(reserved)
-            }
-            Op::Cancel { back } => match granted.iter().rev().nth(*back).cloned() {
-                None => Answer::Nothing,
-                Some((key, Granted { slot, charged, before, after })) => {
-                    let scope = Scope { downstream: name, key };
-                    let (charged, before, after) = (&charged, &before, &after);
-                    let call = Cancel { scope, limits, slot, charged, before, after, now };
-                    Answer::Cancelled(backend.store.cancel(call).await.unwrap())
-                }
-            },
-            Op::Reset => {
-                backend.store.reset(scope, limits).await.unwrap();
-                Answer::Reset
-            }
-        };
-        answers.push(answer);
-    }
-    answers
-}
-
-fn all_agree(explicit: bool) {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let redis = runtime.block_on(servers::redis());
-    let backends = Backend::all(redis);
-    let timelines = (limits(), prop::collection::vec(step(), 1..40));
-    let (topic, count) = (unique("timeline"), Cell::new(0));
-    let (cancelled, refused) = (Cell::new(0), Cell::new(0));
-    let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&timelines, |(limits, steps)| {
-        count.set(count.get() + 1);
-        let name = format!("{topic}-{}", count.get());
-        let mut expected: Option<Vec<Answer>> = None;
-        for backend in &backends {
-            let answers = runtime.block_on(replay(backend, &name, &limits, explicit, &steps));
-            let reference = expected.get_or_insert_with(|| answers.clone());
-            for (index, (answer, reference)) in answers.iter().zip(reference.iter()).enumerate() {
-                prop_assert_eq!(answer, reference, "{} at step {}", backend.name, index);
-            }
-            let given = answers.iter().filter(|answer| **answer == Answer::Cancelled(true)).count();
-            cancelled.set(cancelled.get() + given);
-            let refusal =
-                |answer: &&Answer| matches!(answer, Answer::Reserved(reserved) if reserved.refused.is_some());
-            refused.set(refused.get() + answers.iter().filter(refusal).count());
-        }
-        Ok(())
-    });
-    if let Err(failure) = outcome {
-        panic!("{failure}");
-    }
-    let (cancelled, refused) = (cancelled.get(), refused.get());
-    assert!(cancelled > 50 && refused > 200, "the timelines reach all answers: {cancelled}, {refused}");
-}
-
-#[test]
-fn every_backend_answers_alike_on_clocks_that_step() {
-    all_agree(false);
-}
-
-#[test]
-fn every_backend_answers_alike_at_explicit_instants() {
-    all_agree(true);
 }
 
 #[tokio::test]
@@ -264,6 +107,29 @@ async fn every_backend_counts_the_replicas_that_live() {
             at(-60_000, leased("one", 2000)).await,
         ];
         assert_eq!(seen, [Some(1), Some(2), None, Some(2), Some(1), Some(2), Some(1)], "{}", backend.name);
+    }
+}
+
+/// One a day, and one in nine days: slots so far apart that no call could tell which days will be asked for.
+#[tokio::test]
+async fn every_backend_knows_the_days_that_other_limits_lead_to() {
+    const DAY: i64 = 86_400_000_000;
+    let redis = servers::redis().await;
+    let days = Edges::Calendar(Calendar::new(Unit::Day, 0).unwrap());
+    let limits = LimitSet::new(vec![
+        Limit::quota("daily", 1, days).unwrap(),
+        Limit::sliding_log("seldom", 1, Duration::from_micros(9 * DAY as u64)).unwrap(),
+    ])
+    .unwrap();
+    let name = unique("far-days");
+    for backend in Backend::all(redis) {
+        backend.clock.set(Micros(TODAY));
+        let scope = Scope { downstream: &name, key: "" };
+        let (costs, ahead) = (Costs::Each(&[1; 40]), Duration::from_secs(400 * 86_400));
+        let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None };
+        let slots = backend.store.reserve(call).await.unwrap().slots;
+        let exact: Vec<Micros> = (0..40).map(|k| Micros(TODAY + k * 9 * DAY)).collect();
+        assert_eq!(slots, exact, "{}", backend.name);
     }
 }
 

@@ -1,0 +1,65 @@
+//! What the server keeps, read back: for tests that compare it with the reference's.
+//!
+//! How a state is written is the scripts' business (`lua/lib.lua`, and beside each kind); [`decode`] is
+//! the one other place that knows it.
+
+use super::{RedisStore, keys, state};
+use crate::limit::{Buckets, Level, Limit, LimitSet, State, Tat, Window};
+use crate::store::dump::{self, Kept, Record};
+use crate::store::{Scope, StoreError};
+use crate::time::Micros;
+
+impl RedisStore {
+    /// The record of the downstream, and the states of the limits, as texts. For tests.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server is away, or keeps what is no state.
+    #[doc(hidden)]
+    pub async fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<Vec<String>, StoreError> {
+        let mut asked = redis::pipe();
+        asked.cmd("GET").arg(keys::record(&self.prefix, scope));
+        asked.cmd("MGET");
+        for limit in limits.iter() {
+            asked.arg(keys::state(&self.prefix, scope, limit));
+        }
+        let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) = self.link.read(&asked).await?;
+        let Some([epoch, _, _, _, high, shift]) = record.as_deref().and_then(state::doubles::<6>) else {
+            return Ok(dump::nothing(limits));
+        };
+        let record = Record { epoch: Micros(epoch), high: Micros(high), shift };
+        let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
+            let Some(bytes) = bytes else { return Ok(None) };
+            let decoded = decode(&bytes)
+                .ok_or_else(|| self.link.unexpected(format!("the state of `{}` is {bytes:?}", limit.name())));
+            decoded.map(Some)
+        };
+        let kept = limits.iter().zip(states).map(kept).collect::<Result<Vec<_>, _>>()?;
+        Ok(dump::texts(limits, record, kept))
+    }
+}
+
+/// The state that these bytes are.
+fn decode(bytes: &[u8]) -> Option<Kept> {
+    let text = state::text(bytes);
+    let (kind, numbers) = text.split_once(' ')?;
+    let numbers = numbers.split(' ').map(str::parse).collect::<Result<Vec<i64>, _>>().ok()?;
+    let [last, shift, epoch, level @ ..] = &numbers[..] else { return None };
+    let count = |units: i64| u64::try_from(units).ok();
+    let pairs = |numbers: &[i64]| -> Option<Vec<(i64, u64)>> {
+        let (pairs, rest) = numbers.as_chunks::<2>();
+        let pairs = pairs.iter().map(|[at, units]| Some((*at, count(*units)?)));
+        if rest.is_empty() { pairs.collect() } else { None }
+    };
+    let level = match (kind, level) {
+        ("t", [at, rem]) => Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }),
+        ("w", [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
+        ("c", [width, counts @ ..]) => Level::Buckets(Buckets { width: *width, counts: pairs(counts)? }),
+        ("l", entries) => {
+            Level::Log(pairs(entries)?.into_iter().map(|(at, units)| (Micros(at), units)).collect())
+        }
+        _ => return None,
+    };
+    Some(Kept { state: State { last: Micros(*last), level }, shift: *shift, epoch: Micros(*epoch) })
+}

@@ -1,0 +1,276 @@
+//! Runs a timeline on both stores at once, and compares every answer and every state.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::limit::{Algorithm, Costs, Decision, Edges, Limit, LimitSet};
+use paced::store::{
+    Cancel, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store,
+};
+use paced::time::{ManualClock, Micros};
+use tokio::sync::RwLock;
+
+use super::super::patient;
+use super::TODAY;
+use super::timeline::{Jobs, KEYS, Op, REPLICAS, SECOND, Span, Timeline};
+use crate::support::servers::Redis;
+
+/// After so many operations what is stored is compared; the answers are after each.
+const LOOK: usize = 5;
+
+/// The reference and Redis, on clocks that show the same.
+pub struct Pair<'a> {
+    memory: MemoryStore,
+    shared: RedisStore,
+    clock: Arc<ManualClock>,
+    redis: &'a Redis,
+    /// Held by every call; alone by a script flush. Otherwise a second flush could fall between the
+    /// loading of a script and its call, which is an error then, as it should be.
+    scripts: &'a RwLock<()>,
+    pub tally: &'a Tally,
+}
+
+/// How often timelines came to what.
+#[derive(Debug, Default)]
+pub struct Tally(RefCell<BTreeMap<&'static str, usize>>);
+
+impl Tally {
+    fn count(&self, what: &'static str, times: usize) {
+        *self.0.borrow_mut().entry(what).or_default() += times;
+    }
+
+    pub fn get(&self, what: &str) -> usize {
+        self.0.borrow().get(what).copied().unwrap_or_default()
+    }
+}
+
+/// What a step came to.
+#[derive(Clone, Debug, PartialEq)]
+enum Answer {
+    Reserved(Reserved),
+    Checked(Checked, Vec<Decision>),
+    Cancelled(bool),
+    /// The call is one that no store decides on.
+    Invalid(String),
+    Nothing,
+}
+
+/// A reservation that may be cancelled: the key and the limits that it was made with.
+type Held = (&'static str, LimitSet, Granted);
+
+/// What a step does, with all that a store is told.
+enum Call<'a> {
+    Reserve { costs: Costs<'a>, ahead: Duration, lease: Option<Lease<'a>> },
+    Check { costs: Costs<'a> },
+    Cancel(&'a Held),
+    Reset,
+}
+
+impl<'a> Pair<'a> {
+    pub fn new(redis: &'a Redis, scripts: &'a RwLock<()>, tally: &'a Tally) -> Self {
+        let clock = Arc::<ManualClock>::default();
+        let memory = MemoryStore::with_clock(clock.clone());
+        let shared = RedisStore::open(&redis.url(), patient()).unwrap().with_test_clock(clock.clone());
+        Self { memory, shared, clock, redis, scripts, tally }
+    }
+
+    /// # Errors
+    /// What the stores differ in.
+    pub async fn replay(&self, name: &str, timeline: &Timeline) -> Result<(), String> {
+        let (mut now, mut granted, mut set) = (TODAY, Vec::<Held>::new(), 0);
+        for (index, step) in timeline.steps.iter().enumerate() {
+            let limits = &timeline.sets[set];
+            now = (now + micros(step.moved, limits)).max(TODAY / 2);
+            self.clock.set(Micros(now));
+            let explicit = timeline.explicit.then_some(Micros(now));
+            let scope = Scope { downstream: name, key: KEYS[step.key] };
+            match &step.op {
+                Op::Swap => set = 1 - set,
+                Op::Flush => {
+                    let _alone = self.scripts.write().await;
+                    self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
+                }
+                op => {
+                    let told = self.step(scope, limits, explicit, op, &mut granted).await;
+                    told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+                }
+            }
+            if index % LOOK == LOOK - 1 || index + 1 == timeline.steps.len() {
+                let looked = self.look(name, &timeline.sets[set]).await;
+                looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the stores keep under each key.
+    async fn look(&self, name: &str, limits: &LimitSet) -> Result<(), String> {
+        for key in KEYS {
+            let scope = Scope { downstream: name, key };
+            let expected = self.memory.dump(scope, limits);
+            let found = self.shared.dump(scope, limits).await.unwrap();
+            if found != expected {
+                return Err(format!(
+                    "under `{key}` the stores keep\n memory {expected:?}\n redis  {found:?}"
+                ));
+            }
+            self.tally.count("states", expected.iter().skip(1).filter(|state| *state != "none").count());
+        }
+        Ok(())
+    }
+
+    async fn step(
+        &self,
+        scope: Scope<'_>,
+        limits: &LimitSet,
+        now: Option<Micros>,
+        op: &Op,
+        granted: &mut Vec<Held>,
+    ) -> Result<(), String> {
+        let policing = matches!(op, Op::Reserve { policing: true, .. } | Op::Check { policing: true, .. });
+        let limits = if policing { &limits.clone().policing() } else { limits };
+        let costs = costs(op, limits);
+        let cancelled = match op {
+            Op::Cancel { back } => granted.iter().cloned().enumerate().rev().nth(*back),
+            _ => None,
+        };
+        let call = match op {
+            Op::Reserve { ahead, lease, .. } => Call::Reserve {
+                costs: costs.costs(),
+                ahead: Duration::from_micros(micros(*ahead, limits).unsigned_abs()),
+                lease: lease.map(|(replica, ttl)| Lease {
+                    replica: REPLICAS[replica],
+                    ttl: Duration::from_millis(ttl),
+                }),
+            },
+            Op::Check { .. } => Call::Check { costs: costs.costs() },
+            Op::Cancel { .. } => match cancelled.as_ref() {
+                Some((_, held)) => Call::Cancel(held),
+                None => return Ok(()),
+            },
+            _ => Call::Reset,
+        };
+        let expected = answer(&self.memory, scope, limits, now, &call).await;
+        let guard = self.scripts.read().await;
+        let found = answer(&self.shared, scope, limits, now, &call).await;
+        drop(guard);
+        if found != expected {
+            return Err(format!("{op:?} is answered by\n memory {expected:?}\n redis  {found:?}"));
+        }
+        self.tell(&expected);
+        if let (Answer::Cancelled(true), Some((place, _))) = (&expected, &cancelled) {
+            granted.remove(*place);
+        }
+        if let (Answer::Reserved(reserved), Call::Reserve { costs, .. }) = (&expected, &call) {
+            let key = KEYS[usize::from(!scope.key.is_empty())];
+            granted.extend(
+                reserved.granted(limits, *costs).into_iter().map(|grant| (key, limits.clone(), grant)),
+            );
+        }
+        Ok(())
+    }
+
+    fn tell(&self, answer: &Answer) {
+        match answer {
+            Answer::Reserved(Reserved { slots, refused, now, .. }) => {
+                self.tally.count("granted", slots.len());
+                self.tally.count("granted ahead", slots.iter().filter(|slot| *slot > now).count());
+                self.tally.count("refused", usize::from(refused.is_some()));
+            }
+            Answer::Checked(_, decisions) => {
+                let allowed = decisions.iter().filter(|decision| decision.allowed).count();
+                self.tally.count("allowed", allowed);
+                self.tally.count("denied", decisions.len() - allowed);
+            }
+            Answer::Cancelled(given) => {
+                self.tally.count(if *given { "given back" } else { "not given back" }, 1);
+            }
+            Answer::Invalid(_) => self.tally.count("invalid", 1),
+            Answer::Nothing => {}
+        }
+    }
+}
+
+async fn answer(
+    store: &dyn Store,
+    scope: Scope<'_>,
+    limits: &LimitSet,
+    now: Option<Micros>,
+    call: &Call<'_>,
+) -> Answer {
+    let told = match call {
+        Call::Reserve { costs, ahead, lease } => {
+            let call = Reserve { scope, limits, costs: *costs, ahead: *ahead, now, lease: *lease };
+            store.reserve(call).await.map(Answer::Reserved)
+        }
+        Call::Check { costs } => {
+            let checked = store.check(Check { scope, limits, costs: *costs, now }).await;
+            checked.map(|checked| {
+                let decide = |verdict| limits.decision(checked.now, verdict);
+                let decisions = checked.verdicts.iter().cloned().map(decide).collect();
+                Answer::Checked(checked, decisions)
+            })
+        }
+        Call::Cancel((key, limits, Granted { slot, charged, before, after })) => {
+            let scope = Scope { key, ..scope };
+            let call = Cancel { scope, limits, slot: *slot, charged, before, after, now };
+            store.cancel(call).await.map(Answer::Cancelled)
+        }
+        Call::Reset => store.reset(scope, limits).await.map(|()| Answer::Nothing),
+    };
+    told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
+}
+
+/// What a call's jobs cost.
+enum Costing {
+    Each(Vec<u32>),
+    PerLimit(Vec<u32>),
+}
+
+impl Costing {
+    fn costs(&self) -> Costs<'_> {
+        match self {
+            Self::Each(each) => Costs::Each(each),
+            Self::PerLimit(all) => Costs::PerLimit(all),
+        }
+    }
+}
+
+/// The costs of an operation. Those that are the same of each limit are as much as fits at most; those of
+/// each its own may be too much.
+fn costs(op: &Op, limits: &LimitSet) -> Costing {
+    match op {
+        Op::Reserve { jobs: Jobs::PerLimit(rows), .. } | Op::Check { jobs: Jobs::PerLimit(rows), .. } => {
+            Costing::PerLimit(rows.iter().flat_map(|row| row[..limits.given()].to_vec()).collect())
+        }
+        Op::Reserve { jobs: Jobs::Each(each), .. } | Op::Check { jobs: Jobs::Each(each), .. } => {
+            Costing::Each(each.iter().map(|cost| *cost.min(&limits.max_cost())).collect())
+        }
+        _ => Costing::Each(vec![]),
+    }
+}
+
+fn micros(span: Span, limits: &LimitSet) -> i64 {
+    match span {
+        Span::Micros(micros) => micros,
+        Span::Periods(hundredths) => {
+            let period = limits.iter().map(period).max().unwrap_or(SECOND);
+            hundredths * period / 100
+        }
+    }
+}
+
+/// How long it takes from full to whole, in µs.
+fn period(limit: &Limit) -> i64 {
+    match limit.algorithm() {
+        Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => match counting.edges() {
+            Edges::Calendar(calendar) => calendar.longest(),
+            edges => edges.longest(),
+        },
+        Algorithm::SlidingWindow(window) => window.width() * i64::from(window.buckets()),
+        Algorithm::SlidingLog(log) => log.period(),
+        _ => i64::try_from(limit.rate().interval().as_micros() * u128::from(limit.burst())).unwrap(),
+    }
+}

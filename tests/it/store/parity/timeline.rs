@@ -1,0 +1,252 @@
+//! What random timelines are made of: limits of every algorithm, and what is done with them.
+
+use std::time::Duration;
+
+use paced::Rate;
+use paced::limit::calendar::Unit;
+use paced::limit::{Calendar, Combine, Edges, Limit, LimitSet};
+use proptest::prelude::*;
+
+/// Operations of a timeline.
+pub const OPERATIONS: usize = 60;
+/// The keys that a timeline's operations are on.
+pub const KEYS: [&str; 2] = ["", "b:c"];
+pub const REPLICAS: [&str; 3] = ["one", "two", "three"];
+
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    /// The numbers in force, and those that [`Op::Swap`] puts in their place, under the same names.
+    pub sets: [LimitSet; 2],
+    /// Every call names its instant.
+    pub explicit: bool,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// How far the clock moved before.
+    pub moved: Span,
+    pub key: usize,
+    pub op: Op,
+}
+
+/// A span of time: so many µs, or hundredths of the slowest limit's period.
+#[derive(Clone, Copy, Debug)]
+pub enum Span {
+    Micros(i64),
+    Periods(i64),
+}
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Reserve {
+        jobs: Jobs,
+        ahead: Span,
+        /// Which replica renews its lease with it, and for how many ms.
+        lease: Option<(usize, u64)>,
+        /// With leaky buckets as meters: they share their states with the buckets.
+        policing: bool,
+    },
+    Check {
+        jobs: Jobs,
+        policing: bool,
+    },
+    /// The slot so many places from the last one granted.
+    Cancel {
+        back: usize,
+    },
+    Reset,
+    /// Redis forgets its scripts.
+    Flush,
+    /// The other numbers.
+    Swap,
+}
+
+/// What the jobs of a call cost: the same of every limit, or of each its own.
+#[derive(Clone, Debug)]
+pub enum Jobs {
+    Each(Vec<u32>),
+    PerLimit(Vec<[u32; 5]>),
+}
+
+pub const SECOND: i64 = 1_000_000;
+const DAY: i64 = 86_400 * SECOND;
+
+fn span() -> impl Strategy<Value = Span> {
+    prop_oneof![
+        3 => (0_i64..300_000).prop_map(Span::Micros),
+        1 => (-100_050_i64..-99_950).prop_map(Span::Micros),
+        1 => (-99_000_i64..0).prop_map(Span::Micros),
+        4 => Just(Span::Micros(0)),
+        1 => (-30 * SECOND..0).prop_map(Span::Micros),
+        1 => (0..200 * SECOND).prop_map(Span::Micros),
+        1 => (0..40 * DAY).prop_map(Span::Micros),
+        4 => (0_i64..130).prop_map(Span::Periods),
+        1 => (-60_i64..0).prop_map(Span::Periods),
+        1 => (95_i64..105).prop_map(Span::Periods),
+    ]
+}
+
+fn ahead() -> impl Strategy<Value = Span> {
+    prop_oneof![
+        3 => Just(Span::Micros(0)),
+        2 => (0_i64..200_000).prop_map(Span::Micros),
+        3 => (0_i64..250).prop_map(Span::Periods),
+        1 => (0..100 * DAY).prop_map(Span::Micros),
+        1 => Just(Span::Micros(i64::MAX / 2)),
+    ]
+}
+
+fn jobs() -> impl Strategy<Value = Jobs> {
+    let small = || prop_oneof![1 => Just(0_u32), 5 => Just(1_u32), 3 => 1_u32..5];
+    prop_oneof![
+        6 => prop::collection::vec(small(), 0..9).prop_map(Jobs::Each),
+        1 => prop::collection::vec(0_u32..2000, 1..4).prop_map(Jobs::Each),
+        1 => (1_u32..3, 1_usize..100).prop_map(|(cost, jobs)| Jobs::Each(vec![cost; jobs])),
+        4 => prop::collection::vec(prop::array::uniform5(small()), 0..6).prop_map(Jobs::PerLimit),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let lease = prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
+    prop_oneof![
+        10 => (jobs(), ahead(), lease, prop::bool::weighted(0.2))
+            .prop_map(|(jobs, ahead, lease, policing)| Op::Reserve { jobs, ahead, lease, policing }),
+        10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
+        5 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
+        2 => Just(Op::Reset),
+        1 => Just(Op::Flush),
+        1 => Just(Op::Swap),
+    ]
+}
+
+pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Value = Timeline> {
+    let step = (span(), prop::sample::select(vec![0, 0, 0, 1]), op());
+    let step = step.prop_map(|(moved, key, op)| match (moved, op) {
+        // What was reserved last still lies ahead.
+        (Span::Periods(_), op @ Op::Cancel { .. }) => Step { moved: Span::Micros(0), key, op },
+        (moved, op) => Step { moved, key, op },
+    });
+    let steps = prop::collection::vec(step, OPERATIONS);
+    (sets, prop::bool::weighted(0.3), steps).prop_map(|(sets, explicit, steps)| Timeline {
+        sets,
+        explicit,
+        steps,
+    })
+}
+
+/// One limit, and other numbers for it.
+pub fn one(limit: impl Fn() -> BoxedStrategy<Limit>) -> impl Strategy<Value = [LimitSet; 2]> {
+    (limit(), limit()).prop_map(|(one, other)| [one, other].map(|limit| LimitSet::new(vec![limit]).unwrap()))
+}
+
+/// Two to four limits of any algorithms, one of which may be there twice; and others under their names.
+pub fn several(combine: Combine) -> impl Strategy<Value = [LimitSet; 2]> {
+    let limits = || prop::collection::vec(any_limit(), 4);
+    (limits(), limits(), 2_usize..=4, prop::option::weighted(0.3, 0_usize..4)).prop_map(
+        move |(one, other, count, twice)| {
+            [one, other].map(|limits| {
+                let name = |(place, limit): (usize, Limit)| limit.named(format!("limit:{place}"));
+                let mut limits: Vec<Limit> = limits.into_iter().take(count).enumerate().map(name).collect();
+                limits.extend(twice.and_then(|place| limits.get(place).cloned()));
+                LimitSet::combined(combine, limits).unwrap()
+            })
+        },
+    )
+}
+
+fn any_limit() -> BoxedStrategy<Limit> {
+    prop_oneof![
+        leaky_bucket(),
+        gcra(),
+        token_bucket(),
+        fixed_window(),
+        sliding_window(),
+        sliding_log(),
+        quota(),
+        leaky_bucket().prop_map(Limit::policing)
+    ]
+    .boxed()
+}
+
+fn rate() -> impl Strategy<Value = Rate> {
+    let rate = prop_oneof![
+        Just((10, 1_000_000)),
+        Just((700_001, 1_000_000)),
+        Just((7, 7 * 86_400_000_000)),
+        Just((1, 3_000_000)),
+        (1_u64..5000, 5000_u64..100_000_000),
+    ];
+    rate.prop_map(|(count, period)| Rate::new(count, Duration::from_micros(period)).unwrap())
+}
+
+pub fn leaky_bucket() -> BoxedStrategy<Limit> {
+    (rate(), 1_u32..20).prop_map(|(rate, burst)| Limit::leaky_bucket("l", rate, burst).unwrap()).boxed()
+}
+
+pub fn gcra() -> BoxedStrategy<Limit> {
+    (rate(), 1_u32..20).prop_map(|(rate, burst)| Limit::gcra("l", rate, burst).unwrap()).boxed()
+}
+
+pub fn token_bucket() -> BoxedStrategy<Limit> {
+    (rate(), 1_u32..20).prop_map(|(rate, burst)| Limit::token_bucket("l", rate, burst).unwrap()).boxed()
+}
+
+fn count() -> impl Strategy<Value = u64> {
+    prop_oneof![5 => 1_u64..12, 2 => 12_u64..40, 1 => 1000_u64..5000]
+}
+
+/// µs; never fewer than the highest count.
+fn period() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        2 => Just(SECOND),
+        1 => Just(DAY),
+        1 => Just(366 * DAY),
+        4 => 5000_i64..100 * SECOND,
+        2 => 100 * SECOND..60 * DAY,
+    ]
+}
+
+fn micros(period: i64) -> Duration {
+    Duration::from_micros(period.unsigned_abs())
+}
+
+/// Aligned to the epoch, or begun by the first unit.
+pub fn fixed_window() -> BoxedStrategy<Limit> {
+    let limit = |(count, period, first_hit): (u64, i64, bool)| {
+        let new = if first_hit { Limit::first_hit_window } else { Limit::fixed_window };
+        new("l", count, micros(period)).unwrap()
+    };
+    (count(), period(), any::<bool>()).prop_map(limit).boxed()
+}
+
+pub fn sliding_window() -> BoxedStrategy<Limit> {
+    let limit = |(count, period, buckets): (u64, i64, u32)| {
+        let even = (period / i64::from(buckets)).max(1) * i64::from(buckets);
+        // 5000 in 366 days of one bucket are beyond exact numbers.
+        let (count, even) =
+            (count.min(even.unsigned_abs()), even.min(1_000_000 * SECOND * i64::from(buckets)));
+        Limit::sliding_window("l", count, micros(even), buckets).unwrap()
+    };
+    (count(), period(), 1_u32..=20).prop_map(limit).boxed()
+}
+
+pub fn sliding_log() -> BoxedStrategy<Limit> {
+    (count(), period())
+        .prop_map(|(count, period)| Limit::sliding_log("l", count, micros(period)).unwrap())
+        .boxed()
+}
+
+/// Of a month, a week or a day at any offset; fixed; rolling.
+pub fn quota() -> BoxedStrategy<Limit> {
+    let calendar = (prop::sample::select(vec![Unit::Month, Unit::Week, Unit::Day]), -840_i64..=840)
+        .prop_map(|(unit, offset)| Edges::Calendar(Calendar::new(unit, offset).unwrap()));
+    let fixed = (period(), any::<u64>()).prop_map(|(period, offset)| {
+        let offset = offset % period.unsigned_abs();
+        Edges::aligned(micros(period), i64::try_from(offset).unwrap()).unwrap()
+    });
+    let rolling = period().prop_map(|period| Edges::first_hit(micros(period)).unwrap());
+    (count(), prop_oneof![4 => calendar, 1 => fixed, 1 => rolling])
+        .prop_map(|(count, edges)| Limit::quota("l", count, edges).unwrap())
+        .boxed()
+}

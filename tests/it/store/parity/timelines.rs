@@ -1,0 +1,105 @@
+//! Memory and Redis over random timelines, for each algorithm and each way to combine them: identical
+//! answers, and identical states.
+//!
+//! A failure is shrunk, and prints the seed that it was made from: run it again with
+//! `PACED_PARITY_SEED=SEED`.
+
+use futures_util::future::join_all;
+use paced::limit::{Combine, LimitSet};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use tokio::sync::RwLock;
+
+use super::replay::{Pair, Tally};
+use super::timeline::{self, Timeline};
+use crate::support::servers::Redis;
+use crate::support::unique;
+
+/// Timelines of each test.
+const TIMELINES: usize = 500;
+/// How many of them run side by side, each on connections of its own.
+const WORKERS: usize = 8;
+
+/// The same case for the same seed and number.
+fn runner(seed: u64, case: usize) -> TestRunner {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[8..].copy_from_slice(&(case as u64 + 1).to_le_bytes());
+    // The other one takes as long as all the rest, unoptimized.
+    let rng = TestRng::from_seed(RngAlgorithm::XorShift, &bytes);
+    TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng)
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("PACED_PARITY_SEED").ok();
+    given.map_or_else(rand_seed, |text| text.parse().expect("PACED_PARITY_SEED is a number"))
+}
+
+fn rand_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+/// Replays what was made of a case; where it differs, the simplest timeline found that does.
+async fn case(pair: &Pair<'_>, name: &str, mut tree: impl ValueTree<Value = Timeline>) -> Result<(), String> {
+    let Err(mut told) = pair.replay(name, &tree.current()).await else { return Ok(()) };
+    let mut least = tree.current();
+    let mut tried = 0;
+    let mut simpler = tree.simplify();
+    while simpler && tried < 400 {
+        tried += 1;
+        let again = tree.current();
+        simpler = match pair.replay(&format!("{name}-{tried}"), &again).await {
+            Err(now) => {
+                (told, least) = (now, again);
+                tree.simplify()
+            }
+            Ok(()) => tree.complicate(),
+        };
+    }
+    Err(format!("{told}\nof {least:#?}"))
+}
+
+async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() -> S) {
+    let redis = Redis::dedicated().await;
+    redis.command(&["CONFIG", "SET", "appendonly", "no"]).await.unwrap();
+    let (tally, scripts) = (Tally::default(), RwLock::new(()));
+    let (topic, seed) = (unique(topic), seed());
+    let strategy = &timeline::timeline(sets());
+    let worker = async |worker: usize| {
+        let pair = Pair::new(&redis, &scripts, &tally);
+        for number in (worker..TIMELINES).step_by(WORKERS) {
+            let tree = strategy.new_tree(&mut runner(seed, number)).unwrap();
+            if let Err(told) = case(&pair, &format!("{topic}-{number}"), tree).await {
+                panic!("PACED_PARITY_SEED={seed}, timeline {number}: {told}");
+            }
+        }
+    };
+    join_all((0..WORKERS).map(worker)).await;
+    for what in
+        ["granted", "granted ahead", "refused", "allowed", "denied", "given back", "not given back", "states"]
+    {
+        assert!(tally.get(what) > 200, "the timelines reach all answers: {tally:?}");
+    }
+    println!("{topic}: {tally:?}");
+}
+
+macro_rules! agree {
+    ($($(#[$meta:meta])* $name:ident: $sets:expr,)*) => {
+        $($(#[$meta])* #[tokio::test] async fn $name() { agree(stringify!($name), $sets).await; })*
+    };
+}
+
+agree! {
+    leaky_buckets: || timeline::one(timeline::leaky_bucket),
+    gcras: || timeline::one(timeline::gcra),
+    token_buckets: || timeline::one(timeline::token_bucket),
+    fixed_windows: || timeline::one(timeline::fixed_window),
+    sliding_windows: || timeline::one(timeline::sliding_window),
+    sliding_logs: || timeline::one(timeline::sliding_log),
+    quotas: || timeline::one(timeline::quota),
+    all_of_several: || timeline::several(Combine::All),
+    any_of_several: || timeline::several(Combine::Any),
+    one_of_several: || timeline::several(Combine::OneOf),
+}
