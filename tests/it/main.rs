@@ -18,6 +18,8 @@ mod config;
 #[cfg(feature = "config")]
 mod house;
 #[cfg(feature = "daemon")]
+mod limits;
+#[cfg(feature = "daemon")]
 mod messages;
 #[cfg(feature = "daemon")]
 mod pace;

@@ -45,6 +45,7 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
             "bad-id",
             "cost-too-large",
             "expired",
+            "rejected",
             "status",
             "attempts-exhausted",
         ],
