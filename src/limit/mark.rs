@@ -122,13 +122,14 @@ impl Limit {
             return Some(state);
         }
         let Mark::Tail { last, .. } = before else { return None };
-        let level = match (self.algorithm, &state.level) {
+        let (level, cleared) = match (self.algorithm, &state.level) {
             (super::Algorithm::SlidingWindow(sliding), Level::Buckets(buckets)) => {
-                Level::Buckets(sliding.undo(buckets, slot, cost))
+                (Level::Buckets(sliding.undo(buckets, slot, cost)), buckets.cleared)
             }
-            (_, Level::Log(log)) => Level::Log(SlidingLog::undo(log, slot, cost)),
+            (_, Level::Log(log)) => (Level::Log(SlidingLog::undo(log, slot, cost)), log.cleared),
             _ => return None,
         };
-        Some(State { last, level })
+        // Slots after this one that were given back too have dropped what counted before.
+        Some(State { last: last.max(cleared), level })
     }
 }

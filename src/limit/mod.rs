@@ -231,9 +231,9 @@ impl Limit {
                 Level::Window(Window { end: Micros(0), used: 0 })
             }
             Algorithm::SlidingWindow(window) => {
-                Level::Buckets(Buckets { width: window.width(), counts: Vec::new() })
+                Level::Buckets(Buckets { width: window.width(), counts: Vec::new(), cleared: Micros(0) })
             }
-            Algorithm::SlidingLog(_) => Level::Log(Vec::new()),
+            Algorithm::SlidingLog(_) => Level::Log(Log { entries: Vec::new(), cleared: Micros(0) }),
         };
         State { last: Micros(0), level }
     }
@@ -426,11 +426,13 @@ impl Limit {
             (_, Level::Tat(tat)) => tat.at,
             (_, Level::Window(window)) => window.end.max(state.last),
             (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
-                SlidingWindow::whole_at(buckets, window.buckets()).max(state.last)
+                window.whole_at(buckets).max(state.last)
             }
-            (Algorithm::SlidingLog(log), Level::Log(entries)) => {
-                entries.last().map_or(state.last, |(taken, _)| Micros(taken.0 + log.period())).max(state.last)
-            }
+            (Algorithm::SlidingLog(log), Level::Log(entries)) => entries
+                .entries
+                .last()
+                .map_or(state.last, |(taken, _)| Micros(taken.0 + log.period()))
+                .max(state.last),
             _ => state.last,
         }
     }

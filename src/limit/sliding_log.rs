@@ -15,8 +15,15 @@ pub struct SlidingLog {
     rate: Rate,
 }
 
-/// Units taken, by instant: rising.
-pub type Log = Vec<(Micros, u64)>;
+/// Units taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// By instant: rising.
+    pub entries: Vec<(Micros, u64)>,
+    /// The first instant at which none of the entries that were dropped would count: the frontier cannot
+    /// go back beyond it.
+    pub cleared: Micros,
+}
 
 /// The highest N of a log.
 pub const LONGEST_LOG: u64 = 10_000;
@@ -60,13 +67,13 @@ impl SlidingLog {
     }
 
     /// The entries that count at `at`, a whole period being `(at - period, at]`.
-    fn live(self, log: &[(Micros, u64)], at: Micros) -> &[(Micros, u64)] {
-        let gone = log.partition_point(|(taken, _)| taken.0 <= at.0 - self.period);
-        &log[gone..]
+    fn live(self, log: &Log, at: Micros) -> &[(Micros, u64)] {
+        let gone = log.entries.partition_point(|(taken, _)| taken.0 <= at.0 - self.period);
+        &log.entries[gone..]
     }
 
     /// Now, or when so many of the oldest units have left that the cost fits.
-    pub(super) fn earliest(self, log: &[(Micros, u64)], last: Micros, now: Micros, cost: u32) -> Micros {
+    pub(super) fn earliest(self, log: &Log, last: Micros, now: Micros, cost: u32) -> Micros {
         let at = now.max(last);
         let live = self.live(log, at);
         let mut sum: u64 = live.iter().map(|(_, units)| units).sum();
@@ -82,43 +89,48 @@ impl SlidingLog {
     }
 
     /// Entries that no instant from the frontier on needs are dropped.
-    pub(super) fn commit(self, log: &[(Micros, u64)], last: Micros, at: Micros, cost: u32) -> Log {
-        let mut log = self.live(log, last).to_vec();
-        let place = log.partition_point(|(taken, _)| *taken < at);
-        match log.get_mut(place) {
+    pub(super) fn commit(self, log: &Log, last: Micros, at: Micros, cost: u32) -> Log {
+        let mut entries = self.live(log, last).to_vec();
+        let dropped = log.entries.len() - entries.len();
+        let cleared = match dropped.checked_sub(1) {
+            Some(latest) => Micros(log.entries[latest].0.0 + self.period).max(log.cleared),
+            None => log.cleared,
+        };
+        let place = entries.partition_point(|(taken, _)| *taken < at);
+        match entries.get_mut(place) {
             Some((taken, units)) if *taken == at => *units += u64::from(cost),
-            _ => log.insert(place, (at, cost.into())),
+            _ => entries.insert(place, (at, cost.into())),
         }
-        log
+        Log { entries, cleared }
     }
 
     /// Takes units of `at` back.
-    pub(super) fn undo(log: &[(Micros, u64)], at: Micros, cost: u32) -> Log {
+    pub(super) fn undo(log: &Log, at: Micros, cost: u32) -> Log {
         let less = |&(taken, units): &(Micros, u64)| {
             let units = if taken == at { units.saturating_sub(cost.into()) } else { units };
             (units > 0).then_some((taken, units))
         };
-        log.iter().filter_map(less).collect()
+        Log { entries: log.entries.iter().filter_map(less).collect(), ..*log }
     }
 
     /// Units taken at `at`.
-    pub(super) fn units_at(log: &[(Micros, u64)], at: Micros) -> u64 {
-        log.iter().rev().find(|(taken, _)| *taken == at).map_or(0, |(_, units)| *units)
+    pub(super) fn units_at(log: &Log, at: Micros) -> u64 {
+        log.entries.iter().rev().find(|(taken, _)| *taken == at).map_or(0, |(_, units)| *units)
     }
 
     pub(super) fn step_back(log: Log, back: i64) -> Log {
-        let mut moved: Log = Vec::with_capacity(log.len());
-        for (taken, units) in log {
+        let mut moved: Vec<(Micros, u64)> = Vec::with_capacity(log.entries.len());
+        for (taken, units) in log.entries {
             let taken = Micros((taken.0 - back).max(0));
             match moved.last_mut() {
                 Some((other, sum)) if *other == taken => *sum += units,
                 _ => moved.push((taken, units)),
             }
         }
-        moved
+        Log { entries: moved, cleared: Micros((log.cleared.0 - back).max(0)) }
     }
 
-    pub(super) fn standing(self, log: &[(Micros, u64)], last: Micros, now: Micros) -> Standing {
+    pub(super) fn standing(self, log: &Log, last: Micros, now: Micros) -> Standing {
         let at = now.max(last);
         let live = self.live(log, at);
         let sum: u64 = live.iter().map(|(_, units)| units).sum();

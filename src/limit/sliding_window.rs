@@ -14,6 +14,9 @@ pub struct Buckets {
     pub width: i64,
     /// Buckets that hold units.
     pub counts: Vec<(i64, u64)>,
+    /// The first instant at which none of the buckets that were dropped would count: the frontier cannot
+    /// go back beyond it.
+    pub cleared: Micros,
 }
 
 /// N units per period, as a counter estimates them: the units of the buckets in the period, and of
@@ -154,7 +157,14 @@ impl SlidingWindow {
             Some((other, units)) if *other == number => *units += u64::from(cost),
             _ => counts.insert(place, (number, cost.into())),
         }
-        Buckets { width: self.width, counts }
+        let dropped = state.counts.iter().rev().find(|(other, _)| *other < oldest);
+        let cleared = dropped.map_or(state.cleared, |(other, _)| self.leaves(*other).max(state.cleared));
+        Buckets { width: self.width, counts, cleared }
+    }
+
+    /// When a bucket has left the period.
+    fn leaves(self, number: i64) -> Micros {
+        Micros(((number + 1 + i64::from(self.buckets)) * self.width).min(Micros::MAX.0))
     }
 
     /// Takes units of `at` back.
@@ -183,7 +193,7 @@ impl SlidingWindow {
         }
         let sum: u64 = state.counts.iter().map(|(_, units)| units).sum();
         let counts = if sum == 0 { vec![] } else { vec![(self.bucket(last), sum.min(self.count))] };
-        Buckets { width: self.width, counts }
+        Buckets { width: self.width, counts, cleared: state.cleared }
     }
 
     /// Whole buckets move with the clock, and the part of one stays: units leave late, never early.
@@ -197,13 +207,13 @@ impl SlidingWindow {
                 _ => merged.push((number, units)),
             }
         }
-        Buckets { width: state.width, counts: merged }
+        let cleared = Micros((state.cleared.0 - moved * state.width).max(0));
+        Buckets { width: state.width, counts: merged, cleared }
     }
 
     /// When nothing of it counts any more.
-    pub(super) fn whole_at(state: &Buckets, buckets: u32) -> Micros {
-        let last = state.counts.last().map_or(0, |(number, _)| *number + 1 + i64::from(buckets));
-        Micros((last * state.width).min(Micros::MAX.0))
+    pub(super) fn whole_at(self, state: &Buckets) -> Micros {
+        state.counts.last().map_or(Micros(0), |(number, _)| self.leaves(*number))
     }
 
     pub(super) fn standing(self, state: &Buckets, last: Micros, now: Micros) -> Standing {
@@ -213,7 +223,7 @@ impl SlidingWindow {
         let left = (number + 1) * self.width - at.0;
         // What the leaving bucket still weighs, begun units included.
         let weighed = (left * leaving as i64 + self.width - 1) / self.width;
-        let reset_at = Micros(((number + 1 + i64::from(self.buckets)) * self.width).min(Micros::MAX.0));
+        let reset_at = self.leaves(number);
         let remaining = self.count.saturating_sub(full).saturating_sub(weighed as u64);
         Standing { limit: self.count, remaining, reset_at }
     }

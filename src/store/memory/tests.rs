@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::limit::{Costs, Limit, Refusal};
 use crate::rate::Rate;
+use crate::store::Granted;
 use crate::store::memory::downstream::FEW;
 use crate::time::ManualClock;
 
@@ -189,4 +190,31 @@ async fn calls_that_cannot_be_exact_are_refused() {
     };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
+}
+
+/// Each slot that is taken drops what it is sure not to need. Given back one after the other, two of
+/// them must not lead back to where it counted.
+#[tokio::test]
+async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
+    let second = Duration::from_secs(1);
+    let limits = [
+        Limit::sliding_log("log", 1, second).unwrap(),
+        Limit::sliding_window("buckets", 1, second, 10).unwrap(),
+    ];
+    for limit in limits {
+        let mut bench = Bench::new(1);
+        bench.limits = LimitSet::new(vec![limit]).unwrap();
+        let costs = Costs::Each(&[1, 1, 1]);
+        let taken = bench.reserve("", START, &[1, 1, 1], 10_000).await;
+        let granted = taken.granted(&bench.limits, costs);
+        let scope = Scope { downstream: "d", key: "" };
+        for last in granted.iter().skip(1).rev() {
+            let Granted { slot, charged, before, after } = last;
+            let call =
+                Cancel { scope, limits: &bench.limits, slot: *slot, charged, before, after, now: None };
+            assert!(bench.store.cancel(call).await.unwrap());
+        }
+        let again = bench.reserve("", START + 1, &[1], 10_000).await;
+        assert_eq!(again.slots, [taken.slots[1]], "{:?}", bench.limits);
+    }
 }

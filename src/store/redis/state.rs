@@ -23,13 +23,13 @@ pub(super) fn text(state: &[u8]) -> String {
     log(state).unwrap_or_else(|| String::from_utf8_lossy(state).into_owned())
 }
 
-/// Of a log: last, shift and epoch, then when units were taken and how many; the entries that are gone
+/// Of a log: last, shift, epoch and cleared, then when units were taken and how many; the entries that are gone
 /// left out.
 fn log(state: &[u8]) -> Option<String> {
-    let (head, entries) = state.strip_prefix(b"l")?.split_at_checked(8 * 8)?;
-    let [last, shift, epoch, gone, ..] = doubles::<8>(head)?;
+    let (head, entries) = state.strip_prefix(b"l")?.split_at_checked(9 * 8)?;
+    let [last, shift, epoch, gone, .., cleared] = doubles::<9>(head)?;
     let (entries, rest) = entries.as_chunks::<16>();
-    let mut text = format!("l {last} {shift} {epoch}");
+    let mut text = format!("l {last} {shift} {epoch} {cleared}");
     for entry in entries.iter().skip(usize::try_from(gone).ok()?) {
         let [at, units] = doubles(entry)?;
         text += &format!(" {at} {units}");

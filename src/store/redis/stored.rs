@@ -4,7 +4,7 @@
 //! the one other place that knows it.
 
 use super::{RedisStore, keys, state};
-use crate::limit::{Buckets, Level, Limit, LimitSet, State, Tat, Window};
+use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Window};
 use crate::store::dump::{self, Kept, Record};
 use crate::store::{Scope, StoreError};
 use crate::time::Micros;
@@ -55,9 +55,13 @@ fn decode(bytes: &[u8]) -> Option<Kept> {
     let level = match (kind, level) {
         ("t", [at, rem]) => Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }),
         ("w", [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
-        ("c", [width, counts @ ..]) => Level::Buckets(Buckets { width: *width, counts: pairs(counts)? }),
-        ("l", entries) => {
-            Level::Log(pairs(entries)?.into_iter().map(|(at, units)| (Micros(at), units)).collect())
+        ("c", [width, cleared, counts @ ..]) => {
+            let (counts, cleared) = (pairs(counts)?, Micros(*cleared));
+            Level::Buckets(Buckets { width: *width, counts, cleared })
+        }
+        ("l", [cleared, entries @ ..]) => {
+            let entries = pairs(entries)?.into_iter().map(|(at, units)| (Micros(at), units)).collect();
+            Level::Log(Log { entries, cleared: Micros(*cleared) })
         }
         _ => return None,
     };

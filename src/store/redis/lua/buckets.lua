@@ -1,4 +1,4 @@
--- c: the sliding window, "c last shift epoch width number units ...": pairs of a bucket's number and its
+-- c: the sliding window, "c last shift epoch width cleared number units ...": pairs of a bucket's number and its
 -- units, rising. It is put after windows.lua. src/limit/sliding_window.rs has the same arithmetic.
 
 local function parse_entries(s, text)
@@ -89,7 +89,7 @@ function counter.read(l, at, fence)
 end
 
 function counter.parse(_, text)
-  local last, shift, epoch, width, rest = match(text, '^c (%d+) (%d+) (%d+) (%d+)(.*)$')
+  local last, shift, epoch, width, cleared, rest = match(text, '^c (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
   if not last then
     return nil
   end
@@ -98,21 +98,24 @@ function counter.parse(_, text)
     shift = tonumber(shift),
     epoch = tonumber(epoch),
     width = tonumber(width),
+    cleared = tonumber(cleared),
   }
   parse_entries(s, rest)
   return s
 end
 
 function counter.fresh(l, s)
-  s.width, s.at, s.units = l.width, {}, {}
+  s.width, s.cleared, s.at, s.units = l.width, 0, {}, {}
 end
 
 function counter.text(_, s)
-  return entries_text(format('c %.0f %.0f %.0f %.0f', s.last, s.shift, s.epoch, s.width), s)
+  return entries_text(format('c %.0f %.0f %.0f %.0f %.0f', s.last, s.shift, s.epoch, s.width, s.cleared), s)
 end
 
 function counter.back(_, s, by)
-  move_entries(s, floor(by / s.width))
+  local moved = floor(by / s.width)
+  move_entries(s, moved)
+  s.cleared = math.max(s.cleared - moved * s.width, 0)
 end
 
 function counter.adopt(l, s)
@@ -177,7 +180,14 @@ function counter.earliest(l, s, now, cost)
 end
 
 function counter.commit(l, s, at, cost)
-  add_entry(s, floor(at / l.width), cost, floor(s.last / l.width) - l.buckets - 1)
+  local oldest = floor(s.last / l.width) - l.buckets
+  for i = #s.at, 1, -1 do
+    if s.at[i] < oldest then
+      s.cleared = math.max(s.cleared, (s.at[i] + 1 + l.buckets) * l.width)
+      break
+    end
+  end
+  add_entry(s, floor(at / l.width), cost, oldest - 1)
   s.last = at
 end
 
@@ -185,8 +195,9 @@ function counter.mark(l, s)
   return units_at(s, floor(s.last / l.width)), 0
 end
 
-function counter.undo(l, s, _, _, at, cost)
+function counter.undo(l, s, last, _, _, at, cost)
   take_entry(s, floor(at / l.width), cost)
+  s.last = math.max(last, s.cleared)
 end
 
 function counter.standing(l, s, now)

@@ -34,8 +34,7 @@ for _, l in ipairs(all) do
     if s.last ~= given(4) or a ~= given(5) or b ~= given(6) then
       return 0
     end
-    l.kind.undo(l, s, given(2), given(3), slot, cost)
-    s.last = given(1)
+    l.kind.undo(l, s, given(1), given(2), given(3), slot, cost)
     l.state = s
     undone[#undone + 1] = l
   end

@@ -54,7 +54,7 @@ end
 --   earliest(l, s, now, cost)
 --   commit(l, s, at, cost)
 --   mark(l, s)               two numbers that, with last, tell states apart
---   undo(l, s, a, b, at, cost)
+--   undo(l, s, last, a, b, at, cost)   to the mark before
 --   lose(l, s)               the state after a loss, behind the fence
 -- instead of parse and text, where a state is not read and written whole
 --   load(l)                  the state, or nil

@@ -1,15 +1,16 @@
 -- l: the log, of every unit taken in the last period. It is put after lib.lua;
 -- src/limit/sliding_log.rs has the same arithmetic.
 --
--- "l", eight doubles, and two more for each entry: when units were taken, and how many. The eight are
+-- "l", nine doubles, and two more for each entry: when units were taken, and how many. The nine are
 -- last, shift, epoch, the entries at the front that are gone, all entries, the units of those that are not
--- gone, the units of the last entry if it is at last, and when the first one that is not gone was taken.
+-- gone, the units of the last entry if it is at last, when the first one that is not gone was taken, and
+-- the first instant at which none of those gone would count.
 -- A call reads the entries that leave and appends its own: it does not matter how many there are.
 local log = {}
 kinds.l = log
 
-local HEAD = '<dddddddd'
-local HEAD_BYTES = 65
+local HEAD = '<ddddddddd'
+local HEAD_BYTES = 73
 local ENTRY_BYTES = 16
 local CHUNK = 32 -- entries read at once
 
@@ -36,13 +37,14 @@ function log.load(l)
     return foreign(l, head)
   end
   local s = {}
-  s.last, s.shift, s.epoch, s.gone, s.count, s.total, s.tail, s.oldest = struct.unpack(HEAD, head, 2)
+  s.last, s.shift, s.epoch, s.gone, s.count, s.total, s.tail, s.oldest, s.cleared =
+    struct.unpack(HEAD, head, 2)
   begin(s)
   return s
 end
 
 function log.fresh(_, s)
-  s.gone, s.count, s.total, s.tail, s.oldest, s.whole_new = 0, 0, 0, 0, 0, true
+  s.gone, s.count, s.total, s.tail, s.oldest, s.cleared, s.whole_new = 0, 0, 0, 0, 0, 0, true
   begin(s)
 end
 
@@ -102,7 +104,7 @@ function log.save(l, s, px)
   end
   local count = s.count + #s.new_at
   local head = 'l'
-    .. struct.pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest)
+    .. struct.pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest, s.cleared)
   if s.whole_new then
     redis.call('SET', l.key, head .. table.concat(parts), 'PX', px)
     return
@@ -132,6 +134,7 @@ function log.back(l, s, by)
     end
   end
   put_back(s, moved, sums)
+  s.cleared = math.max(s.cleared - by, 0)
   s.tail = moved[n] == math.max(s.last - by, 0) and sums[n] or 0
 end
 
@@ -181,6 +184,7 @@ local function drop_gone(l, s)
   while entries(s) > 0 and s.oldest <= s.last - l.period do
     local _, units = entry(l, s, s.gone)
     s.total = s.total - units
+    s.cleared = math.max(s.cleared, s.oldest + l.period)
     if s.cursor > s.gone then
       s.expired = s.expired - units
     else
@@ -217,14 +221,17 @@ function log.mark(_, s)
   return s.tail, 0
 end
 
-function log.undo(l, s, before, _, _, cost)
+function log.undo(l, s, last, before, _, _, cost)
   local at, units = take_out(l, s)
   units[#units] = units[#units] - cost
   if units[#units] <= 0 then
     at[#at], units[#units] = nil, nil
   end
   put_back(s, at, units)
-  s.tail = before
+  s.last, s.tail = last, before
+  if s.cleared > last then
+    s.last, s.tail = s.cleared, 0
+  end
 end
 
 function log.standing(l, s, now)

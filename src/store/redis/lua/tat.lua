@@ -90,8 +90,8 @@ function tat.mark(_, s)
   return s.tat, s.rem
 end
 
-function tat.undo(_, s, a, b)
-  s.tat, s.rem = a, b
+function tat.undo(_, s, last, a, b)
+  s.last, s.tat, s.rem = last, a, b
 end
 
 -- g: the GCRA and the token bucket, which need the whole cost to fit.

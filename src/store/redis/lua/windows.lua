@@ -71,8 +71,8 @@ function window.mark(_, s)
   return s.ends, s.used
 end
 
-function window.undo(_, s, a, b)
-  s.ends, s.used = a, b
+function window.undo(_, s, last, a, b)
+  s.last, s.ends, s.used = last, a, b
 end
 
 local function windows(own)
