@@ -36,6 +36,11 @@ pub struct SlidingWindow {
 /// The most buckets.
 const MOST: u32 = 1000;
 
+/// Whether the highest number on the way is exact: count * width, rounded up to a whole width.
+fn is_exact(count: u64, width: u64) -> bool {
+    (count + 1).checked_mul(width).is_some_and(|product| product <= EXACT)
+}
+
 impl SlidingWindow {
     /// `count` units per `period`, in so many buckets; ten are usual.
     ///
@@ -57,11 +62,9 @@ impl SlidingWindow {
             return Err(LimitError::Uneven { period, buckets, below, above });
         }
         let width = micros / u64::from(buckets);
-        if count.checked_mul(width).is_none_or(|product| product >= EXACT) {
-            let fits = |other: &u32| {
-                micros % u64::from(*other) == 0
-                    && count.checked_mul(micros / u64::from(*other)).is_some_and(|product| product < EXACT)
-            };
+        if !is_exact(count, width) {
+            let fits =
+                |other: &u32| micros % u64::from(*other) == 0 && is_exact(count, micros / u64::from(*other));
             let enough = (buckets + 1..=MOST).find(fits);
             return Err(LimitError::CoarseBuckets { count, period, buckets, enough });
         }
