@@ -32,7 +32,11 @@ pub enum LimitError {
     /// Buckets are whole microseconds wide.
     #[error(
         "a period of {period:?} does not divide into {buckets} buckets of whole microseconds; \
-         use {below} or {above} buckets"
+         use {}",
+        match below == above {
+            true => format!("{below} buckets"),
+            false => format!("{below} or {above} buckets"),
+        }
     )]
     Uneven {
         /// The period.
@@ -41,7 +45,7 @@ pub enum LimitError {
         buckets: u32,
         /// The next lower number that divides it.
         below: u32,
-        /// The next higher one.
+        /// The next higher one; where there is none, the next lower one again.
         above: u32,
     },
     /// Count times bucket width is beyond what is exact.

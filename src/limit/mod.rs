@@ -457,3 +457,6 @@ impl Limit {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

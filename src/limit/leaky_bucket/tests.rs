@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::limit::MAX_BATCH;
+use crate::limit::{Level, Limit, MAX_BATCH};
 
 const TODAY: i64 = 1_760_000_000_000_000;
 
@@ -38,8 +38,20 @@ impl Model {
     }
 
     fn earliest(&self, now: i64) -> i64 {
-        let due = self.tat - (self.burst - 1) * self.period;
+        self.fits(now, 1)
+    }
+
+    /// When all of `cost` fits: for those that do not charge behind.
+    fn fits(&self, now: i64, cost: u32) -> i64 {
+        let due = self.tat - (self.burst - i128::from(cost)) * self.period;
         i64::try_from(self.ceil(due)).unwrap().max(now)
+    }
+
+    /// Whether it fits now, and what remains: by the definition, without an instant at which it does.
+    fn meter(&self, now: i64, cost: u32) -> (bool, i128) {
+        let now = i128::from(now) * self.count;
+        let (tat, full) = (self.tat.max(now), now + self.burst * self.period);
+        (tat + i128::from(cost) * self.period <= full, ((full - tat).div_euclid(self.period)).max(0))
     }
 
     fn ceil(&self, parts: i128) -> i128 {
@@ -99,6 +111,38 @@ proptest! {
                 tat = bucket.commit(tat, slot, cost);
                 model.commit(slot.0, cost);
             }
+            prop_assert!(tat == Tat::ZERO || model.same(tat));
+        }
+    }
+
+    /// So do the GCRA and the token bucket, policing and shaping, and how they stand.
+    #[test]
+    fn the_family_agrees_with_exact_fractions(
+        rate in any_rate(),
+        burst in 1_u32..50,
+        token_bucket in any::<bool>(),
+        steps in prop::collection::vec((-200_i64..1000, 0_u32..20, any::<bool>()), 1..100),
+    ) {
+        let new = if token_bucket { Limit::token_bucket } else { Limit::gcra };
+        let Ok(limit) = new("l", rate, burst) else { return Ok(()) };
+        let mut model = Model::new(LeakyBucket::new(rate, burst).unwrap());
+        let (mut state, mut now) = (limit.fresh(), TODAY);
+        for (moved, cost, police) in steps {
+            // In hundredths of T, so that rates of every size are near their limit.
+            now += (moved * i64::try_from(rate.period_micros() / rate.count()).unwrap() / 100).max(TODAY / 2 - now);
+            let cost = cost.min(limit.max_cost());
+            let slot = limit.earliest(&state, Micros(now), cost);
+            prop_assert_eq!(slot.0, model.fits(now, cost));
+            let (fits, remaining) = model.meter(now, cost);
+            prop_assert_eq!(slot.0 == now, fits);
+            let standing = limit.standing(&state, Micros(now));
+            prop_assert_eq!(i128::from(standing.remaining), remaining);
+            prop_assert_eq!(i128::from(standing.reset_at.0), model.ceil(model.tat).max(now.into()));
+            if cost > 0 && (fits || !police) {
+                state = limit.commit(&state, slot, cost);
+                model.commit(slot.0, cost);
+            }
+            let Level::Tat(tat) = state.level else { unreachable!() };
             prop_assert!(tat == Tat::ZERO || model.same(tat));
         }
     }

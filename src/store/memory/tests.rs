@@ -7,6 +7,8 @@ use crate::store::Granted;
 use crate::store::memory::downstream::FEW;
 use crate::time::ManualClock;
 
+mod cancel;
+
 const MS: i64 = 1000;
 const START: i64 = 1_700_000_000_000_000;
 
