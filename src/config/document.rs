@@ -142,6 +142,8 @@ pub(super) fn lone_value(text: &str) -> Value {
         Some(value) if document.broken.is_none() && document.dict.is_empty() => value,
         // figment's parser recurses without a bound.
         _ if text.matches(['[', '{']).count() > 80 => Value::from(text),
+        // It takes characters for bytes, and panics.
+        _ if text.contains('\\') && !text.is_ascii() => Value::from(text),
         _ => text.parse().unwrap_or_else(|_| Value::from(text)),
     }
 }

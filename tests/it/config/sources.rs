@@ -143,3 +143,13 @@ fn a_value_and_its_file_contradict_each_other_within_a_source_only() {
         ["env PACED_AMQP__URL_FILE: amqp.url_file: given as `url` and as `url_file`; keep one"]
     );
 }
+
+#[test]
+fn what_is_nearly_an_array_is_told_whatever_its_characters() {
+    for text in ["[\"\u{1f300}\\\"\"\"", "[\u{e4}\\", "{ a = \"\u{e4}\\n\" \"\" }"] {
+        let told = Scene::new(LEAST).env("PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS", text).wrong();
+        let place = "env PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS: downstreams.a.http.allow_headers: ";
+        assert_eq!(told.len(), 1);
+        assert!(told[0].starts_with(place), "{told:?}");
+    }
+}
