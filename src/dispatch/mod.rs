@@ -3,11 +3,13 @@
 //! ```text
 //! source ─▶ intake ─▶ lane ─▶ pacer ─▶ release clock ─▶ sink ─▶ settle
 //!           decode    FIFO    reserve  hold until       HTTP    ack / retry /
-//!           validate          a slot   the slot                 dead-letter
+//!           validate  a plan  a slot   the slot                 dead-letter
 //! ```
 //!
 //! The pacer owns the jobs that wait, asks for slots and holds each job until its own; a flight takes
-//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`.
+//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; `turns.rs` says
+//! which plan's jobs are next. Where limits police the pacer asks whether jobs may go now, and buries
+//! those that may not.
 
 mod asking;
 mod clock;

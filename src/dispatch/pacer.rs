@@ -254,7 +254,7 @@ impl Pacer {
 }
 
 /// How late a job may be handed over; and how late while a connection is opened.
-fn lateness(options: &Options) -> (Duration, Duration) {
+pub(super) fn lateness(options: &Options) -> (Duration, Duration) {
     match options.on_limit {
         OnLimit::Wait => {
             let interval = options.sets().map(spacing).min().unwrap_or_default();

@@ -1,6 +1,8 @@
 //! Windows shape too: what one allows goes at once, and then nothing until the next.
 
 use super::*;
+use crate::dispatch::OnLimit;
+use crate::dispatch::pacer::lateness;
 use crate::limit::{Edges, Limit, LimitSet};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -15,6 +17,36 @@ fn bench(limits: Vec<Limit>) -> Bench {
 fn busiest(millis: &[u128], window: u128) -> usize {
     let within = |first: usize| millis[first..].partition_point(|other| *other < millis[first] + window);
     (0..millis.len()).map(within).max().unwrap_or(0)
+}
+
+#[test]
+fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
+    const MS: Duration = Duration::from_millis(1);
+    let leaky = |rate: &str, burst| {
+        Limit::leaky_bucket(format!("{rate}-{burst}"), rate.parse().unwrap(), burst).unwrap()
+    };
+    let month = Limit::quota("q", 1_000_000, Edges::aligned(30 * 86_400 * SECOND, 0).unwrap()).unwrap();
+    let minute = Limit::fixed_window("w", 1000, 60 * SECOND).unwrap();
+    for (limits, tolerance, opening) in [
+        (vec![leaky("100/s", 1)], 10 * MS, 10 * MS),
+        (vec![leaky("1000/s", 1)], 5 * MS, 5 * MS),
+        (vec![leaky("1/h", 1)], 50 * MS, 3600 * SECOND),
+        // A quota of a month counts, and says nothing of how far apart slots are; nor does a burst.
+        (vec![leaky("100/s", 1), month.clone()], 10 * MS, 10 * MS),
+        (vec![leaky("100/s", 1), leaky("1/s", 60)], 10 * MS, 10 * MS),
+        (vec![leaky("100/s", 1), leaky("1/s", 1)], 50 * MS, SECOND),
+        (vec![leaky("100/s", 5)], 10 * MS, 10 * MS),
+        (vec![minute], 50 * MS, 60 * MS),
+    ] {
+        let mut bench = bench(limits.clone());
+        assert_eq!(lateness(&bench.options), (tolerance, opening), "{limits:?}");
+        // As the tightest plan has it.
+        let plan = limits.into_iter().chain([leaky("200/s", 1)]).collect();
+        bench.options.plans.push(LimitSet::new(plan).unwrap());
+        assert!(lateness(&bench.options).0 <= tolerance);
+        bench.options.on_limit = OnLimit::Reject;
+        assert_eq!(lateness(&bench.options), (2 * SECOND, Duration::MAX));
+    }
 }
 
 #[tokio::test(start_paused = true)]
