@@ -105,7 +105,7 @@ proptest! {
         let burst = u32::try_from(burst).unwrap();
         let new = if bucket { Limit::token_bucket } else { Limit::gcra };
         let Ok(limit) = new("l", rate, burst) else { return Ok(()) };
-        let pace = limit.tat().unwrap();
+        let (pace, _) = limit.tat().unwrap();
         let (n, period) = (i128::from(rate.count()), i128::from(rate.period_micros()));
         let most = i128::from(burst) + i128::from(limit.max_cost()) + MAX_BATCH as i128;
         prop_assert!(n - 1 + most * (period % n) < EXACT, "rem + k * r");
