@@ -36,10 +36,12 @@ impl Pacer {
         if batch.is_empty() {
             return None;
         }
-        let costs = batch.iter().map(|entry| entry.job.cost).collect();
+        let costs: Vec<u32> = batch.iter().map(|entry| entry.job.cost).collect();
         // A connection takes as long to open as the call and the hold take together, or longer.
         self.gear.sink.warm();
         let Next { queue, ahead, .. } = next;
+        let first = costs.first().copied().unwrap_or_default();
+        let ahead = ahead.saturating_add(self.options.limits_of(queue).reach(first));
         let lease = self.lease(now);
         let reply =
             ask(Arc::clone(&self.store), Arc::clone(&self.options), Ask { queue, costs, ahead, lease });

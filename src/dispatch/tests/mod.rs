@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::job::{Message, Reason, Value};
+use crate::limit::{Limit, LimitSet};
 use crate::store::{MemoryStore, Reserve, Scope, Store};
 use crate::time::{suspend, wall_now};
 use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry};

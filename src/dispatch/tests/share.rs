@@ -89,3 +89,33 @@ async fn a_slow_limit_is_shared_too() {
         }
     }
 }
+
+/// What fits at once is taken by whoever asks for the least: a job that costs the whole burst waits for
+/// it to be whole, farther ahead than the others reach.
+#[tokio::test(start_paused = true)]
+async fn a_job_of_a_high_cost_is_not_starved_by_cheap_ones() {
+    let second = Duration::from_secs(1);
+    for limit in [
+        Limit::gcra("l", "20/s".parse().unwrap(), 20).unwrap(),
+        Limit::token_bucket("l", "20/s".parse().unwrap(), 20).unwrap(),
+        Limit::sliding_log("l", 20, second).unwrap(),
+    ] {
+        let store = Arc::new(MemoryStore::new());
+        let mut benches = [1, 1].map(|millis| {
+            let mut bench = Bench::new("20/s", QUICK);
+            bench.options.limits = LimitSet::new(vec![limit.clone()]).unwrap();
+            bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
+            bench
+        });
+        let [cheap, dear] = &mut benches;
+        cheap.publish_many(0..600);
+        let _cheap = cheap.start();
+        cheap.sink.arrived(100).await;
+        let headers = vec![("paced-cost".to_owned(), Value::Integer(20))];
+        dear.publish(Message { headers, ..message("dear") });
+        let start = Instant::now();
+        let _dear = dear.start();
+        dear.sink.arrived(1).await;
+        assert!(start.elapsed() < 3 * second, "{:?} with {limit:?}", start.elapsed());
+    }
+}
