@@ -79,31 +79,17 @@ impl Packed {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn reply(answer: Value) -> Result<Option<ReserveReply>, String> {
-    let items = match answer {
+pub(super) fn reply(answer: &Value) -> Result<Option<ReserveReply>, String> {
+    let packed = match answer {
         Value::Nil => return Ok(None),
-        Value::Array(items) => items,
+        Value::BulkString(packed) => packed,
         other => return Err(format!("{other:?} for slots")),
     };
-    let mut items = items.into_iter();
-    let head = match items.next() {
-        Some(Value::BulkString(head)) => state::doubles::<5>(&head),
-        _ => None,
+    let (head, before) = packed.split_at_checked(8 * 5).unwrap_or((packed, &[]));
+    let Some([now, epoch, granted, refused, limit]) = state::doubles(head) else {
+        return Err(format!("slots in {} bytes", packed.len()));
     };
-    let Some([now, epoch, granted, refused, limit]) = head else {
-        return Err("slots without a head".to_owned());
-    };
-    let mut before = Vec::with_capacity(3 * items.len());
-    for item in items {
-        let [last, _, _, at, rem] = match &item {
-            Value::Nil => [0; 5],
-            Value::BulkString(packed) => {
-                state::numbers(packed).ok_or_else(|| format!("a state of {} bytes", packed.len()))?
-            }
-            other => return Err(format!("{other:?} for a state")),
-        };
-        before.extend([last, at, rem]);
-    }
+    let before = before.as_chunks().0.iter().map(|double| state::integer(*double)).collect();
     let place = |number: i64| usize::try_from(number).map_err(|_| format!("{number} for a place"));
     Ok(Some((now, epoch, 0, place(granted)?, refused, place(limit)?, 0, before, vec![])))
 }

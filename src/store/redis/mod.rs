@@ -168,7 +168,7 @@ impl RedisStore {
         let Some(clock) = fast::clock(ask, now) else { return Ok(None) };
         let argument = fast::argument(ask, clock, self.known(scope.downstream), peer.run());
         let answer = self.link.invoke(peer, &self.scripts.fast(keys, &argument)).await?;
-        fast::reply(answer).map_err(|detail| self.link.unexpected(detail))
+        fast::reply(&answer).map_err(|detail| self.link.unexpected(detail))
     }
 
     fn keys(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {

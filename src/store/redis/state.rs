@@ -7,11 +7,15 @@ const PACKED: u8 = b't';
 pub(super) fn doubles<const N: usize>(packed: &[u8]) -> Option<[i64; N]> {
     let (doubles, rest) = packed.as_chunks::<8>();
     let doubles: [[u8; 8]; N] = doubles.try_into().ok().filter(|_| rest.is_empty())?;
-    Some(doubles.map(|double| f64::from_le_bytes(double) as i64))
+    Some(doubles.map(integer))
+}
+
+pub(super) fn integer(double: [u8; 8]) -> i64 {
+    f64::from_le_bytes(double) as i64
 }
 
 /// Of a state of the GCRA family: last, shift, epoch, tat, rem.
-pub(super) fn numbers(state: &[u8]) -> Option<[i64; 5]> {
+fn numbers(state: &[u8]) -> Option<[i64; 5]> {
     state.strip_prefix(&[PACKED]).and_then(doubles)
 }
 

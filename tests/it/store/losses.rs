@@ -174,7 +174,7 @@ async fn a_failover_to_an_older_record_is_fenced() {
     assert_eq!(epoch, second.epoch.0);
     let older = [first.epoch.0, run, at, 0, hw, shift].map(|number| number.to_string());
     let script = "return redis.call('SET', KEYS[1], struct.pack('<dddddd', unpack(ARGV)))";
-    let words = [&["EVAL", script, "1", record], &older.each_ref().map(String::as_str)[..]].concat();
+    let words = [&["EVAL", script, "1", record][..], &older.each_ref().map(String::as_str)].concat();
     redis.command(&words).await.unwrap();
     assert_fenced(&store, &limits, &second).await;
 }

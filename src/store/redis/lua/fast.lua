@@ -9,8 +9,10 @@
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT;
 --         then runs of a cost for each limit and how many jobs have them
--- Answer nil, or {doubles: now, epoch, granted, first slot refused or -1, its limit; then of each limit
---         the state before, nil for one that equals absence}
+-- Answer nil, or doubles: now, epoch, granted, first slot refused or -1, its limit; then last, tat, rem
+--         of each limit before
+--
+-- Written for speed: closures, tables and an answer of several parts cost as much as the decision.
 
 local STEP, TICK, GRACE = 100000, 25000, 60000000 -- as in lib.lua
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant

@@ -1,6 +1,6 @@
 -- Several limits. It is put after fast.lua.
 
-local all, count = {}, #KEYS - 1
+local all, count, before = {}, #KEYS - 1, ''
 for i = 1, count do
   local n, q, r, a, b
   n, q, r, a, b, at = take('<ddddd', args, at)
@@ -19,9 +19,9 @@ for i = 1, count do
     end
     if tat + GRACE <= hw then
       last, tat, rem = 0, 0, 0
-      told[i + 1] = false
     end
   end
+  before = before .. pack('<ddd', last, tat, rem)
   all[i] = { n = n, q = q, r = r, a = a, b = b, last = last, tat = tat, rem = rem }
 end
 
@@ -95,5 +95,4 @@ for i = 1, count do
     call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
   end
 end
-told[1] = pack('<ddddd', now, epoch, granted, refused, binding)
-return told
+return pack('<ddddd', now, epoch, granted, refused, binding) .. before

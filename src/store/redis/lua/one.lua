@@ -17,10 +17,10 @@ if state then
   end
   if tat + GRACE <= hw then
     last, tat, rem = 0, 0, 0
-    told[2] = false
   end
 end
 
+local before_last, before_tat, before_rem = last, tat, rem
 local granted, refused, taken, size = 0, -1, false, #args
 while at <= size and refused < 0 do
   local cost, jobs
@@ -85,5 +85,4 @@ if taken then
   state = pack('<Bddddd', KIND, last, shift, epoch, tat, rem)
   call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
 end
-told[1] = pack('<ddddd', now, epoch, granted, refused, 0)
-return told
+return pack('<dddddddd', now, epoch, granted, refused, 0, before_last, before_tat, before_rem)
