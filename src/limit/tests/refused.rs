@@ -25,7 +25,8 @@ fn bursts() {
 #[test]
 fn counts_and_periods() {
     let second = Duration::from_secs(1);
-    let news: [(&str, fn(u64, Duration) -> Result<Limit, LimitError>); 5] = [
+    type New = fn(u64, Duration) -> Result<Limit, LimitError>;
+    let news: [(&str, New); 5] = [
         ("fixed", |count, period| Limit::fixed_window("l", count, period)),
         ("first hit", |count, period| Limit::first_hit_window("l", count, period)),
         ("sliding", |count, period| Limit::sliding_window("l", count, period, 1)),
