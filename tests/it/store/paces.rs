@@ -36,6 +36,15 @@ enum Jobs {
     PerLimit(Vec<u32>),
 }
 
+impl Jobs {
+    fn costs(&self, limits: &LimitSet) -> Costs<'_> {
+        match self {
+            Self::Each(each) => Costs::Each(each),
+            Self::PerLimit(all) => Costs::PerLimit(&all[..all.len() / limits.given() * limits.given()]),
+        }
+    }
+}
+
 type Step = (i64, usize, Op);
 
 fn jobs() -> impl Strategy<Value = Jobs> {
@@ -128,14 +137,10 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
         backend.clock.set(Micros(now));
         let key = KEYS[*key];
         let scope = Scope { downstream: name, key };
-        let costs = |jobs| match jobs {
-            &Jobs::Each(ref each) => Costs::Each(each),
-            Jobs::PerLimit(all) => Costs::PerLimit(&all[..all.len() / limits.given() * limits.given()]),
-        };
         answers.push(match op {
             Op::Reserve { costs: jobs, ahead, leased } => {
                 let lease = leased.then_some(Lease { replica: "one", ttl: Duration::from_secs(1) });
-                let (costs, ahead) = (costs(jobs), Duration::from_micros(*ahead));
+                let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
                 match backend.store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease }).await {
                     Ok(reserved) => {
                         let grants = reserved.granted(limits, costs);
@@ -147,7 +152,8 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 }
             }
             Op::Check { costs: jobs } => {
-                match backend.store.check(Check { scope, limits, costs: costs(jobs), now: None }).await {
+                match backend.store.check(Check { scope, limits, costs: jobs.costs(limits), now: None }).await
+                {
                     Ok(checked) => Answer::Checked(checked),
                     Err(paced::StoreError::Invalid(_)) => Answer::Invalid,
                     Err(error) => panic!("{error}"),
