@@ -28,4 +28,6 @@ mod store;
 #[cfg(feature = "daemon")]
 mod support_selftest;
 #[cfg(feature = "daemon")]
+mod systems;
+#[cfg(feature = "daemon")]
 mod tools;
