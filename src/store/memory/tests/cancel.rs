@@ -146,7 +146,7 @@ fn an_unreached_tail_slot_is_given_back_and_nothing_else() {
     let moved = prop_oneof![3 => Just(0_i64), 3 => 0_i64..40, 1 => 90_i64..200];
     let ahead = prop_oneof![Just(0_i64), 0_i64..300, Just(1_000_000)];
     let timelines = (sets, prop::collection::vec((moved, op(), ahead), 60));
-    let config = ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let given_back = std::cell::Cell::new(0);
     let outcome = proptest::test_runner::TestRunner::new(config).run(&timelines, |(limits, steps)| {
