@@ -12,6 +12,7 @@ pub enum Unit {
     Nanos,
     Micros,
     PerSecond,
+    Bytes,
     KiB,
     MiB,
 }
@@ -234,6 +235,7 @@ fn written(value: f64, unit: Unit) -> String {
         Unit::Micros if value.abs() >= 100.0 => format!("{} µs", grouped(value)),
         Unit::Micros => format!("{value:.1} µs"),
         Unit::PerSecond => format!("{}/s", grouped(value)),
+        Unit::Bytes => format!("{value:.0} B"),
         Unit::KiB => format!("{value:.1} KiB"),
         Unit::MiB => format!("{value:.1} MiB"),
     }

@@ -76,6 +76,18 @@ async fn rate(in_flight: usize, caller: &impl Caller) -> Result<f64, String> {
     Ok(calls as f64 / start.elapsed().as_secs_f64())
 }
 
+/// A connection of the client that paced has.
+pub(super) async fn connect(url: &str) -> Result<MultiplexedConnection, String> {
+    let said = |error: redis::RedisError| error.to_string();
+    let info = url.into_connection_info().map_err(said)?;
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let client = Client::open(info.set_tcp_settings(tcp)).map_err(said)?;
+    // As patient as paced.
+    let patience = Some(RedisOptions::default().response_timeout);
+    let config = AsyncConnectionConfig::new().set_response_timeout(patience);
+    client.get_multiplexed_async_connection_with_config(&config).await.map_err(said)
+}
+
 /// The bare script, called as the client's documentation has it.
 #[derive(Clone)]
 struct Bare {
@@ -86,14 +98,7 @@ struct Bare {
 
 impl Bare {
     async fn connect(url: &str) -> Result<Self, String> {
-        let said = |error: redis::RedisError| error.to_string();
-        let info = url.into_connection_info().map_err(said)?;
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = Client::open(info.set_tcp_settings(tcp)).map_err(said)?;
-        // As patient as paced.
-        let patience = Some(RedisOptions::default().response_timeout);
-        let config = AsyncConnectionConfig::new().set_response_timeout(patience);
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(said)?;
+        let connection = connect(url).await?;
         let script = Arc::new(Script::new(include_str!("../loops/gcra.lua")));
         Ok(Self { connection, script, key: unique(super::NAME).into() })
     }
@@ -114,23 +119,22 @@ impl Caller for Bare {
 
 /// [`RedisStore::reserve`], for so many slots a call.
 #[derive(Clone)]
-struct Paced {
+pub(super) struct Paced {
     store: Arc<RedisStore>,
     limits: Arc<LimitSet>,
     costs: &'static [u32],
 }
 
 impl Paced {
-    async fn connect(url: &str, costs: &'static [u32]) -> Result<Self, String> {
+    pub(super) async fn connect(url: &str, costs: &'static [u32]) -> Result<Self, String> {
         let options = RedisOptions { key_prefix: unique(super::NAME), ..RedisOptions::default() };
         let store = RedisStore::connect(url, options).await.map_err(|error| error.to_string())?;
         Ok(Self { store: Arc::new(store), limits: Arc::new(super::limits()?), costs })
     }
-}
 
-impl Caller for Paced {
-    async fn call(&mut self) -> Result<(), String> {
-        let scope = Scope { downstream: "bench", key: "" };
+    /// One call for `key`; empty: for the whole downstream.
+    pub(super) async fn reserve(&self, key: &str) -> Result<(), String> {
+        let scope = Scope { downstream: "bench", key };
         let (limits, costs) = (&*self.limits, Costs::Each(self.costs));
         let call = Reserve { scope, limits, costs, ahead: Duration::ZERO, now: None, lease: None };
         let reserved = self.store.reserve(call).await.map_err(|error| error.to_string())?;
@@ -139,5 +143,11 @@ impl Caller for Paced {
         } else {
             Err(format!("{} of {} slots were granted", reserved.slots.len(), self.costs.len()))
         }
+    }
+}
+
+impl Caller for Paced {
+    async fn call(&mut self) -> Result<(), String> {
+        self.reserve("").await
     }
 }
