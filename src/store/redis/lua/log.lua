@@ -148,7 +148,17 @@ function log.lose(l, s)
 end
 
 function log.whole(l, s)
-  return entries(s) > 0 and s.last + l.period or s.last
+  local newest
+  if s.tail > 0 then
+    newest = s.last
+  elseif #s.new_at > 0 then
+    newest = s.new_at[#s.new_at]
+  elseif entries(s) > 0 then
+    -- The frontier lies beyond it. Not by way of all entries before it.
+    local at = HEAD_BYTES + (s.count - 1) * ENTRY_BYTES
+    newest = struct.unpack('<d', redis.call('GETRANGE', l.key, at, at + 7))
+  end
+  return newest and math.max(newest + l.period, s.last) or s.last
 end
 
 -- The units that count at `at`. It never falls within a call.
