@@ -1,0 +1,67 @@
+//! What jobs cost, and what a set of limits answers.
+
+use super::Standing;
+use crate::time::Micros;
+
+/// What jobs cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Costs<'a> {
+    /// One cost per job, the same for every limit.
+    Each(&'a [u32]),
+    /// For each job in turn one cost per limit, in the order in which the limits were given. A job
+    /// does not ask a limit that it costs nothing, unless it costs nothing at all.
+    PerLimit(&'a [u32]),
+}
+
+/// The limits that a job was charged to: bit `i` stands for the limit at place `i`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Charge(pub u32);
+
+impl Charge {
+    /// Whether the limit at this place was charged.
+    #[must_use]
+    pub const fn has(self, place: usize) -> bool {
+        self.0 >> place & 1 == 1
+    }
+}
+
+/// The first job that got no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The slot that it would have had.
+    pub slot: Micros,
+    /// The binding limit, by its place in the set: the first that allows nothing earlier.
+    pub limit: usize,
+}
+
+/// Slots for jobs, in their order, as far as they go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// One for each job that got one.
+    pub slots: Vec<Micros>,
+    /// What each of them was charged to.
+    pub charges: Vec<Charge>,
+    /// Why there are no more.
+    pub refused: Option<Refusal>,
+}
+
+impl Plan {
+    /// The limits that any of them was charged to.
+    #[must_use]
+    pub fn taken(&self) -> Charge {
+        Charge(self.charges.iter().fold(0, |all, charge| all | charge.0))
+    }
+}
+
+/// What a policer finds for one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// When it fits; it is allowed if that is now.
+    pub earliest: Micros,
+    /// The limits that it was charged to; none when it is not allowed.
+    pub charge: Charge,
+    /// The binding limit among those asked, when it is not allowed.
+    pub limit: usize,
+    /// How each limit stands after it.
+    pub standings: Vec<Standing>,
+}
