@@ -20,6 +20,7 @@ use super::places::Places;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
 use super::turns::Turns;
 use super::{Dispatcher, Drained, OnLimit, Options};
+use crate::job::MaxCost;
 use crate::limit::{Limit, LimitSet};
 use crate::rate::Rate;
 use crate::sink::Response;
@@ -93,6 +94,7 @@ impl Pacer {
             options.limits = options.limits.policing();
             options.plans = options.plans.into_iter().map(LimitSet::policing).collect();
         }
+        bound_costs(&mut options);
         let (tolerance, opening) = lateness(&options);
         let gear = Gear {
             downstream: options.downstream.clone(),
@@ -250,6 +252,20 @@ impl Pacer {
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.flights.spawn(self.abandon.clone().run_until_cancelled_owned(work));
+    }
+}
+
+/// A job that costs more than its limits ever hold would be asked for over and over, and hold up all
+/// others: it is none.
+fn bound_costs(options: &mut Options) {
+    let Options { rules, limits, plans, .. } = options;
+    let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost).zip(plans);
+    for (most, limits) in std::iter::once((&mut rules.max_cost, limits)).chain(plans) {
+        let units = limits.max_cost();
+        if units < most.units {
+            let binding = limits.iter().min_by_key(|limit| limit.max_cost()).map_or("", Limit::name);
+            *most = MaxCost::new(units, binding);
+        }
     }
 }
 

@@ -79,6 +79,21 @@ async fn a_leaky_bucket_polices_as_a_meter_and_costs_count_in_full() {
     assert_eq!(bench.ledger.letter("three-more").reason, Reason::Rejected);
 }
 
+/// A leaky bucket that shapes charges any cost behind, and holds no more than its burst when it polices.
+#[tokio::test(start_paused = true)]
+async fn what_never_fits_is_no_job_and_holds_up_no_other() {
+    let mut bench = bench(Limit::leaky_bucket("rate", "10/s".parse().unwrap(), 1).unwrap());
+    bench.publish(message("one"));
+    bench.publish(Message { headers: vec![("paced-cost".to_owned(), Value::Integer(5))], ..message("five") });
+    let done = bench.start();
+    bench.end();
+    tokio::time::timeout(Duration::from_secs(60), done).await.expect("nothing is held for ever").unwrap();
+    assert_eq!(bench.sink.ids(), ["one"]);
+    let letter = bench.ledger.letter("five");
+    assert_eq!(letter.reason, Reason::CostTooLarge);
+    assert_eq!(letter.detail, "`paced-cost` is 5; the limit `rate` holds at most 1: split the job");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_retry_is_decided_anew() {
     let mut bench = bench(Limit::fixed_window("window", 2, Duration::from_secs(3600)).unwrap());
