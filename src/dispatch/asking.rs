@@ -14,6 +14,9 @@ pub(super) struct Asking {
     half: u64,
     /// What half a horizon releases after a rest: the burst, or the N of a window, besides.
     rested: u64,
+    /// What half a horizon releases if slots go on as far apart as the latest: a quota that has units
+    /// left, and a burst, space out nothing, whatever they allow in the long run.
+    near: u64,
     /// More may go at the instant of the last slot: a burst is not used up, or a window.
     open: bool,
     /// How many replicas share the slots, this one included.
@@ -36,7 +39,8 @@ impl Asking {
         let longest = limits.iter().map(longest_wait).max().unwrap_or_default();
         let lease = longest.max(2 * horizon).clamp(Duration::from_secs(2), LONGEST_LEASE);
         let quorum = concurrency.div_ceil(4);
-        let mut asking = Self { horizon, half, rested, open: false, replicas: 1, lease, cap: 1, quorum };
+        let (near, open) = (0, false);
+        let mut asking = Self { horizon, half, rested, near, open, replicas: 1, lease, cap: 1, quorum };
         asking.share(1);
         asking
     }
@@ -48,24 +52,27 @@ impl Asking {
         self
     }
 
-    /// One call takes what half a horizon releases, shared among so many replicas: in the long run,
+    /// One call takes what half a horizon releases, shared among so many replicas: as slots come now,
     /// or after a rest while a burst lasts.
     ///
     /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
     /// asks take every slot of it.
     pub(super) fn share(&mut self, replicas: u32) {
         self.replicas = replicas;
-        let all = if self.open { self.rested } else { self.half };
+        let all = if self.open { self.rested } else { self.near.min(self.rested).max(self.half) };
         let share = all.div_ceil(u64::from(replicas.max(1)));
         self.cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
 
-    /// Whether more may go at the instant of the last slot, as the last answer has it.
-    pub(super) fn open(&mut self, open: bool) {
-        if self.open != open {
-            self.open = open;
-            self.share(self.replicas);
+    /// How long after the last slot the next one is, as the last answer has it: zero, and more may go at
+    /// the same instant. `None` if there was no last one: the next is later than now.
+    pub(super) fn spaced(&mut self, apart: Option<Duration>) {
+        self.open = apart.is_some_and(|apart| apart.is_zero());
+        if let Some(apart) = apart.filter(|apart| !apart.is_zero()) {
+            let slots = (self.horizon / 2).as_micros().div_ceil(apart.as_micros().max(1));
+            self.near = u64::try_from(slots).unwrap_or(u64::MAX);
         }
+        self.share(self.replicas);
     }
 
     /// Whether more may go at the instant of the last slot.
@@ -169,13 +176,33 @@ mod tests {
         ] {
             let mut asking = Asking::new(&LimitSet::new(limits).unwrap(), H, 64);
             assert_eq!(asking.cap, steady);
-            asking.open(true);
+            asking.spaced(Some(Duration::ZERO));
             assert_eq!(asking.cap, open);
             asking.share(4);
             assert_eq!(asking.cap, open.div_ceil(4));
-            asking.open(false);
+            asking.spaced(None);
             assert_eq!(asking.cap, steady.div_ceil(4));
         }
+    }
+
+    #[test]
+    fn what_spaces_no_slots_out_takes_nothing_from_a_call() {
+        let second = Duration::from_secs(1);
+        let limits = vec![
+            Limit::leaky_bucket("l", "1000/s".parse().unwrap(), 1).unwrap(),
+            Limit::fixed_window("w", 1000, 100 * second).unwrap(),
+        ];
+        let mut asking = Asking::new(&LimitSet::new(limits).unwrap(), H, 64);
+        assert_eq!(asking.cap, 1, "10/s in the long run");
+        asking.spaced(Some(Duration::from_millis(1)));
+        assert_eq!(asking.cap, 50, "but 1000/s now");
+        asking.share(4);
+        assert_eq!(asking.cap, 13);
+        // The window is used up.
+        asking.spaced(Some(99 * second));
+        assert_eq!(asking.cap, 1);
+        asking.spaced(Some(Duration::from_micros(1)));
+        assert_eq!(asking.cap, 13, "no more than a limit releases that spaces them out");
     }
 
     #[test]

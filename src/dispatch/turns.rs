@@ -35,6 +35,8 @@ pub(super) struct Turns {
     horizon: Duration,
     /// How far apart the slots of the downstream are at least.
     step: Duration,
+    /// How far apart they are where there are many.
+    pace: Duration,
     /// When the downstream has its next slot, as far as this replica knows.
     front: Instant,
 }
@@ -42,8 +44,9 @@ pub(super) struct Turns {
 #[derive(Debug)]
 struct Turn {
     asking: Asking,
-    /// Its limits are slower than the downstream's.
-    slow: bool,
+    /// Its slots lie further apart than the downstream's, as the last answer has it: before one, if its
+    /// limits are slower.
+    wide: bool,
     /// Its next slot, where its own limits set it.
     due: Option<Due>,
     /// Up to where it was granted units, on the clock of all queues.
@@ -76,15 +79,17 @@ impl Turns {
             let asking = Asking::new(limits, options.horizon, options.concurrency);
             let police = options.on_limit == OnLimit::Reject;
             let asking = if police { asking.at_once() } else { asking };
-            let slow = !police && limits.rate().interval() > options.limits.rate().interval();
-            Turn { asking, slow, due: None, granted: 0 }
+            let wide = !police && limits.rate().interval() > options.limits.rate().interval();
+            Turn { asking, wide, due: None, granted: 0 }
         };
         let even = options.limits.iter().filter(|limit| limit.burst() == 1);
+        let step = even.map(Limit::rate).map(Rate::interval).max();
         Self {
             queues: options.sets().map(turn).collect(),
             clock: 0,
             horizon: options.horizon,
-            step: even.map(Limit::rate).map(Rate::interval).max().unwrap_or_default(),
+            step: step.unwrap_or_default(),
+            pace: step.unwrap_or_else(|| options.limits.rate().interval()),
             front: Instant::now(),
         }
     }
@@ -98,7 +103,7 @@ impl Turns {
     pub(super) fn batch(&self, next: Next, waiting: usize, places: usize) -> Batch {
         let turn = &self.queues[next.queue];
         // More of them would leave slots unused between each other.
-        let one = next.contended && turn.slow && !turn.asking.is_open();
+        let one = next.contended && turn.wide && !turn.asking.is_open();
         turn.asking.batch(if one { waiting.min(1) } else { waiting }, places)
     }
 
@@ -151,7 +156,7 @@ impl Turns {
     fn ahead(&self, lane: &Lane, (queue, contended): (usize, bool), now: Instant, base: Instant) -> Duration {
         let own = match queue {
             0 => self.horizon,
-            _ if contended && self.queues[queue].slow => base - now + SLACK,
+            _ if contended && self.queues[queue].wide => base - now + SLACK,
             _ => base - now + self.lead(),
         };
         let others =
@@ -191,9 +196,14 @@ impl Turns {
         self.queues[queue].due = None;
     }
 
-    /// More of a queue may go at the same instant as the last one, or not.
-    pub(super) fn open(&mut self, queue: usize, open: bool) {
-        self.queues[queue].asking.open(open);
+    /// How far apart the slots of a queue are, the last of which went to a job of this cost; see
+    /// [`Asking::spaced`].
+    pub(super) fn spaced(&mut self, queue: usize, apart: Option<Duration>, cost: Option<u32>) {
+        let turn = &mut self.queues[queue];
+        if let (Some(apart), Some(cost)) = (apart, cost) {
+            turn.wide = apart > self.pace.saturating_mul(cost);
+        }
+        turn.asking.spaced(apart);
     }
 
     /// A queue has its next slot then, as its own limits have it.

@@ -128,7 +128,9 @@ impl Pacer {
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
         let costs = granted.clone().last().and_then(|cost| last.map(|slot| (when(slot), cost)));
         self.turns.granted(queue, granted.map(u64::from).sum(), costs);
-        self.turns.open(queue, reserved.next <= last.unwrap_or(reserved.now));
+        let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
+        let apart = before.map(|before| reserved.next.since(before));
+        self.turns.spaced(queue, apart, costs.map(|(_, cost)| cost));
         // The limits of the downstream come first in the set of each plan.
         let shared = |place: usize| place < self.options.limits.len();
         if queue > 0 && !reserved.refused.is_some_and(|refused| shared(refused.limit)) {

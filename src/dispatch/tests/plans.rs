@@ -3,7 +3,7 @@
 use super::*;
 use crate::dispatch::{OnLimit, Options};
 use crate::job::{MaxCost, PlanRules};
-use crate::limit::{Limit, LimitSet};
+use crate::limit::{Edges, Limit, LimitSet};
 
 fn leaky(name: &str, rate: &str, burst: u32) -> Limit {
     Limit::leaky_bucket(name, rate.parse().unwrap(), burst).unwrap()
@@ -223,4 +223,25 @@ async fn a_default_plan_holds_for_jobs_that_name_none() {
     let letter = bench.ledger.letter("stray");
     assert_eq!(letter.reason, Reason::MalformedHeader);
     assert!(letter.detail.contains("send one of a, b"), "{}", letter.detail);
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_with_quotas_keep_the_pace_of_the_downstream() {
+    let day = Duration::from_secs(86_400);
+    let quota = |name: &str| Limit::quota(name, 1_000_000, Edges::aligned(day, 0).unwrap()).unwrap();
+    let mut bench = bench("1000/s", vec![("a", quota("plan.a.q")), ("b", quota("plan.b.q"))]);
+    bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), 2 * QUICK));
+    for plan in ["a", "b"] {
+        publish(&bench, plan, 1000);
+    }
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let (took, calls) = (start.elapsed(), bench.store.calls.load(Ordering::SeqCst));
+    assert!(took < Duration::from_millis(2100), "2000 at 1000/s took {took:?}");
+    assert!(calls <= 200, "{calls} calls for 2000 jobs");
+    let sent: Vec<String> = bench.sink.ids()[..1000].to_vec();
+    let on_a = sent.iter().filter(|id| id.starts_with('a')).count();
+    assert!((400..=600).contains(&on_a), "{on_a} of 1000");
 }

@@ -127,3 +127,26 @@ async fn replicas_share_a_window() {
         assert!((150..=350).contains(&sent(bench)), "{} of 500", sent(bench));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_has_units_left_costs_no_calls_and_no_slots() {
+    let leaky =
+        |name: &str, rate: &str, burst| Limit::leaky_bucket(name, rate.parse().unwrap(), burst).unwrap();
+    // Slower than the pace beside them in the long run, and far from used up.
+    for beside in [
+        Limit::quota("q", 1_000_000, Edges::aligned(86_400 * SECOND, 0).unwrap()).unwrap(),
+        Limit::sliding_log("s", 10_000, 60 * SECOND).unwrap(),
+        leaky("l", "1000/m", 5000),
+    ] {
+        let mut bench = bench(vec![leaky("pace", "1000/s", 1), beside.clone()]);
+        bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), 2 * QUICK));
+        bench.publish_many(0..2000);
+        let start = Instant::now();
+        let done = bench.start();
+        bench.end();
+        done.await.unwrap();
+        let (took, calls) = (start.elapsed(), bench.store.calls.load(Ordering::SeqCst));
+        assert!(took < Duration::from_millis(2100), "2000 at 1000/s took {took:?} beside {beside:?}");
+        assert!(calls <= 100, "{calls} calls for 2000 jobs beside {beside:?}");
+    }
+}
