@@ -22,7 +22,6 @@ use super::turns::Turns;
 use super::{Dispatcher, Drained, OnLimit, Options};
 use crate::job::MaxCost;
 use crate::limit::{Limit, LimitSet};
-use crate::rate::Rate;
 use crate::sink::Response;
 use crate::store::{SlotClock, Store};
 use crate::time::Deadline;
@@ -273,18 +272,11 @@ fn bound_costs(options: &mut Options) {
 pub(super) fn lateness(options: &Options) -> (Duration, Duration) {
     match options.on_limit {
         OnLimit::Wait => {
-            let interval = options.sets().map(spacing).min().unwrap_or_default();
+            let interval = options.sets().map(LimitSet::spacing).min().unwrap_or_default();
             let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
             (tolerance, interval.max(tolerance))
         }
         // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
         OnLimit::Reject => (LONGEST_CALL, Duration::MAX),
     }
-}
-
-/// How far apart slots are where there are many: as the slowest limit has it that lets no two go at
-/// once. Where all of them do, as the slowest has it in the long run.
-fn spacing(limits: &LimitSet) -> Duration {
-    let even = limits.iter().filter(|limit| limit.burst() == 1);
-    even.map(Limit::rate).map(Rate::interval).max().unwrap_or_else(|| limits.rate().interval())
 }

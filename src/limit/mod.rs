@@ -16,6 +16,7 @@ mod plan;
 mod set;
 mod sliding_log;
 mod sliding_window;
+mod spacing;
 mod tat;
 mod window;
 

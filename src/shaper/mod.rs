@@ -268,7 +268,7 @@ impl Core {
 
     /// How late a slot may be used: T, within what timers and the network allow for.
     fn tolerance(&self) -> Duration {
-        self.limits.rate().interval().clamp(Duration::from_millis(5), Duration::from_millis(50))
+        self.limits.spacing().clamp(Duration::from_millis(5), Duration::from_millis(50))
     }
 }
 

@@ -60,7 +60,8 @@ impl Reservation {
     }
 
     /// Whether the slot lies further back than can be excused: by more than the emission interval
-    /// of the slowest limit, within 5 to 50 ms. Time for which this machine was suspended counts.
+    /// of the slowest limit that lets no two go at once (where all do, of the slowest), within 5 to 50 ms.
+    /// Time for which this machine was suspended counts.
     ///
     /// Ask after [`Reservation::wait`], just before the work. If this process stood still, many slots
     /// have passed by then, and work on all of them would be a burst: reserve again instead.

@@ -164,3 +164,16 @@ async fn a_suspend_brings_the_slot_nearer_and_counts_when_it_is_missed() {
     next.wait().await;
     assert_eq!(start.elapsed(), ms(20 * 60_000));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_beside_the_pace_excuses_no_later_slot() {
+    let month = Duration::from_secs(30 * 86_400);
+    let quota = Limit::quota("q", 1_000_000, crate::limit::Edges::aligned(month, 0).unwrap()).unwrap();
+    let shaper = Shaper::builder("billing", "100/s".parse().unwrap()).limit(quota).build().unwrap();
+    let reservation = shaper.reserve("a").await.unwrap();
+    reservation.wait().await;
+    tokio::time::advance(Duration::from_millis(10)).await;
+    assert!(!reservation.is_missed(), "T late");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(reservation.is_missed(), "five in a burst would follow");
+}
