@@ -13,7 +13,7 @@ pub enum LimitError {
     #[error("a burst of 0 lets nothing through; use at least 1")]
     NoBurst,
     /// The burst and a full batch at this rate reach beyond what is exact.
-    #[error("a burst of {burst} at {rate} is beyond exact time; use a smaller burst or a shorter period")]
+    #[error("a burst of {burst} at {rate} is beyond exact time; use {}", smaller(*burst))]
     BeyondExact {
         /// The burst.
         burst: u32,
@@ -92,4 +92,9 @@ pub enum LimitError {
     /// More limits than one decision may take.
     #[error("{0} limits in one set; use at most {MAX_LIMITS}")]
     TooMany(usize),
+}
+
+/// What makes the numbers smaller. A burst of 1 is the smallest.
+const fn smaller(burst: u32) -> &'static str {
+    if burst > 1 { "a smaller burst or a shorter period" } else { "a shorter period" }
 }

@@ -259,7 +259,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
     assert_eq!(
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
-            "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a smaller burst or a shorter period",
+            "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a shorter period",
             "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`",
         ]
     );
