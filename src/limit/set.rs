@@ -302,7 +302,8 @@ impl LimitSet {
                 Combine::All => !asked.all(fits),
                 // A limit that it never fits is no alternative, but one that cannot count it is none to skip.
                 Combine::Any | Combine::OneOf => {
-                    let exact = |place: usize| fits(place) || !self.limits[place].is_behind();
+                    let never = |limit: &Limit, cost| !limit.is_behind() && u64::from(cost) > limit.burst();
+                    let exact = |place: usize| fits(place) || never(&self.limits[place], row[place]);
                     !self.asked(row).all(exact) || !asked.any(fits)
                 }
             }

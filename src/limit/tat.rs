@@ -105,9 +105,11 @@ impl Pace {
         self.advance(start, i64::from(cost))
     }
 
-    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one.
+    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one. A
+    /// cost that never fits is as good as the highest that does.
     #[inline]
     pub(super) fn latest(self, cost: u32) -> Micros {
+        let cost = cost.min(self.max_cost);
         let reach = self.advance(Tat::ZERO, i64::from(self.burst) + i64::from(cost));
         Micros(Micros::MAX.0 - reach.at.0 - 1)
     }

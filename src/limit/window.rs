@@ -100,10 +100,17 @@ impl Counting {
     /// `count` units in each window that `edges` bound.
     ///
     /// # Errors
-    /// [`LimitError`] when the count is 0 or over what is a rate.
+    /// [`LimitError`] when the count is 0 or over what is a rate, or the offset none within the period.
     pub(super) fn new(count: u64, edges: Edges) -> Result<Self, LimitError> {
         let longest = u64::try_from(edges.longest()).map_err(|_| RateError::Zero)?;
-        let rate = Rate::new(count, Duration::from_micros(longest))?;
+        let period = Duration::from_micros(longest);
+        let rate = Rate::new(count, period)?;
+        // Anybody may build the variant.
+        if let Edges::Aligned { period: micros, offset } = edges
+            && !(0..micros).contains(&offset)
+        {
+            return Err(LimitError::Offset { offset, period });
+        }
         Ok(Self { count, edges, rate })
     }
 

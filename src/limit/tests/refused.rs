@@ -79,6 +79,9 @@ fn logs_and_offsets() {
             "use 0 up to, not including, the period",
         );
         assert_eq!(error, LimitError::Offset { offset, period: second });
+        // The variant is anybody's to build.
+        let edges = Edges::Aligned { period: SECOND, offset };
+        assert_eq!(Limit::quota("l", 1, edges), Err(error));
     }
     for minutes in [-841, 841, i64::MIN, i64::MAX] {
         let calendar = Calendar::new(Unit::Day, minutes).map_err(LimitError::from);
@@ -133,4 +136,37 @@ fn costs_that_never_fit() {
     // The leaky bucket charges behind: any cost that is exact goes, at once after a rest.
     let shaper = Limit::leaky_bucket("l", rate, 5).unwrap();
     assert_eq!(shaper.earliest(&shaper.fresh(), Micros(TODAY), 1000), Micros(TODAY));
+}
+
+/// One that a limit could count, were the numbers not beyond exact time, is none to skip: scripts would not.
+#[test]
+fn costs_that_an_alternative_cannot_count() {
+    let rate: Rate = "1/d".parse().unwrap();
+    let slow = Limit::gcra("slow", rate, 80_000).unwrap();
+    let most = slow.max_cost();
+    assert!(most < 80_000);
+    let quick = Limit::gcra("quick", "1000/s".parse().unwrap(), 100_000).unwrap();
+    for combine in [Combine::Any, Combine::OneOf] {
+        let set = LimitSet::combined(combine, vec![slow.clone(), quick.clone()]).unwrap();
+        let unfit = Some((1, vec![most, 100_000]));
+        assert_eq!(set.unfit(Costs::Each(&[most, most + 1])), unfit);
+        assert_eq!(set.unfit(Costs::Each(&[most, 80_000])), unfit);
+        assert_eq!(set.unfit(Costs::Each(&[most, 80_001])), None, "never the slow one");
+    }
+}
+
+#[test]
+fn costs_that_are_beyond_all_numbers() {
+    let hour: Rate = "1/h".parse().unwrap();
+    let odd = Rate::new(10_000_000_019, Duration::from_micros(20_000_000_000)).unwrap();
+    for rate in [hour, odd] {
+        for limit in [Limit::leaky_bucket("l", rate, 1), Limit::gcra("l", rate, 1)].map(Result::unwrap) {
+            assert_eq!(limit.earliest(&limit.fresh(), Micros(TODAY), u32::MAX), Micros::MAX);
+            let latest = limit.latest(u32::MAX);
+            assert!(
+                Micros(TODAY) < latest && latest <= limit.latest(limit.max_cost()),
+                "{limit:?}: {latest}"
+            );
+        }
+    }
 }
