@@ -35,6 +35,8 @@ pub struct MemoryHandle {
     latest: Micros,
     /// The limit of a set that has but one, and where its states are: the short way.
     single: Option<(Limit, usize)>,
+    /// Whether instants may come in the wrong order: the GCRA family has no frontier.
+    unordered: bool,
 }
 
 impl MemoryStore {
@@ -46,8 +48,8 @@ impl MemoryStore {
         Scope { downstream, key: "" }.check()?;
         let downstream = self.open(downstream, || self.clock.now());
         let single = limits.single().map(|limit| (limit.clone(), locked(&downstream).place(limit)));
-        let (clock, latest) = (Arc::clone(&self.clock), limits.latest(1));
-        Ok(MemoryHandle { clock, downstream, limits: Arc::new(limits), latest, single })
+        let (clock, latest, unordered) = (Arc::clone(&self.clock), limits.latest(1), limits.is_tat());
+        Ok(MemoryHandle { clock, downstream, limits: Arc::new(limits), latest, single, unordered })
     }
 }
 
@@ -71,12 +73,14 @@ impl MemoryHandle {
     pub fn reserve(&self, key: &str, cost: u32, ahead: Duration) -> Result<Micros, Refusal> {
         // Before the lock, whose wait is not the clock's. Two threads may so see their instants in the
         // wrong order; one that was kept from the lock for long must look again, or it would seem that
-        // the clock had stepped.
-        let mut now = self.clock.now();
+        // the clock had stepped. The windows are asked under the lock: behind the slot that another
+        // thread has just taken nothing fits.
+        let early = self.unordered.then(|| self.clock.now());
         let mut downstream = locked(&self.downstream);
-        if downstream.has_stepped(now) {
-            now = self.clock.now();
-        }
+        let now = match early {
+            Some(now) if !downstream.has_stepped(now) => now,
+            _ => self.clock.now(),
+        };
         downstream.follow(now);
         let latest = if cost == 1 { self.latest } else { self.limits.latest(cost) };
         let until = if ahead.is_zero() { now } else { now.plus(ahead) }.min(latest);
@@ -138,6 +142,39 @@ mod tests {
             }
             clock.set(START.plus(Duration::from_secs(3600)));
             assert_eq!(gate.take("x", 2), Ok(clock.now()), "whole again");
+        }
+    }
+
+    /// Stands still, and notes whether the downstream was locked when it was read.
+    #[derive(Debug, Default)]
+    struct Witness {
+        watched: std::sync::OnceLock<Arc<Mutex<Downstream>>>,
+        locked: std::sync::atomic::AtomicBool,
+    }
+
+    impl Clock for Witness {
+        fn now(&self) -> Micros {
+            let locked = self.watched.get().is_some_and(|watched| watched.try_lock().is_err());
+            self.locked.store(locked, std::sync::atomic::Ordering::SeqCst);
+            START
+        }
+    }
+
+    /// Else a window refused what fits: an instant before another thread's slot is behind its frontier.
+    #[test]
+    fn instants_at_a_window_are_in_order() {
+        let window = Limit::sliding_log("w", 5, Duration::from_secs(1)).unwrap();
+        for (limits, ordered) in [
+            (vec![limit("a", "10/s", 1)], false),
+            (vec![window.clone()], true),
+            (vec![limit("a", "10/s", 1), window], true),
+        ] {
+            let clock = Arc::<Witness>::default();
+            let store = MemoryStore::with_clock(clock.clone());
+            let gate = store.handle("api", LimitSet::new(limits).unwrap()).unwrap();
+            clock.watched.set(Arc::clone(&gate.downstream)).unwrap();
+            assert!(gate.take("", 1).is_ok());
+            assert_eq!(clock.locked.load(std::sync::atomic::Ordering::SeqCst), ordered);
         }
     }
 
