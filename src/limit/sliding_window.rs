@@ -107,31 +107,28 @@ impl SlidingWindow {
         at.0.div_euclid(self.width)
     }
 
-    /// The units that count in full while bucket `now` is the current one, and those of the bucket
-    /// that leaves. Buckets ahead of it were taken before the clock stepped back: they count.
-    fn sums(self, state: &Buckets, now: i64) -> (u64, u64) {
+    /// While bucket `now` is the current one: the units that count in full, those of the bucket that leaves,
+    /// and where those begin that leave after it. Buckets ahead of `now` were taken before the clock stepped
+    /// back: they count.
+    fn sums(self, state: &Buckets, now: i64) -> (u64, u64, usize) {
         let oldest = now - i64::from(self.buckets);
-        let (mut full, mut leaving) = (0, 0);
-        for &(number, units) in state.counts.iter().rev() {
-            if number > oldest {
-                full += units;
-            } else {
-                if number == oldest {
-                    leaving = units;
-                }
-                break;
-            }
-        }
-        (full, leaving)
+        let inside = state.counts.partition_point(|(number, _)| *number <= oldest);
+        let full = state.counts[inside..].iter().map(|(_, units)| units).sum();
+        let leaving = match state.counts[..inside].last() {
+            Some(&(number, units)) if number == oldest => units,
+            _ => 0,
+        };
+        (full, leaving, inside)
     }
 
     /// The first instant at which the estimate leaves room for `cost`. The estimate only falls while
-    /// nothing is taken, in a straight line within each bucket, so the buckets are tried in turn.
+    /// nothing is taken, in a straight line within each bucket, so those in which one leaves are tried in turn.
     pub(super) fn earliest(self, state: &Buckets, last: Micros, now: Micros, cost: u32) -> Micros {
         let from = now.max(last);
         let mut number = self.bucket(from);
+        let (mut full, mut leaving, inside) = self.sums(state, number);
+        let mut next = state.counts[inside..].iter();
         loop {
-            let (full, leaving) = self.sums(state, number);
             let start = number * self.width;
             if let Some(room) = self.count.checked_sub(full + u64::from(cost)) {
                 // room * width >= (width - e) * leaving, e being how far the bucket has gone.
@@ -147,6 +144,15 @@ impl SlidingWindow {
                 }
             }
             number += 1;
+            leaving = 0;
+            if let Some(&(other, units)) = next.as_slice().first() {
+                let leaves = other + i64::from(self.buckets);
+                // Without room nothing changes until the next one leaves.
+                if leaves == number || full + u64::from(cost) > self.count {
+                    (number, leaving, full) = (leaves, units, full - units);
+                    next.next();
+                }
+            }
         }
     }
 
@@ -222,7 +228,7 @@ impl SlidingWindow {
     pub(super) fn standing(self, state: &Buckets, last: Micros, now: Micros) -> Standing {
         let at = now.max(last);
         let number = self.bucket(at);
-        let (full, leaving) = self.sums(state, number);
+        let (full, leaving, _) = self.sums(state, number);
         let left = (number + 1) * self.width - at.0;
         // What the leaving bucket still weighs, begun units included.
         let weighed = (left * leaving as i64 + self.width - 1) / self.width;

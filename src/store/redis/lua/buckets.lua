@@ -140,19 +140,20 @@ function counter.whole(l, s)
   return math.max((s.at[n] + 1 + l.buckets) * l.width, s.last)
 end
 
--- The units that count in full in this bucket, and those of the one that leaves.
+-- The units that count in full in this bucket, those of the one that leaves, and the first that leaves
+-- after it.
 local function sums(l, s, number)
   local oldest, full = number - l.buckets, 0
   for i = #s.at, 1, -1 do
     if s.at[i] > oldest then
       full = full + s.units[i]
     elseif s.at[i] == oldest then
-      return full, s.units[i]
+      return full, s.units[i], i + 1
     else
-      break
+      return full, 0, i + 1
     end
   end
-  return full, 0
+  return full, 0, 1
 end
 
 function counter.earliest(l, s, now, cost)
@@ -161,8 +162,8 @@ function counter.earliest(l, s, now, cost)
   end
   local from = math.max(now, s.last)
   local number = floor(from / l.width)
+  local full, leaving, i = sums(l, s, number)
   while true do
-    local full, leaving = sums(l, s, number)
     local start, room = number * l.width, l.n - full - cost
     if room >= 0 then
       local gone = 0
@@ -175,7 +176,12 @@ function counter.earliest(l, s, now, cost)
         return at
       end
     end
-    number = number + 1
+    number, leaving = number + 1, 0
+    local leaves = s.at[i] and s.at[i] + l.buckets
+    -- Without room nothing changes until the next one leaves.
+    if leaves and (leaves == number or room < 0) then
+      number, leaving, full, i = leaves, s.units[i], full - s.units[i], i + 1
+    end
   end
 end
 

@@ -183,39 +183,47 @@ local function grant_slot()
   end
 end
 
-local function decide()
+-- Decides on the first of so many jobs that are alike. Where it is refused so are the others, and what is
+-- told of it holds for them: nothing was taken. Answers for how many it decided.
+local function decide(jobs)
   local earliest, limit, charge = choose()
+  local decided = 1
   if earliest > now then
-    charge = 0
+    charge, decided = 0, jobs
   else
     commit(now, charge)
     granted = granted + 1
   end
   if derived then
-    return
+    return decided
   end
+  local from = #outcomes
   tell(earliest, charge)
-  outcomes[#outcomes + 1] = limit
+  outcomes[from + 3] = limit
   for i = 1, count do
     local l = all[i]
     if l.kind.standing then
       tell(l.kind.standing(l, l.state, now))
     end
   end
+  local size = #outcomes - from
+  for i = #outcomes + 1, from + size * decided do
+    outcomes[i] = outcomes[i - size]
+  end
+  return decided
 end
 
 local unit = at
 at = at + 1 + (derived and 0 or count)
 while ARGV[at] and refused < 0 do
   read_costs(at)
-  for _ = 1, tonumber(ARGV[at + width]) do
+  local left = tonumber(ARGV[at + width])
+  while left > 0 and refused < 0 do
     if police then
-      decide()
+      left = left - decide(left)
     else
       grant_slot()
-      if refused >= 0 then
-        break
-      end
+      left = left - 1
     end
   end
   at = at + width + 1
