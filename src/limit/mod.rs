@@ -147,6 +147,11 @@ impl Limit {
         matches!(self.algorithm, Algorithm::LeakyBucket(_))
     }
 
+    /// Whether all of it comes back at once, when a window ends.
+    const fn is_window(&self) -> bool {
+        matches!(self.algorithm, Algorithm::FixedWindow(_) | Algorithm::Quota(_))
+    }
+
     /// The state of a limit that was never used, or is whole again.
     #[must_use]
     pub const fn fresh(&self) -> State {

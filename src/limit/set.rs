@@ -267,15 +267,16 @@ impl LimitSet {
     }
 
     /// How much further ahead than a job of cost 1 one of this cost must reach: T for each unit more, of
-    /// the limits in which the whole cost has to fit. With less it would never find them whole, while
-    /// jobs of cost 1 take what fits at once.
+    /// the limits in which the whole cost has to fit, and comes back unit by unit. With less it would never
+    /// find them whole, while jobs of cost 1 take what fits at once. A fixed window or a quota comes back whole
+    /// at an edge that all see; a slot there would keep the rest of the window from others.
     #[must_use]
     pub fn reach(&self, cost: u32) -> Duration {
         let units = |times: &u32| cost.saturating_mul(*times).saturating_sub(1);
         let reach = |(limit, times): (&Limit, &u32)| limit.rate().interval().saturating_mul(units(times));
         self.iter()
             .zip(&self.times)
-            .filter(|(limit, _)| !limit.is_behind())
+            .filter(|(limit, _)| !limit.is_behind() && !limit.is_window())
             .map(reach)
             .max()
             .unwrap_or_default()

@@ -41,7 +41,8 @@ impl Pacer {
         self.gear.sink.warm();
         let Next { queue, ahead, .. } = next;
         let first = costs.first().copied().unwrap_or_default();
-        let ahead = ahead.saturating_add(self.options.limits_of(queue).reach(first));
+        // Of a plan's own limits no reach: with the slot the downstream's limits would move on as far.
+        let ahead = ahead.saturating_add(self.options.limits.reach(first));
         let lease = self.lease(now);
         let reply =
             ask(Arc::clone(&self.store), Arc::clone(&self.options), Ask { queue, costs, ahead, lease });

@@ -245,3 +245,22 @@ async fn plans_with_quotas_keep_the_pace_of_the_downstream() {
     let on_a = sent.iter().filter(|id| id.starts_with('a')).count();
     assert!((400..=600).contains(&on_a), "{on_a} of 1000");
 }
+
+/// A plan's own limit makes it wait for long: it takes no slot of the downstream's meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_dear_job_of_a_plan_holds_up_no_other() {
+    let own = Limit::gcra("plan.free.g", "1/s".parse().unwrap(), 20).unwrap();
+    let mut bench = bench("20/s", vec![("free", own)]);
+    for id in ["free0", "free1"] {
+        let mut dear = on("free", message(id));
+        dear.headers.push(("paced-cost".to_owned(), Value::Integer(20)));
+        bench.publish(dear);
+    }
+    publish(&bench, "none", 100);
+    let start = Instant::now();
+    let _done = bench.start();
+    bench.ledger.count(102).await;
+    let (free, none) = (millis(&bench, "free", start), millis(&bench, "none", start));
+    assert!(none.last() <= Some(&6500), "100 at 20/s, and 20 units before: {none:?}");
+    assert!(free[1] >= free[0] + 20_000 && free[1] < free[0] + 21_500, "{free:?}");
+}

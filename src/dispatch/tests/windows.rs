@@ -150,3 +150,28 @@ async fn what_has_units_left_costs_no_calls_and_no_slots() {
         assert!(calls <= 100, "{calls} calls for 2000 jobs beside {beside:?}");
     }
 }
+
+/// A job that the rest of a window cannot hold waits for the next one, and leaves the rest to others.
+#[tokio::test(start_paused = true)]
+async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [0, 1].map(|_| {
+        let mut bench = bench(vec![Limit::first_hit_window("w", 10, 3600 * SECOND).unwrap()]);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
+        bench
+    });
+    let [cheap, dear] = &mut benches;
+    let start = Instant::now();
+    let (_cheap, _dear) = (cheap.start(), dear.start());
+    cheap.publish_many(0..6);
+    cheap.sink.arrived(6).await;
+    tokio::time::advance(2400 * SECOND).await;
+    let headers = vec![("paced-cost".to_owned(), Value::Integer(5))];
+    dear.publish(Message { headers, ..message("dear") });
+    tokio::time::sleep(SECOND).await;
+    cheap.publish_many(6..9);
+    cheap.sink.arrived(9).await;
+    assert!(start.elapsed() < 2405 * SECOND, "{:?}", start.elapsed());
+    dear.sink.arrived(1).await;
+    assert!((3600..3602).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+}
