@@ -50,7 +50,7 @@ pub struct Scope<'a> {
 pub struct Reserve<'a> {
     /// Whose limits.
     pub scope: Scope<'a>,
-    /// The limits, all of which must agree.
+    /// The limits, which decide together.
     pub limits: &'a LimitSet,
     /// What each job costs, in the order in which they take their slots.
     pub costs: Costs<'a>,
