@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
-use paced::store::{Lease, MemoryStore, RedisStore, Reserve, Scope, Store};
+use paced::store::{Cancel, Granted, Lease, MemoryStore, RedisStore, Reserve, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
 
@@ -130,6 +130,40 @@ async fn every_backend_knows_the_days_that_other_limits_lead_to() {
         let slots = backend.store.reserve(call).await.unwrap().slots;
         let exact: Vec<Micros> = (0..40).map(|k| Micros(TODAY + k * 9 * DAY)).collect();
         assert_eq!(slots, exact, "{}", backend.name);
+    }
+}
+
+/// What was given back leaves the frontier behind the entries that were dropped, ahead of the last one that
+/// is left: the log is whole when that one has left.
+#[tokio::test]
+async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
+    const SECOND: i64 = 1_000_000;
+    let redis = servers::redis().await;
+    let limits = LimitSet::new(vec![Limit::sliding_log("l", 2, Duration::from_secs(1000)).unwrap()]).unwrap();
+    let name = unique("left");
+    for backend in Backend::all(redis) {
+        let scope = Scope { downstream: &name, key: "" };
+        let reserve = async |second: i64, costs| {
+            backend.clock.set(Micros(TODAY + second * SECOND));
+            let (ahead, costs) = (Duration::from_secs(1000), Costs::Each(costs));
+            let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None };
+            let reserved = backend.store.reserve(call).await.unwrap();
+            (reserved.granted(&limits, costs), reserved.before)
+        };
+        reserve(0, &[1]).await;
+        let (granted, _) = reserve(500, &[1, 1, 1]).await;
+        let slots: Vec<i64> = granted.iter().map(|granted| (granted.slot.0 - TODAY) / SECOND).collect();
+        assert_eq!(slots, [500, 1000, 1500], "{}", backend.name);
+        for Granted { slot, charged, before, after } in granted[1..].iter().rev() {
+            let (slot, limits) = (*slot, &limits);
+            let cancel = Cancel { scope, limits, slot, charged, before, after, now: None };
+            assert!(backend.store.cancel(cancel).await.unwrap(), "{}", backend.name);
+        }
+        // The entry of 500 leaves at 1500, and a minute later the state is none.
+        let (_, before) = reserve(1559, &[0]).await;
+        assert_eq!(before[0].numbers(), [TODAY + 1000 * SECOND, 0, 0], "{}", backend.name);
+        let (_, before) = reserve(1560, &[0]).await;
+        assert_eq!(before[0].numbers(), [0; 3], "{}", backend.name);
     }
 }
 
