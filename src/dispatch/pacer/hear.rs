@@ -73,10 +73,11 @@ impl Pacer {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
             let Some(entry) = batch.pop_front() else { break };
+            // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
+            self.turns.granted(queue, entry.job.cost.into(), None);
             if verdict.earliest <= slot {
                 let waited = sent.saturating_duration_since(entry.since);
                 self.gear.meters.granted(waited, Duration::ZERO);
-                self.turns.granted(queue, entry.job.cost.into(), None);
                 self.held.push(Held { entry, slot, deadline });
                 continue;
             }

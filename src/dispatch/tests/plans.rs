@@ -264,3 +264,26 @@ async fn a_dear_job_of_a_plan_holds_up_no_other() {
     assert!(none.last() <= Some(&6500), "100 at 20/s, and 20 units before: {none:?}");
     assert!(free[1] >= free[0] + 20_000 && free[1] < free[0] + 21_500, "{free:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_is_rejected_all_the_time_holds_up_no_other() {
+    let hourly = Limit::fixed_window("plan.a.w", 1, Duration::from_secs(3600)).unwrap();
+    let mut bench = bench("1/s", vec![]);
+    bench.options.limits = LimitSet::new(vec![leaky("leaky-bucket-0", "1000/s", 1000)]).unwrap();
+    set_plans(&mut bench.options, vec![("a", hourly), ("b", leaky("plan.b.l", "1000/s", 1000))]);
+    bench.options.on_limit = OnLimit::Reject;
+    bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), 2 * QUICK));
+    let done = bench.start();
+    // One more of the plan that is used up with each ms, and so while the store is asked about the last.
+    for job in 0..200 {
+        bench.publish(on("a", message(&format!("a{job}"))));
+        if job % 10 == 0 {
+            bench.publish(on("b", message(&format!("b{job}"))));
+        }
+        tokio::time::sleep(QUICK).await;
+    }
+    let sent = bench.sink.ids().iter().filter(|id| id.starts_with('b')).count();
+    assert!(sent >= 18, "{sent} of 20, the last of which came 10 ms ago");
+    bench.end();
+    done.await.unwrap();
+}
