@@ -156,7 +156,9 @@ impl Turns {
     fn ahead(&self, lane: &Lane, (queue, contended): (usize, bool), now: Instant, base: Instant) -> Duration {
         let own = match queue {
             0 => self.horizon,
-            _ if contended && self.queues[queue].wide => base - now + SLACK,
+            // The downstream sets its slots, so none is passed over.
+            _ if !self.queues[queue].wide => self.horizon,
+            _ if contended => base - now + SLACK,
             _ => base - now + self.lead(),
         };
         let others =
@@ -188,6 +190,11 @@ impl Turns {
         if let Some((slot, cost)) = last {
             self.front = self.front.max(slot + self.step.saturating_mul(cost));
         }
+    }
+
+    /// Whether this is the next slot that the downstream itself has after one with a job of this cost.
+    pub(super) fn is_next(&self, (last, cost): (Instant, u32), slot: Instant) -> bool {
+        slot <= last + self.step.saturating_mul(cost)
     }
 
     /// The downstream has its next slot then. `queue` was told so.

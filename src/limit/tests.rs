@@ -140,3 +140,20 @@ fn run(limit: &Limit, police: bool, steps: &[(i64, u32)]) -> (State, Taken) {
 fn steps() -> impl Strategy<Value = Vec<(i64, u32)>> {
     prop::collection::vec((moves(), prop_oneof![3 => Just(1_u32), 1 => 1_u32..6]), 1..60)
 }
+
+/// A policer of 5 a second by each algorithm; the quota's 5 are a day's.
+fn five_of_each() -> [Limit; 8] {
+    let second = Duration::from_secs(1);
+    let rate: Rate = "5/s".parse().unwrap();
+    let days = Edges::Calendar(Calendar::new(Unit::Day, 0).unwrap());
+    [
+        Limit::leaky_bucket("l", rate, 5).unwrap().policing(),
+        Limit::gcra("l", rate, 5).unwrap(),
+        Limit::token_bucket("l", rate, 5).unwrap(),
+        Limit::fixed_window("l", 5, second).unwrap(),
+        Limit::first_hit_window("l", 5, second).unwrap(),
+        Limit::sliding_window("l", 5, second, 10).unwrap(),
+        Limit::sliding_log("l", 5, second).unwrap(),
+        Limit::quota("l", 5, days).unwrap(),
+    ]
+}

@@ -133,8 +133,12 @@ impl Pacer {
         let apart = before.map(|before| reserved.next.since(before));
         self.turns.spaced(queue, apart, costs.map(|(_, cost)| cost));
         // The limits of the downstream come first in the set of each plan.
-        let shared = |place: usize| place < self.options.limits.len();
-        if queue > 0 && !reserved.refused.is_some_and(|refused| shared(refused.limit)) {
+        let shared = match reserved.refused {
+            Some(refused) => refused.limit < self.options.limits.len(),
+            // All were granted: it is the downstream's pace that sets the next slot, or the plan's own.
+            None => costs.is_some_and(|last| self.turns.is_next(last, when(reserved.next))),
+        };
+        if queue > 0 && !shared {
             self.turns.sleep(queue, when(reserved.next));
             return;
         }

@@ -287,3 +287,26 @@ async fn a_plan_that_is_rejected_all_the_time_holds_up_no_other() {
     bench.end();
     done.await.unwrap();
 }
+
+/// As it gets its share without plans: it must not come too late each time.
+#[tokio::test(start_paused = true)]
+async fn a_replica_far_from_the_store_gets_its_share_of_a_plan() {
+    for (rate, own) in [("200/s", "100000/s"), ("1000/s", "2000/s"), ("2/s", "1000/s")] {
+        let store = Arc::new(MemoryStore::new());
+        let jobs = if rate == "2/s" { 100 } else { 1000 };
+        let mut benches = [1, 15].map(|millis| {
+            let mut bench = bench(rate, vec![("a", leaky("plan.a.l", own, 1))]);
+            bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
+            publish(&bench, "a", jobs);
+            bench
+        });
+        let _running = benches.each_mut().map(Bench::start);
+        let [near, far] = &benches;
+        let done = || near.sink.ids().len() + far.sink.ids().len();
+        while done() < jobs {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let share = far.sink.ids().len() * 100 / done();
+        assert!((30..=70).contains(&share), "{share} % of {rate} for the far one");
+    }
+}

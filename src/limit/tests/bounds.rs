@@ -164,19 +164,7 @@ fn exactly_the_burst_then_one_per_interval() {
 
 #[test]
 fn a_clock_that_steps_back_lets_nothing_more_through() {
-    let second = Duration::from_secs(1);
-    let rate: Rate = "5/s".parse().unwrap();
-    let edges = Edges::Calendar(Calendar::new(Unit::Day, 0).unwrap());
-    for limit in [
-        Limit::leaky_bucket("l", rate, 5).unwrap().policing(),
-        Limit::gcra("l", rate, 5).unwrap(),
-        Limit::token_bucket("l", rate, 5).unwrap(),
-        Limit::fixed_window("l", 5, second).unwrap(),
-        Limit::first_hit_window("l", 5, second).unwrap(),
-        Limit::sliding_window("l", 5, second, 10).unwrap(),
-        Limit::sliding_log("l", 5, second).unwrap(),
-        Limit::quota("l", 5, edges).unwrap(),
-    ] {
+    for limit in five_of_each() {
         let mut state = limit.fresh();
         assert_eq!(drain(&limit, &mut state, TODAY), 5);
         for back in [1, 1000, SECOND, 3 * SECOND, 5 * DAY] {
