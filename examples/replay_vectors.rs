@@ -161,8 +161,9 @@ async fn shape(
     ahead: Duration,
 ) -> Result<Found, Failure> {
     let costs = Costs::Each(&[cost]);
-    let reserved =
-        store.reserve(Reserve { scope, limits, costs, ahead, now: Some(now), lease: None }).await?;
+    let reserved = store
+        .reserve(Reserve { scope, limits, costs, ahead, now: Some(now), lease: None, generation: 0 })
+        .await?;
     let delay = match (reserved.slots.first(), reserved.refused) {
         (Some(slot), _) => slot.since(now),
         (None, Some(refused)) => refused.slot.since(now.plus(ahead)),
@@ -180,7 +181,7 @@ async fn police(
 ) -> Result<Found, Failure> {
     let fits = u32::try_from(cost).ok().filter(|cost| *cost <= limits.max_cost());
     let costs = Costs::Each(&[fits.unwrap_or(0)]);
-    let mut checked = store.check(Check { scope, limits, costs, now: Some(now) }).await?;
+    let mut checked = store.check(Check { scope, limits, costs, now: Some(now), generation: 0 }).await?;
     let verdict = checked.verdicts.pop().ok_or("the store gave no verdict")?;
     let Decision { allowed, limit, remaining, reset_at, retry_after, .. } = limits.decision(now, verdict);
     let reset_at = ms_up(u128::try_from(reset_at.0)?);

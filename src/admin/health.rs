@@ -112,7 +112,7 @@ mod tests {
 
     use paced::StoreError;
     use paced::limit::LimitSet;
-    use paced::store::{Cancel, Check, Checked, Reserve, Reserved, Scope};
+    use paced::store::{Cancel, Change, Changes, Check, Checked, Reserve, Reserved, Scope, Tended};
     use paced::time::Micros;
     use tokio::time::{advance, sleep};
 
@@ -140,6 +140,14 @@ mod tests {
         }
 
         fn reset<'a>(&'a self, _: Scope<'a>, _: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn tend<'a>(&'a self, _: &'a str, _: Change<'a>) -> BoxFuture<'a, Result<Tended, StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn changes(&self, _: &str) -> Changes {
             unreachable!("only pings")
         }
 

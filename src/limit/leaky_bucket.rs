@@ -64,13 +64,6 @@ impl LeakyBucket {
         self.0.latest(cost)
     }
 
-    /// A state that may have been written under another rate: a remainder that is none here is
-    /// rounded up to a whole µs.
-    #[must_use]
-    pub const fn adopt(self, tat: Tat) -> Tat {
-        self.0.adopt(tat)
-    }
-
     /// The same bucket as a meter: what would overflow it is refused instead of delayed, so the whole
     /// cost has to fit. That is a GCRA on the same state.
     #[must_use]

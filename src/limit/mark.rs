@@ -48,7 +48,7 @@ impl Limit {
     pub fn mark(&self, state: &State) -> Mark {
         let last = state.last;
         match (self.algorithm, &state.level) {
-            (_, Level::Tat(tat)) => Mark::Tat { last, tat: *tat },
+            (_, Level::Tat(tat, _)) => Mark::Tat { last, tat: *tat },
             (_, Level::Window(window)) => Mark::Window { last, window: *window },
             (super::Algorithm::SlidingWindow(sliding), Level::Buckets(buckets)) => {
                 Mark::Tail { last, units: sliding.units_at(buckets, last) }
@@ -64,7 +64,7 @@ impl Limit {
         let [last, a, b] = numbers;
         let (last, units) = (Micros(last), |n: i64| u64::try_from(n).ok());
         Some(match self.fresh().level {
-            Level::Tat(_) => Mark::Tat { last, tat: Tat { at: Micros(a), rem: units(b)? } },
+            Level::Tat(..) => Mark::Tat { last, tat: Tat { at: Micros(a), rem: units(b)? } },
             Level::Window(_) => Mark::Window { last, window: Window { end: Micros(a), used: units(b)? } },
             Level::Buckets(_) | Level::Log(_) => Mark::Tail { last, units: units(a)? },
         })
@@ -99,7 +99,7 @@ impl Limit {
     #[must_use]
     pub fn state_of(&self, mark: Mark) -> Option<State> {
         match mark {
-            Mark::Tat { last, tat } => Some(State { last, level: Level::Tat(tat) }),
+            Mark::Tat { last, tat } => Some(State { last, level: Level::Tat(tat, self.rate()) }),
             Mark::Window { last, window } => Some(State { last, level: Level::Window(window) }),
             Mark::Tail { .. } => None,
         }

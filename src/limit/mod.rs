@@ -79,8 +79,8 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Level {
-    /// The GCRA family's theoretical arrival time.
-    Tat(Tat),
+    /// The GCRA family's theoretical arrival time, and the rate that it was written under.
+    Tat(Tat, Rate),
     /// The window in force.
     Window(Window),
     /// The buckets of a sliding window.
@@ -157,7 +157,7 @@ impl Limit {
     pub const fn fresh(&self) -> State {
         let level = match self.algorithm {
             Algorithm::LeakyBucket(_) | Algorithm::Gcra(_) | Algorithm::TokenBucket(_) => {
-                Level::Tat(Tat::ZERO)
+                Level::Tat(Tat::ZERO, self.rate())
             }
             Algorithm::FixedWindow(_) | Algorithm::Quota(_) => {
                 Level::Window(Window { end: Micros(0), used: 0 })
@@ -220,9 +220,9 @@ impl Limit {
         }
         let last = state.last;
         match (self.algorithm, &state.level) {
-            (Algorithm::LeakyBucket(bucket), Level::Tat(tat)) => bucket.earliest(*tat, now, cost),
-            (Algorithm::Gcra(gcra), Level::Tat(tat)) => gcra.earliest(*tat, now, cost),
-            (Algorithm::TokenBucket(bucket), Level::Tat(tat)) => bucket.gcra().earliest(*tat, now, cost),
+            (Algorithm::LeakyBucket(bucket), Level::Tat(tat, _)) => bucket.earliest(*tat, now, cost),
+            (Algorithm::Gcra(gcra), Level::Tat(tat, _)) => gcra.earliest(*tat, now, cost),
+            (Algorithm::TokenBucket(bucket), Level::Tat(tat, _)) => bucket.gcra().earliest(*tat, now, cost),
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
                 counting.earliest(*window, last, now, cost)
             }
@@ -243,10 +243,12 @@ impl Limit {
         }
         let last = state.last;
         let level = match (self.algorithm, &state.level) {
-            (Algorithm::LeakyBucket(bucket), Level::Tat(tat)) => Level::Tat(bucket.commit(*tat, at, cost)),
-            (Algorithm::Gcra(gcra), Level::Tat(tat)) => Level::Tat(gcra.commit(*tat, at, cost)),
-            (Algorithm::TokenBucket(bucket), Level::Tat(tat)) => {
-                Level::Tat(bucket.gcra().commit(*tat, at, cost))
+            (Algorithm::LeakyBucket(bucket), Level::Tat(tat, rate)) => {
+                Level::Tat(bucket.commit(*tat, at, cost), *rate)
+            }
+            (Algorithm::Gcra(gcra), Level::Tat(tat, rate)) => Level::Tat(gcra.commit(*tat, at, cost), *rate),
+            (Algorithm::TokenBucket(bucket), Level::Tat(tat, rate)) => {
+                Level::Tat(bucket.gcra().commit(*tat, at, cost), *rate)
             }
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
                 Level::Window(counting.commit(*window, at, cost))
@@ -271,8 +273,10 @@ impl Limit {
         (now, until): (Micros, Micros),
         cost: u32,
     ) -> Result<Micros, Micros> {
-        if let (Some((pace, behind)), Level::Tat(tat)) = (self.tat(), &mut state.level) {
-            *tat = pace.adopt(*tat);
+        if let (Some((pace, behind)), Level::Tat(tat, rate)) = (self.tat(), &mut state.level) {
+            if *rate != pace.rate() {
+                (*tat, *rate) = (pace.retime(*tat, *rate, state.last), pace.rate());
+            }
             if cost > pace.max_cost() || (!behind && cost > pace.burst()) {
                 return Err(Micros::MAX);
             }
@@ -325,8 +329,8 @@ impl Limit {
                 Level::Buckets(window.adopt(buckets, last))
             }
             (Algorithm::SlidingLog(_), level @ Level::Log(_)) => level,
-            (_, Level::Tat(tat)) => match self.tat() {
-                Some((pace, _)) => Level::Tat(pace.adopt(tat)),
+            (_, Level::Tat(tat, rate)) => match self.tat() {
+                Some((pace, _)) => Level::Tat(pace.retime(tat, rate, last), pace.rate()),
                 None => self.fresh().level,
             },
             _ => self.fresh().level,
@@ -339,7 +343,7 @@ impl Limit {
     pub fn step_back(&self, state: State, back: i64) -> State {
         let State { last, level } = state;
         let level = match (self.algorithm, level) {
-            (_, Level::Tat(tat)) => Level::Tat(tat.step_back(back)),
+            (_, Level::Tat(tat, rate)) => Level::Tat(tat.step_back(back), rate),
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
                 Level::Window(counting.step_back(window, back))
             }
@@ -350,12 +354,34 @@ impl Limit {
         self.adopt(State { last: Micros((last.0 - back).max(0)), level })
     }
 
+    /// The state during and after a pause: nothing goes before `until`. Then the GCRA family goes on at its
+    /// pace, without a burst; a window has what is left of it. At `now` a pause that is long over says
+    /// nothing any more.
+    #[must_use]
+    pub fn pause(&self, state: State, until: Micros, now: Micros) -> State {
+        if !self.feels(until, now) {
+            return state;
+        }
+        let State { last, level } = state;
+        match (self.tat(), level) {
+            (Some((pace, _)), Level::Tat(tat, rate)) => {
+                State { last, level: Level::Tat(tat.max(pace.paused(until)), rate) }
+            }
+            (_, level) => State { last: last.max(until), level },
+        }
+    }
+
+    /// Whether a pause until then makes any difference at `now`: the burst has not all come back.
+    pub(crate) fn feels(&self, until: Micros, now: Micros) -> bool {
+        self.tat().map_or(until, |(pace, _)| pace.paused(until).ceil()) > now
+    }
+
     /// When the state equals absence: the limit is whole again.
     #[must_use]
     #[inline]
     pub fn whole_at(&self, state: &State) -> Micros {
         match (self.algorithm, &state.level) {
-            (_, Level::Tat(tat)) => tat.at,
+            (_, Level::Tat(tat, _)) => tat.at,
             (_, Level::Window(window)) => window.end.max(state.last),
             (Algorithm::SlidingWindow(window), Level::Buckets(buckets)) => {
                 window.whole_at(buckets).max(state.last)
@@ -381,7 +407,7 @@ impl Limit {
                 window.standing(buckets, last, now)
             }
             (Algorithm::SlidingLog(log), Level::Log(entries)) => log.standing(entries, last, now),
-            (_, Level::Tat(tat)) => match self.tat() {
+            (_, Level::Tat(tat, _)) => match self.tat() {
                 Some((pace, _)) => pace.standing(*tat, now),
                 None => self.standing(&self.fresh(), now),
             },

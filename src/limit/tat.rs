@@ -114,11 +114,32 @@ impl Pace {
         Micros(Micros::MAX.0 - reach.at.0 - 1)
     }
 
-    /// A state that may have been written under another rate: a remainder that is none here is
-    /// rounded up to a whole µs.
-    #[inline]
-    pub(super) const fn adopt(self, tat: Tat) -> Tat {
-        if tat.rem < self.rate.count() { tat } else { Tat::whole(Micros(tat.at.0 + 1)) }
+    /// A state under this rate that was written under another: what is taken beyond the latest slot
+    /// (`last`) was so many units, and is as many still. Else a limit that rose from 1/min to 10/s would
+    /// stand still for a minute, and one that fell would let a burst through.
+    ///
+    /// In doubles, as the scripts compute it, and rounded up: it is exact again from the next unit on.
+    pub(super) fn retime(self, tat: Tat, under: Rate, last: Micros) -> Tat {
+        if under == self.rate {
+            return tat;
+        }
+        let ahead = tat.at.0 - last.0;
+        let at = if ahead <= 0 {
+            // Nothing is pending.
+            tat.ceil()
+        } else {
+            let units = (ahead as f64 * under.count() as f64 + tat.rem as f64) / under.period_micros() as f64;
+            let span = units * self.rate.period_micros() as f64 / self.rate.count() as f64;
+            Micros(last.0.saturating_add(span.ceil() as i64))
+        };
+        // What lies beyond exact time is refused either way.
+        Tat::whole(at.min(self.latest(1)))
+    }
+
+    /// TAT such that no unit goes before `until`, and then each at its pace: as if the burst had been
+    /// used up until then.
+    pub(super) fn paused(self, until: Micros) -> Tat {
+        self.advance(Tat::whole(until), i64::from(self.burst) - 1)
     }
 
     /// What fits at `now`: the burst, less the emission intervals, begun ones included, that TAT is ahead.

@@ -75,6 +75,7 @@ impl Core {
             ahead: self.max_wait,
             now: None,
             lease: None,
+            generation: 0,
         };
         let sent = Instant::now();
         match self.store.reserve(call).await {

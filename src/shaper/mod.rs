@@ -173,6 +173,7 @@ impl Shaper {
             ahead: core.max_wait,
             now: None,
             lease: None,
+            generation: 0,
         };
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Cancel, Check, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, StoreError};
-use crate::limit::{Costs, LimitSet};
+use super::{Cancel, Check, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, Status, StoreError};
+use crate::limit::{Charge, Costs, LimitSet, Plan, Refusal, State, Verdict};
 use crate::time::Micros;
 
 impl Scope<'_> {
@@ -34,6 +34,19 @@ impl Reserve<'_> {
         check_costs(self.limits, self.costs)
     }
 
+    /// Slots at `now`, as far as the terms of the caller are in force and nobody has stopped them.
+    pub(super) fn plan(&self, states: &mut [State], now: Micros, status: &Status) -> Plan {
+        if !status.is_current(self.generation) {
+            return Plan::default();
+        }
+        if status.is_stopped() {
+            let jobs = self.limits.jobs(self.costs);
+            let refused = (jobs > 0).then_some(Refusal { slot: Micros::MAX, limit: 0 });
+            return Plan { refused, ..Plan::default() };
+        }
+        self.limits.plan(states, now, self.costs, self.until(now))
+    }
+
     /// The latest slot that may be granted at `now`: as far as the caller wants, and exact.
     pub(super) fn until(&self, now: Micros) -> Micros {
         now.plus(self.ahead).min(self.exact())
@@ -52,6 +65,24 @@ impl Check<'_> {
         self.scope.check()?;
         check_now(self.now)?;
         check_costs(self.limits, self.costs)
+    }
+
+    /// Verdicts at `now`, as far as the terms of the caller are in force and nobody has stopped all.
+    pub(super) fn police(&self, states: &mut [State], now: Micros, status: &Status) -> Vec<Verdict> {
+        if !status.is_current(self.generation) {
+            return vec![];
+        }
+        if status.is_stopped() {
+            let standings = self.limits.iter().zip(&*states).map(|(limit, state)| limit.standing(state, now));
+            let never = Verdict {
+                earliest: Micros::MAX,
+                charge: Charge::default(),
+                limit: 0,
+                standings: standings.collect(),
+            };
+            return vec![never; self.limits.jobs(self.costs)];
+        }
+        self.limits.police(states, now, self.costs)
     }
 }
 

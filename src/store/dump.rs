@@ -1,6 +1,6 @@
 //! States as texts: how tests compare what stores keep.
 
-use super::GRACE;
+use super::{GRACE, Status};
 use crate::limit::{LimitSet, State};
 use crate::time::Micros;
 
@@ -10,6 +10,7 @@ pub(super) struct Record {
     pub(super) epoch: Micros,
     pub(super) high: Micros,
     pub(super) shift: i64,
+    pub(super) status: Status,
 }
 
 /// A state, with what it was written under.
@@ -41,6 +42,6 @@ pub(super) fn texts(limits: &LimitSet, record: Record, kept: Vec<Option<Kept>>) 
             |Kept { state, shift, epoch }| format!("{state:?} shift {shift} epoch {epoch}"),
         )
     });
-    let Record { epoch, high, shift } = record;
-    std::iter::once(format!("epoch {epoch} high {high} shift {shift}")).chain(states).collect()
+    let Record { epoch, high, shift, status } = record;
+    std::iter::once(format!("epoch {epoch} high {high} shift {shift} {status:?}")).chain(states).collect()
 }

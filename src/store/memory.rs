@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    BoxFuture, Cancel, Check, Checked, GRACE, LONGEST_LEASE, Lease, Reserve, Reserved, STEP, Scope, Store,
-    StoreError, TICK, dump,
+    BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LEASE, Lease, Pause, Recall, Reserve,
+    Reserved, STEP, Scope, Status, Store, StoreError, TICK, Tended, check_downstream, dump,
 };
 use crate::limit::{Charge, LimitSet, Plan, State};
+use crate::store::changes::Watchers;
 use crate::time::{Clock, Micros, SystemClock};
 use downstream::Downstream;
 pub use handle::MemoryHandle;
@@ -22,6 +23,7 @@ pub use handle::MemoryHandle;
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     downstreams: Mutex<HashMap<String, Arc<Mutex<Downstream>>>>,
+    watchers: Watchers,
 }
 
 impl MemoryStore {
@@ -34,7 +36,7 @@ impl MemoryStore {
     /// A store on the given clock.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, downstreams: Mutex::default() }
+        Self { clock, downstreams: Mutex::default(), watchers: Watchers::default() }
     }
 
     /// The record of `name`; on none, it is not created.
@@ -73,7 +75,7 @@ impl MemoryStore {
             downstream.follow(now);
         }
         let mut states: Vec<State> =
-            limits.iter().map(|limit| downstream.read(limit, scope.key, live)).collect();
+            limits.iter().map(|limit| downstream.read(limit, scope.key, now, live)).collect();
         let (answer, taken) = decide(&mut downstream, &mut states, now);
         for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
             if taken.has(place) {
@@ -85,22 +87,31 @@ impl MemoryStore {
 
     fn reserved(&self, call: Reserve<'_>) -> Reserved {
         self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
-            let before = call.limits.marks(states);
-            let plan = call.limits.plan(states, now, call.costs, call.until(now));
+            let (before, status) = (call.limits.marks(states), downstream.status);
+            let outdated = !status.is_current(call.generation);
+            let plan = call.plan(states, now, &status);
             let taken = plan.taken();
             let Plan { slots, charges, refused } = plan;
-            let next = refused.map_or_else(|| call.limits.earliest(states, now, 1), |refused| refused.slot);
+            let next = match refused {
+                Some(refused) => refused.slot,
+                None if status.is_stopped() => Micros::MAX,
+                None => call.limits.earliest(states, now, 1),
+            };
             let epoch = downstream.epoch;
             let replicas = call.lease.map(|lease| downstream.lease(lease, now));
-            (Reserved { now, epoch, before, slots, charges, refused, next, replicas }, taken)
+            let reserved =
+                Reserved { now, epoch, before, slots, charges, refused, next, replicas, status, outdated };
+            (reserved, taken)
         })
     }
 
     fn checked(&self, call: Check<'_>) -> Checked {
         self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
-            let verdicts = call.limits.police(states, now, call.costs);
+            let (epoch, status) = (downstream.epoch, downstream.status);
+            let outdated = !status.is_current(call.generation);
+            let verdicts = call.police(states, now, &status);
             let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
-            (Checked { now, epoch: downstream.epoch, verdicts }, Charge(taken))
+            (Checked { now, epoch, verdicts, status, outdated }, Charge(taken))
         })
     }
 
@@ -175,6 +186,34 @@ impl Store for MemoryStore {
             }
             Ok(())
         })
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        Box::pin(async move {
+            check_downstream(downstream)?;
+            change.check()?;
+            let (tended, changed) = {
+                let record = self.open(downstream, || self.clock.now());
+                let mut record = locked(&record);
+                let now = self.clock.now();
+                record.follow(now);
+                let changed = record.tend(change, now);
+                let (epoch, status, terms) = (record.epoch, record.status, record.terms.clone());
+                (Tended { now, epoch, status, terms }, changed)
+            };
+            if changed {
+                self.watchers.tell(downstream);
+            }
+            Ok(tended)
+        })
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        self.watchers.subscribe(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {

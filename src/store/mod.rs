@@ -10,19 +10,23 @@ use crate::limit::{Charge, Costs, LimitSet, Mark, Refusal, Verdict};
 use crate::time::Micros;
 
 mod call;
+mod changes;
 mod dump;
 mod memory;
 mod offset;
 #[cfg(feature = "redis")]
 mod redis;
+mod tend;
 
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
+pub use changes::Changes;
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
 #[cfg(feature = "redis")]
 pub use redis::{Options as RedisOptions, RedisStore};
+pub use tend::{Change, LONGEST_PAUSE, Pause, Recall, Status, Tended};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
 const STEP: Duration = Duration::from_millis(100);
@@ -61,6 +65,9 @@ pub struct Reserve<'a> {
     pub now: Option<Micros>,
     /// Says that this replica is alive, and asks how many are; not needed with every call.
     pub lease: Option<Lease<'a>>,
+    /// Of the terms that the limits are from: slots are granted only while these are in force. 0: they
+    /// are nobody's business.
+    pub generation: u64,
 }
 
 /// A replica's word that it works on a downstream, good for a while.
@@ -91,6 +98,10 @@ pub struct Reserved {
     pub next: Micros,
     /// The replicas of the downstream that live, the caller among them; `None` without a lease.
     pub replicas: Option<u32>,
+    /// What else holds for the downstream.
+    pub status: Status,
+    /// Other terms are in force than those of [`Reserve::generation`]: nothing was granted for it.
+    pub outdated: bool,
 }
 
 /// A granted slot, and what giving it back needs.
@@ -134,6 +145,8 @@ pub struct Check<'a> {
     pub costs: Costs<'a>,
     /// As in [`Reserve::now`].
     pub now: Option<Micros>,
+    /// As in [`Reserve::generation`].
+    pub generation: u64,
 }
 
 /// The answer to [`Check`].
@@ -143,8 +156,12 @@ pub struct Checked {
     pub now: Micros,
     /// As in [`Reserved::epoch`].
     pub epoch: Micros,
-    /// One for each job.
+    /// One for each job; none where other terms are in force.
     pub verdicts: Vec<Verdict>,
+    /// As in [`Reserved::status`].
+    pub status: Status,
+    /// As in [`Reserved::outdated`].
+    pub outdated: bool,
 }
 
 /// A reservation to give back: its slot and the marks before and after it was taken.
@@ -192,6 +209,20 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Cancel safe: it is forgotten, or not.
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>>;
 
+    /// Changes what holds for a whole downstream, and tells what does. Others who work on it learn of it
+    /// through [`Store::changes`].
+    ///
+    /// Cancel safe: it is changed, or not. Not retried by itself; each change may be made again.
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>>;
+
+    /// Tells from now on when somebody changed what holds for a downstream. Changes may be missed while the
+    /// store is away; who depends on them looks now and then.
+    fn changes(&self, downstream: &str) -> Changes;
+
     /// Asks the store for its clock: is it there?
     ///
     /// Cancel safe.
@@ -213,6 +244,18 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
         (**self).reset(scope, limits)
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        (**self).tend(downstream, change)
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        (**self).changes(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {

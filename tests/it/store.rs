@@ -9,6 +9,7 @@ mod limits;
 mod losses;
 mod paces;
 mod parity;
+mod tend;
 
 /// Time-outs that a loaded machine keeps, for tests of other things.
 fn patient() -> RedisOptions {

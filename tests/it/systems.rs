@@ -68,7 +68,7 @@ impl Both {
     }
 
     async fn checks(&self, limits: &LimitSet, key: &str, costs: Costs<'_>) -> Vec<Decision> {
-        let call = Check { scope: self.scope(key), limits, costs, now: None };
+        let call = Check { scope: self.scope(key), limits, costs, now: None, generation: 0 };
         let answers = [self.memory.check(call).await.unwrap(), self.shared.check(call).await.unwrap()];
         let checked = self.same(limits, key, answers).await;
         checked.verdicts.into_iter().map(|verdict| limits.decision(checked.now, verdict)).collect()
@@ -86,7 +86,8 @@ impl Both {
 
     async fn reserve(&self, limits: &LimitSet, costs: &[u32], ahead: Duration) -> Reserved {
         let costs = Costs::Each(costs);
-        let call = Reserve { scope: self.scope(""), limits, costs, ahead, now: None, lease: None };
+        let call =
+            Reserve { scope: self.scope(""), limits, costs, ahead, now: None, lease: None, generation: 0 };
         let answers = [self.memory.reserve(call).await.unwrap(), self.shared.reserve(call).await.unwrap()];
         self.same(limits, "", answers).await
     }

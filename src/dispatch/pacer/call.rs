@@ -59,10 +59,13 @@ pub(super) async fn ask(store: Arc<dyn Store>, options: Arc<Options>, ask: Ask) 
     let sent = Instant::now();
     let answer = match options.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { scope, limits, costs, ahead, now: None, lease };
+            let call = Reserve { scope, limits, costs, ahead, now: None, lease, generation: 0 };
             store.reserve(call).await.map(Answer::Reserved)
         }
-        OnLimit::Reject => store.check(Check { scope, limits, costs, now: None }).await.map(Answer::Checked),
+        OnLimit::Reject => {
+            let call = Check { scope, limits, costs, now: None, generation: 0 };
+            store.check(call).await.map(Answer::Checked)
+        }
     };
     Reply { sent, received: Instant::now(), answer }
 }

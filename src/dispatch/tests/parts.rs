@@ -21,7 +21,8 @@ use crate::job::{Job, MaxCost, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
 use crate::store::{
-    BoxFuture, Cancel, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store, StoreError,
+    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store,
+    StoreError, Tended,
 };
 use crate::time::{Deadline, Micros};
 
@@ -257,6 +258,21 @@ impl Store for FlakyStore {
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
         self.inner.reset(scope, limits)
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        Box::pin(async move {
+            self.enter()?;
+            self.inner.tend(downstream, change).await
+        })
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        self.inner.changes(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {

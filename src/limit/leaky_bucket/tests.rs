@@ -142,7 +142,7 @@ proptest! {
                 state = limit.commit(&state, slot, cost);
                 model.commit(slot.0, cost);
             }
-            let Level::Tat(tat) = state.level else { unreachable!() };
+            let Level::Tat(tat, _) = state.level else { unreachable!() };
             prop_assert!(tat == Tat::ZERO || model.same(tat));
         }
     }
@@ -221,9 +221,42 @@ fn numbers_beyond_exact_time_are_refused() {
 }
 
 #[test]
-fn a_state_of_another_rate_is_adopted() {
-    let bucket = LeakyBucket::new("3/s".parse().unwrap(), 1).unwrap();
-    let at = Micros(TODAY);
-    assert_eq!(bucket.adopt(Tat { at, rem: 2 }), Tat { at, rem: 2 });
-    assert_eq!(bucket.adopt(Tat { at, rem: 3 }), Tat::whole(Micros(TODAY + 1)));
+fn what_is_pending_is_timed_anew_when_the_rate_changes() {
+    let at = |rate: &str, ahead: i64, under: &str, rem: u64| {
+        let bucket = LeakyBucket::new(rate.parse().unwrap(), 1).unwrap();
+        let tat = Tat { at: Micros(TODAY + ahead), rem };
+        let tat = bucket.pace().retime(tat, under.parse().unwrap(), Micros(TODAY));
+        (tat.at.0 - TODAY, tat.rem)
+    };
+    assert_eq!(at("3/s", 333_333, "3/s", 1), (333_333, 1), "the same rate");
+    assert_eq!(at("10/s", 60_000_000, "1/m", 0), (100_000, 0), "one unit is pending, and one stays");
+    assert_eq!(at("1/m", 100_000, "10/s", 0), (60_000_000, 0));
+    assert_eq!(at("3/s", 333_333, "6/2s", 1), (333_333, 1), "the same rate in other words");
+    assert_eq!(at("7/s", 1_333_333, "3/s", 1), (571_429, 0), "four units of 1/7 s, rounded up");
+    assert_eq!(at("1/m", -5, "10/s", 3), (-4, 0), "nothing is pending");
+    let far = at("1/30d", 1_000_000_000, "1000000/s", 0).0 + TODAY;
+    assert!(far < Micros::MAX.0 && far > Micros::MAX.0 / 2, "no further than exact time: {far}");
+}
+
+#[test]
+fn a_pause_ends_without_a_burst() {
+    let rate: crate::Rate = "10/s".parse().unwrap();
+    for burst in [1, 5] {
+        let limit = Limit::leaky_bucket("l", rate, burst).unwrap();
+        let until = Micros(TODAY + 3_000_000);
+        let now = Micros(TODAY);
+        let state = limit.pause(limit.fresh(), until, now);
+        assert_eq!(limit.earliest(&state, now, 1), until);
+        let next = limit.commit(&state, until, 1);
+        assert_eq!(limit.earliest(&next, until, 1), Micros(until.0 + 100_000), "burst {burst}");
+        assert_eq!(limit.pause(state.clone(), until, now), state, "once is enough");
+        // Long after it the burst has come back.
+        let later = Micros(until.0 + 10_000_000);
+        assert_eq!(limit.standing(&state, later).remaining, u64::from(burst));
+        assert_eq!(limit.pause(limit.fresh(), until, later), limit.fresh(), "forgotten");
+        // What is pending beyond it stays.
+        let mut full = limit.fresh();
+        (0..100).for_each(|_| full = limit.commit(&full, limit.earliest(&full, Micros(TODAY), 1), 1));
+        assert_eq!(limit.pause(full.clone(), until, now), full);
+    }
 }

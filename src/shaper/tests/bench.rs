@@ -8,7 +8,8 @@ use tokio::sync::Semaphore;
 
 use crate::limit::LimitSet;
 use crate::store::{
-    BoxFuture, Cancel, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store, StoreError,
+    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store,
+    StoreError, Tended,
 };
 use crate::time::{Clock, Micros, SystemClock};
 
@@ -139,6 +140,21 @@ impl Store for Bench {
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
         self.memory.reset(scope, limits)
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        Box::pin(async move {
+            self.enter().await?;
+            self.memory.tend(downstream, change).await
+        })
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        self.memory.changes(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {

@@ -1,8 +1,10 @@
 //! The record of one downstream, and the states of its limits.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::time::Duration;
 
-use super::{Cancel, GRACE, LONGEST_LEASE, Lease, STEP, TICK};
+use super::{Cancel, Change, GRACE, LONGEST_LEASE, Lease, Pause, Recall, STEP, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, Kept, Record};
 use crate::time::Micros;
@@ -15,6 +17,10 @@ pub(super) struct Downstream {
     high: Micros,
     /// How far the clock has stepped back in all, in µs.
     shift: i64,
+    /// What holds for all of it.
+    pub(super) status: Status,
+    /// The terms of the status's generation.
+    pub(super) terms: Option<String>,
     /// The names of its limits. A limit's place among them is that of its states.
     names: Vec<String>,
     /// The states of the whole downstream.
@@ -51,6 +57,8 @@ impl Downstream {
             epoch: now.max(Micros(1)),
             high: Micros(0),
             shift: 0,
+            status: Status::default(),
+            terms: None,
             names: vec![],
             whole: Row::default(),
             keyed: HashMap::new(),
@@ -63,7 +71,9 @@ impl Downstream {
     #[inline]
     pub(super) fn follow(&mut self, now: Micros) {
         if self.has_stepped(now) {
-            self.shift += self.high.0 - now.0;
+            let back = self.high.0 - now.0;
+            self.shift += back;
+            self.status.step_back(back);
             self.high = now;
         } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
             self.high = now;
@@ -71,6 +81,47 @@ impl Downstream {
         if self.keyed.len() >= self.crowded {
             self.prune();
         }
+    }
+
+    /// Makes a change; says whether there was anything to change.
+    pub(super) fn tend(&mut self, change: Change<'_>, now: Micros) -> bool {
+        let (status, terms) = (self.status, &mut self.terms);
+        let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
+        match change {
+            Change::Look => {}
+            Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
+            Change::Pause(span) => {
+                self.status.pause = Pause { until: pause(span), version: status.pause.version + 1 };
+            }
+            Change::Resume => {
+                self.status.penalty = Micros(0);
+                self.status.pause = Pause { until: Micros(0), version: status.pause.version + 1 };
+            }
+            Change::Terms { of, text } => {
+                if of == status.generation {
+                    self.status.generation += 1;
+                    *terms = Some(text.to_owned());
+                }
+            }
+            Change::Recall(Recall { penalty, pause: left, version, generation, terms: known }) => {
+                if !penalty.is_zero() {
+                    self.status.penalty = status.penalty.max(now.plus(penalty));
+                }
+                if version > status.pause.version {
+                    let until = if left == Some(Duration::ZERO) { Micros(0) } else { pause(left) };
+                    self.status.pause = Pause { until, version };
+                }
+                let newer = |generation: u64| match generation.cmp(&status.generation) {
+                    Ordering::Equal => terms.is_none(),
+                    ordering => ordering.is_gt(),
+                };
+                if let Some(known) = known.filter(|_| newer(generation)) {
+                    self.status.generation = generation;
+                    *terms = Some(known.to_owned());
+                }
+            }
+        }
+        self.status != status
     }
 
     /// Whether the clock is behind where it was by more than clocks wobble.
@@ -88,9 +139,18 @@ impl Downstream {
         })
     }
 
+    /// The state of a limit with what a pause does to it, as [`Self::kept`] has it.
+    pub(super) fn read(&mut self, limit: &Limit, key: &str, now: Micros, live: bool) -> State {
+        let state = self.kept(limit, key, live);
+        match self.status.paused_until() {
+            Micros(0) | Micros::MAX => state,
+            until => limit.pause(state, until, now),
+        }
+    }
+
     /// The state of a limit. On the clock (`live`) it is corrected for steps back, and forgotten
     /// once it has equalled absence for long; at an explicit instant it is taken as it stands.
-    pub(super) fn read(&mut self, limit: &Limit, key: &str, live: bool) -> State {
+    fn kept(&mut self, limit: &Limit, key: &str, live: bool) -> State {
         let (high, shift) = (self.high, self.shift);
         let Some(held) = self.get(limit, key) else { return limit.fresh() };
         let back = shift - held.shift;
@@ -120,7 +180,7 @@ impl Downstream {
         when: (Micros, Micros),
         cost: u32,
     ) -> Result<Micros, Micros> {
-        let (high, shift) = (self.high, self.shift);
+        let (high, shift, paused) = (self.high, self.shift, self.status.paused_until());
         let slot = self.row(key).slot(place);
         let held = match slot {
             Some(held) if held.shift == shift && !held.is_absent(high) => held,
@@ -133,6 +193,16 @@ impl Downstream {
             }
             None => slot.insert(Held { state: limit.fresh(), shift, whole: Micros(0) }),
         };
+        if paused > Micros(0) && limit.feels(paused, when.0) {
+            // Only what is taken is kept: who resumes finds the state as it was.
+            let mut state = limit.pause(limit.adopt(held.state.clone()), paused, when.0);
+            let slot = limit.take(&mut state, when, cost)?;
+            if cost > 0 {
+                held.state = state;
+                held.whole = limit.whole_at(&held.state);
+            }
+            return Ok(slot);
+        }
         let slot = limit.take(&mut held.state, when, cost)?;
         held.whole = limit.whole_at(&held.state);
         Ok(slot)
@@ -186,7 +256,7 @@ impl Downstream {
             Some(Kept { state: held.state.clone(), shift: held.shift, epoch })
         };
         let kept = limits.iter().map(kept).collect();
-        dump::texts(limits, Record { epoch, high, shift }, kept)
+        dump::texts(limits, Record { epoch, high, shift, status: self.status }, kept)
     }
 
     /// How many keys have states of their own.

@@ -84,11 +84,15 @@ impl MemoryHandle {
         downstream.follow(now);
         let latest = if cost == 1 { self.latest } else { self.limits.latest(cost) };
         let until = if ahead.is_zero() { now } else { now.plus(ahead) }.min(latest);
+        if downstream.status.is_stopped() {
+            return Err(Refusal { slot: Micros::MAX, limit: 0 });
+        }
         if let Some((limit, place)) = &self.single {
             let taken = downstream.take((limit, *place), key, (now, until), cost);
             return taken.map_err(|slot| Refusal { slot, limit: 0 });
         }
-        let mut states: Vec<_> = self.limits.iter().map(|limit| downstream.read(limit, key, true)).collect();
+        let mut states: Vec<_> =
+            self.limits.iter().map(|limit| downstream.read(limit, key, now, true)).collect();
         let plan = self.limits.plan(&mut states, now, Costs::Each(&[cost]), until);
         let taken = plan.taken();
         for (place, (limit, state)) in self.limits.iter().zip(states).enumerate() {

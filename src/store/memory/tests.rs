@@ -36,6 +36,7 @@ impl Bench {
             ahead: Duration::from_millis(ahead_ms),
             now: None,
             lease: None,
+            generation: 0,
         };
         self.store.reserve(call).await.unwrap()
     }
@@ -91,6 +92,7 @@ async fn at_an_explicit_instant_nothing_is_rebased() {
         ahead: Duration::ZERO,
         now: Some(Micros(ms * MS)),
         lease: None,
+        generation: 0,
     };
     assert_eq!(bench.store.reserve(at(10_000)).await.unwrap().slots, [Micros(10_000 * MS)]);
     let back = bench.store.reserve(at(1000)).await.unwrap();
@@ -161,7 +163,15 @@ async fn calls_that_cannot_be_exact_are_refused() {
         let costs = Costs::Each(costs);
         let scope = Scope { downstream, ..scope };
         let ahead = Duration::ZERO;
-        bench.store.reserve(Reserve { scope, limits: &bench.limits, costs, ahead, now, lease: None })
+        bench.store.reserve(Reserve {
+            scope,
+            limits: &bench.limits,
+            costs,
+            ahead,
+            now,
+            lease: None,
+            generation: 0,
+        })
     };
     let too_many = vec![1; MAX + 1];
     for (costs, name, now) in [
@@ -188,7 +198,15 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
     let call = |costs| {
         let costs = Costs::Each(costs);
-        bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None })
+        bench.store.reserve(Reserve {
+            scope,
+            limits: &limits,
+            costs,
+            ahead,
+            now: None,
+            lease: None,
+            generation: 0,
+        })
     };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));

@@ -25,14 +25,15 @@ pub(super) fn clock(ask: &Ask<'_>, now: Now) -> Option<Micros> {
 pub(super) fn argument(ask: &Ask<'_>, clock: Micros, known: Micros, run: i64) -> Vec<u8> {
     let limits = ask.limits;
     // One run of costs is the rule.
-    let mut packed = Packed(Vec::with_capacity(8 * (7 + 5 * limits.len() + limits.len() + 1)));
+    let mut packed = Packed(Vec::with_capacity(8 * (8 + 5 * limits.len() + limits.len() + 1)));
     let combine = match limits.combine() {
         Combine::All => 0,
         Combine::Any => 1,
         Combine::OneOf => 2,
     };
     let ahead = Micros(0).plus(ask.ahead);
-    packed.put([clock.0, known.0, run, ahead.0, ask.exact.0, combine, ask.police.into()]);
+    let terms = i64::try_from(ask.generation).unwrap_or(i64::MAX);
+    packed.put([clock.0, known.0, run, ahead.0, ask.exact.0, combine, ask.police.into(), terms]);
     for limit in limits.iter() {
         packed.put(numbers(limit));
     }
@@ -85,11 +86,11 @@ pub(super) fn reply(answer: &Value) -> Result<Option<ReserveReply>, String> {
         Value::BulkString(packed) => packed,
         other => return Err(format!("{other:?} for slots")),
     };
-    let (head, before) = packed.split_at_checked(8 * 5).unwrap_or((packed, &[]));
-    let Some([now, epoch, granted, refused, limit]) = state::doubles(head) else {
+    let (head, before) = packed.split_at_checked(8 * 9).unwrap_or((packed, &[]));
+    let Some([now, epoch, granted, refused, limit, status @ ..]) = state::doubles::<9>(head) else {
         return Err(format!("slots in {} bytes", packed.len()));
     };
     let before = before.as_chunks().0.iter().map(|double| state::integer(*double)).collect();
     let place = |number: i64| usize::try_from(number).map_err(|_| format!("{number} for a place"));
-    Ok(Some((now, epoch, 0, place(granted)?, refused, place(limit)?, 0, before, vec![])))
+    Ok(Some((now, epoch, 0, place(granted)?, refused, place(limit)?, 0, before, vec![], status.to_vec())))
 }

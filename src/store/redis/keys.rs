@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! paced:{billing}:record            the downstream's record (string, no TTL)
+//! paced:{billing}:terms             the terms in force (string, no TTL)
 //! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
 //! ```
+//!
+//! Changes of records are told on the channel `paced:changes`: the downstream's name.
 //!
 //! The part in braces is the hash tag: all keys of one downstream lie in one slot of a cluster, so
 //! that one script may touch them. Hence no braces in the prefix or in a downstream's name. A
@@ -26,6 +29,16 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
 
 pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
+}
+
+/// The record, and the terms.
+pub(super) fn tended(prefix: &str, scope: Scope<'_>) -> [String; 2] {
+    [record(prefix, scope), join(prefix, scope, &["terms"])]
+}
+
+/// The channel on which changes are told.
+pub(super) fn channel(prefix: &str) -> String {
+    format!("{prefix}:changes")
 }
 
 /// The key of the leases.

@@ -8,12 +8,12 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{
     AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, IntoConnectionInfo as _, RedisError,
     ServerErrorKind,
 };
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use super::scripts::{Call, sources};
 use crate::store::StoreError;
@@ -30,6 +30,8 @@ pub(super) struct Link {
     current: Mutex<Current>,
     /// How often connecting failed: who waited for an attempt shares its failure.
     failures: AtomicU64,
+    /// Tells whenever a connection was opened.
+    reopened: watch::Sender<()>,
     warned: Once,
 }
 
@@ -94,6 +96,7 @@ impl Link {
             address,
             current: Mutex::default(),
             failures: AtomicU64::new(0),
+            reopened: watch::Sender::new(()),
             warned: Once::new(),
         })
     }
@@ -122,6 +125,7 @@ impl Link {
         match attempt {
             Ok(peer) => {
                 current.failure = None;
+                self.reopened.send_replace(());
                 Ok(current.peer.insert(peer).clone())
             }
             Err(error) => {
@@ -130,6 +134,23 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// Tells from now on when another connection was opened, since the last one broke.
+    pub(super) fn reopened(&self) -> watch::Receiver<()> {
+        self.reopened.subscribe()
+    }
+
+    /// How long opening a connection may take.
+    pub(super) const fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
+    /// A connection to subscribe with.
+    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+        let opened = tokio::time::timeout(self.connect_timeout, self.client.get_async_pubsub()).await;
+        let opened = opened.map_err(|_| self.unreachable("connecting timed out"))?;
+        opened.map_err(|error| self.explain(&error))
     }
 
     /// Asks several things that change nothing.
@@ -176,7 +197,7 @@ impl Link {
         StoreError::Unexpected { address: self.address.clone(), detail: detail.into() }
     }
 
-    fn unreachable(&self, detail: impl Into<String>) -> StoreError {
+    pub(super) fn unreachable(&self, detail: impl Into<String>) -> StoreError {
         StoreError::Unreachable { address: self.address.clone(), detail: detail.into() }
     }
 
@@ -244,7 +265,7 @@ impl Link {
         Ok(())
     }
 
-    fn explain(&self, error: &RedisError) -> StoreError {
+    pub(super) fn explain(&self, error: &RedisError) -> StoreError {
         match error.kind() {
             ErrorKind::Io => self.unreachable(error.to_string()),
             ErrorKind::Server(

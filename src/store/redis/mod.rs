@@ -3,16 +3,18 @@
 mod fast;
 mod keys;
 mod link;
+mod listen;
 mod scripts;
 mod state;
 mod stored;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use super::{BoxFuture, Cancel, Check, Checked, Reserve, Reserved, Scope, Store, StoreError};
+use super::changes::{Changes, Watchers};
+use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
 use link::{Link, Peer};
@@ -47,12 +49,22 @@ const MISSED: usize = 8;
 /// and anew after an error, so a server that comes back is found by the next call. No call is ever
 /// repeated by itself: a reservation whose answer was lost may have been made.
 pub struct RedisStore {
-    link: Link,
+    link: Arc<Link>,
     scripts: Scripts,
     prefix: String,
-    /// The last epoch seen of each downstream: how a store that lost its state is found out.
-    epochs: Mutex<HashMap<String, Micros>>,
+    known: Mutex<HashMap<String, Known>>,
+    watchers: Arc<Watchers>,
+    listening: Once,
     clock: Option<Arc<dyn Clock>>,
+}
+
+/// What was seen of a downstream.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// The last epoch: how a store that lost its state is found out.
+    epoch: Micros,
+    /// How far ahead slots were asked for: those that a store has lost lie no further.
+    ahead: Duration,
 }
 
 impl RedisStore {
@@ -67,7 +79,15 @@ impl RedisStore {
             return Err(StoreError::Invalid(text.to_owned()));
         }
         let link = Link::open(url, connect_timeout, response_timeout)?;
-        Ok(Self { link, scripts: Scripts::new(), prefix, epochs: Mutex::default(), clock: None })
+        Ok(Self {
+            link: Arc::new(link),
+            scripts: Scripts::new(),
+            prefix,
+            known: Mutex::default(),
+            watchers: Arc::default(),
+            listening: Once::new(),
+            clock: None,
+        })
     }
 
     /// [`RedisStore::open`], and asks the server whether it is there and fit.
@@ -105,18 +125,32 @@ impl RedisStore {
         }
     }
 
-    fn known(&self, downstream: &str) -> Micros {
-        let epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        epochs.get(downstream).copied().unwrap_or_default()
+    fn known(&self, downstream: &str) -> Known {
+        self.all_known().get(downstream).copied().unwrap_or_default()
     }
 
-    fn remember(&self, downstream: &str, epoch: Micros) {
-        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+    fn remember(&self, downstream: &str, epoch: Micros, ahead: Option<Duration>) {
+        let mut all = self.all_known();
+        let known = match all.get_mut(downstream) {
+            Some(known) => known,
+            None => all.entry(downstream.to_owned()).or_default(),
+        };
         // Answers may overtake each other; epochs only rise.
-        match epochs.get_mut(downstream) {
-            Some(known) => *known = epoch.max(*known),
-            None => drop(epochs.insert(downstream.to_owned(), epoch)),
-        }
+        known.epoch = epoch.max(known.epoch);
+        known.ahead = ahead.unwrap_or(known.ahead);
+    }
+
+    fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has changes by others heard from now on. Without a runtime there is nobody to hear them.
+    fn listen(&self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        self.listening.call_once(|| {
+            let (link, watchers) = (Arc::downgrade(&self.link), Arc::downgrade(&self.watchers));
+            runtime.spawn(listen::listen(link, keys::channel(&self.prefix), watchers));
+        });
     }
 
     /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
@@ -142,7 +176,7 @@ impl RedisStore {
             keys.push(keys::replicas(&self.prefix, scope));
         }
         for turn in 0..MISSED {
-            let known = self.known(scope.downstream);
+            let known = self.known(scope.downstream).epoch;
             let call = self.scripts.reserve(&keys, &ask, now, known, peer.run());
             let reply = self.link.invoke(&peer, &call).await?;
             match scripts::missed(&reply) {
@@ -166,7 +200,7 @@ impl RedisStore {
         now: Now,
     ) -> Result<Option<ReserveReply>, StoreError> {
         let Some(clock) = fast::clock(ask, now) else { return Ok(None) };
-        let argument = fast::argument(ask, clock, self.known(scope.downstream), peer.run());
+        let argument = fast::argument(ask, clock, self.known(scope.downstream).epoch, peer.run());
         let answer = self.link.invoke(peer, &self.scripts.fast(keys, &argument)).await?;
         fast::reply(&answer).map_err(|detail| self.link.unexpected(detail))
     }
@@ -194,11 +228,12 @@ impl Store for RedisStore {
                 exact: call.exact(),
                 lease: call.lease,
                 police: false,
+                generation: call.generation,
                 edges: self.edges(call.now),
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
             let reserved = scripts::reserved(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
-            self.remember(call.scope.downstream, reserved.epoch);
+            self.remember(call.scope.downstream, reserved.epoch, Some(call.ahead));
             Ok(reserved)
         })
     }
@@ -213,11 +248,12 @@ impl Store for RedisStore {
                 exact: Micros::MAX,
                 lease: None,
                 police: true,
+                generation: call.generation,
                 edges: self.edges(call.now),
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
             let checked = scripts::checked(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
-            self.remember(call.scope.downstream, checked.epoch);
+            self.remember(call.scope.downstream, checked.epoch, None);
             Ok(checked)
         })
     }
@@ -240,6 +276,31 @@ impl Store for RedisStore {
             let _: i64 = self.link.invoke(&self.link.peer().await?, &reset).await?;
             Ok(())
         })
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        Box::pin(async move {
+            let scope = Scope { downstream, key: "" };
+            scope.check()?;
+            change.check()?;
+            let (keys, channel) = (keys::tended(&self.prefix, scope), keys::channel(&self.prefix));
+            let (peer, known) = (self.link.peer().await?, self.known(downstream));
+            let known = (known.epoch, known.ahead, peer.run());
+            let tend = self.scripts.tend(&keys, (&channel, downstream), &change, self.now(None), known);
+            let tended = scripts::tended(self.link.invoke(&peer, &tend).await?)
+                .map_err(|detail| self.link.unexpected(detail))?;
+            self.remember(downstream, tended.epoch, None);
+            Ok(tended)
+        })
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        self.listen();
+        self.watchers.subscribe(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {

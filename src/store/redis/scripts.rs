@@ -9,7 +9,7 @@ use crate::limit::{
     Standing, State, Verdict,
 };
 use crate::rate::Rate;
-use crate::store::{Cancel, Check, Checked, Lease, Reserve, Reserved};
+use crate::store::{Cancel, Change, Check, Checked, Lease, Pause, Reserve, Reserved, Status, Tended};
 use crate::time::Micros;
 
 /// All scripts, each with the shared part in front.
@@ -23,6 +23,7 @@ pub(super) struct Scripts {
     reserve: Script,
     cancel: Script,
     reset: Script,
+    tend: Script,
 }
 
 /// The instant that a script decides at.
@@ -37,7 +38,10 @@ pub(super) enum Now {
 }
 
 /// The answer of `reserve.lua`, as its head describes it.
-pub(super) type ReserveReply = (i64, i64, u32, usize, i64, usize, i64, Vec<i64>, Vec<i64>);
+pub(super) type ReserveReply = (i64, i64, u32, usize, i64, usize, i64, Vec<i64>, Vec<i64>, Vec<i64>);
+
+/// The answer of `tend.lua`.
+pub(super) type TendReply = (i64, i64, i64, i64, i64, i64, Option<String>);
 
 /// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
@@ -68,8 +72,8 @@ impl<'a> Call<'a> {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [one, many, tat, reserve, cancel, reset] = sources().map(|source| Script::new(&source));
-        Self { one, many, tat, reserve, cancel, reset }
+        let [one, many, tat, reserve, cancel, reset, tend] = sources().map(|source| Script::new(&source));
+        Self { one, many, tat, reserve, cancel, reset, tend }
     }
 
     /// The call of a script that answers [`fast::reply`].
@@ -94,8 +98,7 @@ impl Scripts {
         let cmd = &mut call.command;
         tell_now(cmd, now);
         cmd.arg(known.0).arg(run);
-        let ahead = Micros(0).plus(ask.ahead);
-        cmd.arg(ahead.min(Micros(0).plus(LONGEST_FENCE)).0).arg(ahead.0).arg(ask.exact.0);
+        cmd.arg(horizon(ask.ahead).0).arg(Micros(0).plus(ask.ahead).0).arg(ask.exact.0);
         let (replica, ttl) = ask.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
         cmd.arg(replica).arg(Micros(0).plus(ttl).0);
         cmd.arg(match ask.limits.combine() {
@@ -103,7 +106,7 @@ impl Scripts {
             Combine::Any => "any",
             Combine::OneOf => "one",
         });
-        cmd.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived));
+        cmd.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived)).arg(ask.generation);
         tell_limits(cmd, ask.limits, Some(ask));
         tell_costs(cmd, ask, derived);
         call
@@ -130,11 +133,46 @@ impl Scripts {
         tell_limits(&mut call.command, limits, None);
         call
     }
+
+    /// `known` and `ahead` are what the worker knows of the downstream.
+    pub(super) fn tend(
+        &self,
+        keys: &[String],
+        (channel, downstream): (&str, &str),
+        change: &Change<'_>,
+        now: Now,
+        (known, ahead, run): (Micros, Duration, i64),
+    ) -> Call<'_> {
+        let mut call = Call::new(&self.tend, keys, 16);
+        let cmd = &mut call.command;
+        tell_now(cmd, now);
+        cmd.arg(known.0).arg(run).arg(horizon(ahead).0).arg(channel).arg(downstream);
+        let micros = |span: Duration| Micros(0).plus(span).0;
+        let pause = |span: Option<Duration>| span.map_or(-1, micros);
+        match change {
+            Change::Look => cmd.arg("look"),
+            Change::Penalize(span) => cmd.arg("penalize").arg(micros(*span)),
+            Change::Pause(span) => cmd.arg("pause").arg(pause(*span)),
+            Change::Resume => cmd.arg("resume"),
+            Change::Terms { of, text } => cmd.arg("terms").arg(of).arg(text),
+            Change::Recall(recall) => {
+                let left = pause(recall.pause);
+                cmd.arg("recall").arg(micros(recall.penalty)).arg(left).arg(recall.version);
+                recall.terms.iter().fold(cmd, |cmd, terms| cmd.arg(recall.generation).arg(terms))
+            }
+        };
+        call
+    }
+}
+
+/// How far ahead slots may lie that a store has lost.
+fn horizon(ahead: Duration) -> Micros {
+    Micros(0).plus(ahead.min(LONGEST_FENCE))
 }
 
 /// The scripts: most calls for one limit and for several, reserve for the GCRA family alone and for
-/// all, cancel, reset.
-pub(super) fn sources() -> [String; 6] {
+/// all, cancel, reset, tend.
+pub(super) fn sources() -> [String; 7] {
     let fast = |main| format!("{FAST}{main}");
     let all = |main| format!("{LIB}{WINDOWS}{main}");
     let reserve = include_str!("lua/reserve.lua");
@@ -145,6 +183,7 @@ pub(super) fn sources() -> [String; 6] {
         all(reserve),
         all(include_str!("lua/cancel.lua")),
         all(include_str!("lua/reset.lua")),
+        format!("{}{}", include_str!("lua/lib.lua"), include_str!("lua/tend.lua")),
     ]
 }
 
@@ -158,6 +197,7 @@ pub(super) struct Ask<'a> {
     pub(super) exact: Micros,
     pub(super) lease: Option<Lease<'a>>,
     pub(super) police: bool,
+    pub(super) generation: u64,
     /// From where on edges of calendars are sent, and up to where at least.
     pub(super) edges: (Micros, Micros),
 }
@@ -263,6 +303,7 @@ pub(super) struct Heard {
     pub(super) now: Micros,
     pub(super) epoch: Micros,
     before: Vec<Mark>,
+    status: Status,
 }
 
 /// Reads the answer.
@@ -270,7 +311,7 @@ pub(super) struct Heard {
 /// # Errors
 /// What is wrong with it.
 fn heard(limits: &LimitSet, reply: &ReserveReply) -> Result<Heard, String> {
-    let (now, epoch, .., before, _) = reply;
+    let (now, epoch, .., before, _, numbers) = reply;
     let (marks, rest) = before.as_chunks::<3>();
     if marks.len() != limits.len() || !rest.is_empty() {
         return Err(format!("{} numbers of marks for {} limits", before.len(), limits.len()));
@@ -279,7 +320,31 @@ fn heard(limits: &LimitSet, reply: &ReserveReply) -> Result<Heard, String> {
         limit.mark_of(*numbers).ok_or_else(|| format!("the mark {numbers:?} of `{}`", limit.name()))
     };
     let before = limits.iter().zip(marks).map(mark).collect::<Result<_, _>>()?;
-    Ok(Heard { now: Micros(*now), epoch: Micros(*epoch), before })
+    Ok(Heard { now: Micros(*now), epoch: Micros(*epoch), before, status: status(numbers)? })
+}
+
+/// Reads penalty, pause, version and generation.
+///
+/// # Errors
+/// What is wrong with them.
+pub(super) fn status(numbers: &[i64]) -> Result<Status, String> {
+    let count = |number: i64| u64::try_from(number).ok();
+    let read = || {
+        let &[penalty, until, version, generation] = numbers else { return None };
+        let pause = Pause { until: Micros(until), version: count(version)? };
+        Some(Status { penalty: Micros(penalty), pause, generation: count(generation)? })
+    };
+    read().ok_or_else(|| format!("the status {numbers:?}"))
+}
+
+/// Reads what a change came to.
+///
+/// # Errors
+/// What is wrong with the answer.
+pub(super) fn tended(reply: TendReply) -> Result<Tended, String> {
+    let (now, epoch, penalty, pause, version, generation, terms) = reply;
+    let status = status(&[penalty, pause, version, generation])?;
+    Ok(Tended { now: Micros(now), epoch: Micros(epoch), status, terms })
 }
 
 /// All states of the GCRA family, which are their marks.
@@ -300,8 +365,9 @@ pub(super) fn missed(reply: &ReserveReply) -> Option<(Micros, Micros)> {
 /// What is wrong with the answer.
 pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reserved, String> {
     let limits = call.limits;
-    let Heard { now, epoch, before } = heard(limits, reply)?;
-    let &(_, _, replicas, granted, refused, limit, next, _, ref outcomes) = reply;
+    let Heard { now, epoch, before, status } = heard(limits, reply)?;
+    let outdated = !status.is_current(call.generation);
+    let &(_, _, replicas, granted, refused, limit, next, _, ref outcomes, _) = reply;
     let replicas = call.lease.map(|_| replicas);
     let refused = (refused >= 0).then_some(Refusal { slot: Micros(refused), limit });
     if !limits.is_tat() {
@@ -311,10 +377,22 @@ pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reser
         }
         let slots = pairs.iter().map(|[slot, _]| Micros(*slot)).collect();
         let charges = pairs.iter().map(|[_, charge]| charged(*charge)).collect::<Result<_, _>>()?;
-        return Ok(Reserved { now, epoch, before, slots, charges, refused, next: Micros(next), replicas });
+        let next = Micros(next);
+        return Ok(Reserved {
+            now,
+            epoch,
+            before,
+            slots,
+            charges,
+            refused,
+            next,
+            replicas,
+            status,
+            outdated,
+        });
     }
     let mut states = states(limits, &before);
-    let plan = limits.plan(&mut states, now, call.costs, call.until(now));
+    let plan = call.plan(&mut states, now, &status);
     // What the script committed and what is handed out here must be the same slots.
     if plan.slots.len() != granted || plan.refused != refused {
         return Err(format!(
@@ -323,9 +401,13 @@ pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reser
             plan.refused
         ));
     }
-    let next = refused.map_or_else(|| limits.earliest(&states, now, 1), |refused| refused.slot);
+    let next = match refused {
+        Some(refused) => refused.slot,
+        None if status.is_stopped() => Micros::MAX,
+        None => limits.earliest(&states, now, 1),
+    };
     let Plan { slots, charges, refused } = plan;
-    Ok(Reserved { now, epoch, before, slots, charges, refused, next, replicas })
+    Ok(Reserved { now, epoch, before, slots, charges, refused, next, replicas, status, outdated })
 }
 
 /// The verdicts of an answer; derived as [`reserved`] derives slots.
@@ -334,18 +416,19 @@ pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reser
 /// What is wrong with the answer.
 pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked, String> {
     let limits = call.limits;
-    let Heard { now, epoch, before: mut marks } = heard(limits, reply)?;
-    let (_, _, _, granted, _, _, _, _, outcomes) = reply;
+    let Heard { now, epoch, before: mut marks, status } = heard(limits, reply)?;
+    let outdated = !status.is_current(call.generation);
+    let (_, _, _, granted, _, _, _, _, outcomes, _) = reply;
     if limits.is_tat() {
-        let verdicts = limits.police(&mut states(limits, &marks), now, call.costs);
+        let verdicts = call.police(&mut states(limits, &marks), now, &status);
         let allowed = verdicts.iter().filter(|verdict| verdict.earliest <= now).count();
         if allowed != *granted {
             return Err(format!("{granted} allowed, where {allowed} follow from its state"));
         }
-        return Ok(Checked { now, epoch, verdicts });
+        return Ok(Checked { now, epoch, verdicts, status, outdated });
     }
     let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
-    let (size, jobs) = (3 + 2 * told, limits.jobs(call.costs));
+    let (size, jobs) = (3 + 2 * told, if outdated { 0 } else { limits.jobs(call.costs) });
     if outcomes.len() != size * jobs {
         return Err(format!("{} numbers for {jobs} jobs; each has {size}", outcomes.len()));
     }
@@ -366,7 +449,7 @@ pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked,
         let limit = usize::try_from(outcome[2]).map_err(|_| format!("limit {}", outcome[2]))?;
         verdicts.push(Verdict { earliest: Micros(outcome[0]), charge, limit, standings });
     }
-    Ok(Checked { now, epoch, verdicts })
+    Ok(Checked { now, epoch, verdicts, status, outdated })
 }
 
 fn charged(bits: i64) -> Result<Charge, String> {

@@ -14,15 +14,15 @@ pub(super) fn integer(double: [u8; 8]) -> i64 {
     f64::from_le_bytes(double) as i64
 }
 
-/// Of a state of the GCRA family: last, shift, epoch, tat, rem.
-fn numbers(state: &[u8]) -> Option<[i64; 5]> {
+/// Of a state of the GCRA family: last, shift, epoch, tat, rem, N, P.
+fn numbers(state: &[u8]) -> Option<[i64; 7]> {
     state.strip_prefix(&[PACKED]).and_then(doubles)
 }
 
 /// A state for people and tests: its letter, then its numbers.
 pub(super) fn text(state: &[u8]) -> String {
-    if let Some([last, shift, epoch, at, rem]) = numbers(state) {
-        return format!("t {last} {shift} {epoch} {at} {rem}");
+    if let Some([last, shift, epoch, at, rem, count, period]) = numbers(state) {
+        return format!("t {last} {shift} {epoch} {at} {rem} {count} {period}");
     }
     log(state).unwrap_or_else(|| String::from_utf8_lossy(state).into_owned())
 }
@@ -48,13 +48,13 @@ mod tests {
     #[test]
     fn packed_states_are_told_as_text() {
         let mut state = b"t".to_vec();
-        for number in [1_760_000_000_000_000_f64, 0.0, 1_760_000_000_000_001.0, 9_007_199_254_740_991.0, 7.0]
-        {
+        let last = 1_760_000_000_000_000_f64;
+        for number in [last, 0.0, 1_760_000_000_000_001.0, 9_007_199_254_740_991.0, 7.0, 9.0, 1e6] {
             state.extend(number.to_le_bytes());
         }
-        assert_eq!(text(&state), "t 1760000000000000 0 1760000000000001 9007199254740991 7");
+        assert_eq!(text(&state), "t 1760000000000000 0 1760000000000001 9007199254740991 7 9 1000000");
         assert_eq!(text(b"w 1 2 3 4 5"), "w 1 2 3 4 5");
         // A number is missing, or is one too many.
-        assert_eq!((numbers(&state[..33]), doubles::<4>(&state[1..])), (None, None));
+        assert_eq!((numbers(&state[..49]), doubles::<6>(&state[1..])), (None, None));
     }
 }

@@ -3,8 +3,11 @@
 //! How a state is written is the scripts' business (`lua/lib.lua`, and beside each kind); [`decode`] is
 //! the one other place that knows it.
 
-use super::{RedisStore, keys, state};
+use std::time::Duration;
+
+use super::{RedisStore, keys, scripts, state};
 use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Window};
+use crate::rate::Rate;
 use crate::store::dump::{self, Kept, Record};
 use crate::store::{Scope, StoreError};
 use crate::time::Micros;
@@ -25,10 +28,13 @@ impl RedisStore {
             asked.arg(keys::state(&self.prefix, scope, limit));
         }
         let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) = self.link.read(&asked).await?;
-        let Some([epoch, _, _, _, high, shift]) = record.as_deref().and_then(state::doubles::<6>) else {
+        let Some([epoch, _, _, _, high, shift, status @ ..]) =
+            record.as_deref().and_then(state::doubles::<10>)
+        else {
             return Ok(dump::nothing(limits));
         };
-        let record = Record { epoch: Micros(epoch), high: Micros(high), shift };
+        let status = scripts::status(&status).map_err(|detail| self.link.unexpected(detail))?;
+        let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };
             let decoded = decode(&bytes)
@@ -53,7 +59,10 @@ fn decode(bytes: &[u8]) -> Option<Kept> {
         if rest.is_empty() { pairs.collect() } else { None }
     };
     let level = match (kind, level) {
-        ("t", [at, rem]) => Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }),
+        ("t", [at, rem, units, period]) => {
+            let rate = Rate::new(count(*units)?, Duration::from_micros(count(*period)?)).ok()?;
+            Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }, rate)
+        }
         ("w", [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
         ("c", [width, cleared, counts @ ..]) => {
             let (counts, cleared) = (pairs(counts)?, Micros(*cleared));

@@ -22,7 +22,7 @@ fn limits(burst: u32) -> LimitSet {
 }
 
 fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
-    Reserve { scope: SCOPE, limits, costs: Costs::Each(costs), ahead, now: None, lease: None }
+    Reserve { scope: SCOPE, limits, costs: Costs::Each(costs), ahead, now: None, lease: None, generation: 0 }
 }
 
 async fn store(redis: &Redis) -> RedisStore {
@@ -143,7 +143,7 @@ async fn corrections_are_written_although_nothing_is_granted() {
     assert_eq!(refused.slots, []);
     let tat = refused.now.plus(AHEAD + INTERVAL);
     let state = packed(&redis, "paced:{billing}:l:rate", 1).await;
-    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0]);
+    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0, 1, 50_000], "20/s");
 }
 
 #[tokio::test]
@@ -170,11 +170,13 @@ async fn a_failover_to_an_older_record_is_fenced() {
     assert!(second.epoch > first.epoch);
     // A replica that had seen neither the flush nor what came after it is the primary now.
     let record = "paced:{billing}:record";
-    let [epoch, run, at, _, hw, shift] = packed(&redis, record, 0).await[..] else { panic!("six numbers") };
-    assert_eq!(epoch, second.epoch.0);
-    let older = [first.epoch.0, run, at, 0, hw, shift].map(|number| number.to_string());
-    let script = "return redis.call('SET', KEYS[1], struct.pack('<dddddd', unpack(ARGV)))";
-    let words = [&["EVAL", script, "1", record][..], &older.each_ref().map(String::as_str)].concat();
+    let mut older = packed(&redis, record, 0).await;
+    assert_eq!((older.len(), older[0]), (10, second.epoch.0));
+    (older[0], older[3]) = (first.epoch.0, 0);
+    let older: Vec<String> = older.iter().map(i64::to_string).collect();
+    let script = "return redis.call('SET', KEYS[1], struct.pack('<dddddddddd', unpack(ARGV)))";
+    let words =
+        [&["EVAL", script, "1", record][..], &older.iter().map(String::as_str).collect::<Vec<_>>()].concat();
     redis.command(&words).await.unwrap();
     assert_fenced(&store, &limits, &second).await;
 }

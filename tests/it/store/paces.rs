@@ -141,7 +141,11 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
             Op::Reserve { costs: jobs, ahead, leased } => {
                 let lease = leased.then_some(Lease { replica: "one", ttl: Duration::from_secs(1) });
                 let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
-                match backend.store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease }).await {
+                match backend
+                    .store
+                    .reserve(Reserve { scope, limits, costs, ahead, now: None, lease, generation: 0 })
+                    .await
+                {
                     Ok(reserved) => {
                         let grants = reserved.granted(limits, costs);
                         granted.extend(grants.into_iter().map(|grant| (key, grant)));
@@ -152,7 +156,10 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 }
             }
             Op::Check { costs: jobs } => {
-                match backend.store.check(Check { scope, limits, costs: jobs.costs(limits), now: None }).await
+                match backend
+                    .store
+                    .check(Check { scope, limits, costs: jobs.costs(limits), now: None, generation: 0 })
+                    .await
                 {
                     Ok(checked) => Answer::Checked(checked),
                     Err(paced::StoreError::Invalid(_)) => Answer::Invalid,

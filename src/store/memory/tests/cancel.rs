@@ -62,7 +62,15 @@ impl Timeline {
     async fn reserve(&mut self, row: &[u32], jobs: usize, ahead: Duration) -> Vec<Micros> {
         let all = row.repeat(jobs);
         let costs = Costs::PerLimit(&all);
-        let call = Reserve { scope: SCOPE, limits: &self.limits, costs, ahead, now: None, lease: None };
+        let call = Reserve {
+            scope: SCOPE,
+            limits: &self.limits,
+            costs,
+            ahead,
+            now: None,
+            lease: None,
+            generation: 0,
+        };
         let reserved = self.store.reserve(call).await.unwrap();
         for granted in reserved.granted(&self.limits, costs) {
             self.take(&granted.charged.clone());
@@ -122,7 +130,7 @@ impl Timeline {
             Op::Check(row) => {
                 let row = costs(&self.limits, &row);
                 let costs = Costs::PerLimit(&row);
-                let call = Check { scope: SCOPE, limits: &self.limits, costs, now: None };
+                let call = Check { scope: SCOPE, limits: &self.limits, costs, now: None, generation: 0 };
                 let charge = self.store.check(call).await.unwrap().verdicts[0].charge;
                 let rows: Vec<_> = self.limits.rows(costs).collect();
                 self.take(&self.limits.charged(&rows[0], charge));

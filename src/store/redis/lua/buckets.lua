@@ -79,7 +79,7 @@ local function move_entries(s, by)
   s.at, s.units = at, units
 end
 
-local counter = { lose = after_loss }
+local counter = { lose = after_loss, pause = after_pause }
 kinds.c = counter
 
 function counter.read(l, at, fence)

@@ -3,7 +3,8 @@
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- A record (string, no TTL): the doubles epoch, run, at, fence, hw, shift, packed.
+-- A record (string, no TTL): the doubles epoch, run, at, fence, hw, shift, then penalty, pause (until
+-- when), version (of the pause) and generation (of the terms), packed.
 -- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
 -- of the record when it was written. What follows is the kind's own. In the GCRA family's, which most
 -- calls read and write, and in a log's the letter is followed by packed doubles instead of text.
@@ -30,17 +31,92 @@ local function instant(mode, given)
   return tonumber(given), mode == 'clock'
 end
 
+local RECORD, RECORD_BYTES = '<dddddddddd', 80
+
 local function load_record()
-  local packed = redis.call('MGET', KEYS[1])[1] -- none where an older version left another type
-  if not packed then
-    return nil
+  local packed = redis.call('MGET', KEYS[1])[1]
+  if not packed or #packed ~= RECORD_BYTES then
+    return nil -- none, or an older version's
   end
-  local epoch, run, at, fence, hw, shift = struct.unpack('<dddddd', packed)
-  return { epoch = epoch, run = run, at = at, fence = fence, hw = hw, shift = shift }
+  local r = {}
+  r.epoch, r.run, r.at, r.fence, r.hw, r.shift, r.penalty, r.pause, r.version, r.generation =
+    struct.unpack(RECORD, packed)
+  return r
 end
 
 local function save_record(r)
-  redis.call('SET', KEYS[1], struct.pack('<dddddd', r.epoch, r.run, r.at, r.fence, r.hw, r.shift))
+  local packed = struct.pack(
+    RECORD,
+    r.epoch,
+    r.run,
+    r.at,
+    r.fence,
+    r.hw,
+    r.shift,
+    r.penalty,
+    r.pause,
+    r.version,
+    r.generation
+  )
+  redis.call('SET', KEYS[1], packed)
+end
+
+-- The server's process: as much of its run_id as a double holds.
+local function run_now()
+  local info = redis.pcall('INFO', 'server')
+  if type(info) ~= 'string' then
+    return 0 -- not permitted: losses show by the epoch alone
+  end
+  return tonumber((match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
+end
+
+-- The record, followed over steps back and losses of the store, and whether that changed it. `known` is
+-- the last epoch that the worker saw, `run` the one that it is connected to, `horizon` how far ahead
+-- slots may have been granted that are lost.
+local function follow_record(now, is_live, known, run, horizon)
+  local r, changed, lost = load_record(), false, false
+  if not r then
+    r = { epoch = 0, run = run_now(), at = now, fence = 0, hw = 0, shift = 0 }
+    r.penalty, r.pause, r.version, r.generation = 0, 0, 0, 0
+    changed, lost = true, known > 0
+  else
+    if run ~= r.run then
+      -- Asked here, so that a worker with an old connection cannot turn it back.
+      local actual = run_now()
+      if actual ~= 0 and actual ~= r.run then
+        r.run = actual
+        lost = true
+      end
+    end
+    lost = lost or known > r.epoch
+  end
+  if is_live then
+    local behind = r.hw - now
+    if behind > STEP then
+      r.shift = r.shift + behind
+      r.at = math.max(r.at - behind, 0)
+      r.fence = math.max(r.fence - behind, 0)
+      r.penalty = math.max(r.penalty - behind, 0)
+      if r.pause ~= NEVER then
+        r.pause = math.max(r.pause - behind, 0)
+      end
+      r.hw = now
+      changed = true
+    elseif -behind >= TICK then
+      r.hw = now
+      changed = true
+    end
+  end
+  if lost or r.epoch == 0 then
+    -- Later than every epoch seen, so that epochs compare although clocks step.
+    r.epoch = math.max(now, known + 1, r.epoch + 1)
+    r.at = now
+    changed = true
+  end
+  if lost then
+    r.fence = now + horizon
+  end
+  return r, changed
 end
 
 -- The algorithms, by the letter that a limit begins with in ARGV. Each has
@@ -56,6 +132,7 @@ end
 --   mark(l, s)               two numbers that, with last, tell states apart
 --   undo(l, s, last, a, b, at, cost)   to the mark before
 --   lose(l, s)               the state after a loss, behind the fence
+--   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- instead of parse and text, where a state is not read and written whole
 --   load(l)                  the state, or nil
 --   save(l, s, px)

@@ -140,6 +140,8 @@ end
 
 function log.adopt() end
 
+log.pause = after_pause
+
 -- Slots up to the fence may have been taken; how many is not known.
 function log.lose(l, s)
   if s.last < l.floor then

@@ -4,7 +4,7 @@ local all, count, before = {}, #KEYS - 1, ''
 for i = 1, count do
   local n, q, r, a, b
   n, q, r, a, b, at = take('<ddddd', args, at)
-  if fence > 0 and fence + (1 - b) * (q + 1) >= now then
+  if gate > 0 and gate + (1 - b) * (q + 1) >= now then
     return false
   end
   local state, last, tat, rem = told[i + 1], 0, 0, 0
@@ -12,9 +12,9 @@ for i = 1, count do
     if #state ~= SIZE then
       return false
     end
-    local kind, moved, of
-    kind, last, moved, of, tat, rem = take('<Bddddd', state)
-    if kind ~= KIND or moved ~= shift or of ~= epoch or rem >= n then
+    local kind, moved, of, count, period
+    kind, last, moved, of, tat, rem, count, period = take('<Bddddddd', state)
+    if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r then
       return false
     end
     if tat + GRACE <= hw then
@@ -85,14 +85,14 @@ while at <= size and refused < 0 do
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddd', epoch, ran, since, fence, hw, shift))
+  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, since, fence, hw, shift, penalty, pause, version, generation))
 end
 for i = 1, count do
   local l = all[i]
   if l.taken then
     local lives = (l.tat > now and l.tat - now or 0) + GRACE + 999
-    local state = pack('<Bddddd', KIND, l.last, shift, epoch, l.tat, l.rem)
+    local state = pack('<Bddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r)
     call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
   end
 end
-return pack('<ddddd', now, epoch, granted, refused, binding) .. before
+return pack('<ddddddddd', now, epoch, granted, refused, binding, penalty, pause, version, generation) .. before

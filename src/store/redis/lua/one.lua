@@ -2,7 +2,7 @@
 
 local n, q, r, a, b
 n, q, r, a, b, at = take('<ddddd', args, at)
-if fence > 0 and fence + (1 - b) * (q + 1) >= now then
+if gate > 0 and gate + (1 - b) * (q + 1) >= now then
   return false
 end
 local state, last, tat, rem = told[2], 0, 0, 0
@@ -10,9 +10,9 @@ if state then
   if #state ~= SIZE then
     return false
   end
-  local kind, moved, of
-  kind, last, moved, of, tat, rem = take('<Bddddd', state)
-  if kind ~= KIND or moved ~= shift or of ~= epoch or rem >= n then
+  local kind, moved, of, count, period
+  kind, last, moved, of, tat, rem, count, period = take('<Bddddddd', state)
+  if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r then
     return false
   end
   if tat + GRACE <= hw then
@@ -78,11 +78,25 @@ while at <= size and refused < 0 do
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddd', epoch, ran, since, fence, hw, shift))
+  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, since, fence, hw, shift, penalty, pause, version, generation))
 end
 if taken then
   local lives = (tat > now and tat - now or 0) + GRACE + 999
-  state = pack('<Bddddd', KIND, last, shift, epoch, tat, rem)
+  state = pack('<Bddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r)
   call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
 end
-return pack('<dddddddd', now, epoch, granted, refused, 0, before_last, before_tat, before_rem)
+return pack(
+  '<dddddddddddd',
+  now,
+  epoch,
+  granted,
+  refused,
+  0,
+  penalty,
+  pause,
+  version,
+  generation,
+  before_last,
+  before_tat,
+  before_rem
+)

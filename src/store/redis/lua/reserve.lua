@@ -8,75 +8,33 @@
 --       8 the replica that lives ('': no lease), 9 for how long
 --       10 'all' | 'any' | 'one', 11 'shape' | 'police'
 --       12 1 if the worker derives the rest from the marks, else 0
---       13 how many limits, then each; then how many costs a job has (1: the same for each limit),
+--       13 the generation of the terms that the limits are from (0: nobody's business)
+--       14 how many limits, then each; then how many costs a job has (1: the same for each limit),
 --       unless the worker derives it what a unit costs each limit, then runs of costs and how many
 --       jobs have them
 -- Answer {now, epoch, replicas that live (0 without a lease), granted, first slot refused or -1,
---         its limit, the next slot, {last, a, b of each limit before}, {outcomes}}
+--         its limit, the next slot, {last, a, b of each limit before}, {outcomes},
+--         {penalty, pause, version, generation}}
 --        An outcome is slot, charge of each job granted; for a policer earliest, charge, limit of each
 --        job, and for each limit whose standing is not in its mark units remaining and when it is
 --        whole. A charge has bit i set for the limit at place i.
 --        Where edges of a calendar are missing: {the first instant to send edges for, -1, 0, 0, -1, 0,
---        the last, ...}, and nothing is written.
+--        the last, ...}, and nothing is written. Where other terms are in force nothing is granted.
 
 local now, is_live = instant(ARGV[1], ARGV[2])
 local known, run, horizon = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local last_slot = math.min(now + tonumber(ARGV[6]), tonumber(ARGV[7]))
 local replica, ttl = ARGV[8], tonumber(ARGV[9])
 local combine, police, derived = ARGV[10], ARGV[11] == 'police', ARGV[12] == '1'
-local count = tonumber(ARGV[13])
+local generation, count = tonumber(ARGV[13]), tonumber(ARGV[14])
 
--- The server's process: as much of its run_id as a double holds.
-local function run_now()
-  local info = redis.pcall('INFO', 'server')
-  if type(info) ~= 'string' then
-    return 0 -- not permitted: losses show by the epoch alone
-  end
-  return tonumber((match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
-end
-
--- The record, followed over steps back and losses of the store.
-local record = load_record()
-local changed, lost = false, false
-if not record then
-  record = { epoch = 0, run = run_now(), at = now, fence = 0, hw = 0, shift = 0 }
-  changed, lost = true, known > 0
-else
-  if run ~= record.run then
-    -- Asked here, so that a worker with an old connection cannot turn it back.
-    local actual = run_now()
-    if actual ~= 0 and actual ~= record.run then
-      record.run = actual
-      lost = true
-    end
-  end
-  lost = lost or known > record.epoch
-end
-if is_live then
-  local behind = record.hw - now
-  if behind > STEP then
-    record.shift = record.shift + behind
-    record.at = math.max(record.at - behind, 0)
-    record.fence = math.max(record.fence - behind, 0)
-    record.hw = now
-    changed = true
-  elseif -behind >= TICK then
-    record.hw = now
-    changed = true
-  end
-end
-if lost or record.epoch == 0 then
-  -- Later than every epoch seen, so that epochs compare although clocks step.
-  record.epoch = math.max(now, known + 1, record.epoch + 1)
-  record.at = now
-  changed = true
-end
-if lost then
-  record.fence = now + horizon
-end
+local record, changed = follow_record(now, is_live, known, run, horizon)
+local outdated = generation ~= 0 and generation ~= record.generation
+local stopped = record.pause == NEVER
+local paused = stopped and 0 or math.max(record.penalty, record.pause)
 
 -- The states, corrected for steps back and losses.
-local all, at = limits(count, 14, record.fence)
+local all, at = limits(count, 15, record.fence)
 local before = {}
 for i = 1, count do
   local l = all[i]
@@ -89,13 +47,13 @@ for i = 1, count do
       s.shift = record.shift
       l.corrected = true
     end
+    kind.adopt(l, s)
     if s.epoch ~= record.epoch then
       kind.lose(l, s)
       -- A state that outlived its record counts on the shift of the lost one, which may be larger.
       s.epoch, s.shift = record.epoch, record.shift
       l.corrected = true
     end
-    kind.adopt(l, s)
     if is_live and math.max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
       s = nil
       l.corrected = false
@@ -107,6 +65,11 @@ for i = 1, count do
     if record.fence > 0 then
       kind.lose(l, s)
     end
+  end
+  if paused > 0 then
+    -- Not written down unless something is taken: who resumes finds the state as it was.
+    l.unpaused = { s.last, s.tat, s.rem, s.tail }
+    kind.pause(l, s, paused, now)
   end
   l.state = s
   local a, b = kind.mark(l, s)
@@ -128,6 +91,9 @@ end
 
 -- When a job fits, the first limit that says so, and which limits it is charged to.
 local function choose()
+  if stopped then
+    return NEVER, 0, 0
+  end
   local slot, binding, charge, bit = nil, 0, 0, 1
   for i = 1, count do
     if peek or costs[i] > 0 then
@@ -215,7 +181,7 @@ end
 
 local unit = at
 at = at + 1 + (derived and 0 or count)
-while ARGV[at] and refused < 0 do
+while ARGV[at] and refused < 0 and not outdated do
   read_costs(at)
   local left = tonumber(ARGV[at + width])
   while left > 0 and refused < 0 do
@@ -229,7 +195,7 @@ while ARGV[at] and refused < 0 do
   at = at + width + 1
 end
 if missing then
-  return { missing, -1, 0, 0, -1, 0, missing_to, {}, {} }
+  return { missing, -1, 0, 0, -1, 0, missing_to, {}, {}, {} }
 end
 local next_slot = refused
 if not derived and not police and refused < 0 then
@@ -247,6 +213,10 @@ if changed then
 end
 for i = 1, count do
   local l = all[i]
+  if l.corrected and not l.taken and l.unpaused then
+    local s = l.state
+    s.last, s.tat, s.rem, s.tail = l.unpaused[1], l.unpaused[2], l.unpaused[3], l.unpaused[4]
+  end
   if l.taken or l.corrected then
     save_state(l, l.state, now)
   end
@@ -261,4 +231,5 @@ if replica ~= '' then
   redis.call('PEXPIRE', leases, int(math.ceil(ttl / 1000) + GRACE / 1000))
   replicas = redis.call('ZCARD', leases)
 end
-return { now, record.epoch, replicas, granted, refused, binding, next_slot, before, outcomes }
+local status = { record.penalty, record.pause, record.version, record.generation }
+return { now, record.epoch, replicas, granted, refused, binding, next_slot, before, outcomes, status }

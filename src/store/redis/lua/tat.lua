@@ -1,5 +1,5 @@
--- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, packed; tat + rem/N is the
--- theoretical arrival time. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
+-- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, N, P, packed; tat + rem/N is the
+-- theoretical arrival time under the rate of N per P. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
 -- one.lua and many.lua have it once more.
 
 -- `units` emission intervals of limit `l` on from tat + rem/N, or back.
@@ -23,8 +23,8 @@ kinds.t = tat
 function tat.read(l, at, fence)
   local n, p = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local r = p % n
-  l.n, l.r, l.q, l.burst = n, r, (p - r) / n, tonumber(ARGV[at + 2])
-  l.floor, l.floor_rem = 0, 0
+  l.n, l.p, l.r, l.q, l.burst = n, p, r, (p - r) / n, tonumber(ARGV[at + 2])
+  l.fence, l.floor, l.floor_rem = fence, 0, 0
   if fence > 0 then
     l.floor, l.floor_rem = advance(l, fence, 0, l.burst)
   end
@@ -32,19 +32,20 @@ function tat.read(l, at, fence)
 end
 
 function tat.parse(_, packed)
-  if #packed ~= 41 or packed:byte() ~= 116 then
+  if #packed ~= 57 or packed:byte() ~= 116 then
     return nil
   end
-  local last, shift, epoch, at, rem = struct.unpack('<ddddd', packed, 2)
-  return { last = last, shift = shift, epoch = epoch, tat = at, rem = rem }
+  local s = {}
+  s.last, s.shift, s.epoch, s.tat, s.rem, s.n, s.p = struct.unpack('<ddddddd', packed, 2)
+  return s
 end
 
-function tat.fresh(_, s)
-  s.tat, s.rem = 0, 0
+function tat.fresh(l, s)
+  s.tat, s.rem, s.n, s.p = 0, 0, l.n, l.p
 end
 
-function tat.text(_, s)
-  return struct.pack('<Bddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem)
+function tat.text(l, s)
+  return struct.pack('<Bddddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p)
 end
 
 function tat.back(_, s, by)
@@ -55,16 +56,39 @@ function tat.back(_, s, by)
   end
 end
 
+-- Written under another rate: what is pending beyond the latest slot is as many units under this one.
 function tat.adopt(l, s)
-  if s.rem >= l.n then
-    s.tat, s.rem = s.tat + 1, 0 -- written under another rate
+  if s.n == l.n and s.p == l.p then
+    return
+  end
+  local ahead, at = s.tat - s.last, nil
+  if ahead <= 0 then
+    at = ceil(s.tat, s.rem)
+  else
+    local units = (ahead * s.n + s.rem) / s.p
+    at = s.last + math.ceil(units * l.p / l.n)
+  end
+  -- The latest slot of a unit that is exact.
+  local reach = advance(l, 0, 0, l.burst + 1)
+  s.tat, s.rem, s.n, s.p = math.min(at, NEVER - reach - 1), 0, l.n, l.p
+end
+
+local function raise(s, at, rem)
+  if s.tat < at or (s.tat == at and s.rem < rem) then
+    s.tat, s.rem = at, rem
   end
 end
 
--- After a loss: no unit before the fence, and no burst right after it.
+-- After a loss: no unit before the fence, and no burst right after it. What is pending counts from there.
 function tat.lose(l, s)
-  if s.tat < l.floor or (s.tat == l.floor and s.rem < l.floor_rem) then
-    s.tat, s.rem = l.floor, l.floor_rem
+  raise(s, l.floor, l.floor_rem)
+  s.last = math.max(s.last, l.fence)
+end
+
+function tat.pause(l, s, till, now)
+  local at, rem = advance(l, till, 0, l.burst - 1)
+  if ceil(at, rem) > now then
+    raise(s, at, rem)
   end
 end
 

@@ -7,13 +7,19 @@ local function after_loss(l, s)
   end
 end
 
+local function after_pause(_, s, till, now)
+  if till > now and s.last < till then
+    s.last, s.tail = till, 0
+  end
+end
+
 local function read_count(l, at, fence)
   l.floor = fence
   l.n = tonumber(ARGV[at])
 end
 
 -- Windows: "w last shift epoch end used". src/limit/window.rs has the same arithmetic.
-local window = { lose = after_loss }
+local window = { lose = after_loss, pause = after_pause }
 
 function window.parse(_, text)
   local last, shift, epoch, ends, used = match(text, '^w (%d+) (%d+) (%d+) (%d+) (%d+)$')

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use paced::limit::{Algorithm, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
-    Cancel, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store,
+    Cancel, Change, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store,
+    Tended,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
 
 use super::super::patient;
 use super::TODAY;
-use super::timeline::{Jobs, KEYS, Op, REPLICAS, SECOND, Span, Timeline};
+use super::timeline::{Jobs, KEYS, Op, REPLICAS, SECOND, Span, Step, Timeline};
 use crate::support::servers::Redis;
 
 /// After so many operations what is stored is compared; the answers are after each.
@@ -52,6 +53,7 @@ enum Answer {
     Reserved(Reserved),
     Checked(Checked, Vec<Decision>),
     Cancelled(bool),
+    Tended(Tended),
     /// The call is one that no store decides on.
     Invalid(String),
     Nothing,
@@ -66,6 +68,7 @@ enum Call<'a> {
     Check { costs: Costs<'a> },
     Cancel(&'a Held),
     Reset,
+    Tend(Change<'static>),
 }
 
 impl<'a> Pair<'a> {
@@ -92,8 +95,8 @@ impl<'a> Pair<'a> {
                     let _alone = self.scripts.write().await;
                     self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
                 }
-                op => {
-                    let told = self.step(scope, limits, explicit, op, &mut granted).await;
+                _ => {
+                    let told = self.step(scope, limits, explicit, step, &mut granted).await;
                     told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
@@ -126,7 +129,7 @@ impl<'a> Pair<'a> {
         scope: Scope<'_>,
         limits: &LimitSet,
         now: Option<Micros>,
-        op: &Op,
+        Step { op, generation, .. }: &Step,
         granted: &mut Vec<Held>,
     ) -> Result<(), String> {
         let policing = matches!(op, Op::Reserve { policing: true, .. } | Op::Check { policing: true, .. });
@@ -150,11 +153,13 @@ impl<'a> Pair<'a> {
                 Some((_, held)) => Call::Cancel(held),
                 None => return Ok(()),
             },
+            Op::Tend(change) => Call::Tend(*change),
             _ => Call::Reset,
         };
-        let expected = answer(&self.memory, scope, limits, now, &call).await;
+        let when = (now, *generation);
+        let expected = answer(&self.memory, scope, limits, when, &call).await;
         let guard = self.scripts.read().await;
-        let found = answer(&self.shared, scope, limits, now, &call).await;
+        let found = answer(&self.shared, scope, limits, when, &call).await;
         drop(guard);
         if found != expected {
             return Err(format!("{op:?} is answered by\n memory {expected:?}\n redis  {found:?}"));
@@ -174,7 +179,9 @@ impl<'a> Pair<'a> {
 
     fn tell(&self, answer: &Answer) {
         match answer {
-            Answer::Reserved(Reserved { slots, refused, now, .. }) => {
+            Answer::Reserved(Reserved { slots, refused, now, status, outdated, .. }) => {
+                self.tally.count("outdated", usize::from(*outdated));
+                self.tally.count("paused", usize::from(status.paused_until() > *now));
                 self.tally.count("granted", slots.len());
                 self.tally.count("granted ahead", slots.iter().filter(|slot| *slot > now).count());
                 self.tally.count("refused", usize::from(refused.is_some()));
@@ -188,6 +195,7 @@ impl<'a> Pair<'a> {
                 self.tally.count(if *given { "given back" } else { "not given back" }, 1);
             }
             Answer::Invalid(_) => self.tally.count("invalid", 1),
+            Answer::Tended(tended) => self.tally.count("with terms", usize::from(tended.terms.is_some())),
             Answer::Nothing => {}
         }
     }
@@ -197,16 +205,17 @@ async fn answer(
     store: &dyn Store,
     scope: Scope<'_>,
     limits: &LimitSet,
-    now: Option<Micros>,
+    (now, generation): (Option<Micros>, u64),
     call: &Call<'_>,
 ) -> Answer {
     let told = match call {
         Call::Reserve { costs, ahead, lease } => {
-            let call = Reserve { scope, limits, costs: *costs, ahead: *ahead, now, lease: *lease };
+            let call =
+                Reserve { scope, limits, costs: *costs, ahead: *ahead, now, lease: *lease, generation };
             store.reserve(call).await.map(Answer::Reserved)
         }
         Call::Check { costs } => {
-            let checked = store.check(Check { scope, limits, costs: *costs, now }).await;
+            let checked = store.check(Check { scope, limits, costs: *costs, now, generation }).await;
             checked.map(|checked| {
                 let decide = |verdict| limits.decision(checked.now, verdict);
                 let decisions = checked.verdicts.iter().cloned().map(decide).collect();
@@ -218,6 +227,7 @@ async fn answer(
             let call = Cancel { scope, limits, slot: *slot, charged, before, after, now };
             store.cancel(call).await.map(Answer::Cancelled)
         }
+        Call::Tend(change) => store.tend(scope.downstream, *change).await.map(Answer::Tended),
         Call::Reset => store.reset(scope, limits).await.map(|()| Answer::Nothing),
     };
     told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))

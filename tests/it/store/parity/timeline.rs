@@ -5,6 +5,7 @@ use std::time::Duration;
 use paced::Rate;
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Combine, Edges, Limit, LimitSet};
+use paced::store::{Change, Recall};
 use proptest::prelude::*;
 
 /// Operations of a timeline.
@@ -27,6 +28,8 @@ pub struct Step {
     /// How far the clock moved before.
     pub moved: Span,
     pub key: usize,
+    /// Of the caller's terms.
+    pub generation: u64,
     pub op: Op,
 }
 
@@ -60,6 +63,8 @@ pub enum Op {
     Flush,
     /// The other numbers.
     Swap,
+    /// Something for the whole downstream.
+    Tend(Change<'static>),
 }
 
 /// What the jobs of a call cost: the same of every limit, or of each its own.
@@ -117,15 +122,37 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Reset),
         1 => Just(Op::Flush),
         1 => Just(Op::Swap),
+        3 => change().prop_map(Op::Tend),
+    ]
+}
+
+fn change() -> impl Strategy<Value = Change<'static>> {
+    let span = || (1_u64..5_000_000).prop_map(Duration::from_micros);
+    let left = || prop_oneof![2 => Just(Duration::ZERO), 1 => span()];
+    let recall = (left(), prop::option::weighted(0.7, left()), 0_u64..6, 0_u64..6, any::<bool>()).prop_map(
+        |(penalty, pause, version, generation, terms)| {
+            let terms = terms.then_some("known");
+            Change::Recall(Recall { penalty, pause, version, generation, terms })
+        },
+    );
+    prop_oneof![
+        1 => Just(Change::Look),
+        3 => span().prop_map(Change::Penalize),
+        2 => prop::option::weighted(0.7, span()).prop_map(Change::Pause),
+        3 => Just(Change::Resume),
+        2 => (0_u64..4).prop_map(|of| Change::Terms { of, text: "some {terms}\n" }),
+        2 => recall,
+        1 => prop_oneof![Just(Duration::ZERO), Just(Duration::MAX)].prop_map(Change::Penalize),
     ]
 }
 
 pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Value = Timeline> {
-    let step = (span(), prop::sample::select(vec![0, 0, 0, 1]), op());
-    let step = step.prop_map(|(moved, key, op)| match (moved, op) {
+    let generation = prop_oneof![9 => Just(0_u64), 1 => 1_u64..4];
+    let step = (span(), prop::sample::select(vec![0, 0, 0, 1]), generation, op());
+    let step = step.prop_map(|(moved, key, generation, op)| match (moved, op) {
         // What was reserved last still lies ahead.
-        (Span::Periods(_), op @ Op::Cancel { .. }) => Step { moved: Span::Micros(0), key, op },
-        (moved, op) => Step { moved, key, op },
+        (Span::Periods(_), op @ Op::Cancel { .. }) => Step { moved: Span::Micros(0), key, generation, op },
+        (moved, op) => Step { moved, key, generation, op },
     });
     let steps = prop::collection::vec(step, OPERATIONS);
     (sets, prop::bool::weighted(0.3), steps).prop_map(|(sets, explicit, steps)| Timeline {

@@ -82,6 +82,9 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
     {
         assert!(tally.get(what) > 200, "the timelines reach all answers: {tally:?}");
     }
+    for what in ["outdated", "paused", "with terms"] {
+        assert!(tally.get(what) > 50, "the timelines reach all answers: {tally:?}");
+    }
     println!("{topic}: {tally:?}");
 }
 

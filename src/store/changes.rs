@@ -1,0 +1,79 @@
+//! How those who work on a downstream learn that its record was changed.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+/// Tells that somebody changed the record of a downstream ([`Store::tend`](super::Store::tend)).
+///
+/// It tells no more than that, and may tell it once too often: ask the store what holds now.
+#[derive(Clone, Debug)]
+pub struct Changes(watch::Receiver<()>);
+
+impl Changes {
+    /// Waits for the next change. Several since the last call count as one.
+    ///
+    /// Cancel safe.
+    pub async fn next(&mut self) {
+        if self.0.changed().await.is_err() {
+            // The store is gone: nothing will change.
+            std::future::pending().await
+        }
+    }
+}
+
+/// Those who want to know, by downstream.
+#[derive(Debug, Default)]
+pub(super) struct Watchers(Mutex<HashMap<String, watch::Sender<()>>>);
+
+impl Watchers {
+    pub(super) fn subscribe(&self, downstream: &str) -> Changes {
+        let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = senders.get(downstream) {
+            return Changes(sender.subscribe());
+        }
+        let (sender, receiver) = watch::channel(());
+        senders.insert(downstream.to_owned(), sender);
+        Changes(receiver)
+    }
+
+    pub(super) fn tell(&self, downstream: &str) {
+        let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = senders.get(downstream) {
+            sender.send_replace(());
+        }
+    }
+
+    /// Something may have been missed.
+    #[cfg(feature = "redis")]
+    pub(super) fn tell_all(&self) {
+        let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        senders.values().for_each(|sender| sender.send_replace(()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_who_works_on_it_is_told_once() {
+        let watchers = Watchers::default();
+        let (mut a, mut b) = (watchers.subscribe("a"), watchers.subscribe("b"));
+        assert!(a.next().now_or_never().is_none());
+        watchers.tell("a");
+        watchers.tell("a");
+        watchers.tell("c");
+        assert!(a.next().now_or_never().is_some() && a.next().now_or_never().is_none());
+        assert!(b.next().now_or_never().is_none());
+        let mut late = watchers.subscribe("a");
+        assert!(late.next().now_or_never().is_none());
+        watchers.tell_all();
+        assert!(a.next().now_or_never().is_some() && b.next().now_or_never().is_some());
+        drop(watchers);
+        assert!(late.next().now_or_never().is_some() && late.next().now_or_never().is_none());
+    }
+}

@@ -1,0 +1,65 @@
+//! Hears of changes that others made: a connection of its own, that subscribes.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use redis::aio::PubSub;
+
+use super::link::Link;
+use crate::store::StoreError;
+use crate::store::changes::Watchers;
+
+/// Before the next try, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Listens as long as somebody keeps the watchers.
+pub(super) async fn listen(link: Weak<Link>, channel: String, watchers: Weak<Watchers>) {
+    let (first, most) = BACKOFF;
+    let (mut wait, mut told) = (first, false);
+    while let Some(open) = link.upgrade() {
+        let mut reopened = open.reopened();
+        match subscribe(&open, &channel).await {
+            Ok(mut subscribed) => {
+                drop(open);
+                (wait, told) = (first, false);
+                // What was told before is lost.
+                let Some(all) = watchers.upgrade() else { return };
+                all.tell_all();
+                drop(all);
+                let mut messages = subscribed.on_message();
+                loop {
+                    let message = tokio::select! {
+                        message = messages.next() => message,
+                        // The other connection broke: this one may be as dead, and hear nothing of it.
+                        _ = reopened.changed() => None,
+                    };
+                    let Some(message) = message else { break };
+                    let Some(watchers) = watchers.upgrade() else { return };
+                    if let Ok(downstream) = message.get_payload::<String>() {
+                        watchers.tell(&downstream);
+                    }
+                }
+            }
+            Err(error) => {
+                drop(open);
+                if !told {
+                    tracing::debug!(%error, channel, "changes by other replicas are seen later");
+                    told = true;
+                }
+                tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+                wait = (wait * 2).min(most);
+            }
+        }
+    }
+}
+
+async fn subscribe(link: &Arc<Link>, channel: &str) -> Result<PubSub, StoreError> {
+    let mut subscriber = link.subscriber().await?;
+    let subscribed = tokio::time::timeout(link.connect_timeout(), subscriber.subscribe(channel)).await;
+    match subscribed {
+        Ok(Ok(())) => Ok(subscriber),
+        Ok(Err(error)) => Err(link.explain(&error)),
+        Err(_) => Err(link.unreachable("subscribing timed out")),
+    }
+}

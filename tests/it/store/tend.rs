@@ -1,0 +1,168 @@
+//! What holds for a whole downstream in Redis: told to all who work on it, and remembered for a store that
+//! forgot.
+
+use std::time::Duration;
+
+use paced::limit::{Costs, Limit, LimitSet};
+use paced::store::{Change, Changes, Check, Pause, Recall, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::time::Micros;
+use tokio::time::timeout;
+
+use super::patient;
+use crate::support::servers::{Redis, redis};
+use crate::support::unique;
+
+const LONG: Duration = Duration::from_secs(20);
+
+async fn store(redis: &Redis) -> RedisStore {
+    RedisStore::connect(&redis.url(), patient()).await.unwrap()
+}
+
+/// A leaky bucket, with a burst and without.
+fn limits(rate: &str, burst: u32) -> LimitSet {
+    LimitSet::new(vec![Limit::leaky_bucket("rate", rate.parse().unwrap(), burst).unwrap()]).unwrap()
+}
+
+async fn reserve(
+    store: &RedisStore,
+    downstream: &str,
+    limits: &LimitSet,
+    jobs: usize,
+    generation: u64,
+) -> Reserved {
+    let scope = Scope { downstream, key: "" };
+    let costs = vec![1; jobs];
+    let (costs, ahead) = (Costs::Each(&costs), Duration::from_secs(60));
+    store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease: None, generation }).await.unwrap()
+}
+
+/// The changes from the moment on at which they are surely heard.
+async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
+    let mut changes = store.changes(downstream);
+    for _ in 0..200 {
+        // A pause of a microsecond, which is a change.
+        other.tend(downstream, Change::Penalize(Duration::from_micros(1))).await.unwrap();
+        // The first notice is for what may have been missed, and a second one may still be on its way.
+        if timeout(Duration::from_millis(100), changes.next()).await.is_ok() {
+            while timeout(Duration::from_millis(200), changes.next()).await.is_ok() {}
+            return changes;
+        }
+    }
+    panic!("no change is heard");
+}
+
+#[tokio::test]
+async fn who_works_on_a_downstream_hears_of_its_changes() {
+    let redis = redis().await;
+    let (one, two, name) = (store(redis).await, store(redis).await, unique("heard"));
+    let mut changes = attentive(&one, &two, &name).await;
+    let mut elsewhere = one.changes(&unique("elsewhere"));
+    for change in [
+        Change::Penalize(Duration::from_secs(1)),
+        Change::Pause(None),
+        Change::Resume,
+        Change::Terms { of: 0, text: "terms" },
+    ] {
+        two.tend(&name, change).await.unwrap();
+        timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not heard"));
+    }
+    // Nothing changes.
+    for change in [Change::Look, Change::Terms { of: 0, text: "others" }, Change::Recall(Recall::default())] {
+        two.tend(&name, change).await.unwrap();
+    }
+    two.tend(&name, Change::Pause(None)).await.unwrap();
+    timeout(LONG, changes.next()).await.expect("the pause is heard");
+    assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "once");
+    assert!(futures_util::FutureExt::now_or_never(elsewhere.next()).is_none(), "another downstream's");
+}
+
+#[tokio::test]
+async fn a_broken_subscription_is_renewed() {
+    let redis = Redis::dedicated().await;
+    let (one, two) = (store(&redis).await, store(&redis).await);
+    let mut changes = attentive(&one, &two, "billing").await;
+    redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
+    timeout(LONG, changes.next()).await.expect("it is told that something may have been missed");
+    two.tend("billing", Change::Pause(None)).await.unwrap();
+    timeout(LONG, changes.next()).await.expect("and hears again");
+}
+
+#[tokio::test]
+async fn a_pause_is_every_workers_and_ends_without_a_burst() {
+    let redis = redis().await;
+    for burst in [1, 10] {
+        let limits = limits("100/s", burst);
+        let (one, two, name) = (store(redis).await, store(redis).await, unique("paused"));
+        let before = reserve(&one, &name, &limits, 1, 0).await;
+        let until = one.tend(&name, Change::Penalize(Duration::from_secs(3))).await.unwrap().status.penalty;
+        // A shorter one changes nothing.
+        two.tend(&name, Change::Penalize(Duration::from_secs(1))).await.unwrap();
+        let reserved = reserve(&two, &name, &limits, 20, 0).await;
+        assert_eq!(reserved.status.paused_until(), until);
+        let even: Vec<Micros> = (0..20).map(|k| until.plus(Duration::from_millis(10) * k)).collect();
+        assert_eq!(reserved.slots, even, "burst {burst}");
+        assert!(until.since(before.now) >= Duration::from_secs(3));
+
+        let scope = Scope { downstream: &name, key: "" };
+        let check = Check {
+            scope,
+            limits: &limits.clone().policing(),
+            costs: Costs::Each(&[1]),
+            now: None,
+            generation: 0,
+        };
+        two.tend(&name, Change::Pause(None)).await.unwrap();
+        let stopped = reserve(&one, &name, &limits, 1, 0).await;
+        assert_eq!((stopped.slots.len(), stopped.next), (0, Micros::MAX));
+        assert_eq!(one.check(check).await.unwrap().verdicts[0].earliest, Micros::MAX);
+        let resumed = one.tend(&name, Change::Resume).await.unwrap().status;
+        assert_eq!((resumed.penalty, resumed.pause), (Micros(0), Pause { until: Micros(0), version: 2 }));
+        assert_eq!(reserve(&two, &name, &limits, 1, 0).await.slots.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_recalls_what_the_store_forgot() {
+    let redis = Redis::dedicated().await;
+    let (one, two, limits) = (store(&redis).await, store(&redis).await, limits("100/s", 1));
+    let agreed = one.tend("billing", Change::Terms { of: 0, text: "first" }).await.unwrap();
+    assert_eq!((agreed.status.generation, agreed.terms.as_deref()), (1, Some("first")));
+    let lost = two.tend("billing", Change::Terms { of: 0, text: "second" }).await.unwrap();
+    assert_eq!((lost.status.generation, lost.terms.as_deref()), (1, Some("first")), "one was faster");
+    two.tend("billing", Change::Terms { of: 1, text: "second" }).await.unwrap();
+    let paused = two.tend("billing", Change::Pause(None)).await.unwrap();
+    assert!(reserve(&one, "billing", &limits, 1, 1).await.outdated);
+    assert!(!reserve(&one, "billing", &limits, 1, 2).await.outdated);
+
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let forgotten = reserve(&one, "billing", &limits, 1, 2).await;
+    assert!(forgotten.outdated && forgotten.slots.is_empty(), "no slot without the pause");
+    assert!(forgotten.epoch > paused.epoch);
+    let recall = Recall { version: 1, generation: 2, terms: Some("second"), ..Recall::default() };
+    let recalled = one.tend("billing", Change::Recall(recall)).await.unwrap();
+    assert_eq!((recalled.status, recalled.terms), (paused.status, paused.terms));
+    // Who knows less changes nothing.
+    let less =
+        Recall { version: 0, generation: 1, terms: Some("first"), pause: Some(Duration::ZERO), ..recall };
+    assert_eq!(two.tend("billing", Change::Recall(less)).await.unwrap().status, recalled.status);
+    // The record outlives its terms: an eviction.
+    redis.command(&["DEL", "paced:{billing}:terms"]).await.unwrap();
+    assert_eq!(two.tend("billing", Change::Look).await.unwrap().terms, None);
+    let again = two.tend("billing", Change::Recall(recall)).await.unwrap();
+    assert_eq!((again.status, again.terms.as_deref()), (recalled.status, Some("second")));
+}
+
+/// 1/min would otherwise stand still for a minute.
+#[tokio::test]
+async fn what_is_pending_is_timed_anew_under_another_rate() {
+    let redis = redis().await;
+    let (store, name) = (store(redis).await, unique("retimed"));
+    let slow = reserve(&store, &name, &limits("1/m", 1), 2, 0).await.slots;
+    assert_eq!(slow[1].since(slow[0]), Duration::from_secs(60));
+    let name = unique("retimed");
+    let first = reserve(&store, &name, &limits("1/m", 1), 1, 0).await.slots[0];
+    let fast = reserve(&store, &name, &limits("2/s", 1), 2, 0).await.slots;
+    assert_eq!(fast, [first.plus(Duration::from_millis(500)), first.plus(Duration::from_secs(1))]);
+    let slow = reserve(&store, &name, &limits("1/10s", 1), 1, 0).await.slots[0];
+    assert_eq!(slow, fast[1].plus(Duration::from_secs(10)));
+}
