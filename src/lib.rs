@@ -28,6 +28,7 @@
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
 //! | `headers` | HTTP header fields from a decision; feature `headers` |
 //! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
+//! | `terms` | what replicas agree on: the limits in force, and rates that operators set; feature `dispatch` |
 //! | `metric` | what is measured on that way; feature `dispatch` |
 //! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
 //!
@@ -56,6 +57,8 @@ pub mod metric;
 pub mod pipe;
 #[cfg(feature = "dispatch")]
 pub mod sink;
+#[cfg(feature = "dispatch")]
+pub mod terms;
 
 pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
 pub use rate::{Amount, Period, Rate, RateError};

@@ -119,6 +119,12 @@ impl LimitSet {
         self.limits.iter()
     }
 
+    /// The limits as they were given: one that was given twice is there twice.
+    #[cfg(feature = "dispatch")]
+    pub(crate) fn listed(&self) -> impl Iterator<Item = &Limit> {
+        self.given.iter().map(|&place| &self.limits[place])
+    }
+
     /// The limit at a place.
     #[must_use]
     pub fn get(&self, place: usize) -> Option<&Limit> {

@@ -1,0 +1,327 @@
+//! The terms of a downstream: which limits are in force, as all replicas agree on them.
+//!
+//! The file of the replica that started or reloaded last says the limits (the file part), unless its
+//! `revision` is lower than that of the terms in force. Operators set rates over them, for a while or until
+//! they are unset. The terms are kept as text beside the pace itself, under a generation that moves with
+//! each change. All here is pure: it reads no clock and does no I/O.
+
+mod rerate;
+mod text;
+
+use std::collections::BTreeMap;
+
+use crate::limit::{Limit, LimitError, LimitSet};
+use crate::rate::{Amount, RateError};
+use crate::time::Micros;
+
+/// The name of the limit that `rate = "..."` in a file makes.
+pub const RATE_LIMIT: &str = "leaky-bucket-0";
+
+/// The limits in force at a downstream, and the rates that operators set over them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    revision: Option<u64>,
+    limits: LimitSet,
+    plans: BTreeMap<String, LimitSet>,
+    overrides: BTreeMap<String, Override>,
+}
+
+/// A rate that an operator set for one limit. The limit keeps its burst, its buckets and its kind of
+/// windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The count and the period instead of the file's.
+    pub rate: Amount,
+    /// The first instant, on the store's clock, at which it no longer counts; none: until it is unset.
+    pub until: Option<Micros>,
+    /// Why, in the operator's words.
+    pub reason: Option<String>,
+    /// When it was set, on the store's clock.
+    pub set_at: Micros,
+}
+
+/// What a start or a reload makes of the terms in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// They say what the file says: nothing is to be done.
+    Same,
+    /// These are to be the terms from now on: the file's limits, and the overrides there were.
+    Replace(Terms),
+    /// They stay, as their revision is higher than the file's: worth a warning.
+    Stay {
+        /// The revision of the terms in force.
+        stored: u64,
+        /// The file's; none counts as the lowest.
+        own: Option<u64>,
+    },
+}
+
+/// What is wrong with terms, or with a change to them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TermsError {
+    /// The text is of a version that this program does not read.
+    #[error(
+        "the terms in the store are of version {found}, and this paced reads version {known}; run the same \
+         version of paced everywhere, the newer one"
+    )]
+    Version {
+        /// The text's.
+        found: u64,
+        /// The one that is understood.
+        known: u64,
+    },
+    /// A limit of an algorithm that this program does not have.
+    #[error(
+        "the terms in the store have a limit `{limit}` of the algorithm `{algorithm}`, which this paced does \
+         not know; run the same version of paced everywhere, the newer one"
+    )]
+    Algorithm {
+        /// The limit's name.
+        limit: String,
+        /// What it says.
+        algorithm: String,
+    },
+    /// The text is not what paced writes.
+    #[error(
+        "the terms in the store cannot be read ({0}); if something else wrote them, reload the configuration \
+         (SIGHUP), which writes them anew"
+    )]
+    Malformed(String),
+    /// There is no limit of this name.
+    #[error("no limit is called `{limit}`; there are {}", listed(names))]
+    NoSuchLimit {
+        /// The name asked for.
+        limit: String,
+        /// The names there are.
+        names: Vec<String>,
+    },
+    /// Several limits, none of which is plainly the one that is meant.
+    #[error("which limit is meant? Name one of {}", listed(names))]
+    WhichLimit {
+        /// The names there are.
+        names: Vec<String>,
+    },
+    /// The rate is none for this limit.
+    #[error("a rate of {rate} is none for the limit `{limit}`: {problem}")]
+    Rate {
+        /// The limit's name.
+        limit: String,
+        /// The rate asked for.
+        rate: Amount,
+        /// What is wrong with it, and what would be right.
+        problem: Problem,
+    },
+}
+
+/// Why a rate is none for a limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The numbers are no limit.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The numbers are no rate.
+    #[error(transparent)]
+    Rate(#[from] RateError),
+    /// A calendar counts in days, weeks and months.
+    #[error("its windows are those of a calendar; use one day, one week or one month, such as 1000/day")]
+    Calendar,
+    /// Windows of one length cannot be months.
+    #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
+    Month,
+    /// The limit was given several times, and holds fewer units.
+    #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
+    NoUnit,
+}
+
+fn listed(names: &[String]) -> String {
+    format!("`{}`", names.join("`, `"))
+}
+
+impl Terms {
+    /// The terms of a file: limits of a downstream, for each plan by name the set that its jobs keep (the
+    /// downstream's limits and then the plan's own), and a revision if the file has one.
+    #[must_use]
+    pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
+        Self { revision, limits, plans, overrides: BTreeMap::new() }
+    }
+
+    /// The file's revision.
+    #[must_use]
+    pub const fn revision(&self) -> Option<u64> {
+        self.revision
+    }
+
+    /// The downstream's limits as the file has them.
+    #[must_use]
+    pub const fn limits(&self) -> &LimitSet {
+        &self.limits
+    }
+
+    /// For each plan the limits of its jobs as the file has them, by the plan's name.
+    #[must_use]
+    pub const fn plans(&self) -> &BTreeMap<String, LimitSet> {
+        &self.plans
+    }
+
+    /// The rates that operators set, by the limit's name; also those that are over.
+    #[must_use]
+    pub const fn overrides(&self) -> &BTreeMap<String, Override> {
+        &self.overrides
+    }
+
+    /// The terms as text: JSON with a version in it, every number exact. The same terms are always the
+    /// same text.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        text::write(self)
+    }
+
+    /// The terms that [`Terms::to_text`] wrote.
+    ///
+    /// # Errors
+    /// [`TermsError::Version`] or [`TermsError::Algorithm`] for a text of a newer program,
+    /// [`TermsError::Malformed`] for one that no program wrote.
+    pub fn parse(text: &str) -> Result<Self, TermsError> {
+        text::read(text)
+    }
+
+    /// Whether both have the same limits in their files, whatever their revisions and overrides.
+    #[must_use]
+    pub fn has_limits_of(&self, other: &Self) -> bool {
+        self.limits == other.limits && self.plans == other.plans
+    }
+
+    /// What becomes of the terms in force when a replica starts with `own`, or reloads it: the last load
+    /// wins, unless its revision is lower.
+    #[must_use]
+    pub fn load(stored: Option<&Self>, own: &Self) -> Load {
+        let Some(in_force) = stored else { return Load::Replace(own.clone()) };
+        // `None` is less than any number.
+        let lower = own.revision < in_force.revision;
+        if in_force.has_limits_of(own) && (lower || own.revision == in_force.revision) {
+            return Load::Same;
+        }
+        match in_force.revision.filter(|_| lower) {
+            Some(stored) => Load::Stay { stored, own: own.revision },
+            None => Load::Replace(Self { overrides: in_force.overrides.clone(), ..own.clone() }),
+        }
+    }
+
+    /// The limits in force at `now`: the downstream's, and for each plan those of its jobs.
+    ///
+    /// An override counts while `now < until`. One that fits no limit of the file any more changes nothing;
+    /// see [`Terms::idle`].
+    #[must_use]
+    pub fn effective(&self, now: Micros) -> (LimitSet, BTreeMap<String, LimitSet>) {
+        let plans = self.plans.iter().map(|(name, set)| (name.clone(), self.applied(set, now)));
+        (self.applied(&self.limits, now), plans.collect())
+    }
+
+    /// The overrides that count at `now`, but fit no limit since the file changed.
+    #[must_use]
+    pub fn idle(&self, now: Micros) -> Vec<&str> {
+        let fits = |name: &str, one: &Override| self.checked(name, one.rate).is_ok();
+        self.in_force(now).filter(|(name, one)| !fits(name, one)).map(|(name, _)| name).collect()
+    }
+
+    /// When the next override ends that counts at `now`.
+    #[must_use]
+    pub fn next_end(&self, now: Micros) -> Option<Micros> {
+        self.in_force(now).filter_map(|(_, one)| one.until).min()
+    }
+
+    /// The terms without the overrides that are over at `now`; none where there are no such.
+    #[must_use]
+    pub fn expired(&self, now: Micros) -> Option<Self> {
+        let live = self.in_force(now).map(|(name, one)| (name.to_owned(), one.clone()));
+        let overrides: BTreeMap<_, _> = live.collect();
+        (overrides.len() < self.overrides.len()).then(|| Self { overrides, ..self.clone() })
+    }
+
+    /// The limit that a change is about: the one of this name, which may be a plan's. Without a name the
+    /// one that `rate = "..."` makes, or else the downstream's only one.
+    ///
+    /// # Errors
+    /// [`TermsError::NoSuchLimit`] and [`TermsError::WhichLimit`], with the names there are.
+    pub fn limit(&self, name: Option<&str>) -> Result<&Limit, TermsError> {
+        let all = || {
+            self.plans.values().fold(self.limits.iter().collect::<Vec<_>>(), |mut all, set| {
+                let more =
+                    set.iter().filter(|limit| self.limits.iter().all(|own| own.name() != limit.name()));
+                all.extend(more);
+                all
+            })
+        };
+        let names = |limits: Vec<&Limit>| limits.iter().map(|limit| limit.name().to_owned()).collect();
+        let called = |name: &str| all().into_iter().find(|limit| limit.name() == name);
+        match name {
+            Some(name) => called(name)
+                .ok_or_else(|| TermsError::NoSuchLimit { limit: name.to_owned(), names: names(all()) }),
+            None => match (called(RATE_LIMIT), self.limits.get(0).filter(|_| self.limits.len() == 1)) {
+                (Some(limit), _) | (None, Some(limit)) => Ok(limit),
+                (None, None) => Err(TermsError::WhichLimit { names: names(all()) }),
+            },
+        }
+    }
+
+    /// Sets a rate over a limit, in place of one that was set before; see [`Terms::limit`] for which one.
+    /// The limit's name comes back.
+    ///
+    /// # Errors
+    /// As [`Terms::limit`], and [`TermsError::Rate`] when the rate makes no limit; nothing is changed then.
+    pub fn set_rate(&mut self, limit: Option<&str>, set: Override) -> Result<String, TermsError> {
+        let name = self.limit(limit)?.name().to_owned();
+        self.checked(&name, set.rate)?;
+        self.overrides.insert(name.clone(), set);
+        Ok(name)
+    }
+
+    /// Takes back the rate that was set over a limit, and tells the limit's name and what was set, if
+    /// anything was. A name may be of a limit that the file no longer has.
+    ///
+    /// # Errors
+    /// As [`Terms::limit`], where nothing is set for a limit of this name either.
+    pub fn unset_rate(&mut self, limit: Option<&str>) -> Result<(String, Option<Override>), TermsError> {
+        let name = match limit.filter(|name| self.overrides.contains_key(*name)) {
+            Some(name) => name.to_owned(),
+            None => self.limit(limit)?.name().to_owned(),
+        };
+        let was = self.overrides.remove(&name);
+        Ok((name, was))
+    }
+
+    fn in_force(&self, now: Micros) -> impl Iterator<Item = (&str, &Override)> {
+        let counts = move |one: &Override| one.until.is_none_or(|until| now < until);
+        self.overrides.iter().filter(move |(_, one)| counts(one)).map(|(name, one)| (name.as_str(), one))
+    }
+
+    /// Every set with this rate for the limit of this name.
+    fn checked(&self, name: &str, rate: Amount) -> Result<(), TermsError> {
+        let limit = self.limit(Some(name))?;
+        let wrong = |problem| TermsError::Rate { limit: name.to_owned(), rate, problem };
+        let limit = rerate::rerated(limit, rate).map_err(wrong)?;
+        let sets = std::iter::once(&self.limits).chain(self.plans.values());
+        // Also in the plans the state is this limit's: it is there with the same numbers.
+        for set in sets.filter(|set| set.iter().any(|other| other.name() == name)) {
+            let set = rerate::replaced(set, std::slice::from_ref(&limit));
+            if set.is_none_or(|set| set.max_cost() == 0) {
+                return Err(wrong(Problem::NoUnit));
+            }
+        }
+        Ok(())
+    }
+
+    fn applied(&self, set: &LimitSet, now: Micros) -> LimitSet {
+        let fits = |(name, one): (&str, &Override)| {
+            self.checked(name, one.rate).ok()?;
+            rerate::rerated(self.limit(Some(name)).ok()?, one.rate).ok()
+        };
+        let limits: Vec<Limit> = self.in_force(now).filter_map(fits).collect();
+        rerate::replaced(set, &limits).unwrap_or_else(|| set.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! Another count and period for a limit: all else of it stays.
+
+use super::Problem;
+use crate::limit::{Algorithm, Calendar, Counting, Edges, Limit, LimitSet, calendar};
+use crate::rate::{Amount, Period, RateError};
+
+const DAY: Period = Period::Micros(86_400_000_000);
+
+/// The limit at another rate, under its name.
+pub(super) fn rerated(limit: &Limit, rate: Amount) -> Result<Limit, Problem> {
+    let (name, count) = (limit.name(), rate.count());
+    // What is no quota has no calendar.
+    let plain = || match rate.period().is_calendar() {
+        true => Err(RateError::QuotaUnit(rate.to_string())),
+        false => Ok(rate.period().longest()),
+    };
+    let limit = match limit.algorithm() {
+        Algorithm::LeakyBucket(bucket) => {
+            plain()?;
+            Limit::leaky_bucket(name, rate.rate()?, bucket.burst())
+        }
+        Algorithm::Gcra(gcra) => {
+            plain()?;
+            Limit::gcra(name, rate.rate()?, gcra.burst())
+        }
+        Algorithm::TokenBucket(bucket) => {
+            plain()?;
+            Limit::token_bucket(name, rate.rate()?, bucket.capacity())
+        }
+        Algorithm::FixedWindow(window) => match window.edges() {
+            Edges::FirstHit { .. } => Limit::first_hit_window(name, count, plain()?),
+            _ => Limit::fixed_window(name, count, plain()?),
+        },
+        Algorithm::SlidingWindow(window) => Limit::sliding_window(name, count, plain()?, window.buckets()),
+        Algorithm::SlidingLog(_) => Limit::sliding_log(name, count, plain()?),
+        Algorithm::Quota(quota) => Limit::quota(name, count, edges(quota, rate.period())?),
+    };
+    Ok(limit?)
+}
+
+/// The edges of a quota's windows, of the same kind for another period.
+fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
+    if let Edges::Calendar(calendar) = quota.edges() {
+        let unit = match period {
+            DAY => calendar::Unit::Day,
+            Period::Week => calendar::Unit::Week,
+            Period::Month => calendar::Unit::Month,
+            Period::Micros(_) => return Err(Problem::Calendar),
+        };
+        let calendar = Calendar::new(unit, calendar.offset_minutes()).map_err(crate::LimitError::from)?;
+        return Ok(Edges::Calendar(calendar));
+    }
+    if period == Period::Month {
+        return Err(Problem::Month);
+    }
+    let length = period.longest();
+    Ok(match quota.edges() {
+        Edges::Aligned { offset, .. } => {
+            // An amount has at least 1 µs. An edge of the old windows is one of the new.
+            let micros = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
+            Edges::aligned(length, offset.rem_euclid(micros))?
+        }
+        _ => Edges::first_hit(length)?,
+    })
+}
+
+/// The set with these limits in place of those of their names; none if that is no set.
+pub(super) fn replaced(set: &LimitSet, limits: &[Limit]) -> Option<LimitSet> {
+    let with =
+        |limit: &Limit| limits.iter().find(|other| other.name() == limit.name()).unwrap_or(limit).clone();
+    LimitSet::combined(set.combine(), set.listed().map(with).collect()).ok()
+}

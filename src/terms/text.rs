@@ -1,0 +1,294 @@
+//! Terms as JSON. What is written under a version is read by every program that knows the version.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Override, Terms, TermsError};
+use crate::limit::{Algorithm, Calendar, Combine, Edges, Limit, LimitError, LimitSet, calendar};
+use crate::rate::{Amount, Rate};
+use crate::time::Micros;
+
+const VERSION: u64 = 1;
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    revision: Option<u64>,
+    limits: Set,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    plans: BTreeMap<String, Set>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    overrides: BTreeMap<String, Over>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Set {
+    combine: How,
+    limits: Vec<One>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum How {
+    All,
+    Any,
+    OneOf,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct One {
+    name: String,
+    algorithm: String,
+    /// Those of the algorithm: one of the structs below.
+    numbers: Value,
+}
+
+/// Of the GCRA family. Periods are in µs here and below.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pace {
+    count: u64,
+    period: u64,
+    /// Of a token bucket the capacity.
+    burst: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Windows {
+    count: u64,
+    edges: Ends,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum Ends {
+    Aligned { period: u64, offset: i64 },
+    FirstHit { period: u64 },
+    Calendar { unit: Unit, offset_minutes: i16 },
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Unit {
+    Day,
+    Week,
+    Month,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sliding {
+    count: u64,
+    period: u64,
+    buckets: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Logged {
+    count: u64,
+    period: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Over {
+    /// As people write it.
+    rate: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    set_at: i64,
+}
+
+pub(super) fn write(terms: &Terms) -> String {
+    let over = |one: &Override| Over {
+        rate: one.rate.to_string(),
+        until: one.until.map(|until| until.0),
+        reason: one.reason.clone(),
+        set_at: one.set_at.0,
+    };
+    let text = Text {
+        version: VERSION,
+        revision: terms.revision,
+        limits: set(&terms.limits),
+        plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
+        overrides: terms.overrides.iter().map(|(name, one)| (name.clone(), over(one))).collect(),
+    };
+    // Maps with keys that are texts, and numbers that are finite: always JSON.
+    serde_json::to_string(&text).unwrap_or_default()
+}
+
+fn set(limits: &LimitSet) -> Set {
+    let combine = match limits.combine() {
+        Combine::All => How::All,
+        Combine::Any => How::Any,
+        Combine::OneOf => How::OneOf,
+    };
+    Set { combine, limits: limits.listed().map(one).collect() }
+}
+
+fn one(limit: &Limit) -> One {
+    let (algorithm, numbers) = match limit.algorithm() {
+        Algorithm::LeakyBucket(bucket) => ("leaky-bucket", pace(bucket.rate(), bucket.burst())),
+        Algorithm::Gcra(gcra) => ("gcra", pace(gcra.rate(), gcra.burst())),
+        Algorithm::TokenBucket(bucket) => ("token-bucket", pace(bucket.refill(), bucket.capacity())),
+        Algorithm::FixedWindow(window) => ("fixed-window", windows(window.count(), window.edges())),
+        Algorithm::Quota(window) => ("quota", windows(window.count(), window.edges())),
+        Algorithm::SlidingWindow(window) => {
+            let (count, buckets) = (window.count(), window.buckets());
+            let period = window.width().unsigned_abs() * u64::from(buckets);
+            ("sliding-window", json(&Sliding { count, period, buckets }))
+        }
+        Algorithm::SlidingLog(log) => {
+            ("sliding-log", json(&Logged { count: log.count(), period: log.period().unsigned_abs() }))
+        }
+    };
+    One { name: limit.name().to_owned(), algorithm: algorithm.to_owned(), numbers }
+}
+
+fn pace(rate: Rate, burst: u32) -> Value {
+    json(&Pace { count: rate.count(), period: rate.period_micros(), burst })
+}
+
+fn windows(count: u64, edges: Edges) -> Value {
+    let edges = match edges {
+        Edges::Aligned { period, offset } => Ends::Aligned { period: period.unsigned_abs(), offset },
+        Edges::FirstHit { period } => Ends::FirstHit { period: period.unsigned_abs() },
+        Edges::Calendar(calendar) => Ends::Calendar {
+            unit: match calendar.unit() {
+                calendar::Unit::Day => Unit::Day,
+                calendar::Unit::Week => Unit::Week,
+                calendar::Unit::Month => Unit::Month,
+            },
+            offset_minutes: calendar.offset_minutes(),
+        },
+    };
+    json(&Windows { count, edges })
+}
+
+fn json(numbers: &impl Serialize) -> Value {
+    // As in `write`.
+    serde_json::to_value(numbers).unwrap_or_default()
+}
+
+pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
+    let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
+    if version != VERSION {
+        return Err(TermsError::Version { found: version, known: VERSION });
+    }
+    let Text { revision, limits, plans, overrides, .. } = serde_json::from_str(text).map_err(malformed)?;
+    let plans = plans.into_iter().map(|(name, limits)| Ok((name, as_set(limits)?)));
+    let overrides = overrides.into_iter().map(|(name, one)| Ok((name, over(one)?)));
+    Ok(Terms {
+        revision,
+        limits: as_set(limits)?,
+        plans: plans.collect::<Result<_, TermsError>>()?,
+        overrides: overrides.collect::<Result<_, TermsError>>()?,
+    })
+}
+
+fn malformed(problem: impl ToString) -> TermsError {
+    TermsError::Malformed(problem.to_string())
+}
+
+fn over(one: Over) -> Result<Override, TermsError> {
+    Ok(Override {
+        rate: one.rate.parse::<Amount>().map_err(malformed)?,
+        until: one.until.map(Micros),
+        reason: one.reason,
+        set_at: Micros(one.set_at),
+    })
+}
+
+fn as_set(set: Set) -> Result<LimitSet, TermsError> {
+    let combine = match set.combine {
+        How::All => Combine::All,
+        How::Any => Combine::Any,
+        How::OneOf => Combine::OneOf,
+    };
+    let limits = set.limits.into_iter().map(as_limit).collect::<Result<_, _>>()?;
+    LimitSet::combined(combine, limits).map_err(malformed)
+}
+
+fn as_limit(One { name, algorithm, numbers }: One) -> Result<Limit, TermsError> {
+    let limit = match algorithm.as_str() {
+        "leaky-bucket" => {
+            let (rate, burst) = as_pace(numbers)?;
+            Limit::leaky_bucket(name, rate, burst)
+        }
+        "gcra" => {
+            let (rate, burst) = as_pace(numbers)?;
+            Limit::gcra(name, rate, burst)
+        }
+        "token-bucket" => {
+            let (rate, capacity) = as_pace(numbers)?;
+            Limit::token_bucket(name, rate, capacity)
+        }
+        "fixed-window" => {
+            let Windows { count, edges } = of(numbers)?;
+            match edges {
+                Ends::Aligned { period, offset: 0 } => Limit::fixed_window(name, count, micros(period)),
+                Ends::FirstHit { period } => Limit::first_hit_window(name, count, micros(period)),
+                _ => return Err(malformed("edges that a fixed window does not have")),
+            }
+        }
+        "quota" => {
+            let Windows { count, edges } = of(numbers)?;
+            as_edges(edges).and_then(|edges| Limit::quota(name, count, edges))
+        }
+        "sliding-window" => {
+            let Sliding { count, period, buckets } = of(numbers)?;
+            Limit::sliding_window(name, count, micros(period), buckets)
+        }
+        "sliding-log" => {
+            let Logged { count, period } = of(numbers)?;
+            Limit::sliding_log(name, count, micros(period))
+        }
+        _ => return Err(TermsError::Algorithm { limit: name, algorithm }),
+    };
+    limit.map_err(malformed)
+}
+
+fn of<T: DeserializeOwned>(numbers: Value) -> Result<T, TermsError> {
+    serde_json::from_value(numbers).map_err(malformed)
+}
+
+fn as_pace(numbers: Value) -> Result<(Rate, u32), TermsError> {
+    let Pace { count, period, burst } = of(numbers)?;
+    Ok((Rate::new(count, micros(period)).map_err(malformed)?, burst))
+}
+
+const fn micros(period: u64) -> Duration {
+    Duration::from_micros(period)
+}
+
+fn as_edges(edges: Ends) -> Result<Edges, LimitError> {
+    Ok(match edges {
+        Ends::Aligned { period, offset } => Edges::aligned(micros(period), offset)?,
+        Ends::FirstHit { period } => Edges::first_hit(micros(period))?,
+        Ends::Calendar { unit, offset_minutes } => {
+            let unit = match unit {
+                Unit::Day => calendar::Unit::Day,
+                Unit::Week => calendar::Unit::Week,
+                Unit::Month => calendar::Unit::Month,
+            };
+            Edges::Calendar(Calendar::new(unit, offset_minutes)?)
+        }
+    })
+}
