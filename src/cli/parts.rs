@@ -111,6 +111,9 @@ pub(super) fn dispatcher(
         horizon: downstream.horizon,
         concurrency: downstream.concurrency,
         retry: downstream.retry,
+        max_pause: downstream.max_pause,
+        on_unavailable: downstream.on_unavailable,
+        revision: downstream.revision,
         rules: rules(downstream),
         drain_timeout: settings.shutdown.drain_timeout,
     };

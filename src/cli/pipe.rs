@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paced::dispatch::{Delivery, Dispatcher, OnLimit, Options, Precision, RetryPolicy, Source};
+use paced::dispatch::{
+    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, Source,
+};
 use paced::job::{MaxCost, Message, Rules, Value};
 use paced::pipe::{self, Notify, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
@@ -149,6 +151,10 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             min_backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(300),
         },
+        max_pause: Duration::from_secs(300),
+        // The store is this process: it is never away.
+        on_unavailable: OnUnavailable::Hold,
+        revision: None,
         drain_timeout: DRAIN,
     };
     Ok(Dispatcher::new(

@@ -9,6 +9,7 @@ mod limits;
 mod place;
 mod read;
 mod reader;
+mod reload;
 mod secret;
 mod settings;
 mod show;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use figment::Provider as _;
 
 pub use error::{ConfigError, ConfigErrors};
+pub use reload::Reload;
 pub use settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
 pub use show::show;
 pub use source::Sources;

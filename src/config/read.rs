@@ -7,8 +7,11 @@ use super::error::{ConfigError, Kind};
 use super::reader::{Absent, Found, Reader, Table};
 use super::settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
 use super::{limits, url, value};
-use crate::dispatch::{OnLimit, RetryPolicy};
+use crate::dispatch::{OnLimit, OnUnavailable, RetryPolicy};
 use crate::job::nearest;
+
+/// The highest revision: any more is not the same number everywhere.
+const MAX_REVISION: u64 = (1 << 53) - 1;
 
 /// `[plans.NAME]`, by name; no limits where they are wrong.
 type Plans<'v> = BTreeMap<String, Option<Vec<limits::Given<'v>>>>;
@@ -29,7 +32,8 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     }
     let mut downstreams = Some(BTreeMap::new());
     for name in names {
-        let read = downstream(reader, &table, &name, &plans);
+        let on_unavailable = store.as_ref().map(|store| store.on_unavailable).unwrap_or_default();
+        let read = downstream(reader, &table, &name, &plans, on_unavailable);
         match (&mut downstreams, read) {
             (Some(all), Some(read)) => drop(all.insert(name, read)),
             _ => downstreams = None,
@@ -63,12 +67,19 @@ fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
     let table = reader.table(root, "store");
     let url = reader.secret(&table, "url", Absent::Default("memory:"), url::store);
     let key_prefix = reader.parsed(&table, "key_prefix", Absent::Default("paced"), value::prefix);
-    Some(Store { url: url?, key_prefix: key_prefix? })
+    let absent = Absent::Default("hold");
+    let on_unavailable = reader.parsed(&table, "on_unavailable", absent, value::on_unavailable);
+    Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable? })
 }
 
+/// What is wrong with it the reader has, also where a part is none.
 fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let table = reader.table(root, "admin");
-    Admin { listen: reader.parsed(&table, "listen", Absent::Unset, value::listen) }
+    let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
+    let token = reader.secret(&table, "token", Absent::Unset, value::token);
+    let hosts = ("[\"paced.internal\"]", value::allowed_host);
+    let allow_hosts = reader.texts(&table, "allow_hosts", hosts.0, hosts.1).unwrap_or_default();
+    Admin { listen, token, allow_hosts }
 }
 
 fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {
@@ -97,6 +108,7 @@ fn downstream<'v>(
     all: &Table<'v>,
     name: &str,
     plans: &Plans<'v>,
+    on_unavailable: OnUnavailable,
 ) -> Option<Downstream> {
     let table = reader.table(all, name);
     let named = value::name("downstream", name);
@@ -114,20 +126,26 @@ fn downstream<'v>(
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
     let horizon = reader.parsed(&table, "horizon", Absent::Default("100ms"), horizon);
     let concurrency = reader.integer(&table, "concurrency", 64, 1..=65_535);
+    let own_unavailable = reader.parsed(&table, "on_unavailable", Absent::Unset, value::on_unavailable);
+    let revision = reader.whole(&table, "revision", 0..=MAX_REVISION);
     let queue = queue(reader, &table);
     let http = http(reader, &table);
     let retry = retry(reader, &table);
     let lanes = lanes(reader, &table, plans);
     named.ok()?;
+    let (retry, max_pause) = retry?;
     Some(Downstream {
         limits: set?,
         plans: sets?,
         on_limit: on_limit?,
+        on_unavailable: own_unavailable.unwrap_or(on_unavailable),
+        revision,
         horizon: horizon?,
         concurrency: usize::try_from(concurrency?).ok()?,
         queue: queue?,
         http: http?,
-        retry: retry?,
+        retry,
+        max_pause,
         lanes: lanes?,
     })
 }
@@ -212,7 +230,7 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
     let timeout = |text: &str| value::duration_within(text, "1us", "365d");
     let timeout = reader.parsed(&table, "timeout", Absent::Default("30s"), timeout);
     let max_body = reader.parsed(&table, "max_body", Absent::Default("1MiB"), value::body_size);
-    let allow_headers = reader.texts(&table, "allow_headers", value::allowed_header);
+    let allow_headers = reader.texts(&table, "allow_headers", "[\"x-request-id\"]", value::allowed_header);
     let headers = headers(reader, &table);
     Some(Http {
         base_url: base_url?,
@@ -241,17 +259,19 @@ fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String,
     headers
 }
 
-fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<RetryPolicy> {
+/// When jobs are tried again, and the longest pause.
+fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPolicy, Duration)> {
     let table = reader.table(downstream, "retry");
     let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
     let min_backoff = reader.parsed(&table, "min_backoff", Absent::Default("1s"), value::duration);
     let max_backoff = reader.parsed(&table, "max_backoff", Absent::Default("5m"), value::duration);
+    let max_pause = reader.parsed(&table, "max_pause", Absent::Default("5m"), value::duration);
     let (min_backoff, max_backoff) = (min_backoff?, max_backoff?);
     if min_backoff > max_backoff {
         reject_backoffs(reader, &table, max_backoff);
         return None;
     }
-    Some(RetryPolicy { max_attempts: max_attempts?, min_backoff, max_backoff })
+    Some((RetryPolicy { max_attempts: max_attempts?, min_backoff, max_backoff }, max_pause?))
 }
 
 /// Points at the one that was given; at the shortest if both were.

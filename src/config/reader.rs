@@ -9,6 +9,7 @@ use figment::value::{Dict, Value};
 
 use super::document::{join, quote};
 use super::error::ConfigError;
+use super::settings::Secret;
 use super::source::Layer;
 
 /// A value as it takes effect, for `config show`: no secret in it.
@@ -20,6 +21,25 @@ pub(super) struct Entry {
     pub value: String,
     /// `default`, `paced.toml:3:7`, `env PACED_A__B`, `--set`.
     pub origin: String,
+    /// What `value` masks.
+    pub secret: Option<Secret>,
+}
+
+impl Entry {
+    /// The whole key.
+    pub fn path(&self) -> String {
+        join_parts(&self.table, &self.key)
+    }
+
+    /// Whether both say the same, wherever they come from.
+    pub fn says_as(&self, other: &Self) -> bool {
+        (&self.value, &self.secret) == (&other.value, &other.secret)
+    }
+}
+
+/// A key that is quoted already, under its table.
+fn join_parts(table: &str, key: &str) -> String {
+    if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
 /// What a key has where nobody gives it.
@@ -152,22 +172,41 @@ impl<'v> Reader<'v> {
             self.note(table, key, default.to_string(), None);
             return Some(default);
         };
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        let number = self.number(table, key, &found, default.into(), range)?;
+        u32::try_from(number).ok()
+    }
+
+    /// An integer within `range`, if anybody gives it.
+    pub fn whole(&mut self, table: &Table<'v>, key: &str, range: RangeInclusive<u64>) -> Option<u64> {
+        let found = self.find(table, key)?;
+        self.number(table, key, &found, *range.start() + 1, range)
+    }
+
+    fn number(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        found: &Found<'v>,
+        example: u64,
+        range: RangeInclusive<u64>,
+    ) -> Option<u64> {
         let given = match found.value {
             Value::Num(_, number) => {
                 number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
             }
-            _ => self.lone_text(&found).and_then(|text| text.trim().parse::<i128>().ok()),
+            _ => self.lone_text(found).and_then(|text| text.trim().parse::<i128>().ok()),
         };
         let Some(given) = given else {
-            self.wrong_type(&found, "an integer", &format!("such as {default}"));
+            self.wrong_type(found, "an integer", &format!("such as {example}"));
             return None;
         };
-        let number = u32::try_from(given).ok().filter(|number| range.contains(number));
+        let number = u64::try_from(given).ok().filter(|number| range.contains(number));
         match number {
-            Some(number) => self.note(table, key, number.to_string(), Some(&found)),
+            Some(number) => self.note(table, key, number.to_string(), Some(found)),
             None => {
                 let (low, high) = (range.start(), range.end());
-                self.wrong(&found, format!("out of range; use an integer from {low} to {high}"));
+                self.wrong(found, format!("out of range; use an integer from {low} to {high}"));
             }
         }
         number
@@ -216,11 +255,12 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The texts of an array, each as `parse` makes it; [] where nobody gives it.
+    /// The texts of an array such as `example`, each as `parse` makes it; [] where nobody gives it.
     pub fn texts(
         &mut self,
         table: &Table<'v>,
         key: &str,
+        example: &str,
         parse: impl Fn(&str) -> Result<String, String>,
     ) -> Option<Vec<String>> {
         let Some(found) = self.find(table, key) else {
@@ -228,7 +268,7 @@ impl<'v> Reader<'v> {
             return Some(Vec::new());
         };
         let mut texts = Some(Vec::new());
-        for item in self.items(&found, "an array of strings", "[\"x-request-id\"]")? {
+        for item in self.items(&found, "an array of strings", example)? {
             let text = self.text(&item, IN_QUOTES).and_then(|text| match parse(&text) {
                 Ok(text) => Some(text),
                 Err(problem) => {
@@ -318,7 +358,15 @@ impl<'v> Reader<'v> {
             format!("{}{file}", self.place(found))
         });
         let (table, key) = (table.path().to_owned(), join("", key));
-        self.entries.push(Entry { table, key, value, origin });
+        self.entries.push(Entry { table, key, value, origin, secret: None });
+    }
+
+    /// As [`Reader::note`], of a value that is shown masked.
+    pub fn note_secret(&mut self, table: &Table<'v>, key: &str, secret: &Secret, found: Option<&Found<'v>>) {
+        self.note(table, key, quote(&secret.to_string()), found);
+        if let Some(entry) = self.entries.last_mut() {
+            entry.secret = Some(secret.clone());
+        }
     }
 
     /// The keys of a table by what they stand for: `stem` makes `Accept` and `accept_file` one.

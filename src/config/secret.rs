@@ -1,6 +1,5 @@
 //! Secrets: given as they are, or in a file of their own.
 
-use super::document::quote;
 use super::error::said;
 use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
 use super::settings::Secret;
@@ -42,7 +41,7 @@ impl<'v> Reader<'v> {
         }
         let Some((name, found)) = given.pop() else {
             let secret = check(&self.absent(table, key, absent)?).ok()?;
-            self.note(table, key, quote(&secret.to_string()), None);
+            self.note_secret(table, key, &secret, None);
             return Some(secret);
         };
         let mut text = self.text(&found, IN_QUOTES)?;
@@ -55,7 +54,7 @@ impl<'v> Reader<'v> {
         });
         match checked {
             Ok(secret) => {
-                self.note(table, key, quote(&secret.to_string()), Some(&found));
+                self.note_secret(table, key, &secret, Some(&found));
                 Some(secret)
             }
             Err(problem) => {

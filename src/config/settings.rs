@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::dispatch::{OnLimit, Precision, RetryPolicy};
+use crate::dispatch::{OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::{Algorithm, Limit, LimitSet};
 
@@ -43,6 +43,8 @@ pub struct Store {
     pub url: Secret,
     /// Of every key.
     pub key_prefix: String,
+    /// For downstreams that do not say otherwise.
+    pub on_unavailable: OnUnavailable,
 }
 
 /// `[admin]`
@@ -51,6 +53,11 @@ pub struct Admin {
     /// `HOST:PORT` of the server for probes and metrics; none: there is no such server. Port 0 takes
     /// any that is free.
     pub listen: Option<String>,
+    /// What a request that changes something must know; none: such requests are refused.
+    pub token: Option<Secret>,
+    /// What the `Host` of a request may be besides this machine's own names: `HOST` (with any port) or
+    /// `HOST:PORT`, in lower case.
+    pub allow_hosts: Vec<String>,
 }
 
 /// `[shutdown]`
@@ -69,6 +76,10 @@ pub struct Downstream {
     pub plans: Vec<Plan>,
     /// `on_limit`
     pub on_limit: OnLimit,
+    /// `on_unavailable`, or the store's.
+    pub on_unavailable: OnUnavailable,
+    /// Of the limits: a lower one never replaces a higher one.
+    pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
     /// Sends in flight per replica.
@@ -79,6 +90,8 @@ pub struct Downstream {
     pub http: Http,
     /// `[downstreams.NAME.retry]`
     pub retry: RetryPolicy,
+    /// `[downstreams.NAME.retry]`: the longest that a `Retry-After` may pause.
+    pub max_pause: Duration,
     /// `[downstreams.NAME.lanes]`
     pub lanes: Lanes,
 }
@@ -298,6 +311,8 @@ mod tests {
                 limits: LimitSet::new(limits.collect()).unwrap(),
                 plans: Vec::new(),
                 on_limit: OnLimit::Wait,
+                on_unavailable: OnUnavailable::Hold,
+                revision: None,
                 horizon: Duration::from_millis(100),
                 concurrency: 64,
                 queue: Queue { name: None, prefetch },
@@ -313,6 +328,7 @@ mod tests {
                     min_backoff: Duration::ZERO,
                     max_backoff: Duration::ZERO,
                 },
+                max_pause: Duration::ZERO,
                 lanes: Lanes { default_plan: None },
             };
             downstream.effective_prefetch()

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::settings::Secret;
-use crate::dispatch::{OnLimit, Precision};
+use crate::dispatch::{OnLimit, OnUnavailable, Precision};
 use crate::job;
 use crate::rate::RateError;
 
@@ -87,6 +87,15 @@ pub(super) fn on_limit(text: &str) -> Result<OnLimit, String> {
     }
 }
 
+pub(super) fn on_unavailable(text: &str) -> Result<OnUnavailable, String> {
+    match text {
+        "hold" => Ok(OnUnavailable::Hold),
+        "local" => Ok(OnUnavailable::Local),
+        "open" => Ok(OnUnavailable::Open),
+        other => Err(format!("{} is nothing to do; use hold, local or open", shown(other))),
+    }
+}
+
 /// The name of a `thing`: `[a-z0-9][a-z0-9_-]{0,62}` without `__`.
 pub(super) fn name(thing: &str, name: &str) -> Result<(), String> {
     let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
@@ -123,12 +132,40 @@ pub(super) fn listen(text: &str) -> Result<String, String> {
     if !port.bytes().all(|b| b.is_ascii_digit()) || port.parse::<u16>().is_err() {
         return Err(format!("has no port from 0 to 65535; {RIGHT}"));
     }
+    if is_host(host) { Ok(text.to_owned()) } else { Err(format!("has no host to listen on; {RIGHT}")) }
+}
+
+/// A name or an address; an IPv6 address in brackets.
+fn is_host(host: &str) -> bool {
     let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let fits = match host.strip_prefix('[') {
+    match host.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
         None => (1..=253).contains(&host.len()) && host.chars().all(name),
+    }
+}
+
+/// What a `Host` header may be: `HOST`, or `HOST:PORT`, in lower case.
+pub(super) fn allowed_host(text: &str) -> Result<String, String> {
+    const RIGHT: &str = "write HOST or HOST:PORT, such as paced.internal";
+    let host = match text.rsplit_once(':') {
+        // The colons of an address in brackets.
+        Some((_, rest)) if rest.ends_with(']') => text,
+        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok() => host,
+        Some(_) => return Err(format!("{} is no host; {RIGHT}", shown(text))),
+        None => text,
     };
-    if fits { Ok(text.to_owned()) } else { Err(format!("has no host to listen on; {RIGHT}")) }
+    if is_host(host) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(format!("{} is no host; {RIGHT}", shown(text)))
+}
+
+/// A token that requests carry in a header.
+pub(super) fn token(text: &str) -> Result<Secret, String> {
+    if (1..=1024).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Ok(Secret::hidden(text));
+    }
+    Err("no token; use 1 to 1024 visible ASCII characters without spaces".to_owned())
 }
 
 pub(super) fn queue_name(text: &str) -> Result<String, String> {
@@ -309,6 +346,25 @@ mod tests {
     }
 
     #[test]
+    fn hosts_that_may_be_asked_for() {
+        for text in ["paced.internal", "a:9750", "10.0.0.1", "[::1]", "[::1]:80"] {
+            assert_eq!(allowed_host(text), Ok(text.to_owned()));
+        }
+        assert_eq!(allowed_host("Paced.Internal:80"), Ok("paced.internal:80".to_owned()));
+        for text in ["", "*", "*.a", "http://a", "a/b", "a:", "a:b", "a:65536", ":80", "::1", "[::1", "u@a"] {
+            assert!(allowed_host(text).unwrap_err().contains("write HOST or HOST:PORT"), "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens() {
+        assert_eq!(token("aB3-._~+/=").unwrap().expose(), "aB3-._~+/=");
+        for text in ["", "a b", "a\n", "ä", "a\tb", &"a".repeat(1025)] {
+            assert!(token(text).unwrap_err().contains("use 1 to 1024 visible"), "{text}");
+        }
+    }
+
+    #[test]
     fn headers() {
         assert_eq!(allowed_header("X-Request-Id"), Ok("x-request-id".to_owned()));
         assert_eq!(fixed_header("Authorization"), Ok("authorization".to_owned()));
@@ -340,6 +396,9 @@ mod tests {
                 rate::<Rate>(text).unwrap_err().to_string(),
                 rate::<Amount>(text).unwrap_err().to_string(),
                 on_limit(text).unwrap_err(),
+                on_unavailable(text).unwrap_err(),
+                allowed_host(&format!("{text}/")).unwrap_err(),
+                token(&format!("{text} ")).unwrap_err(),
                 precision(text).unwrap_err(),
                 prefix(&format!("{text}/")).unwrap_err(),
                 header_name(&format!("{text}/")).unwrap_err(),

@@ -13,6 +13,7 @@
 
 mod asking;
 mod clock;
+mod control;
 mod flight;
 mod held;
 mod intake;
@@ -33,8 +34,10 @@ use crate::job::Rules;
 use crate::limit::LimitSet;
 use crate::sink::Sink;
 use crate::store::Store;
+use control::News;
 
 pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
+pub use control::Control;
 pub use retry::RetryPolicy;
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 
@@ -56,6 +59,12 @@ pub struct Options {
     pub concurrency: usize,
     /// When a failed job is tried again.
     pub retry: RetryPolicy,
+    /// The longest that a `Retry-After` may pause the downstream, or one of its jobs.
+    pub max_pause: Duration,
+    /// What becomes of the jobs while the store cannot be reached.
+    pub on_unavailable: OnUnavailable,
+    /// Of the file that the limits come from: a lower one never replaces a higher one.
+    pub revision: Option<u64>,
     /// What a message must obey to be a job.
     pub rules: Rules,
     /// How long sends in flight may take to end once the dispatcher is stopped.
@@ -72,6 +81,18 @@ pub enum OnLimit {
     Reject,
 }
 
+/// What becomes of the jobs while the store cannot be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnUnavailable {
+    /// They wait: nothing is released without a slot.
+    #[default]
+    Hold,
+    /// Each replica releases its part of the pace: the limits divided by the replicas last known.
+    Local,
+    /// They are released as fast as the downstream takes them.
+    Open,
+}
+
 /// Releases the jobs of one downstream, each at its slot.
 #[derive(Debug)]
 pub struct Dispatcher {
@@ -79,6 +100,7 @@ pub struct Dispatcher {
     store: Arc<dyn Store>,
     sink: Arc<dyn Sink>,
     clock: Arc<dyn ReleaseClock>,
+    news: News,
 }
 
 /// How a dispatcher ended.
@@ -109,7 +131,13 @@ impl Dispatcher {
         sink: Arc<dyn Sink>,
         clock: Arc<dyn ReleaseClock>,
     ) -> Self {
-        Self { options, store, sink, clock }
+        Self { options, store, sink, clock, news: News::default() }
+    }
+
+    /// A handle that gives it other options while it runs.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.news.control()
     }
 
     /// Runs until the source ends and every job of it is settled, or until `stop`: then jobs that

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::clock::{Alarm, ring};
+use super::control::News;
 use super::flight::{self, Event, Flight, Gear, Place};
 use super::held;
 use super::intake::{Intake, intake};
@@ -30,6 +31,7 @@ mod ask;
 mod call;
 mod drain;
 mod hear;
+mod reload;
 
 use call::{Call, answer};
 
@@ -77,23 +79,21 @@ struct Ears {
     alarm: Box<dyn Alarm>,
     events: mpsc::UnboundedReceiver<Event>,
     call: Option<Call>,
+    news: News,
 }
 
 impl Pacer {
     /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
-    pub(super) async fn run(parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
+    pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
         let alarm = parts.clock.alarm();
+        let news = std::mem::take(&mut parts.news);
         let (tell, events) = mpsc::unbounded_channel();
-        Self::new(parts, tell).listen(source, Ears { stop, alarm, events, call: None }).await
+        Self::new(parts, tell).listen(source, Ears { stop, alarm, events, call: None, news }).await
     }
 
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
-        let Dispatcher { mut options, store, sink, .. } = parts;
-        if options.on_limit == OnLimit::Reject {
-            options.limits = options.limits.policing();
-            options.plans = options.plans.into_iter().map(LimitSet::policing).collect();
-        }
-        bound_costs(&mut options);
+        let Dispatcher { options, store, sink, .. } = parts;
+        let options = prepared(options);
         let (tolerance, opening) = lateness(&options);
         let gear = Gear {
             downstream: options.downstream.clone(),
@@ -160,6 +160,7 @@ impl Pacer {
                         self.hear(call, reply);
                     }
                 }
+                options = ears.news.next() => self.reload((*options).clone()),
                 () = &mut timer, if timed.is_some() => timed = None,
                 delivery = source.next(), if open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
@@ -252,6 +253,16 @@ impl Pacer {
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.flights.spawn(self.abandon.clone().run_until_cancelled_owned(work));
     }
+}
+
+/// The options as they are gone by.
+fn prepared(mut options: Options) -> Options {
+    if options.on_limit == OnLimit::Reject {
+        options.limits = options.limits.policing();
+        options.plans = options.plans.into_iter().map(LimitSet::policing).collect();
+    }
+    bound_costs(&mut options);
+    options
 }
 
 /// A job that costs more than its limits ever hold would be asked for over and over, and hold up all

@@ -23,6 +23,11 @@ impl Places {
         Self { most, sending: 0, took: None }
     }
 
+    /// There are so many from now on. Those taken beyond it are given up as they land.
+    pub(super) const fn resize(&mut self, most: usize) {
+        self.most = most;
+    }
+
     /// A place is taken.
     pub(super) const fn taken(&mut self) {
         self.sending += 1;

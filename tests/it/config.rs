@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use paced::config::{ConfigErrors, Loaded, Sources, load, show};
+use paced::dispatch::OnUnavailable;
 use proptest::prelude::*;
 use tempfile::{TempDir, tempdir};
 
 mod limits;
 mod mistakes;
+mod reload;
 mod sources;
 
 /// A directory to load from, with `paced.toml` in it.
@@ -107,7 +109,10 @@ fn the_default_file_holds_the_defaults() {
     assert_eq!(bare.amqp.url.expose(), "amqp://127.0.0.1:5672/%2f");
     assert_eq!((bare.amqp.prefix.as_str(), bare.amqp.declare), ("paced", true));
     assert_eq!((bare.store.url.expose(), bare.store.key_prefix.as_str()), ("memory:", "paced"));
-    assert_eq!(bare.admin.listen, None);
+    assert_eq!((bare.admin.listen, bare.admin.token, bare.admin.allow_hosts), (None, None, vec![]));
+    let hold = OnUnavailable::Hold;
+    assert_eq!((bare.store.on_unavailable, billing.on_unavailable, billing.revision), (hold, hold, None));
+    assert_eq!(billing.max_pause, Duration::from_secs(300));
     assert_eq!(bare.shutdown.drain_timeout, Duration::from_secs(25));
     assert_eq!((billing.horizon, billing.concurrency), (Duration::from_millis(100), 64));
     assert_eq!((&billing.queue.name, billing.queue.prefetch), (&None, 1000));

@@ -4,6 +4,7 @@ mod drain;
 pub(super) mod parts;
 mod plans;
 mod police;
+mod reload;
 mod settle;
 mod share;
 mod windows;

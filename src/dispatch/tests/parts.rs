@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use crate::dispatch::held::Held;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::{
-    Alarm, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, Options, ReleaseClock, Report, RetryPolicy,
-    Source, Ticket, TokioClock,
+    Alarm, Control, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
+    Report, RetryPolicy, Source, Ticket, TokioClock,
 };
 use crate::job::{Job, MaxCost, Message, Reason, Rules, decode};
 use crate::limit::{Limit, LimitSet};
@@ -324,6 +324,7 @@ pub(super) struct Bench {
     pub(super) stop: CancellationToken,
     messages: mpsc::UnboundedSender<Delivery>,
     source: Option<ScriptedSource>,
+    control: Option<Control>,
 }
 
 impl Bench {
@@ -343,6 +344,9 @@ impl Bench {
                     min_backoff: Duration::from_secs(1),
                     max_backoff: Duration::from_secs(1),
                 },
+                max_pause: Duration::from_secs(300),
+                on_unavailable: OnUnavailable::Hold,
+                revision: None,
                 rules: rules(),
                 drain_timeout: Duration::from_secs(25),
             },
@@ -354,6 +358,7 @@ impl Bench {
             stop: CancellationToken::new(),
             messages: tell,
             source: Some(ScriptedSource { messages }),
+            control: None,
         }
     }
 
@@ -380,7 +385,13 @@ impl Bench {
             Arc::clone(&self.sink) as _,
             Arc::clone(&self.clock),
         );
+        self.control = Some(dispatcher.control());
         tokio::spawn(dispatcher.run(source, self.stop.clone()))
+    }
+
+    /// The handle on what was started.
+    pub(super) fn control(&self) -> Control {
+        self.control.clone().expect("started")
     }
 
     /// Ends the source: the dispatcher ends once every job is settled.

@@ -85,6 +85,14 @@ fn each_wrong_value_is_told_with_what_is_right() {
         ),
         ("http.headers = { Host = \"a\" }", "host belongs to the connection, not to a request; remove it"),
         ("http.headers = { A = \"a\", a = \"b\" }", "given as `A` and as `a`; keep one"),
+        ("on_unavailable = \"wait\"", "`wait` is nothing to do; use hold, local or open"),
+        ("revision = -1", "out of range; use an integer from 0 to 9007199254740991"),
+        ("revision = 9007199254740992", "out of range; use an integer from 0 to 9007199254740991"),
+        ("revision = \"1\"", "a string where an integer belongs; write such as 1"),
+        (
+            "retry.max_pause = \"5 minutes\"",
+            "`5 minutes` is no duration; write an integer and us, ms, s, m, h or d, such as 30s",
+        ),
         ("queue = 5", "an integer where a table belongs; write [downstreams.a.queue] or queue = { ... }"),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
@@ -126,9 +134,31 @@ fn each_wrong_value_is_told_with_what_is_right() {
         Scene::new(LEAST).set("precision=rough").wrong(),
         ["--set: precision: `rough` is no precision; use fine or coarse"]
     );
+    let admin =
+        |line: &str| Scene::new(&format!("{LEAST}[admin]\n{line}\n")).file("token", "hunter2 \n").wrong();
+    const NO_TOKEN: &str = "no token; use 1 to 1024 visible ASCII characters without spaces";
+    for (line, expected) in [
+        ("token = \"hunter 2\"", format!("paced.toml:5:9: admin.token: {NO_TOKEN}")),
+        ("token_file = \"token\"", format!("paced.toml:5:14: admin.token_file: {NO_TOKEN}")),
+        (
+            "token = \"a\"\ntoken_file = \"token\"",
+            "paced.toml:6:14: admin.token_file: given as `token` and as `token_file`; keep one".to_owned(),
+        ),
+        (
+            "allow_hosts = [\"http://a\"]",
+            "paced.toml:5:16: admin.allow_hosts[0]: `***` is no host; write HOST or HOST:PORT, such as paced.internal".to_owned(),
+        ),
+        (
+            "allow_hosts = \"a\"",
+            "paced.toml:5:15: admin.allow_hosts: a string where an array of strings belongs; write [\"paced.internal\"]".to_owned(),
+        ),
+        ("tokn = \"hunter2\"", "paced.toml:5:1: admin.tokn: unknown key; did you mean `token`?".to_owned()),
+    ] {
+        assert_eq!(admin(line), [expected], "{line}");
+    }
     assert_eq!(
-        Scene::new(&format!("{LEAST}[admin]\ntoken_file = \"token\"\n")).wrong(),
-        ["paced.toml:5:1: admin.token_file: unknown key; known here are `listen`"]
+        Scene::new(&format!("{LEAST}[store]\non_unavailable = \"close\"\n")).wrong(),
+        ["paced.toml:5:18: store.on_unavailable: `close` is nothing to do; use hold, local or open"]
     );
     let amqp = |line: &str| Scene::new(&format!("{LEAST}[amqp]\n{line}\n")).wrong();
     assert_eq!(
@@ -221,7 +251,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`",
+            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -260,11 +290,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a shorter period",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `queue`, `rate`, `retry`";
+    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

@@ -1,0 +1,168 @@
+//! What a configuration that was read again changes in one that is in effect.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::reader::Entry;
+use super::{Downstream, Loaded, Plan, Settings};
+use crate::limit::LimitSet;
+
+/// The keys that count at once; `*` stands for one name. Every other one needs a restart.
+const LIVE: [&str; 13] = [
+    "store.on_unavailable",
+    "plans.*.limits",
+    "downstreams.*.rate",
+    "downstreams.*.limits",
+    "downstreams.*.revision",
+    "downstreams.*.concurrency",
+    "downstreams.*.horizon",
+    "downstreams.*.on_unavailable",
+    "downstreams.*.retry.max_attempts",
+    "downstreams.*.retry.min_backoff",
+    "downstreams.*.retry.max_backoff",
+    "downstreams.*.retry.max_pause",
+    "downstreams.*.lanes.default_plan",
+];
+
+/// What becomes of a configuration in effect when its sources are read again.
+#[derive(Clone, Debug)]
+pub struct Reload {
+    /// The configuration in effect from now on: the old one, and what of the new one counts at once.
+    pub loaded: Loaded,
+    /// The keys that have other values now.
+    pub changed: Vec<String>,
+    /// The keys whose change needs a restart: they keep their old values. A downstream or a plan that is
+    /// there in only one of them is one key.
+    pub restart: Vec<String>,
+}
+
+impl Loaded {
+    /// What of `new` counts at once, if these are in effect now.
+    #[must_use]
+    pub fn reload(&self, new: &Self) -> Reload {
+        let (old, new_settings) = (&self.settings, &new.settings);
+        let stuck = stuck(old, new_settings);
+        let (mut changed, mut restart) = (BTreeSet::new(), BTreeSet::new());
+        for path in differing(&self.entries, &new.entries) {
+            let whole = lone(&path, old, new_settings);
+            match whole {
+                Some(whole) => drop(restart.insert(whole)),
+                None if is_live(&path) && !stuck.contains(&path) => drop(changed.insert(path)),
+                None => drop(restart.insert(path)),
+            }
+        }
+        let settings = merged(old, new_settings, &changed);
+        let entries = merged_entries(&self.entries, &new.entries, &changed);
+        let loaded = Self { settings, files: new.files.clone(), entries };
+        Reload { loaded, changed: changed.into_iter().collect(), restart: restart.into_iter().collect() }
+    }
+}
+
+fn is_live(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('.').collect();
+    LIVE.iter().any(|pattern| {
+        let pattern: Vec<&str> = pattern.split('.').collect();
+        pattern.len() == parts.len()
+            && pattern.iter().zip(&parts).all(|(wanted, part)| *wanted == "*" || wanted == part)
+    })
+}
+
+/// The paths that are there in one only, or say something else.
+fn differing(old: &[Entry], new: &[Entry]) -> BTreeSet<String> {
+    let by_path = |entries: &[Entry]| -> BTreeMap<String, Entry> {
+        entries.iter().map(|entry| (entry.path(), entry.clone())).collect()
+    };
+    let (old, new) = (by_path(old), by_path(new));
+    let same = |path: &&String| match (old.get(*path), new.get(*path)) {
+        (Some(old), Some(new)) => old.says_as(new),
+        _ => false,
+    };
+    old.keys().chain(new.keys()).filter(|path| !same(path)).cloned().collect()
+}
+
+/// The downstream or the plan that a key belongs to, where it is there in one only.
+fn lone(path: &str, old: &Settings, new: &Settings) -> Option<String> {
+    let mut parts = path.split('.');
+    let (family, name) = (parts.next()?, parts.next()?);
+    let there = |settings: &Settings| match family {
+        "downstreams" => settings.downstreams.contains_key(name),
+        // Each downstream has all of them, and there is one at least.
+        _ => has_plan(settings, name),
+    };
+    let named = matches!(family, "downstreams" | "plans");
+    (named && there(old) != there(new)).then(|| format!("{family}.{name}"))
+}
+
+fn has_plan(settings: &Settings, name: &str) -> bool {
+    settings.downstreams.values().any(|downstream| downstream.plans.iter().any(|plan| plan.name == name))
+}
+
+/// The keys that would count at once, but depend on something that needs a restart.
+fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
+    let mut stuck = BTreeSet::new();
+    for (name, was) in &old.downstreams {
+        let Some(is) = new.downstreams.get(name) else { continue };
+        let mut key = |key: &str| drop(stuck.insert(format!("downstreams.{name}.{key}")));
+        // Limits that wait and limits that reject are not the same; and there may be too many with those of
+        // a plan that stays until the restart.
+        if was.on_limit != is.on_limit || plans(was, is).is_none() {
+            ["rate", "limits", "revision"].into_iter().for_each(&mut key);
+        }
+        let default_plan = is.lanes.default_plan.as_deref();
+        if default_plan.is_some_and(|plan| !has_plan(old, plan)) {
+            key("lanes.default_plan");
+        }
+    }
+    stuck
+}
+
+/// The old plans with the new limits; one that the new settings do not have keeps its own.
+fn plans(old: &Downstream, new: &Downstream) -> Option<Vec<Plan>> {
+    let plan = |was: &Plan| {
+        let is = new.plans.iter().find(|plan| plan.name == was.name);
+        let limits = match is {
+            Some(is) => is.limits.clone(),
+            None => {
+                let own = was.limits.listed().skip(old.limits.given());
+                LimitSet::new(new.limits.listed().chain(own).cloned().collect()).ok()?
+            }
+        };
+        Some(Plan { name: was.name.clone(), limits })
+    };
+    old.plans.iter().map(plan).collect()
+}
+
+/// The old settings, with the new ones' values of these keys.
+fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Settings {
+    let mut settings = old.clone();
+    // Every key that is not asked for here is among those that are as before, or need a restart.
+    settings.store.on_unavailable = new.store.on_unavailable;
+    for (name, downstream) in &mut settings.downstreams {
+        let Some(new) = new.downstreams.get(name) else { continue };
+        let is = |key: &str| changed.contains(&format!("downstreams.{name}.{key}"));
+        // The limits may have changed with those of a plan too.
+        if let Some(plans) = plans(downstream, new).filter(|_| downstream.on_limit == new.on_limit) {
+            (downstream.limits, downstream.plans) = (new.limits.clone(), plans);
+            downstream.revision = new.revision;
+        }
+        if is("lanes.default_plan") {
+            downstream.lanes.default_plan.clone_from(&new.lanes.default_plan);
+        }
+        downstream.on_unavailable = new.on_unavailable;
+        downstream.concurrency = new.concurrency;
+        downstream.horizon = new.horizon;
+        downstream.retry = new.retry;
+        downstream.max_pause = new.max_pause;
+    }
+    settings
+}
+
+/// The old entries, with the new ones of these keys: each table's together, as `config show` has them.
+fn merged_entries(old: &[Entry], new: &[Entry], changed: &BTreeSet<String>) -> Vec<Entry> {
+    let is_changed = |entry: &&Entry| changed.contains(&entry.path());
+    let mut merged: Vec<Entry> = old.iter().filter(|entry| !is_changed(entry)).cloned().collect();
+    for entry in new.iter().filter(is_changed) {
+        let place = merged.iter().rposition(|other| other.table == entry.table);
+        merged.insert(place.map_or(merged.len(), |place| place + 1), entry.clone());
+    }
+    merged
+}

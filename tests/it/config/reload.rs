@@ -1,0 +1,162 @@
+//! A configuration that is read again: what counts at once, and what needs a restart.
+
+use paced::config::Reload;
+use paced::dispatch::OnUnavailable;
+
+use super::*;
+
+const TEXT: &str = "\
+[amqp]
+prefix = 'p'
+[plans.free]
+limits = [{ rate = '1/s' }]
+[plans.pro]
+limits = [{ rate = '5/s' }]
+[downstreams.a]
+rate = '50/s'
+limits = [{ algorithm = 'sliding-log', rate = '100/m' }]
+revision = 1
+[downstreams.a.http]
+base_url = 'http://localhost/'
+headers = { authorization = 'Bearer hunter2' }
+[downstreams.a.lanes]
+default_plan = 'free'
+[downstreams.b]
+rate = '7/s'
+http.base_url = 'http://localhost/'
+";
+
+#[track_caller]
+fn reload(from: &str, edits: &[(&str, &str)]) -> Reload {
+    let new = edits.iter().fold(from.to_owned(), |text, (old, new)| {
+        assert!(text.contains(old), "{old}");
+        text.replacen(old, new, 1)
+    });
+    Scene::new(from).right().reload(&Scene::new(&new).right())
+}
+
+/// Edits, and the keys that change at once and that need a restart.
+type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a [&'a str]);
+
+#[test]
+fn each_key_counts_at_once_or_needs_a_restart() {
+    let a = |text: &'static str| ("revision = 1\n", text);
+    let cases: [Case<'_>; 25] = [
+        (&[], &[], &[]),
+        // Another place or spelling is no change.
+        (&[("[amqp]\n", "# a comment\n\n[amqp]\nurl = 'amqp://127.0.0.1:5672/%2f'\n")], &[], &[]),
+        (&[("rate = '50/s'", "rate = '20/s'")], &["downstreams.a.rate"], &[]),
+        (&[("'100/m'", "'200/m'")], &["downstreams.a.limits"], &[]),
+        (&[("rate = '50/s'\n", "")], &["downstreams.a.rate"], &[]),
+        (&[a("")], &["downstreams.a.revision"], &[]),
+        (&[a("revision = 2\n")], &["downstreams.a.revision"], &[]),
+        (&[a("concurrency = 5\n")], &["downstreams.a.concurrency", "downstreams.a.revision"], &[]),
+        (&[("'1/s'", "'2/s'")], &["plans.free.limits"], &[]),
+        (&[("default_plan = 'free'", "default_plan = 'pro'")], &["downstreams.a.lanes.default_plan"], &[]),
+        (&[("default_plan = 'free'", "")], &["downstreams.a.lanes.default_plan"], &[]),
+        (&[a("revision = 1\nhorizon = '1s'\n")], &["downstreams.a.horizon"], &[]),
+        (&[("[amqp]", "[store]\non_unavailable = 'local'\n[amqp]")], &["store.on_unavailable"], &[]),
+        (&[a("revision = 1\non_unavailable = 'open'\n")], &["downstreams.a.on_unavailable"], &[]),
+        (
+            &[a(
+                "revision = 1\nretry = { max_attempts = 2, min_backoff = '2s', max_backoff = '3s', max_pause = '4s' }\n",
+            )],
+            &[
+                "downstreams.a.retry.max_attempts",
+                "downstreams.a.retry.max_backoff",
+                "downstreams.a.retry.max_pause",
+                "downstreams.a.retry.min_backoff",
+            ],
+            &[],
+        ),
+        (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
+        // A secret that is shown masked before and after.
+        (&[("hunter2", "hunter3")], &[], &["downstreams.a.http.headers.authorization"]),
+        (
+            &[("[amqp]", "[admin]\ntoken = 'a'\nlisten = '127.0.0.1:0'\n[amqp]")],
+            &[],
+            &["admin.listen", "admin.token"],
+        ),
+        (&[("[amqp]", "[amqp]\ndeclare = false")], &[], &["amqp.declare"]),
+        (&[a("revision = 1\nqueue.prefetch = 5\n")], &[], &["downstreams.a.queue.prefetch"]),
+        (&[("[amqp]", "precision = 'coarse'\n[amqp]")], &[], &["precision"]),
+        (&[("downstreams.b", "downstreams.c")], &[], &["downstreams.b", "downstreams.c"]),
+        (&[("plans.pro", "plans.gold")], &[], &["plans.gold", "plans.pro"]),
+        // The plan is not there before the restart.
+        (
+            &[("plans.pro", "plans.gold"), ("default_plan = 'free'", "default_plan = 'gold'")],
+            &[],
+            &["downstreams.a.lanes.default_plan", "plans.gold", "plans.pro"],
+        ),
+        // What the limits do needs one, and with it the limits.
+        (
+            &[a("on_limit = 'reject'\nconcurrency = 5\n"), ("rate = '50/s'", "rate = '20/s'")],
+            &["downstreams.a.concurrency"],
+            &["downstreams.a.on_limit", "downstreams.a.rate", "downstreams.a.revision"],
+        ),
+    ];
+    for (edits, changed, restart) in cases {
+        let Reload { loaded, changed: live, restart: later } = reload(TEXT, edits);
+        assert_eq!(
+            (&live[..], &later[..]),
+            (owned(changed).as_slice(), owned(restart).as_slice()),
+            "{edits:?}"
+        );
+        // What is in effect now is a configuration like others: read again, the rest is still to come.
+        let shown = show(&loaded);
+        let tables: Vec<&str> = shown.lines().filter(|line| line.starts_with('[')).collect();
+        let unique: std::collections::BTreeSet<&str> = tables.iter().copied().collect();
+        assert_eq!(tables.len(), unique.len(), "{shown}");
+    }
+}
+
+fn owned(keys: &[&str]) -> Vec<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+#[test]
+fn what_counts_at_once_is_in_effect_and_the_rest_is_as_it_was() {
+    let reload = reload(
+        TEXT,
+        &[
+            ("rate = '50/s'", "rate = '20/s'\nconcurrency = 5\nhorizon = '1s'"),
+            ("revision = 1", "revision = 2\non_unavailable = 'open'"),
+            ("'5/s'", "'9/s'"),
+            ("prefix = 'p'", "prefix = 'q'\n[store]\non_unavailable = 'local'"),
+            (
+                "default_plan = 'free'",
+                "default_plan = 'pro'\n[downstreams.a.retry]\nmax_pause = '1s'\nmax_attempts = 2",
+            ),
+            ("rate = '7/s'\n", "rate = '8/s'\nqueue.prefetch = 5\n"),
+        ],
+    );
+    let settings = &reload.loaded.settings;
+    let (a, b) = (&settings.downstreams["a"], &settings.downstreams["b"]);
+    let rates = |set: &paced::LimitSet| set.iter().map(|limit| limit.rate().to_string()).collect::<Vec<_>>();
+    assert_eq!(rates(&a.limits), ["20/s", "5/3s"]);
+    assert_eq!(rates(&a.plans[1].limits), ["20/s", "5/3s", "9/s"]);
+    assert_eq!(rates(&b.limits), ["8/s"]);
+    assert_eq!((a.concurrency, a.horizon, a.revision), (5, Duration::from_secs(1), Some(2)));
+    assert_eq!((a.retry.max_attempts, a.max_pause), (2, Duration::from_secs(1)));
+    assert_eq!((a.on_unavailable, b.on_unavailable), (OnUnavailable::Open, OnUnavailable::Local));
+    assert_eq!(a.default_plan(), Some(1));
+    assert_eq!((settings.amqp.prefix.as_str(), b.queue.prefetch), ("p", 1000));
+    assert_eq!(reload.restart, ["amqp.prefix", "downstreams.b.queue.prefetch"]);
+    // Once more: only what is still to come differs.
+    let again = reload.loaded.reload(&reload.loaded);
+    assert_eq!((again.changed.len(), again.restart.len()), (0, 0));
+}
+
+#[test]
+fn a_plan_that_goes_stays_until_the_restart_beside_the_new_limits() {
+    let reload = reload(TEXT, &[("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", ""), ("'50/s'", "'20/s'")]);
+    assert_eq!(
+        (&reload.changed[..], &reload.restart[..]),
+        (&["downstreams.a.rate".to_owned()][..], &["plans.pro".to_owned()][..])
+    );
+    let a = &reload.loaded.settings.downstreams["a"];
+    let names: Vec<_> = a.plans.iter().map(|plan| plan.name.as_str()).collect();
+    assert_eq!(names, ["free", "pro"]);
+    let rates: Vec<_> = a.plans[1].limits.iter().map(|limit| limit.rate().to_string()).collect();
+    assert_eq!(rates, ["20/s", "5/3s", "5/s"]);
+}
