@@ -9,6 +9,7 @@ mod out;
 mod parts;
 mod pipe;
 mod publish;
+mod reload;
 mod run;
 mod signals;
 

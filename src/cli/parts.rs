@@ -15,10 +15,14 @@ use super::exit::Exit;
 /// The store that is this process's memory.
 pub(super) const MEMORY: &str = "memory:";
 
+/// Where the configuration comes from.
+pub(super) fn sources(global: &Global) -> Sources {
+    Sources::from_process(global.config.clone(), global.set.clone())
+}
+
 /// Reads the configuration, or says on stderr what is wrong with it.
 pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
-    let sources = Sources::from_process(global.config.clone(), global.set.clone());
-    config::load(sources).map_err(|errors| {
+    config::load(sources(global)).map_err(|errors| {
         eprintln!("{errors}");
         Exit::Config
     })
@@ -88,6 +92,24 @@ pub(super) fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
     }
 }
 
+/// What the dispatcher of one downstream goes by.
+pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) -> Options {
+    Options {
+        downstream: name.to_owned(),
+        limits: downstream.limits.clone(),
+        plans: downstream.plans.iter().map(|plan| plan.limits.clone()).collect(),
+        on_limit: downstream.on_limit,
+        horizon: downstream.horizon,
+        concurrency: downstream.concurrency,
+        retry: downstream.retry,
+        max_pause: downstream.max_pause,
+        on_unavailable: downstream.on_unavailable,
+        revision: downstream.revision,
+        rules: rules(downstream),
+        drain_timeout: settings.shutdown.drain_timeout,
+    }
+}
+
 /// The dispatcher of one downstream.
 pub(super) fn dispatcher(
     settings: &Settings,
@@ -103,19 +125,5 @@ pub(super) fn dispatcher(
         timeout: http.timeout,
         headers: headers.collect(),
     })?;
-    let options = Options {
-        downstream: name.to_owned(),
-        limits: downstream.limits.clone(),
-        plans: downstream.plans.iter().map(|plan| plan.limits.clone()).collect(),
-        on_limit: downstream.on_limit,
-        horizon: downstream.horizon,
-        concurrency: downstream.concurrency,
-        retry: downstream.retry,
-        max_pause: downstream.max_pause,
-        on_unavailable: downstream.on_unavailable,
-        revision: downstream.revision,
-        rules: rules(downstream),
-        drain_timeout: settings.shutdown.drain_timeout,
-    };
-    Ok(Dispatcher::new(options, store, Arc::new(sink), clock))
+    Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
 }

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
-use super::signals::Signals;
+use super::reload::Live;
+use super::signals::{Hangups, Signals};
 use super::{Global, parts};
 use crate::admin::{self, Readiness, StoreProbe};
 use crate::telemetry::Exporter;
@@ -28,8 +29,9 @@ pub(super) async fn run(global: &Global) -> Exit {
 }
 
 async fn daemon(global: &Global) -> Result<Exit, Exit> {
-    let settings = parts::load(global)?.settings;
-    let mut signals = Signals::new()?;
+    let loaded = parts::load(global)?;
+    let settings = loaded.settings.clone();
+    let (mut signals, mut hangups) = (Signals::new()?, Hangups::new()?);
     // First of all: what is measured before the exporter is there is lost.
     let watched = watched(&settings).await?;
     let store = parts::store(&settings).map_err(|error| {
@@ -42,6 +44,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         );
     }
     let dispatchers = dispatchers(&settings, &store)?;
+    let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
     let amqp = Amqp::start(parts::amqp(&settings)?);
     let stop = CancellationToken::new();
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
@@ -56,17 +59,23 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         running.spawn(dispatcher.run(source, stop.clone()));
     }
 
-    let mut failed = false;
-    tokio::select! {
-        signal = signals.next() => {
-            tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
+    let failed = {
+        let mut announcing = std::pin::pin!(announce(&amqp, probe));
+        loop {
+            tokio::select! {
+                signal = signals.next() => {
+                    tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
+                    break false;
+                }
+                () = hangups.next() => live.reload().await,
+                ended = running.join_next() => {
+                    tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
+                    break true;
+                }
+                () = announcing.as_mut() => {}
+            }
         }
-        ended = running.join_next() => {
-            tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
-            failed = true;
-        }
-        () = announce(&amqp, probe) => {}
-    }
+    };
     stop.cancel();
     let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
     let ended = tokio::select! {

@@ -1,4 +1,4 @@
-//! The signals that stop a command.
+//! The signals that stop a command, and the one that makes the daemon read its configuration again.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -9,6 +9,29 @@ pub(super) struct Signals {
     interrupt: Signal,
 }
 
+/// SIGHUP.
+pub(super) struct Hangups(Signal);
+
+impl Hangups {
+    /// From now on the signal ends nothing by itself.
+    pub(super) fn new() -> Result<Self, Exit> {
+        signal(SignalKind::hangup()).map(Self).map_err(|error| deaf(&error))
+    }
+
+    /// The next one; several that come before this is asked count once. Cancel safe.
+    pub(super) async fn next(&mut self) {
+        // It ends with the runtime.
+        if self.0.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
+fn deaf(error: &std::io::Error) -> Exit {
+    tracing::error!(%error, "cannot listen for signals");
+    Exit::Failed
+}
+
 impl Signals {
     /// From now on the signals end nothing by themselves.
     pub(super) fn new() -> Result<Self, Exit> {
@@ -16,10 +39,7 @@ impl Signals {
             let terminate = signal(SignalKind::terminate())?;
             Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())? })
         };
-        listen().map_err(|error| {
-            tracing::error!(%error, "cannot listen for signals");
-            Exit::Failed
-        })
+        listen().map_err(|error| deaf(&error))
     }
 
     /// The next signal's name. Cancel safe.

@@ -45,10 +45,10 @@ impl Loaded {
         for path in differing(&self.entries, &new.entries) {
             let whole = lone(&path, old, new_settings);
             match whole {
-                Some(whole) => drop(restart.insert(whole)),
-                None if is_live(&path) && !stuck.contains(&path) => drop(changed.insert(path)),
-                None => drop(restart.insert(path)),
-            }
+                Some(whole) => restart.insert(whole),
+                None if is_live(&path) && !stuck.contains(&path) => changed.insert(path),
+                None => restart.insert(path),
+            };
         }
         let settings = merged(old, new_settings, &changed);
         let entries = merged_entries(&self.entries, &new.entries, &changed);
@@ -101,7 +101,9 @@ fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
     let mut stuck = BTreeSet::new();
     for (name, was) in &old.downstreams {
         let Some(is) = new.downstreams.get(name) else { continue };
-        let mut key = |key: &str| drop(stuck.insert(format!("downstreams.{name}.{key}")));
+        let mut key = |key: &str| {
+            stuck.insert(format!("downstreams.{name}.{key}"));
+        };
         // Limits that wait and limits that reject are not the same; and there may be too many with those of
         // a plan that stays until the restart.
         if was.on_limit != is.on_limit || plans(was, is).is_none() {

@@ -24,6 +24,8 @@ mod messages;
 #[cfg(feature = "daemon")]
 mod pace;
 #[cfg(feature = "daemon")]
+mod reload;
+#[cfg(feature = "daemon")]
 mod store;
 #[cfg(feature = "daemon")]
 mod support_selftest;
