@@ -5,7 +5,7 @@ FEATURES = redis headers amqp http config dispatch redis,http
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
+.PHONY: help build demo bench test chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,10 @@ bench: servers ## Measure paced next to loops without it, and write docs/benchma
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests
 	$(CARGO) test --locked --all-features
+
+chaos: ## Run the long fault tests, one by one; nothing else should run meanwhile (ARGS="flush": some of them)
+	@tests/support/install-servers.sh chaos
+	$(CARGO) test --locked --all-features --test chaos -- --ignored --test-threads=1 --nocapture $(ARGS)
 
 lint: lint-scripts lint-code lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
 

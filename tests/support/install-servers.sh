@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the demo and the tests start privately, where it is missing: redis-server and
-# rabbitmq-server; with the argument `tests` also python3-pika. Debian and Ubuntu, by apt.
+# rabbitmq-server; with the argument `tests` also python3-pika, with `chaos` also libfaketime. Debian and
+# Ubuntu, by apt.
 # Leaves no system service behind. Says nothing when everything is there.
 set -eu
 
@@ -18,12 +19,18 @@ pika_is_there() {
     [ -x /usr/bin/python3 ] && /usr/bin/python3 -c 'import pika' >/dev/null 2>&1
 }
 
+# As Redis loads it, whose clock it steps.
+faketime_is_there() {
+    ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1
+}
+
 missing=
 redis_is_there || missing="$missing redis-server"
 rabbitmq_is_there || missing="$missing rabbitmq-server"
-if [ "${1:-}" = tests ]; then
-    pika_is_there || missing="$missing python3-pika"
-fi
+case ${1:-} in
+tests) pika_is_there || missing="$missing python3-pika" ;;
+chaos) faketime_is_there || missing="$missing libfaketime" ;;
+esac
 [ -n "$missing" ] || exit 0
 
 fail() {

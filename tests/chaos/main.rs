@@ -1,0 +1,23 @@
+//! Long runs of four replicas at 200/s in which something goes wrong: nothing is lost, nothing is
+//! doubled, and the pace holds.
+//!
+//! `make chaos` runs them, one at a time; a busy machine is no place for them. Each prints the seed that
+//! decides when its faults come (`CHAOS_SEED=N` repeats it), and a line of figures.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking; helpers of tests too"
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod rig;
+mod store;
+mod verdict;
+mod watch;
+
+use std::time::Duration;
+
+/// How long anything may take before it counts as hanging.
+const LONG: Duration = Duration::from_secs(120);

@@ -1,0 +1,149 @@
+//! Four replicas and 2 500 jobs: what every scenario runs.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::LONG;
+use crate::support::api::{Api, stamp};
+use crate::support::daemon::Paced;
+use crate::support::publish::Job;
+use crate::support::servers::{Redis, rabbit};
+use crate::support::site::Site;
+use crate::support::unique;
+use crate::verdict::Run;
+use crate::watch::Watch;
+
+/// How many share the limit.
+pub(crate) const REPLICAS: usize = 4;
+/// How many jobs there are.
+pub(crate) const JOBS: usize = 2500;
+/// The limit of most scenarios.
+pub(crate) const RATE: &str = "200/s";
+/// Which replica sent a request.
+pub(crate) const REPLICA: &str = "x-replica";
+
+/// The seed of this run of a scenario: it decides when the faults come.
+pub(crate) struct Chaos {
+    pub(crate) name: &'static str,
+    pub(crate) rng: fastrand::Rng,
+}
+
+impl Chaos {
+    /// Says which seed it is: that of the environment, or a new one.
+    pub(crate) fn begin(name: &'static str) -> Self {
+        let given = std::env::var("CHAOS_SEED").ok();
+        let seed =
+            given.map_or_else(|| fastrand::u64(..), |text| text.parse().expect("CHAOS_SEED: a number"));
+        eprintln!("{name}: CHAOS_SEED={seed}");
+        Self { name, rng: fastrand::Rng::with_seed(seed) }
+    }
+
+    /// `count` numbers of jobs at which something happens: in order, far from the beginning, from the end,
+    /// and from each other.
+    pub(crate) fn moments(&mut self, count: usize) -> Vec<usize> {
+        let (first, last) = (JOBS / 8, JOBS * 5 / 8);
+        let stride = (last - first) / count;
+        (0..count).map(|n| first + n * stride + self.rng.usize(..=stride / 2)).collect()
+    }
+
+    /// One of the replicas.
+    pub(crate) fn victim(&mut self) -> usize {
+        self.rng.usize(..REPLICAS)
+    }
+}
+
+/// Replicas that are ready, and the API that they call.
+pub(crate) struct Rig {
+    pub(crate) chaos: Chaos,
+    pub(crate) site: Site,
+    pub(crate) replicas: Vec<Paced>,
+    watch: Watch,
+}
+
+impl Rig {
+    /// Four replicas of 200/s on this store.
+    pub(crate) async fn on(chaos: Chaos, redis: &Redis) -> Self {
+        Self::at(chaos, &redis.url()).await
+    }
+
+    /// Four replicas of 200/s on the store at this URL.
+    pub(crate) async fn at(chaos: Chaos, store: &str) -> Self {
+        Self::with(chaos, &format!("rate = '{RATE}'"), [store; REPLICAS]).await
+    }
+
+    /// Four replicas of this downstream, each of which finds the store at a URL of its own.
+    pub(crate) async fn with(chaos: Chaos, downstream: &str, stores: [impl fmt::Display; REPLICAS]) -> Self {
+        let site = Site {
+            amqp: rabbit().await.url(),
+            store: stores[0].to_string(),
+            prefix: unique(chaos.name),
+            api: Api::start(),
+            // Few enough that jobs are left for the others while one replica is cut off.
+            downstream: format!("queue.prefetch = 300\n{downstream}"),
+            http: String::new(),
+        };
+        let mut replicas = Vec::new();
+        for (number, store) in stores.iter().enumerate() {
+            let set = format!("store.url={store}");
+            replicas.push(Paced::start(&config(&site, number), &["--set", &set], &[]).await);
+        }
+        for replica in &replicas {
+            replica.wait_ready().await;
+        }
+        Self { chaos, site, replicas, watch: Watch::start() }
+    }
+
+    /// Publishes the jobs.
+    pub(crate) async fn publish(&self) {
+        self.site.publish(Job::many("job", JOBS)).await;
+    }
+
+    /// Waits until the API has seen so many requests; when that was.
+    pub(crate) async fn reach(&self, requests: usize) -> u64 {
+        assert!(
+            self.site.api.reaches(requests, LONG).await,
+            "{} requests, not {requests}, came within {LONG:?}\n{}",
+            self.site.api.count(),
+            self.log()
+        );
+        stamp()
+    }
+
+    /// What the replicas had to say beside that all is well.
+    pub(crate) fn log(&self) -> String {
+        let lines = self.replicas.iter().enumerate().flat_map(|(number, replica)| {
+            let log = replica.log().into_iter();
+            log.filter(|line| !line.contains("\"INFO\"")).map(move |line| format!("{number}: {line}"))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Waits until every job is delivered, ends the replicas, and counts.
+    pub(crate) async fn finish(self) -> Run {
+        self.reach(JOBS).await;
+        self.end().await
+    }
+
+    /// Ends the replicas, which have no jobs left, and counts.
+    pub(crate) async fn end(self) -> Run {
+        // What would come twice comes before they have ended.
+        for replica in &self.replicas {
+            assert_eq!(replica.stop().await, 0, "{}", self.log());
+        }
+        self.site.depth(&self.site.queue(), 0, LONG).await;
+        let log = self.log();
+        Run::new(self.chaos.name, self.site.api.arrivals(), self.watch.end(), log)
+    }
+}
+
+/// The configuration of one replica.
+pub(crate) fn config(site: &Site, number: usize) -> String {
+    format!("{}headers = {{ {REPLICA} = '{number}' }}\n", site.config())
+}
+
+/// Lets time pass in which something lasts; when that began.
+pub(crate) async fn rest(span: Duration) -> u64 {
+    let began = stamp();
+    tokio::time::sleep(span).await;
+    began
+}

@@ -1,0 +1,174 @@
+//! What the log of the API says about a run.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use paced::Rate;
+
+use crate::rig::{JOBS, RATE, REPLICA};
+use crate::support::api::Arrival;
+use crate::support::count::{self, Tally, effective_rate, span, windows};
+use crate::support::site::compare;
+
+/// Over every window of these lengths it is counted.
+const WINDOWS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(100)];
+
+/// A run that has ended.
+pub(crate) struct Run {
+    name: &'static str,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) stamps: Vec<u64>,
+    tally: Tally,
+    /// When the machine itself stood still.
+    stalls: Vec<Range<u64>>,
+    /// What the replicas warned of.
+    log: String,
+}
+
+/// At this time so many too many were to be expected.
+#[derive(Clone, Debug)]
+pub(crate) struct Excuse {
+    pub(crate) at: Range<u64>,
+    pub(crate) extra: usize,
+}
+
+/// The fullest window, and what it might have held.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busiest {
+    count: usize,
+    most: usize,
+}
+
+/// The most requests that a window may hold: its slots, those handed over late within their tolerance, and
+/// one that the network held up for as long as an interval (202 a second and 22 in 100 ms at 200/s).
+pub(crate) fn most(rate: Rate, window: Duration) -> usize {
+    count::allowed(rate, window) + 1
+}
+
+impl Run {
+    pub(crate) fn new(
+        name: &'static str,
+        arrivals: Vec<Arrival>,
+        stalls: Vec<Range<u64>>,
+        log: String,
+    ) -> Self {
+        let stamps = arrivals.iter().map(|arrival| arrival.at).collect();
+        let tally = compare("job", JOBS, &arrivals);
+        Self { name, arrivals, stamps, tally, stalls, log }
+    }
+
+    /// Every job came, and came once.
+    #[track_caller]
+    pub(crate) fn assert_once(&self) {
+        let Tally { lost, doubled, strange } = &self.tally;
+        assert!(lost.is_empty() && strange.is_empty(), "lost {lost:?}, strange {strange:?}; {self}");
+        assert!(doubled.is_empty(), "doubled {doubled:?}; {self}");
+    }
+
+    /// No window holds more than [`most`], at 200/s.
+    #[track_caller]
+    pub(crate) fn assert_paced(&self) {
+        self.assert_paced_but(RATE.parse().unwrap(), &[]);
+    }
+
+    /// No window holds more than [`most`]. A window in which a processor of this machine was not to be had
+    /// for longer than an interval may hold as much more as came in for that long; and one that reaches
+    /// over an excuse, that much more.
+    #[track_caller]
+    pub(crate) fn assert_paced_but(&self, rate: Rate, excuses: &[Excuse]) {
+        for window in WINDOWS {
+            for held in windows(&self.stamps, window) {
+                let (first, last) = (held[0], held[held.len() - 1]);
+                let excused =
+                    excuses.iter().filter(|excuse| excuse.at.start <= last && first <= excuse.at.end);
+                let extra: usize = excused.map(|excuse| excuse.extra).sum();
+                let room = most(rate, window) + self.unjust(rate, first..last);
+                let held = held.len();
+                assert!(held <= room + extra, "{held} in {window:?}, at most {room} + {extra}; {self}");
+            }
+        }
+    }
+
+    /// Nobody waited longer than this for the next request.
+    #[track_caller]
+    pub(crate) fn assert_no_gap_over(&self, longest: Duration) {
+        let gap = self.longest_gap(0..u64::MAX);
+        assert!(gap <= longest, "a gap of {gap:?}, at most {longest:?}; {self}");
+    }
+
+    /// The longest time between two requests, the later of which came at this time.
+    pub(crate) fn longest_gap(&self, during: Range<u64>) -> Duration {
+        let gaps = self.stamps.windows(2).filter(|pair| during.contains(&pair[1]));
+        Duration::from_nanos(gaps.map(|pair| pair[1] - pair[0]).max().unwrap_or(0))
+    }
+
+    /// How long after `since` the first request came.
+    pub(crate) fn resumed_after(&self, since: u64) -> Duration {
+        let first = self.stamps.iter().find(|at| **at >= since).expect("a request");
+        Duration::from_nanos(first - since)
+    }
+
+    /// How many requests came at this time.
+    pub(crate) fn count(&self, during: Range<u64>) -> usize {
+        self.stamps.iter().filter(|at| during.contains(at)).count()
+    }
+
+    /// When requests of one replica came.
+    pub(crate) fn of(&self, replica: usize) -> impl Iterator<Item = u64> {
+        let name = replica.to_string();
+        let own = self.arrivals.iter().filter(move |arrival| arrival.header(REPLICA) == Some(&name));
+        own.map(|arrival| arrival.at)
+    }
+
+    /// How many requests too many a window may hold since the machine stood still, in it or right before.
+    fn unjust(&self, rate: Rate, window: Range<u64>) -> usize {
+        let met = self.stalls.iter().filter(|stall| stall.start <= window.end && window.start <= stall.end);
+        let longest = met.map(|stall| stall.end - stall.start).max().unwrap_or(0);
+        usize::try_from(u128::from(longest) / rate.interval().as_nanos()).unwrap()
+    }
+
+    fn busiest(&self, window: Duration) -> Busiest {
+        let rate: Rate = RATE.parse().unwrap();
+        let fullest = windows(&self.stamps, window).max_by_key(|held| held.len());
+        fullest.map_or_else(Busiest::default, |held| Busiest {
+            count: held.len(),
+            most: most(rate, window) + self.unjust(rate, held[0]..held[held.len() - 1]),
+        })
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [second, tenth] = WINDOWS.map(|window| self.busiest(window));
+        let gap = self.longest_gap(0..u64::MAX).as_millis();
+        let still = self.stalls.iter().map(|stall| stall.end - stall.start).max().unwrap_or(0);
+        let Tally { lost, doubled, .. } = &self.tally;
+        write!(
+            f,
+            "{}: {} requests in {:.2} s ({:.1}/s); busiest 1 s {} (of {}), 100 ms {} (of {}); longest gap {gap} ms; \
+             {} lost, {} doubled; the machine stood still for {:.1} ms at most",
+            self.name,
+            self.stamps.len(),
+            span(&self.stamps).as_secs_f64(),
+            effective_rate(&self.stamps),
+            second.count,
+            second.most,
+            tenth.count,
+            tenth.most,
+            lost.len(),
+            doubled.len(),
+            Duration::from_nanos(still).as_secs_f64() * 1e3,
+        )
+    }
+}
+
+impl Drop for Run {
+    /// The figures, also of a run that failed; of that what the replicas said, too.
+    fn drop(&mut self) {
+        eprintln!("{self}");
+        if std::thread::panicking() {
+            eprintln!("{}", self.log);
+        }
+    }
+}
