@@ -12,6 +12,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod clock;
 mod rig;
 mod store;
 mod verdict;

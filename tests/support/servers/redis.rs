@@ -19,6 +19,9 @@ use super::{Server, free_port, launch, make_folder, output};
 /// Long enough for a machine that compiles at the same time.
 const REDIS_START: Duration = Duration::from_secs(20);
 
+/// The file that says how far the clock is off.
+const CLOCK: &str = "clock";
+
 /// A Redis server: append-only file on, so that its data outlive a kill.
 #[derive(Clone, Debug)]
 pub struct Redis(Arc<Server>);
@@ -35,13 +38,46 @@ impl Redis {
         Ok(Self(Arc::new(server)))
     }
 
+    /// As [`Redis::dedicated`], on a clock of its own, which [`Redis::set_clock`] steps: with
+    /// libfaketime (`install-servers.sh chaos`).
+    pub async fn with_own_clock() -> Self {
+        let server = launch(Self::faked).await.unwrap_or_else(|error| panic!("{error}"));
+        Self(Arc::new(server))
+    }
+
     fn server() -> Result<Server, String> {
+        Self::after(|_| Ok(String::new()))
+    }
+
+    fn faked() -> Result<Server, String> {
+        Self::after(|guardian| {
+            let found = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+            let mut found = found.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
+            let library = found.find(|path| path.exists());
+            let library = library.ok_or("no libfaketime; run `tests/support/install-servers.sh chaos`")?;
+            let clock = guardian.folder().join(CLOCK);
+            fs::write(&clock, "+0\n")
+                .map_err(|error| format!("cannot write {}: {error}", clock.display()))?;
+            // The libc's malloc, before jemalloc's: that one asks for the time when it starts, libfaketime
+            // asks for memory when it is first asked for the time, and each waits for the other.
+            Ok(format!(
+                "export LD_PRELOAD='{} libc.so.6' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 \
+                 FAKETIME_DONT_FAKE_MONOTONIC=1\n",
+                library.display(),
+                clock.display()
+            ))
+        })
+    }
+
+    /// A server that a shell starts after these lines.
+    fn after(lines: impl FnOnce(&Guardian) -> Result<String, String>) -> Result<Server, String> {
         let guardian = Guardian::new()?;
+        let lines = lines(&guardian)?;
         let port = free_port();
         let data = guardian.folder().join("data");
         make_folder(&data)?;
         let script = format!(
-            "exec redis-server --port {port} --bind 127.0.0.1 --dir '{}' --save '' --appendonly yes \
+            "{lines}exec redis-server --port {port} --bind 127.0.0.1 --dir '{}' --save '' --appendonly yes \
              --daemonize no --maxmemory-policy noeviction\n",
             data.display()
         );
@@ -98,6 +134,17 @@ impl Redis {
     /// SIGCONT.
     pub fn thaw(&self) {
         self.0.signal(Signal::CONT);
+    }
+
+    /// Has its clock be ahead of the machine's by so many seconds from now on, or behind.
+    pub async fn set_clock(&self, ahead: i32) {
+        let folder = self.0.guardian.folder().to_owned();
+        // At once: it is read whenever the server asks for the time.
+        let step = move || {
+            fs::write(folder.join("next"), format!("{ahead:+}\n"))?;
+            fs::rename(folder.join("next"), folder.join(CLOCK))
+        };
+        blocking(step).await.unwrap();
     }
 
     /// Who ends it, and where it lives.
