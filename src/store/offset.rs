@@ -13,8 +13,12 @@ use crate::time::{Deadline, Micros, suspended};
 pub enum Observed {
     /// It agrees: slots that were mapped before still stand.
     Consistent,
-    /// A clock stepped, or the store lost its state: the mapping starts anew from this sample.
-    /// Slots that were reserved before belong to a clock that is no more; give them up.
+    /// The store's clock stepped back: the mapping starts anew from this sample. The store has moved
+    /// what it granted back by no more than the step, so what it grants from now on comes after the
+    /// slots that were mapped before: keep the local instants that they had.
+    SteppedBack,
+    /// The store's clock stepped forward, or it lost its state: the mapping starts anew from this
+    /// sample. Slots that were reserved before belong to a clock that is no more; give them up.
     Stepped,
 }
 
@@ -124,7 +128,12 @@ impl SlotClock {
             window.generation += 1;
             window.jumps += u64::from(step == Some(Step::Forward));
             window.restart(sample, received);
-            return Observed::Stepped;
+            let is_same = known.is_none_or(|known| known == epoch);
+            return if is_same && step == Some(Step::Back) {
+                Observed::SteppedBack
+            } else {
+                Observed::Stepped
+            };
         }
         window.add(sample, received);
         Observed::Consistent

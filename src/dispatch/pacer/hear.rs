@@ -115,14 +115,24 @@ impl Pacer {
             self.turns.share(replicas);
         }
         let observed = self.slots.observe(sent, reserved.now, reserved.epoch, received);
-        if observed == Observed::Stepped {
-            tracing::warn!(
-                downstream = self.options.downstream,
-                "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
-            );
-            self.gear.meters.stepped.increment(self.held.len() as u64);
-            self.held.drain().for_each(|entry| self.lane.push(entry));
-            self.turns.forget();
+        match observed {
+            Observed::Consistent => {}
+            Observed::SteppedBack => {
+                tracing::warn!(
+                    downstream = self.options.downstream,
+                    "the store's clock stepped back: held slots keep their time"
+                );
+                self.turns.forget();
+            }
+            Observed::Stepped => {
+                tracing::warn!(
+                    downstream = self.options.downstream,
+                    "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
+                );
+                self.gear.meters.stepped.increment(self.held.len() as u64);
+                self.held.drain().for_each(|entry| self.lane.push(entry));
+                self.turns.forget();
+            }
         }
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();

@@ -7,6 +7,7 @@ mod police;
 mod reload;
 mod settle;
 mod share;
+mod steps;
 mod windows;
 
 use std::sync::atomic::Ordering;

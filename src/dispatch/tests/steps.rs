@@ -1,0 +1,139 @@
+//! The store's clock steps in mid-run: no slot too many but what a step forward may cost, and no stall.
+
+use std::sync::atomic::AtomicI64;
+
+use super::*;
+use crate::time::{Clock, Micros};
+
+const SEEDS: std::ops::Range<u64> = 0..60;
+/// 3 s of slots at 200/s.
+const JOBS: usize = 600;
+/// How far the clock steps, either way.
+const STEP: i64 = 2_000_000;
+/// H, and T.
+const HORIZON: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(5);
+/// What a step forward may let through beside the pace, once: H/T + 1.
+const TWICE: usize = 21;
+/// The longest that a step back keeps everybody waiting.
+const STALL: Duration = HORIZON;
+
+/// The runtime's paused time, and what it was stepped by.
+#[derive(Debug)]
+struct SteppingClock {
+    start: Instant,
+    ahead: AtomicI64,
+}
+
+impl SteppingClock {
+    fn new() -> Self {
+        Self { start: Instant::now(), ahead: AtomicI64::new(0) }
+    }
+
+    fn step(&self, micros: i64) {
+        self.ahead.fetch_add(micros, Ordering::SeqCst);
+    }
+}
+
+impl Clock for SteppingClock {
+    fn now(&self) -> Micros {
+        let today = Micros(1_760_000_000_000_000).plus(self.start.elapsed());
+        Micros(today.0 + self.ahead.load(Ordering::SeqCst))
+    }
+}
+
+/// When four replicas released something, and when the clock stepped forward, since the start.
+struct Run {
+    released: Vec<Duration>,
+    forward: Vec<Duration>,
+}
+
+/// Four replicas, of which none is as far from the store as another, work off a backlog while the clock steps.
+async fn run(burst: u32, steps: &[i64]) -> Run {
+    let clock = Arc::new(SteppingClock::new());
+    let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
+    let mut benches = [100..200, 200..400, 400..1000, 1000..2000].map(|micros| {
+        let mut bench = Bench::new("200/s", QUICK);
+        let limit = Limit::leaky_bucket("l", "200/s".parse().unwrap(), burst).unwrap();
+        bench.options.limits = LimitSet::new(vec![limit]).unwrap();
+        let distance = Duration::from_micros(fastrand::u64(micros));
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), distance));
+        // More than it can release in the run: none is ever without jobs.
+        bench.publish_many(0..JOBS);
+        bench
+    });
+    let start = Instant::now();
+    let running = benches.each_mut().map(Bench::start);
+    let sent = || benches.iter().map(|bench| bench.sink.sent.lock().unwrap().len()).sum::<usize>();
+    let mut forward = Vec::new();
+    for (number, &step) in (0..).zip(steps) {
+        // Each in a second of its own, and not at its edges.
+        let within = Duration::from_micros(fastrand::u64(200_000..800_000));
+        tokio::time::sleep_until(start + Duration::from_secs(number) + within).await;
+        clock.step(step);
+        if step > 0 {
+            forward.push(start.elapsed());
+        }
+    }
+    while sent() < JOBS {
+        tokio::time::sleep(HORIZON).await;
+        assert!(start.elapsed() < Duration::from_secs(10), "{} jobs only", sent());
+    }
+    let all = benches.iter().flat_map(|bench| bench.sink.sent.lock().unwrap().clone());
+    let mut released: Vec<Duration> = all.map(|sent| sent.at - start).collect();
+    released.sort_unstable();
+    for (bench, running) in benches.iter().zip(running) {
+        bench.stop.cancel();
+        running.await.unwrap();
+    }
+    Run { released, forward }
+}
+
+/// Panics where a window holds more than its slots and a burst, or a gap is longer than any step makes it.
+fn judge(burst: usize, Run { released, forward }: &Run) {
+    for millis in [20, 100, 1000] {
+        let window = Duration::from_millis(millis);
+        // One more: replicas learn the store's time only to within a call, and so each is late by another
+        // part of an interval.
+        let most = (window.as_micros() / INTERVAL.as_micros()) as usize + burst - 1 + 1;
+        for (first, &at) in released.iter().enumerate() {
+            let held = released[first..].partition_point(|later| *later < at + window);
+            let last = released[first + held - 1];
+            let met = forward.iter().filter(|step| at <= **step + HORIZON && **step <= last).count();
+            let most = most + met * TWICE;
+            assert!(
+                held <= most,
+                "{held} in {window:?} from {at:?} on, at most {most}; forward at {forward:?}"
+            );
+        }
+    }
+    for pair in released.windows(2) {
+        let gap = pair[1] - pair[0];
+        assert!(gap <= STALL, "nothing for {gap:?} after {:?}, at most {STALL:?}", pair[0]);
+    }
+}
+
+/// Says which run it was that failed.
+struct Which(u64, u32, [i64; 2]);
+
+impl Drop for Which {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self(seed, burst, steps) = self;
+            println!("seed {seed}, burst {burst}, the clock stepped by {steps:?} µs");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pace_survives_steps_of_the_stores_clock() {
+    println!("seeds {SEEDS:?}");
+    for burst in [1, 10] {
+        for seed in SEEDS {
+            fastrand::seed(seed);
+            let steps = [(); 2].map(|()| if fastrand::bool() { STEP } else { -STEP });
+            let _which = Which(seed, burst, steps);
+            judge(burst as usize, &run(burst, &steps).await);
+        }
+    }
+}
