@@ -7,6 +7,7 @@ use paced::RedisOptions;
 mod examples;
 mod limits;
 mod losses;
+mod mishaps;
 mod paces;
 mod parity;
 mod tend;
