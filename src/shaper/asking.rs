@@ -80,7 +80,7 @@ impl Core {
         let sent = Instant::now();
         match self.store.reserve(call).await {
             Ok(reserved) => {
-                self.observe(sent, reserved.now, reserved.epoch);
+                self.observe(sent, reserved.now, reserved.epoch, reserved.status);
                 self.hand_out(key, requests, &reserved, fares.costs());
             }
             Err(error) => {
@@ -129,6 +129,10 @@ impl Core {
 
     fn queue_full(&self, reserved: &Reserved) -> ReserveError {
         let latest = reserved.now.plus(self.max_wait);
+        let until = reserved.status.paused_until();
+        if until > latest {
+            return ReserveError::Paused { retry_after: (until < Micros::MAX).then(|| until.since(latest)) };
+        }
         let slot = reserved.refused.map_or(latest, |refused| refused.slot);
         let place = reserved.refused.map_or(0, |refused| refused.limit);
         let limit = self.limits.get(place).map(|limit| limit.name().to_owned()).unwrap_or_default();

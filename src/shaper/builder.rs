@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::batch::Lanes;
+use super::pause::Pauses;
 use super::{Core, Shaper};
 use crate::limit::{Limit, LimitError, LimitSet};
 use crate::rate::Rate;
@@ -130,6 +131,8 @@ impl ShaperBuilder {
             lanes: Lanes::default(),
             refreshing: tokio::sync::Mutex::default(),
             jumped: Notify::new(),
+            pauses: Pauses::default(),
+            gone: Arc::default(),
         };
         Ok(Shaper { core: Arc::new(core) })
     }

@@ -17,6 +17,16 @@ pub enum ReserveError {
         /// The name of the binding limit: the first that allows nothing earlier.
         limit: String,
     },
+    /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an
+    /// operator. Nothing was taken.
+    #[error("the downstream is paused{}", match retry_after {
+        Some(span) => format!("; try again in {span:?}"),
+        None => " until somebody resumes it".to_owned(),
+    })]
+    Paused {
+        /// How long until a slot within `max_wait` can be had; `None`: not before somebody resumes.
+        retry_after: Option<Duration>,
+    },
     /// The limits never hold so high a cost, or not exactly.
     #[error("a cost of {cost} is more than `{limit}` holds; use at most {highest}")]
     CostTooLarge {
@@ -48,7 +58,7 @@ impl ReserveError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::QueueFull { .. } | Self::Stopped => true,
+            Self::QueueFull { .. } | Self::Paused { .. } | Self::Stopped => true,
             Self::CostTooLarge { .. } | Self::CostCount { .. } => false,
             Self::Store(error) => error.is_retryable(),
         }

@@ -7,6 +7,7 @@ mod builder;
 mod cost;
 mod error;
 mod limiter;
+mod pause;
 mod reservation;
 
 use std::future::Future;
@@ -17,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::limit::{Costs, LimitSet};
-use crate::store::{Observed, Reserve, Scope, SlotClock, Store, StoreError};
+use crate::store::{Change, LONGEST_PAUSE, Observed, Reserve, Scope, SlotClock, Status, Store, StoreError};
 use crate::time::Micros;
 use asking::Lane;
 use batch::{Lanes, Request, submit};
@@ -25,6 +26,7 @@ pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
 pub use error::{CheckError, ReserveError};
 pub use limiter::{Limiter, LimiterBuilder};
+use pause::Pauses;
 use reservation::Grant;
 pub use reservation::Reservation;
 
@@ -81,8 +83,11 @@ struct Core {
     lanes: Lanes<Lane>,
     /// Held by the one who asks the store for its clock; when that was last tried.
     refreshing: tokio::sync::Mutex<Option<Instant>>,
-    /// The store's clock stepped.
+    /// The store's clock stepped, or the downstream is paused, or no longer.
     jumped: Notify,
+    pauses: Pauses,
+    /// Ends the watch for pauses.
+    gone: Arc<Notify>,
 }
 
 impl Shaper {
@@ -177,7 +182,7 @@ impl Shaper {
         };
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;
-        core.observe(sent, reserved.now, reserved.epoch);
+        core.observe(sent, reserved.now, reserved.epoch, reserved.status);
         Ok(NextSlot { slot: reserved.next, wait: reserved.next.since(reserved.now) })
     }
 
@@ -204,6 +209,27 @@ impl Shaper {
         }
     }
 
+    /// No slot lies before `until`, for every worker on this downstream, the daemon's too: for a downstream
+    /// that asks for a pause (`Retry-After`). Of several the latest counts.
+    ///
+    /// Slots that lie before it are missed ([`Reservation::is_missed`]); [`Shaper::schedule`] gives them up
+    /// and reserves anew. When it is over work goes on at the pace of its limits, without a burst. Others
+    /// learn of it at once where the store can tell them (Redis: pub/sub), and with their next call at the
+    /// latest.
+    ///
+    /// Cancel safe: the pause is made, or not.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store did not do it. Nothing is paused then, but it may be tried again.
+    pub async fn penalize(&self, until: Instant) -> Result<(), StoreError> {
+        let span = until.saturating_duration_since(Instant::now());
+        if !span.is_zero() {
+            let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
+            self.core.tend(Change::Penalize(span)).await?;
+        }
+        Ok(())
+    }
+
     /// Forgets what was taken under `key` (without [`ShaperBuilder::per_key`]: by all keys), so
     /// that the next slot is now, whatever was reserved.
     ///
@@ -222,6 +248,7 @@ impl Shaper {
             let text = "a cost of 0 takes nothing; use at least 1";
             return Err(StoreError::Invalid(text.to_owned()).into());
         }
+        self.core.watch();
         let (answer, granted) = oneshot::channel();
         submit(&self.core, self.core.lane_of(key), |lane| lane.waiting.push(Request { cost, answer }));
         granted.await.unwrap_or(Err(ReserveError::Stopped))
@@ -243,28 +270,27 @@ impl Core {
 
     /// Asks the store for its clock, until `deadline` at most, unless that was known or tried
     /// lately. Failing is no harm: what is known goes on to count.
-    async fn refresh(&self, deadline: Instant) {
+    async fn refresh(self: &Arc<Self>, deadline: Instant) {
         // Whoever holds it asks for all. Nobody waits for the answer: slots must not wait for a
         // store that hangs.
         let Ok(mut tried) = self.refreshing.try_lock() else { return };
-        let Some((age, epoch)) = self.clock.newest() else { return };
+        let Some((age, _)) = self.clock.newest() else { return };
         if age < STALE || tried.is_some_and(|at| at.elapsed() < STALE) {
             return;
         }
         let sent = Instant::now();
         *tried = Some(sent);
         let until = deadline.min(sent + Duration::from_secs(1));
-        if let Ok(Ok(now)) = tokio::time::timeout_at(until, self.store.ping()).await {
-            self.observe(sent, now, epoch);
-        }
+        let _ = tokio::time::timeout_at(until, self.tend(Change::Look)).await;
     }
 
     /// Takes in an answer of the store, received now. Reservations made before a step back, or a
     /// loss, keep the deadline that they had.
-    fn observe(&self, sent: Instant, now: Micros, epoch: Micros) {
+    fn observe(self: &Arc<Self>, sent: Instant, now: Micros, epoch: Micros, status: Status) {
         if self.clock.observe(sent, now, epoch, Instant::now()) == Observed::Stepped {
             self.jumped.notify_waiters();
         }
+        self.heed(now, epoch, status);
     }
 
     /// How late a slot may be used: T, within what timers and the network allow for.

@@ -61,13 +61,14 @@ impl Reservation {
 
     /// Whether the slot lies further back than can be excused: by more than the emission interval
     /// of the slowest limit that lets no two go at once (where all do, of the slowest), within 5 to 50 ms.
-    /// Time for which this machine was suspended counts.
+    /// Time for which this machine was suspended counts. So is a slot that lies before the end of a pause
+    /// of the downstream, as far as this shaper knows of one ([`Shaper::penalize`](super::Shaper::penalize)).
     ///
     /// Ask after [`Reservation::wait`], just before the work. If this process stood still, many slots
     /// have passed by then, and work on all of them would be a burst: reserve again instead.
     #[must_use]
     pub fn is_missed(&self) -> bool {
-        self.hold().late() > self.core.tolerance()
+        self.hold().late() > self.core.tolerance() || self.core.pauses.forbid(self.granted.slot)
     }
 
     /// Waits until the slot, however far it is. The store is asked for its clock now and then; a
@@ -99,7 +100,7 @@ impl Reservation {
         }
     }
 
-    /// Waits until the slot; false when it was missed, or its clock is no more.
+    /// Waits until the slot; false when it was missed, or its clock is no more, or the downstream is paused.
     ///
     /// Cancel safe.
     pub(super) async fn due(&mut self) -> bool {
@@ -107,7 +108,7 @@ impl Reservation {
         loop {
             // Before the look at the clock, so that no step goes unnoticed in between.
             let jumped = core.jumped.notified();
-            if !self.follow() {
+            if !self.follow() || core.pauses.forbid(self.granted.slot) {
                 return false;
             }
             tokio::select! {

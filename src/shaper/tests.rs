@@ -1,4 +1,5 @@
 pub(super) mod bench;
+mod pauses;
 pub(super) mod sets;
 mod waits;
 

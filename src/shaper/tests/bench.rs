@@ -47,7 +47,7 @@ pub(in crate::shaper) struct Bench {
     pub(in crate::shaper) arrived: Semaphore,
     pub(in crate::shaper) failure: Mutex<Option<StoreError>>,
     pub(in crate::shaper) panics: AtomicUsize,
-    /// Pings are not answered.
+    /// Looks are not answered.
     pub(in crate::shaper) mute: AtomicBool,
 }
 
@@ -148,7 +148,14 @@ impl Store for Bench {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<Tended, StoreError>> {
         Box::pin(async move {
-            self.enter().await?;
+            if change == Change::Look {
+                self.pings.fetch_add(1, Ordering::SeqCst);
+                if self.mute.load(Ordering::SeqCst) {
+                    return std::future::pending().await;
+                }
+            } else {
+                self.enter().await?;
+            }
             self.memory.tend(downstream, change).await
         })
     }
