@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use super::changes::{Changes, Watchers};
 use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
-use crate::limit::LimitSet;
+use crate::limit::{Level, Limit, LimitSet, Mark};
 use crate::time::{Clock, Micros, wall_now};
 use link::{Link, Peer};
-use scripts::{Ask, Now, ReserveReply, Scripts};
+use scripts::{Ask, Now, ReserveReply, Scripts, Windows};
 
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub struct RedisStore {
     scripts: Scripts,
     prefix: String,
     known: Mutex<HashMap<String, Known>>,
+    /// The windows of each downstream's own limits, as they were last heard of.
+    windows: Mutex<HashMap<String, Windows>>,
     watchers: Arc<Watchers>,
     listening: Once,
     clock: Option<Arc<dyn Clock>>,
@@ -84,6 +86,7 @@ impl RedisStore {
             scripts: Scripts::new(),
             prefix,
             known: Mutex::default(),
+            windows: Mutex::default(),
             watchers: Arc::default(),
             listening: Once::new(),
             clock: None,
@@ -142,6 +145,26 @@ impl RedisStore {
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The windows of the limits of a whole downstream. Those of keys are too many to remember.
+    fn windows(&self, scope: Scope<'_>) -> Windows {
+        let all = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(scope.downstream).filter(|_| scope.key.is_empty()).cloned().unwrap_or_default()
+    }
+
+    fn remember_windows(&self, scope: Scope<'_>, limits: &LimitSet, marks: impl FnOnce() -> Vec<Mark>) {
+        let is_window = |limit: &Limit| matches!(limit.fresh().level, Level::Window(_));
+        if !scope.key.is_empty() || !limits.iter().any(is_window) {
+            return;
+        }
+        let mut all = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.entry(scope.downstream.to_owned()).or_default();
+        for (limit, mark) in limits.iter().zip(marks()) {
+            if let Mark::Window { window, .. } = mark {
+                known.insert(limit.name().to_owned(), window);
+            }
+        }
     }
 
     /// Has changes by others heard from now on. Without a runtime there is nobody to hear them.
@@ -230,10 +253,12 @@ impl Store for RedisStore {
                 police: false,
                 generation: call.generation,
                 edges: self.edges(call.now),
+                known: self.windows(call.scope),
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
             let reserved = scripts::reserved(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
             self.remember(call.scope.downstream, reserved.epoch, Some(call.ahead));
+            self.remember_windows(call.scope, call.limits, || scripts::marks_after(&call, &reserved));
             Ok(reserved)
         })
     }
@@ -250,10 +275,13 @@ impl Store for RedisStore {
                 police: true,
                 generation: call.generation,
                 edges: self.edges(call.now),
+                known: self.windows(call.scope),
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
-            let checked = scripts::checked(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
+            let (checked, marks) =
+                scripts::checked(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
             self.remember(call.scope.downstream, checked.epoch, None);
+            self.remember_windows(call.scope, call.limits, || marks);
             Ok(checked)
         })
     }

@@ -1,12 +1,13 @@
 //! The Lua scripts: what each is told, and how its answer is read.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::{Cmd, Script};
 
 use crate::limit::{
     Algorithm, Calendar, Charge, Combine, Costs, Counting, Edges, Limit, LimitSet, Mark, Plan, Refusal,
-    Standing, State, Verdict,
+    Standing, State, Verdict, Window,
 };
 use crate::rate::Rate;
 use crate::store::{Cancel, Change, Check, Checked, Lease, Pause, Reserve, Reserved, Status, Tended};
@@ -200,7 +201,12 @@ pub(super) struct Ask<'a> {
     pub(super) generation: u64,
     /// From where on edges of calendars are sent, and up to where at least.
     pub(super) edges: (Micros, Micros),
+    /// The windows as the worker last heard of them, by limit: what a store lost is made good by it.
+    pub(super) known: Windows,
 }
+
+/// Windows, by the limit's name.
+pub(super) type Windows = HashMap<String, Window>;
 
 fn tell_now(cmd: &mut Cmd, now: Now) {
     match now {
@@ -220,7 +226,7 @@ fn tell_limits(cmd: &mut Cmd, limits: &LimitSet, ask: Option<&Ask<'_>>) {
                 tell_pace(cmd, "g", bucket.refill(), bucket.capacity());
             }
             Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
-                tell_window(cmd, counting, ask);
+                tell_window(cmd, counting, ask, ask.and_then(|ask| ask.known.get(limit.name())));
             }
             Algorithm::SlidingWindow(window) => {
                 cmd.arg("c").arg(window.count()).arg(window.width()).arg(window.buckets());
@@ -236,18 +242,24 @@ fn tell_pace(cmd: &mut Cmd, letter: &str, rate: Rate, burst: u32) {
     cmd.arg(letter).arg(rate.count()).arg(rate.period_micros()).arg(burst);
 }
 
-fn tell_window(cmd: &mut Cmd, counting: Counting, ask: Option<&Ask<'_>>) {
-    let count = counting.count();
+fn tell_window(cmd: &mut Cmd, counting: Counting, ask: Option<&Ask<'_>>, known: Option<&Window>) {
+    let (count, known) = (counting.count(), known.copied().unwrap_or(Window { end: Micros(0), used: 0 }));
+    let mut tell = |letter: &str| {
+        cmd.arg(letter).arg(count).arg(known.end.0).arg(known.used);
+    };
     match counting.edges() {
         Edges::Aligned { period, offset } => {
-            cmd.arg("w").arg(count).arg(period).arg(offset);
+            tell("w");
+            cmd.arg(period).arg(offset);
         }
         Edges::FirstHit { period } => {
-            cmd.arg("f").arg(count).arg(period);
+            tell("f");
+            cmd.arg(period);
         }
         Edges::Calendar(calendar) => {
             let edges = ask.map(|ask| ask.edges(calendar)).unwrap_or_default();
-            cmd.arg("q").arg(count).arg(calendar.longest()).arg(edges.len());
+            tell("q");
+            cmd.arg(calendar.longest()).arg(edges.len());
             for edge in edges {
                 cmd.arg(edge.0);
             }
@@ -410,11 +422,20 @@ pub(super) fn reserved(call: &Reserve<'_>, reply: &ReserveReply) -> Result<Reser
     Ok(Reserved { now, epoch, before, slots, charges, refused, next, replicas, status, outdated })
 }
 
-/// The verdicts of an answer; derived as [`reserved`] derives slots.
+/// The marks after all slots of an answer.
+pub(super) fn marks_after(call: &Reserve<'_>, reserved: &Reserved) -> Vec<Mark> {
+    let limits = call.limits;
+    let each = reserved.slots.iter().zip(&reserved.charges).zip(limits.rows(call.costs));
+    each.fold(reserved.before.clone(), |marks, ((&slot, &charge), row)| {
+        limits.marks_after(&marks, slot, &limits.charged(&row, charge))
+    })
+}
+
+/// The verdicts of an answer, derived as [`reserved`] derives slots; and the marks after them.
 ///
 /// # Errors
 /// What is wrong with the answer.
-pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked, String> {
+pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<(Checked, Vec<Mark>), String> {
     let limits = call.limits;
     let Heard { now, epoch, before: mut marks, status } = heard(limits, reply)?;
     let outdated = !status.is_current(call.generation);
@@ -425,7 +446,7 @@ pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked,
         if allowed != *granted {
             return Err(format!("{granted} allowed, where {allowed} follow from its state"));
         }
-        return Ok(Checked { now, epoch, verdicts, status, outdated });
+        return Ok((Checked { now, epoch, verdicts, status, outdated }, marks));
     }
     let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
     let (size, jobs) = (3 + 2 * told, if outdated { 0 } else { limits.jobs(call.costs) });
@@ -449,7 +470,7 @@ pub(super) fn checked(call: &Check<'_>, reply: &ReserveReply) -> Result<Checked,
         let limit = usize::try_from(outcome[2]).map_err(|_| format!("limit {}", outcome[2]))?;
         verdicts.push(Verdict { earliest: Micros(outcome[0]), charge, limit, standings });
     }
-    Ok(Checked { now, epoch, verdicts, status, outdated })
+    Ok((Checked { now, epoch, verdicts, status, outdated }, marks))
 }
 
 fn charged(bits: i64) -> Result<Charge, String> {

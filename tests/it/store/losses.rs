@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use paced::StoreError;
-use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::limit::calendar::Unit;
+use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
+use paced::store::{Check, Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
 
@@ -285,6 +286,40 @@ async fn a_server_that_is_away_is_told_without_its_password() {
     let store = RedisStore::open(&url, RedisOptions::default()).unwrap();
     let shown = format!("{error} {error:?} {store:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+/// What is used of a window is remembered by those who used it.
+#[tokio::test]
+async fn a_window_that_is_lost_is_recalled() {
+    let hour = Duration::from_secs(3600);
+    for limit in [
+        Limit::first_hit_window("used", 20, hour).unwrap(),
+        Limit::fixed_window("used", 20, 24 * hour).unwrap(),
+        Limit::quota("used", 20, Edges::Calendar(Calendar::new(Unit::Month, 0).unwrap())).unwrap(),
+    ] {
+        let redis = Redis::dedicated().await;
+        let (one, two, newcomer) = (store(&redis).await, store(&redis).await, store(&redis).await);
+        let limits = LimitSet::new(vec![limit.clone()]).unwrap();
+        let taken = async |store: &RedisStore, costs: &[u32]| {
+            store.reserve(call(&limits, costs, Duration::ZERO)).await.unwrap().slots.len()
+        };
+        assert_eq!((taken(&one, &[1; 5]).await, taken(&two, &[1; 7]).await), (5, 7));
+        redis.command(&["FLUSHALL"]).await.unwrap();
+        // Who was there last knows most; before the fence it gets nothing anyway.
+        assert_eq!(taken(&one, &[1; 20]).await, 15, "one knows of 5: {limit:?}");
+        redis.command(&["FLUSHALL"]).await.unwrap();
+        assert_eq!(taken(&two, &[1; 20]).await, 8, "12 were used when it last heard");
+        assert_eq!(taken(&newcomer, &[1; 20]).await, 0, "it is in the store again");
+        assert_eq!(taken(&one, &[1; 20]).await, 0);
+        let decision = one.check(Check {
+            scope: SCOPE,
+            limits: &limits,
+            costs: Costs::Each(&[1]),
+            now: None,
+            generation: 0,
+        });
+        assert_eq!(decision.await.unwrap().verdicts[0].standings[0].remaining, 0);
+    }
 }
 
 #[tokio::test]

@@ -66,6 +66,10 @@ for i = 1, count do
       kind.lose(l, s)
     end
   end
+  if known > 0 and known < record.epoch and kind.recall and kind.recall(l, s, now) then
+    -- The caller has not heard of the loss yet, and so does this once.
+    l.corrected = true
+  end
   if paused > 0 then
     -- Not written down unless something is taken: who resumes finds the state as it was.
     l.unpaused = { s.last, s.tat, s.rem, s.tail }

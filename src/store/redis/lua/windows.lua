@@ -18,6 +18,13 @@ local function read_count(l, at, fence)
   l.n = tonumber(ARGV[at])
 end
 
+-- N, then what the caller knew of the window when it last heard of it: its end, and the units used.
+local function read_window(l, at, fence)
+  read_count(l, at, fence)
+  l.known_ends, l.known_used = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  return at + 3
+end
+
 -- Windows: "w last shift epoch end used". src/limit/window.rs has the same arithmetic.
 local window = { lose = after_loss, pause = after_pause }
 
@@ -73,6 +80,20 @@ function window.commit(l, s, at, cost)
   s.last = at
 end
 
+-- What a caller knows from before a loss counts where it is more: the same window, or a later one.
+function window.recall(l, s, now)
+  if l.known_ends > now + l.longest then
+    return false -- of another clock
+  elseif l.known_ends > s.ends then
+    s.ends, s.used = l.known_ends, l.known_used
+  elseif l.known_ends == s.ends and l.known_used > s.used then
+    s.used = l.known_used
+  else
+    return false
+  end
+  return true
+end
+
 function window.mark(_, s)
   return s.ends, s.used
 end
@@ -91,9 +112,9 @@ end
 -- w: aligned to the epoch, and an offset.
 kinds.w = windows({
   read = function(l, at, fence)
-    read_count(l, at, fence)
-    l.longest, l.offset = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-    return at + 3
+    at = read_window(l, at, fence)
+    l.longest, l.offset = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+    return at + 2
   end,
   edge = function(l, at)
     return at - (at - l.offset) % l.longest + l.longest
@@ -103,9 +124,9 @@ kinds.w = windows({
 -- f: begun by the first unit taken.
 kinds.f = windows({
   read = function(l, at, fence)
-    read_count(l, at, fence)
-    l.longest = tonumber(ARGV[at + 1])
-    return at + 2
+    at = read_window(l, at, fence)
+    l.longest = tonumber(ARGV[at])
+    return at + 1
   end,
   edge = function(l, at)
     return at + l.longest
@@ -118,9 +139,9 @@ kinds.f = windows({
 -- q: a calendar's, whose next edges the worker sends.
 kinds.q = windows({
   read = function(l, at, fence)
-    read_count(l, at, fence)
-    l.longest, l.edges = tonumber(ARGV[at + 1]), at + 3
-    l.last_edge = at + 2 + tonumber(ARGV[at + 2])
+    at = read_window(l, at, fence)
+    l.longest, l.edges = tonumber(ARGV[at]), at + 2
+    l.last_edge = at + 1 + tonumber(ARGV[at + 1])
     return l.last_edge + 1
   end,
   edge = function(l, at)
