@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::gate::Gate;
 use super::held::Held;
 use super::intake::expired;
 use super::lane::Entry;
@@ -22,6 +23,10 @@ pub(super) struct Gear {
     pub(super) downstream: String,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) retry: RetryPolicy,
+    /// The longest that the downstream may ask to wait.
+    pub(super) max_pause: Duration,
+    /// Closed for slots in a pause.
+    pub(super) gate: Arc<Gate>,
     /// A slot missed by more than this is given up.
     pub(super) tolerance: Duration,
     /// One that was missed by more than this while a connection was opened: a whole emission interval,
@@ -37,6 +42,8 @@ pub(super) enum Event {
     Back(Entry),
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
+    /// The downstream asks for a pause until then.
+    Pause(Deadline),
     /// Nothing is being sent any more; how long that took, where there was an answer.
     Landed(Option<Duration>),
 }
@@ -53,7 +60,7 @@ impl Event {
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
-            Self::Landed(_) => None,
+            Self::Pause(_) | Self::Landed(_) => None,
         }
     }
 }
@@ -98,11 +105,16 @@ impl Flight {
         cleared.settle(outcome).await;
     }
 
-    /// The last look before the hand-over: is the job still ours, is the slot still now?
+    /// The last look before the hand-over: is the job still ours, is the slot still one, and now?
     async fn check(self) -> Option<Self> {
         let meters = &self.gear.meters;
         if !self.entry.ticket.is_live() {
             meters.stale.increment(1);
+            return None;
+        }
+        if self.gear.gate.refuses(self.slot, self.deadline) {
+            meters.paused_slots.increment(1);
+            self.give_up();
             return None;
         }
         if self.deadline.late() > self.gear.tolerance {
@@ -119,11 +131,16 @@ impl Flight {
         Some(self)
     }
 
-    /// Hands the job to the sink, unless its slot is missed by the time that there is a connection.
+    /// Hands the job to the sink, unless its slot is missed by the time that there is a connection, or lies
+    /// in a pause by then.
     async fn release(&mut self) -> Outcome {
-        let Self { gear, entry, deadline, .. } = self;
-        let counted = AtomicBool::new(false);
+        let Self { gear, entry, slot, deadline, .. } = self;
+        let (counted, paused) = (AtomicBool::new(false), AtomicBool::new(false));
         let look = || {
+            if gear.gate.refuses(*slot, *deadline) {
+                paused.store(true, Ordering::Relaxed);
+                return false;
+            }
             let late = deadline.late();
             let in_time = late <= gear.opening;
             // A connection that turns out to be gone is looked before twice, and the job sent once.
@@ -136,6 +153,7 @@ impl Flight {
         let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
         match (released, missed) {
             (true, _) => {}
+            (false, true) if paused.into_inner() => gear.meters.paused_slots.increment(1),
             (false, true) => gear.meters.late.increment(1),
             // There was no connection to hand it over by.
             (false, false) => gear.meters.unreachable.increment(1),
@@ -147,10 +165,10 @@ impl Flight {
         outcome
     }
 
-    /// The slot was missed: the job waits for another one.
+    /// The slot is not used: the job waits for another one.
     fn give_up(self) {
         let (downstream, late) = (&self.gear.downstream, self.deadline.late());
-        tracing::debug!(downstream, ?late, "slot missed, reserving anew");
+        tracing::debug!(downstream, ?late, "slot not used, reserving anew");
         self.place.tell(Event::Back(self.entry));
     }
 
@@ -158,8 +176,12 @@ impl Flight {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
-            Outcome::Retry { reason, detail, status, after, response } => {
+            Outcome::Retry { reason, detail, status, after, pause, response } => {
                 self.gear.meters.retry(reason);
+                let after = after.map(|after| after.min(self.gear.max_pause));
+                if let Some(span) = after.filter(|span| pause && !span.is_zero()) {
+                    self.place.tell(Event::Pause(Deadline::at(Instant::now() + span)));
+                }
                 match self.gear.retry.backoff(self.entry.attempts, after) {
                     Some(wait) => self.try_again(wait, &detail),
                     None => {

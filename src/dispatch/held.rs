@@ -63,6 +63,21 @@ impl Queue {
         before - self.0.len()
     }
 
+    /// Takes those that are to be given up, in the order of their slots.
+    pub(super) fn take(&mut self, given_up: impl Fn(&Held) -> bool) -> Vec<Entry> {
+        let mut taken = Vec::new();
+        if self.0.iter().any(&given_up) {
+            for held in std::mem::take(&mut self.0) {
+                if given_up(&held) {
+                    taken.push(held.entry);
+                } else {
+                    self.0.push_back(held);
+                }
+            }
+        }
+        taken
+    }
+
     /// Takes all, in the order of their slots.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Entry> {
         self.0.drain(..).map(|held| held.entry)

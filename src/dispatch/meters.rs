@@ -27,12 +27,18 @@ pub(super) struct Meters {
     pub(super) stale: Counter,
     /// Slots of jobs for which there was no connection to the downstream.
     pub(super) unreachable: Counter,
+    /// Slots that lie in a pause.
+    pub(super) paused_slots: Counter,
     /// Slots granted before the store's clock stepped.
     pub(super) stepped: Counter,
     pub(super) store_errors: Counter,
+    pub(super) tend_errors: Counter,
     pub(super) store_connected: Gauge,
+    pub(super) paused: Gauge,
     pub(super) lateness: Histogram,
     pub(super) roundtrip: Histogram,
+    /// As `roundtrip`, of calls about the whole downstream.
+    pub(super) tending: Histogram,
     pub(super) batch: Histogram,
     outdated: Counter,
     stopped: Counter,
@@ -69,7 +75,6 @@ impl Meters {
         for reason in Reason::ALL {
             let _ = series.counter(metric::JOBS_REJECTED.name, "reason", reason.as_str());
         }
-        let _ = series.plain_gauge(metric::PAUSED.name);
         Self {
             downstream: downstream.to_owned(),
             received: series.plain_counter(metric::JOBS_RECEIVED.name),
@@ -82,11 +87,15 @@ impl Meters {
             late: abandoned("late"),
             stale: abandoned("connection-lost"),
             stepped: abandoned("clock-stepped"),
+            paused_slots: abandoned("paused"),
             unreachable: abandoned("unreachable"),
             store_errors: series.counter(metric::STORE_ERRORS.name, "op", op),
+            tend_errors: series.counter(metric::STORE_ERRORS.name, "op", "tend"),
+            paused: series.plain_gauge(metric::PAUSED.name),
             store_connected: series.plain_gauge(metric::STORE_CONNECTED.name),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
             roundtrip: series.histogram(metric::STORE_ROUNDTRIP.name, "op", op),
+            tending: series.histogram(metric::STORE_ROUNDTRIP.name, "op", "tend"),
             batch: series.plain_histogram(metric::RESERVATION_BATCH.name),
             outdated: abandoned("expired"),
             stopped: abandoned("stopped"),
@@ -254,7 +263,9 @@ mod tests {
         for outcome in ["delivered", "retried", "parked", "dead", "returned"] {
             has(&samples, "jobs_settled_total", &format!("outcome=\"{outcome}\""), "0");
         }
-        for reason in ["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped"] {
+        let reasons =
+            ["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped", "paused"];
+        for reason in reasons {
             has(&samples, "slots_abandoned_total", &format!("reason=\"{reason}\""), "0");
         }
         for state in ["lane", "held", "sending", "settling"] {
@@ -279,6 +290,7 @@ mod tests {
                 detail: String::new(),
                 status: None,
                 after: None,
+                pause: false,
                 response: None,
             };
             meters.dispatched(&retry, Duration::from_millis(1500));

@@ -15,6 +15,7 @@ mod asking;
 mod clock;
 mod control;
 mod flight;
+mod gate;
 mod held;
 mod intake;
 mod lane;

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use super::clock::{Alarm, ring};
 use super::control::News;
 use super::flight::{self, Event, Flight, Gear, Place};
+use super::gate::Gate;
 use super::held;
 use super::intake::{Intake, intake};
 use super::lane::Lane;
@@ -24,16 +25,20 @@ use super::{Dispatcher, Drained, OnLimit, Options};
 use crate::job::MaxCost;
 use crate::limit::{Limit, LimitSet};
 use crate::sink::Response;
-use crate::store::{SlotClock, Store};
+use crate::store::{Changes, SlotClock, Store};
 use crate::time::Deadline;
 
 mod ask;
 mod call;
 mod drain;
 mod hear;
+mod pause;
 mod reload;
+mod tend;
 
 use call::{Call, answer};
+use pause::Pauses;
+use tend::{Tending, told};
 
 /// A store answers sooner, or the call fails.
 const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -56,6 +61,13 @@ pub(super) struct Pacer {
     slots: SlotClock,
     /// Not to ask the store before.
     ask_at: Instant,
+    pauses: Pauses,
+    /// Somebody changed what holds for the downstream: look at once.
+    look: bool,
+    /// Not to make such a call before.
+    tend_at: Instant,
+    /// When the store answered last.
+    heard_at: Instant,
     /// Few places are free while more jobs wait: more may be free by then.
     gather_until: Option<Instant>,
     /// The store's last answers were errors, so many.
@@ -79,6 +91,8 @@ struct Ears {
     alarm: Box<dyn Alarm>,
     events: mpsc::UnboundedReceiver<Event>,
     call: Option<Call>,
+    tending: Option<Tending>,
+    changes: Changes,
     news: News,
 }
 
@@ -88,7 +102,9 @@ impl Pacer {
         let alarm = parts.clock.alarm();
         let news = std::mem::take(&mut parts.news);
         let (tell, events) = mpsc::unbounded_channel();
-        Self::new(parts, tell).listen(source, Ears { stop, alarm, events, call: None, news }).await
+        let changes = parts.store.changes(&parts.options.downstream);
+        let ears = Ears { stop, alarm, events, call: None, tending: None, changes, news };
+        Self::new(parts, tell).listen(source, ears).await
     }
 
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
@@ -99,6 +115,8 @@ impl Pacer {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
+            max_pause: options.max_pause,
+            gate: Arc::new(Gate::default()),
             tolerance,
             opening,
             meters: Meters::new(&options.downstream, options.on_limit),
@@ -115,6 +133,10 @@ impl Pacer {
             held: held::Queue::default(),
             slots: SlotClock::new(),
             ask_at: Instant::now(),
+            pauses: Pauses::default(),
+            look: false,
+            tend_at: Instant::now(),
+            heard_at: Instant::now(),
             gather_until: None,
             failures: 0,
             replica: format!("{:016x}", fastrand::u64(..)).into(),
@@ -133,16 +155,20 @@ impl Pacer {
         loop {
             let now = Instant::now();
             self.lane.promote(now);
+            self.lift();
             self.release(Deadline::at(now));
             if ears.call.is_none() {
                 ears.call = self.ask(now);
+            }
+            if ears.tending.is_none() {
+                ears.tending = self.tend(now, ears.call.is_some());
             }
             if !open && ears.call.is_none() && self.is_idle() {
                 break;
             }
             self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
             ears.alarm.set(self.next_release());
-            let wake = self.wake(ears.call.is_some());
+            let wake = self.wake(ears.call.is_some(), ears.tending.is_some());
             if let Some(at) = wake.filter(|_| wake != timed) {
                 timer.as_mut().reset(at);
             }
@@ -160,6 +186,12 @@ impl Pacer {
                         self.hear(call, reply);
                     }
                 }
+                reply = told(&mut ears.tending) => {
+                    if let Some(Tending { what, .. }) = ears.tending.take() {
+                        self.tended(&what, reply);
+                    }
+                }
+                () = ears.changes.next() => self.changed(),
                 options = ears.news.next() => self.reload((*options).clone()),
                 () = &mut timer, if timed.is_some() => timed = None,
                 delivery = source.next(), if open => {
@@ -187,11 +219,18 @@ impl Pacer {
     }
 
     /// When something else is to be done that no event tells of.
-    fn wake(&self, calling: bool) -> Option<Instant> {
-        let since = self.gather_until.map_or(self.ask_at, |until| until.max(self.ask_at));
+    fn wake(&self, calling: bool, tending: bool) -> Option<Instant> {
+        let from = self.ask_from();
+        let since = self.gather_until.map_or(from, |until| until.max(from));
         let asking = !calling && self.free() > 0;
         let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
-        [ask, self.lane.next_due()].into_iter().flatten().min()
+        let tend = if tending { None } else { self.tend_due(calling) };
+        [ask, tend, self.lane.next_due(), self.lift_due()].into_iter().flatten().min()
+    }
+
+    /// Not to ask for slots before.
+    fn ask_from(&self) -> Instant {
+        self.pauses.ask_from.map_or(self.ask_at, |from| from.max(self.ask_at))
     }
 
     /// How many more jobs would find a place at their slots.
@@ -230,6 +269,7 @@ impl Pacer {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
             Event::Back(entry) => self.lane.push(entry),
             Event::Retry(due, entry) => self.lane.push_later(due, entry),
+            Event::Pause(end) => self.penalized(end),
             Event::Landed(took) => self.places.landed(took),
         }
     }

@@ -59,6 +59,9 @@ pub enum Outcome {
         status: Option<u16>,
         /// How long the downstream asked to wait (`Retry-After`).
         after: Option<Duration>,
+        /// It asked so of all its callers, not only for this job (429 and 503): nothing is to be released to
+        /// it for `after`.
+        pause: bool,
         /// The response, for `reply_to`, when no attempt is left.
         response: Option<Response>,
     },

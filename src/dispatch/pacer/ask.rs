@@ -17,7 +17,7 @@ use crate::time::wall_now;
 impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Call> {
-        let next = if now < self.ask_at { None } else { self.turns.next(&self.lane, now) };
+        let next = if now < self.ask_from() { None } else { self.turns.next(&self.lane, now) };
         let Some(next) = next else {
             self.gather_until = None;
             return None;

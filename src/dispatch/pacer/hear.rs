@@ -28,7 +28,9 @@ impl Pacer {
         match answer {
             Ok(Answer::Reserved(reserved)) => {
                 self.answered(sent, received, reserved.slots.len());
-                self.heard(queue, (sent, received), &reserved, &batch);
+                let observed = self.observe(sent, reserved.now, reserved.epoch, received);
+                let newest = self.learn(reserved.status, reserved.now, reserved.epoch, observed);
+                self.heard(queue, sent, &reserved, &batch, newest);
                 if stood_still {
                     self.gear.meters.late.increment(reserved.slots.len() as u64);
                 } else {
@@ -39,13 +41,18 @@ impl Pacer {
                 let allowed = checked.verdicts.iter().filter(|verdict| verdict.earliest <= checked.now);
                 let allowed = allowed.count();
                 self.answered(sent, received, allowed);
+                let observed = self.observe(sent, checked.now, checked.epoch, received);
+                self.learn(checked.status, checked.now, checked.epoch, observed);
                 if stood_still {
                     self.gear.meters.late.increment(allowed as u64);
                 } else {
                     self.decide(queue, &mut batch, (sent, received), checked);
                 }
             }
-            Err(error) => self.failed(&error),
+            Err(error) => {
+                self.gear.meters.store_errors.increment(1);
+                self.failed(&error);
+            }
         }
         batch.into_iter().for_each(|entry| self.lane.push(entry));
     }
@@ -56,6 +63,12 @@ impl Pacer {
         for &slot in &reserved.slots {
             let Some(entry) = batch.pop_front() else { break };
             let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
+            if self.gear.gate.refuses(slot, deadline) {
+                // The pause began while the call was under way.
+                self.gear.meters.paused_slots.increment(1);
+                self.lane.push(entry);
+                continue;
+            }
             let waited = sent.saturating_duration_since(entry.since);
             self.gear.meters.granted(waited, deadline.since(now));
             self.held.push(Held { entry, slot, deadline });
@@ -72,6 +85,10 @@ impl Pacer {
     ) {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
+            // What no limit refuses, but a pause, waits for its end.
+            if self.is_paused() {
+                break;
+            }
             let Some(entry) = batch.pop_front() else { break };
             // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
             self.turns.granted(queue, entry.job.cost.into(), None);
@@ -95,26 +112,30 @@ impl Pacer {
         #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
         meters.batch.record(granted as f64);
         meters.slots.increment(granted as u64);
-        meters.store_connected.set(1.0);
+        self.answers(received);
+    }
+
+    /// The store is there.
+    pub(super) fn answers(&mut self, received: Instant) {
+        self.gear.meters.store_connected.set(1.0);
+        self.heard_at = received;
         if self.failures > 0 {
             tracing::info!(downstream = self.options.downstream, "the store answers again");
             self.failures = 0;
+            self.tend_at = received;
+            self.pauses.store_is_there();
         }
     }
 
-    /// Learns from an answer what time it is at the store, how many replicas there are, and when to
-    /// ask again.
-    fn heard(
+    /// Learns from an answer what time it is at the store.
+    pub(super) fn observe(
         &mut self,
-        queue: usize,
-        (sent, received): (Instant, Instant),
-        reserved: &Reserved,
-        batch: &VecDeque<Entry>,
-    ) {
-        if let Some(replicas) = reserved.replicas {
-            self.turns.share(replicas);
-        }
-        let observed = self.slots.observe(sent, reserved.now, reserved.epoch, received);
+        sent: Instant,
+        now: Micros,
+        epoch: Micros,
+        received: Instant,
+    ) -> Observed {
+        let observed = self.slots.observe(sent, now, epoch, received);
         match observed {
             Observed::Consistent => {}
             Observed::SteppedBack => {
@@ -134,11 +155,29 @@ impl Pacer {
                 self.turns.forget();
             }
         }
+        observed
+    }
+
+    /// Learns how many replicas there are, and when to ask again; the latter only from the `newest` answer.
+    fn heard(
+        &mut self,
+        queue: usize,
+        sent: Instant,
+        reserved: &Reserved,
+        batch: &VecDeque<Entry>,
+        newest: bool,
+    ) {
+        if let Some(replicas) = reserved.replicas {
+            self.turns.share(replicas);
+        }
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
         let costs = granted.clone().last().and_then(|cost| last.map(|slot| (when(slot), cost)));
         self.turns.granted(queue, granted.map(u64::from).sum(), costs);
+        if !newest {
+            return;
+        }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
         self.turns.spaced(queue, apart, costs.map(|(_, cost)| cost));
@@ -159,9 +198,9 @@ impl Pacer {
         self.ask_at = self.ask_at.max(sent + pause);
     }
 
-    fn failed(&mut self, error: &StoreError) {
+    /// The store did not answer.
+    pub(super) fn failed(&mut self, error: &StoreError) {
         let downstream = &self.options.downstream;
-        self.gear.meters.store_errors.increment(1);
         self.gear.meters.store_connected.set(0.0);
         let (first, most) = STORE_BACKOFF;
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);

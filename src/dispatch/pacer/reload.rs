@@ -31,12 +31,14 @@ impl Pacer {
             ..new
         });
         let (tolerance, opening) = lateness(&options);
-        let Gear { downstream, sink, meters, .. } = &*self.gear;
+        let Gear { downstream, sink, gate, meters, .. } = &*self.gear;
         meters.rate("config", options.limits.rate().per_second());
         self.gear = Arc::new(Gear {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
             retry: options.retry,
+            max_pause: options.max_pause,
+            gate: Arc::clone(gate),
             tolerance,
             opening,
             meters: meters.clone(),

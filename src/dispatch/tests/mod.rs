@@ -2,6 +2,7 @@
 
 mod drain;
 pub(super) mod parts;
+mod pauses;
 mod plans;
 mod police;
 mod reload;
@@ -121,10 +122,10 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
         lease: None,
         generation: 0,
     };
-    let next = bench.store.inner.reserve(call).await.unwrap();
+    let next = bench.store.inner().reserve(call).await.unwrap();
     assert_eq!(next.next, next.now.plus(Duration::from_millis(280)), "all 30 hold a slot");
     suspend(MINUTES);
-    let awake = bench.store.inner.ping().await.unwrap();
+    let awake = bench.store.inner().ping().await.unwrap();
     assert_eq!(awake.since(next.now), MINUTES);
     bench.end();
     done.await.unwrap();

@@ -209,21 +209,38 @@ impl Sink for RecordingSink {
 /// Counts its calls, and is away while told so.
 #[derive(Debug)]
 pub(super) struct FlakyStore {
-    pub(super) inner: Arc<MemoryStore>,
+    inner: Mutex<Arc<MemoryStore>>,
     /// From here to the store, and back.
     pub(super) distance: Duration,
     pub(super) away: AtomicBool,
+    /// Nobody is told of changes.
+    pub(super) deaf: AtomicBool,
+    /// For slots.
     pub(super) calls: AtomicUsize,
+    /// About the whole downstream.
+    pub(super) tends: AtomicUsize,
 }
 
 impl FlakyStore {
     pub(super) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
-        Self { inner, distance, away: AtomicBool::new(false), calls: AtomicUsize::new(0) }
+        let (away, deaf) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (calls, tends) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { inner: Mutex::new(inner), distance, away, deaf, calls, tends }
+    }
+
+    /// What it keeps its state in.
+    pub(super) fn inner(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.inner.lock().unwrap())
+    }
+
+    /// Loses all that it knows.
+    pub(super) fn forget(&self) {
+        *self.inner.lock().unwrap() = Arc::new(MemoryStore::new());
     }
 
     /// One call more: counted, and failed while the store is away.
-    fn enter(&self) -> Result<(), StoreError> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
+    fn enter(&self, counter: &AtomicUsize) -> Result<(), StoreError> {
+        counter.fetch_add(1, Ordering::SeqCst);
         if self.away.load(Ordering::SeqCst) {
             return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
         }
@@ -234,9 +251,9 @@ impl FlakyStore {
 impl Store for FlakyStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
-            self.enter()?;
+            self.enter(&self.calls)?;
             tokio::time::sleep(self.distance).await;
-            let answer = self.inner.reserve(call).await;
+            let answer = self.inner().reserve(call).await;
             tokio::time::sleep(self.distance).await;
             answer
         })
@@ -244,20 +261,20 @@ impl Store for FlakyStore {
 
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
         Box::pin(async move {
-            self.enter()?;
+            self.enter(&self.calls)?;
             tokio::time::sleep(self.distance).await;
-            let answer = self.inner.check(call).await;
+            let answer = self.inner().check(call).await;
             tokio::time::sleep(self.distance).await;
             answer
         })
     }
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
-        self.inner.cancel(call)
+        Box::pin(async move { self.inner().cancel(call).await })
     }
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.inner.reset(scope, limits)
+        Box::pin(async move { self.inner().reset(scope, limits).await })
     }
 
     fn tend<'a>(
@@ -266,17 +283,23 @@ impl Store for FlakyStore {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<Tended, StoreError>> {
         Box::pin(async move {
-            self.enter()?;
-            self.inner.tend(downstream, change).await
+            self.enter(&self.tends)?;
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner().tend(downstream, change).await;
+            tokio::time::sleep(self.distance).await;
+            answer
         })
     }
 
     fn changes(&self, downstream: &str) -> Changes {
-        self.inner.changes(downstream)
+        if self.deaf.load(Ordering::SeqCst) {
+            return MemoryStore::new().changes(downstream);
+        }
+        self.inner().changes(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
-        self.inner.ping()
+        Box::pin(async move { self.inner().ping().await })
     }
 }
 
@@ -426,7 +449,14 @@ pub(super) fn message(id: &str) -> Message {
 
 pub(super) fn retry(status: u16) -> Outcome {
     let detail = format!("status {status}");
-    Outcome::Retry { reason: "status", detail, status: Some(status), after: None, response: None }
+    Outcome::Retry {
+        reason: "status",
+        detail,
+        status: Some(status),
+        after: None,
+        pause: false,
+        response: None,
+    }
 }
 
 pub(super) fn dead(status: u16) -> Outcome {

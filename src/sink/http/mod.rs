@@ -81,7 +81,7 @@ impl HttpSink {
                 outcome
             }
             Err(Failed { reason, detail }) => {
-                Outcome::Retry { reason, detail, status: None, after: None, response: None }
+                Outcome::Retry { reason, detail, status: None, after: None, pause: false, response: None }
             }
         }
     }

@@ -81,7 +81,9 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
     if is_temporary(status) {
         let detail = format!("the downstream answered {status}");
         let after = retry_after::read(answer.headers());
-        return Outcome::Retry { reason: "status", detail, status: Some(code), after, response };
+        let pause = after.is_some()
+            && matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        return Outcome::Retry { reason: "status", detail, status: Some(code), after, pause, response };
     }
     let hint = if status.is_redirection() {
         "; redirects are not followed, set `base_url` to their target"

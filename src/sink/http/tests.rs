@@ -232,7 +232,14 @@ async fn statuses_by_class() {
         let outcome = sink.send(&job()).await;
         let (found, code) = match outcome {
             Outcome::Delivered(Receipt { response }) => ("delivered", Some(response.status)),
-            Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
+            Outcome::Retry {
+                reason: "status",
+                status,
+                response: None,
+                after: None,
+                pause: false,
+                detail,
+            } => {
                 assert!(detail.contains(&code(status)), "{detail}");
                 ("retry", status)
             }
@@ -269,17 +276,29 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn retry_after_is_read() {
-    let server = Server::start(|_| {
-        let mut response = empty(429);
-        response.headers_mut().insert("retry-after", "7".parse().expect("a value"));
-        future::ready(response)
-    })
-    .await;
-    let Outcome::Retry { after, status, .. } = sink(&server.base).send(&job()).await else {
-        panic!("no retry")
-    };
-    assert_eq!((after, status), (Some(Duration::from_secs(7)), Some(429)));
+async fn retry_after_is_read_and_pauses_all_callers_with_429_and_503_alone() {
+    for (code, header, pauses) in [
+        (429, Some("7"), true),
+        (503, Some("7"), true),
+        (500, Some("7"), false),
+        (408, Some("7"), false),
+        (429, None, false),
+        (503, Some("soon"), false),
+    ] {
+        let server = Server::start(move |_| {
+            let mut response = empty(code);
+            if let Some(header) = header {
+                response.headers_mut().insert("retry-after", header.parse().expect("a value"));
+            }
+            future::ready(response)
+        })
+        .await;
+        let Outcome::Retry { after, status, pause, .. } = sink(&server.base).send(&job()).await else {
+            panic!("no retry")
+        };
+        let asked = (header == Some("7")).then_some(Duration::from_secs(7));
+        assert_eq!((after, status, pause), (asked, Some(code), pauses));
+    }
 }
 
 #[tokio::test]

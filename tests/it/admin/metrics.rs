@@ -54,9 +54,9 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
     (
         "paced_slots_abandoned_total",
         "reason",
-        &["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped"],
+        &["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped", "paused"],
     ),
-    ("paced_store_errors_total", "op", &["reserve"]),
+    ("paced_store_errors_total", "op", &["reserve", "tend"]),
     ("paced_jobs_in_flight", "state", &["lane", "held", "sending", "settling"]),
     ("paced_paused", "", &[]),
     ("paced_job_queue_wait_seconds_count", "", &[]),
@@ -64,7 +64,7 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
     ("paced_release_lateness_seconds_count", "", &[]),
     ("paced_release_lateness_seconds_sum", "", &[]),
     ("paced_dispatch_duration_seconds_count", "outcome", &["delivered", "retried", "dead"]),
-    ("paced_store_roundtrip_seconds_count", "op", &["reserve"]),
+    ("paced_store_roundtrip_seconds_count", "op", &["reserve", "tend"]),
     ("paced_reservation_batch_jobs_count", "", &[]),
 ];
 

@@ -1,0 +1,286 @@
+//! Pauses that the downstream asks for, and an operator's.
+
+use super::*;
+use crate::dispatch::OnLimit;
+use crate::sink::Outcome;
+use crate::store::{Change, Status};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The downstream asks for a pause of so long.
+fn asks(status: u16, seconds: u64) -> Outcome {
+    let after = Some(Duration::from_secs(seconds));
+    let pause = status == 429 || status == 503;
+    let detail = format!("status {status}");
+    Outcome::Retry { reason: "status", detail, status: Some(status), after, pause, response: None }
+}
+
+/// Replicas of unequal distance to one store, with so many jobs each.
+fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
+    let store = Arc::new(MemoryStore::new());
+    [200, 400, 1000, 3000].map(|micros| {
+        let mut bench = Bench::new(rate, QUICK);
+        let limit = Limit::gcra("gcra-0", rate.parse().unwrap(), burst).unwrap();
+        bench.options.limits = LimitSet::new(vec![limit]).unwrap();
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_micros(micros)));
+        bench.publish_many(0..jobs);
+        bench
+    })
+}
+
+/// Millis from `start` to each hand-over by any of them, in order.
+fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
+    let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The most in any window of so many ms.
+fn densest(millis: &[u128], window: u128) -> usize {
+    let upto = |from: u128| millis.partition_point(|at| *at < from + window);
+    millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
+}
+
+async fn tend(bench: &Bench, change: Change<'_>) -> Status {
+    bench.store.inner().tend("billing", change).await.unwrap().status
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
+    for burst in [1, 10] {
+        let mut benches = replicas("200/s", burst, 400);
+        benches[2].sink.answer("30", asks(429, 3));
+        let start = Instant::now();
+        let _running = benches.each_mut().map(Bench::start);
+        benches[2].sink.arrived(31).await;
+        let asked = (Instant::now() - start).as_millis();
+        for bench in &benches {
+            bench.ledger.count(400).await;
+        }
+        let all = all_millis(&benches, start);
+        assert_eq!(all.len(), 1601, "each once, and the one that was refused once more");
+        // 3 s from its answer on, which is 1 ms after the hand-over.
+        let (over, early) = (asked + 3001, asked + 100);
+        let meanwhile: Vec<_> = all.iter().filter(|at| (early..over).contains(*at)).collect();
+        assert!(meanwhile.is_empty(), "burst {burst}: {meanwhile:?} in a pause from {asked} to {over}");
+        let after: Vec<u128> = all.iter().copied().filter(|at| *at >= over).collect();
+        assert!(after[0] <= over + 20, "{} after {over}", after[0]);
+        assert!(densest(&after[..after.len().min(200)], 100) <= 21, "burst {burst}: {after:?}");
+        for bench in &benches {
+            let mut ids = bench.sink.ids();
+            ids.retain(|id| id != "30");
+            assert!(ids.is_sorted_by_key(|id| id.parse::<u32>().unwrap()), "each keeps its place: {ids:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_reply_under_way_grants_before_the_end_is_given_up() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), Duration::from_millis(40)));
+    bench.publish_many(0..50);
+    bench.sink.answer("3", asks(503, 2));
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert_eq!(released.len(), 51);
+    let asked = released[3] + 1;
+    assert!(released[4] >= asked + 2000, "{released:?}");
+    assert!(released[4] <= asked + 2130, "told after 40 ms, and mapped within 80: {released:?}");
+    assert!(released[4..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_several_pauses_the_latest_end_counts() {
+    let mut bench = Bench::new("100/s", Duration::from_millis(15));
+    bench.publish_many(0..20);
+    bench.sink.answer("3", asks(429, 5));
+    bench.sink.answer("4", asks(429, 2));
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    // The second is on its way when the first is answered, at 45 ms.
+    assert_eq!(released[..5], [0, 10, 20, 30, 40]);
+    assert_eq!(released[5], 5045, "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_pause_is_longer_than_configured_nor_is_a_jobs_own() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.max_pause = 2 * SECOND;
+    bench.publish_many(0..3);
+    bench.sink.answer("0", asks(429, 86_400));
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert_eq!(released, [0, 2001, 2011, 2021], "the job itself too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_no_pause() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.publish_many(0..20);
+    bench.sink.answer("0", retry(500));
+    bench.sink.answer("1", retry(429));
+    bench.sink.answer("2", asks(500, 5));
+    bench.sink.answer("3", asks(503, 0));
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let expected: Vec<u128> = (0..20).map(|slot| slot * 10).collect();
+    assert_eq!(bench.sink.millis(start)[..20], expected);
+    assert_eq!(bench.store.tends.load(Ordering::SeqCst), 1, "it looks after 2 s while one job waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_pauses_and_resumes() {
+    let mut benches = replicas("200/s", 1, 300);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(SECOND).await;
+    tend(&benches[0], Change::Pause(None)).await;
+    tokio::time::sleep(5 * SECOND).await;
+    tend(&benches[0], Change::Resume).await;
+    for bench in &benches {
+        bench.ledger.count(300).await;
+    }
+    let all = all_millis(&benches, start);
+    let meanwhile: Vec<_> = all.iter().filter(|at| (1020..6000).contains(*at)).collect();
+    assert!(meanwhile.is_empty(), "{meanwhile:?}");
+    let after: Vec<u128> = all.iter().copied().filter(|at| *at >= 6000).collect();
+    assert!(after[0] <= 6020, "{after:?}");
+    assert!(densest(&after, 100) <= 21, "{after:?}");
+    assert!(all.last().unwrap() < &11_200, "no slot is lost behind it: {:?}", all.last());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_ends_by_itself_and_a_resume_ends_both() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.publish_many(0..1000);
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(10).await;
+    let paused = (Instant::now() - start).as_millis();
+    let status = tend(&bench, Change::Pause(Some(3 * SECOND))).await;
+    assert!(!status.is_stopped());
+    bench.sink.arrived(11).await;
+    assert_eq!(bench.sink.millis(start)[10], paused + 3000);
+    bench.sink.answer("20", asks(429, 100));
+    bench.sink.arrived(21).await;
+    tokio::time::sleep(SECOND).await;
+    tend(&bench, Change::Pause(Some(50 * SECOND))).await;
+    tokio::time::sleep(SECOND).await;
+    let resumed = (Instant::now() - start).as_millis();
+    tend(&bench, Change::Resume).await;
+    bench.sink.arrived(50).await;
+    let released = bench.sink.millis(start);
+    assert!(released[21] >= resumed && released[21] <= resumed + 10, "{released:?}");
+    assert!(released[21..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_notice_that_was_missed_is_made_up_for() {
+    // Far apart as its slots are, it would ask only after a minute.
+    let mut bench = Bench::new("1/m", QUICK);
+    bench.store.deaf.store(true, Ordering::SeqCst);
+    bench.publish_many(0..3);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    bench.sink.arrived(1).await;
+    tokio::time::sleep(58 * SECOND).await;
+    tend(&bench, Change::Pause(None)).await;
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!(bench.sink.ids().len(), 1);
+    tend(&bench, Change::Resume).await;
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert!((68_000..=70_100).contains(&released[1]), "{released:?}");
+    assert_eq!(released[2], released[1] + 60_000, "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [1, 1].map(|millis| {
+        let mut bench = Bench::new("100/s", QUICK);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
+        bench
+    });
+    benches[0].publish_many(0..100);
+    benches[0].sink.answer("20", asks(429, 20));
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    benches[0].sink.arrived(20).await;
+    benches[0].store.away.store(true, Ordering::SeqCst);
+    benches[0].sink.arrived(21).await;
+    let asked = (Instant::now() - start).as_millis();
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(benches[0].sink.ids().len(), 21, "held slots too");
+    benches[0].store.away.store(false, Ordering::SeqCst);
+    tokio::time::sleep(3 * SECOND).await;
+    // The other one hears of it.
+    benches[1].publish_many(0..1);
+    benches[1].sink.arrived(1).await;
+    let other = benches[1].sink.millis(start)[0];
+    assert!(other >= asked + 20_000 && other <= asked + 20_020, "{other} after {asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operators_pause_survives_the_loss_of_the_record() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.publish_many(0..100);
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(10).await;
+    tend(&bench, Change::Pause(None)).await;
+    tokio::time::sleep(SECOND).await;
+    let sent = bench.sink.ids().len();
+    bench.store.forget();
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!(bench.sink.ids().len(), sent, "paused all the time");
+    assert!(bench.store.inner().tend("billing", Change::Look).await.unwrap().status.is_stopped());
+    bench.store.inner().tend("billing", Change::Resume).await.unwrap();
+    bench.sink.arrived(sent + 20).await;
+    let released = bench.sink.millis(start);
+    assert!(released[sent..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_opens_in_a_pause_is_not_used() {
+    let mut bench = Bench::new("1/s", Duration::from_millis(1100));
+    // The second one waits for its connection while the first is answered.
+    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(400), Duration::ZERO];
+    bench.publish_many(0..3);
+    bench.options.max_pause = Duration::from_millis(50);
+    bench.sink.answer("0", asks(429, 1));
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(3).await;
+    // At 1400 the pause is over, but the slot of 1000 lay before its end.
+    assert_eq!(bench.sink.millis(start), [0, 2000, 3000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_polices_waits_for_the_end_of_a_pause_and_rejects_nothing() {
+    let mut bench = Bench::new("10/s", QUICK);
+    bench.options.on_limit = OnLimit::Reject;
+    let limit = Limit::gcra("gcra-0", "1000/s".parse().unwrap(), 20).unwrap();
+    bench.options.limits = LimitSet::new(vec![limit]).unwrap();
+    tend(&bench, Change::Pause(Some(3 * SECOND))).await;
+    bench.publish_many(0..1);
+    let start = Instant::now();
+    let done = bench.start();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!((bench.sink.ids().len(), bench.ledger.all().len()), (0, 0));
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.millis(start), [3000]);
+}
