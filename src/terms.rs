@@ -14,6 +14,9 @@ use crate::limit::{Limit, LimitError, LimitSet};
 use crate::rate::{Amount, RateError};
 use crate::time::Micros;
 
+pub use rerate::rate_text;
+pub use text::algorithm;
+
 /// The name of the limit that `rate = "..."` in a file makes.
 pub const RATE_LIMIT: &str = "leaky-bucket-0";
 
@@ -246,22 +249,14 @@ impl Terms {
     /// # Errors
     /// [`TermsError::NoSuchLimit`] and [`TermsError::WhichLimit`], with the names there are.
     pub fn limit(&self, name: Option<&str>) -> Result<&Limit, TermsError> {
-        let all = || {
-            self.plans.values().fold(self.limits.iter().collect::<Vec<_>>(), |mut all, set| {
-                let more =
-                    set.iter().filter(|limit| self.limits.iter().all(|own| own.name() != limit.name()));
-                all.extend(more);
-                all
-            })
-        };
         let names = |limits: Vec<&Limit>| limits.iter().map(|limit| limit.name().to_owned()).collect();
-        let called = |name: &str| all().into_iter().find(|limit| limit.name() == name);
+        let called = |name: &str| self.all().into_iter().find(|limit| limit.name() == name);
         match name {
             Some(name) => called(name)
-                .ok_or_else(|| TermsError::NoSuchLimit { limit: name.to_owned(), names: names(all()) }),
+                .ok_or_else(|| TermsError::NoSuchLimit { limit: name.to_owned(), names: names(self.all()) }),
             None => match (called(RATE_LIMIT), self.limits.get(0).filter(|_| self.limits.len() == 1)) {
                 (Some(limit), _) | (None, Some(limit)) => Ok(limit),
-                (None, None) => Err(TermsError::WhichLimit { names: names(all()) }),
+                (None, None) => Err(TermsError::WhichLimit { names: names(self.all()) }),
             },
         }
     }
@@ -290,6 +285,17 @@ impl Terms {
         };
         let was = self.overrides.remove(&name);
         Ok((name, was))
+    }
+
+    /// The downstream's limits, and then those that plans add.
+    fn all(&self) -> Vec<&Limit> {
+        let mut all: Vec<&Limit> = self.limits.iter().collect();
+        for limit in self.plans.values().flat_map(LimitSet::iter) {
+            if all.iter().all(|other| other.name() != limit.name()) {
+                all.push(limit);
+            }
+        }
+        all
     }
 
     fn in_force(&self, now: Micros) -> impl Iterator<Item = (&str, &Override)> {

@@ -27,6 +27,7 @@ pub use reload::Reload;
 pub use settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
 pub use show::show;
 pub use source::Sources;
+pub use value::duration;
 
 use error::Kind;
 use reader::{Entry, Reader};
@@ -52,6 +53,23 @@ pub struct Loaded {
 /// reported, and what else is surely wrong: not what the rest of the file might have put right.
 pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
     load_with(&sources, Path::new(SYSTEM_FILE))
+}
+
+/// Reads `[admin]` alone: for tools that ask a daemon, on machines that may have no more of its
+/// configuration. Reads files, so it blocks for a moment.
+///
+/// # Errors
+/// What is wrong in `[admin]`, and files that cannot be read.
+pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
+    let mut layers = Layers::collect(sources, Path::new(SYSTEM_FILE));
+    let figment = layers.merge();
+    let mut merged = figment.data().unwrap_or_default();
+    let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
+    let mut reader = Reader::new(&figment, &layers.all, &root);
+    let root = reader.root();
+    let admin = read::admin(&mut reader, &root);
+    layers.errors.extend(std::mem::take(&mut reader.errors));
+    if layers.errors.is_empty() { Ok(admin) } else { Err(ConfigErrors::new(layers.errors)) }
 }
 
 fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {

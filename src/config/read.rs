@@ -73,7 +73,7 @@ fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
 }
 
 /// What is wrong with it the reader has, also where a part is none.
-fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
+pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let table = reader.table(root, "admin");
     let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
     let token = reader.secret(&table, "token", Absent::Unset, value::token);

@@ -76,8 +76,21 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Reads the sources; `system` is the file of last resort.
+    /// Reads the sources; `system` is the file of last resort. Without any that is the mistake.
     pub fn read(sources: &Sources, system: &Path) -> Self {
+        let mut layers = Self::collect(sources, system);
+        if layers.all.is_empty() && layers.errors.is_empty() {
+            let problem = format!(
+                "not found, nor is {}; write one, or name it with -c FILE or PACED_CONFIG",
+                system.display()
+            );
+            layers.error("./paced.toml".to_owned(), None, "", problem);
+        }
+        layers
+    }
+
+    /// Reads the sources that there are.
+    pub fn collect(sources: &Sources, system: &Path) -> Self {
         let mut layers = Self::default();
         for file in discover(sources, system) {
             layers.file(&file, &sources.cwd);
@@ -85,13 +98,6 @@ impl Layers {
         layers.env(sources);
         for (index, argument) in sources.set.iter().enumerate() {
             layers.set(index + 1, argument, &sources.cwd);
-        }
-        if layers.all.is_empty() && layers.errors.is_empty() {
-            let problem = format!(
-                "not found, nor is {}; write one, or name it with -c FILE or PACED_CONFIG",
-                system.display()
-            );
-            layers.error("./paced.toml".to_owned(), None, "", problem);
         }
         layers
     }

@@ -11,8 +11,12 @@ use crate::rate::RateError;
 /// The longest duration: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
-/// An integer and one of `us`, `ms`, `s`, `m`, `h`, `d`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+/// The duration that a text such as `30s` is: an integer and one of `us`, `ms`, `s`, `m`, `h`, `d`, at most
+/// a year.
+///
+/// # Errors
+/// What is wrong with the text, and what would be right.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let syntax =
         || format!("{} is no duration; write an integer and us, ms, s, m, h or d, such as 30s", shown(text));
     let (number, unit) = integer_and_unit(text).ok_or_else(syntax)?;

@@ -35,6 +35,7 @@ use crate::job::Rules;
 use crate::limit::LimitSet;
 use crate::sink::Sink;
 use crate::store::Store;
+use crate::terms::Terms;
 use control::News;
 
 pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
@@ -112,6 +113,13 @@ pub struct Drained {
 }
 
 impl Options {
+    /// What they say that all replicas agree on: the limits, those of each plan by its name, the revision.
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        let names = self.rules.plans.iter().map(|plan| plan.name.clone());
+        Terms::new(self.limits.clone(), names.zip(self.plans.iter().cloned()).collect(), self.revision)
+    }
+
     /// Every set of limits: the downstream's own, then one for each plan.
     fn sets(&self) -> impl Iterator<Item = &LimitSet> {
         std::iter::once(&self.limits).chain(&self.plans)

@@ -64,6 +64,43 @@ fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
     })
 }
 
+/// The rate of a limit as people write it, such as `50/s` or `1000000/month`: read again, it gives the
+/// limit the numbers that it has.
+#[must_use]
+pub fn rate_text(limit: &Limit) -> String {
+    let periods = |count, period| match Amount::per(count, period) {
+        Ok(amount) => amount.to_string(),
+        // Whatever is a limit is an amount.
+        Err(_) => limit.rate().to_string(),
+    };
+    let micros = |count, period: i64| periods(count, Period::Micros(period.unsigned_abs()));
+    match limit.algorithm() {
+        Algorithm::FixedWindow(window) | Algorithm::Quota(window) => match window.edges() {
+            Edges::Calendar(calendar) => {
+                let period = match calendar.unit() {
+                    calendar::Unit::Day => DAY,
+                    calendar::Unit::Week => Period::Week,
+                    calendar::Unit::Month => Period::Month,
+                };
+                periods(window.count(), period)
+            }
+            edges => micros(window.count(), edges.longest()),
+        },
+        Algorithm::SlidingWindow(window) => {
+            micros(window.count(), window.width() * i64::from(window.buckets()))
+        }
+        Algorithm::SlidingLog(log) => micros(log.count(), log.period()),
+        _ => {
+            // Whole seconds are easier to read, where they are not too many.
+            let (rate, text) = (limit.rate(), limit.rate().to_string());
+            match text.parse::<Amount>() {
+                Ok(_) => text,
+                Err(_) => periods(rate.count(), Period::Micros(rate.period_micros())),
+            }
+        }
+    }
+}
+
 /// The set with these limits in place of those of their names; none if that is no set.
 pub(super) fn replaced(set: &LimitSet, limits: &[Limit]) -> Option<LimitSet> {
     let with =

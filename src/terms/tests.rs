@@ -213,6 +213,31 @@ fn every_limit_takes_a_rate_and_keeps_all_else() {
 }
 
 #[test]
+fn rates_are_shown_as_people_write_them() {
+    let shown: Vec<String> = every().iter().map(rate_text).collect();
+    assert_eq!(
+        shown,
+        [
+            "1/3s",
+            "700001/s",
+            "1/d",
+            "1000/m",
+            "1000/m",
+            "1000/m",
+            "1000/60000001us",
+            "9007199/d",
+            "9007199/30d",
+            "9007199/d",
+            "9007199/week",
+            "9007199/month"
+        ]
+    );
+    // In whole seconds it would be no amount.
+    let odd = Limit::gcra("odd", crate::Rate::new(6, Duration::from_micros(287_421_197)).unwrap(), 1);
+    assert_eq!(rate_text(&odd.unwrap()), "6/287421197us");
+}
+
+#[test]
 fn which_limit_is_meant() {
     let fixed = || Limit::fixed_window("fixed", 1000, MINUTE).unwrap();
     let log = || Limit::sliding_log("log", 1000, MINUTE).unwrap();
@@ -300,6 +325,12 @@ proptest! {
             }
         }
         let text = terms.to_text();
-        prop_assert_eq!(Terms::parse(&text), Ok(terms));
+        prop_assert_eq!(Terms::parse(&text), Ok(terms.clone()));
+
+        // What is shown of a rate means it.
+        let rate = rate_text(terms.limit(None).unwrap()).parse().unwrap();
+        let same = Override { rate, until: None, reason: None, set_at: Micros(0) };
+        terms.set_rate(None, same).unwrap();
+        prop_assert_eq!(&terms.effective(Micros(0)).0, terms.limits());
     }
 }

@@ -143,23 +143,36 @@ fn set(limits: &LimitSet) -> Set {
     Set { combine, limits: limits.listed().map(one).collect() }
 }
 
+/// The name of a limit's algorithm, as configurations have it.
+#[must_use]
+pub const fn algorithm(limit: &Limit) -> &'static str {
+    match limit.algorithm() {
+        Algorithm::LeakyBucket(_) => "leaky-bucket",
+        Algorithm::Gcra(_) => "gcra",
+        Algorithm::TokenBucket(_) => "token-bucket",
+        Algorithm::FixedWindow(_) => "fixed-window",
+        Algorithm::SlidingWindow(_) => "sliding-window",
+        Algorithm::SlidingLog(_) => "sliding-log",
+        Algorithm::Quota(_) => "quota",
+    }
+}
+
 fn one(limit: &Limit) -> One {
-    let (algorithm, numbers) = match limit.algorithm() {
-        Algorithm::LeakyBucket(bucket) => ("leaky-bucket", pace(bucket.rate(), bucket.burst())),
-        Algorithm::Gcra(gcra) => ("gcra", pace(gcra.rate(), gcra.burst())),
-        Algorithm::TokenBucket(bucket) => ("token-bucket", pace(bucket.refill(), bucket.capacity())),
-        Algorithm::FixedWindow(window) => ("fixed-window", windows(window.count(), window.edges())),
-        Algorithm::Quota(window) => ("quota", windows(window.count(), window.edges())),
+    let numbers = match limit.algorithm() {
+        Algorithm::LeakyBucket(bucket) => pace(bucket.rate(), bucket.burst()),
+        Algorithm::Gcra(gcra) => pace(gcra.rate(), gcra.burst()),
+        Algorithm::TokenBucket(bucket) => pace(bucket.refill(), bucket.capacity()),
+        Algorithm::FixedWindow(window) | Algorithm::Quota(window) => windows(window.count(), window.edges()),
         Algorithm::SlidingWindow(window) => {
             let (count, buckets) = (window.count(), window.buckets());
             let period = window.width().unsigned_abs() * u64::from(buckets);
-            ("sliding-window", json(&Sliding { count, period, buckets }))
+            json(&Sliding { count, period, buckets })
         }
         Algorithm::SlidingLog(log) => {
-            ("sliding-log", json(&Logged { count: log.count(), period: log.period().unsigned_abs() }))
+            json(&Logged { count: log.count(), period: log.period().unsigned_abs() })
         }
     };
-    One { name: limit.name().to_owned(), algorithm: algorithm.to_owned(), numbers }
+    One { name: limit.name().to_owned(), algorithm: algorithm(limit).to_owned(), numbers }
 }
 
 fn pace(rate: Rate, burst: u32) -> Value {
