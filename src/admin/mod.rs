@@ -1,12 +1,15 @@
-//! What the daemon tells over HTTP about itself: is it alive, is it ready, what has it measured.
+//! What the daemon tells over HTTP about itself: is it alive, is it ready, what has it measured; and what
+//! operators change over it.
 //!
 //! It is in the binary, not in the library: it looks at every part of the daemon and nothing else
 //! uses it, and programs that embed paced have a server of their own.
 
+mod api;
 mod health;
 mod pages;
 mod server;
 
+pub(crate) use api::{Access, Api, Desk, OwnTerms, api};
 pub(crate) use health::{Readiness, StoreProbe};
 pub(crate) use pages::pages;
 pub(crate) use server::{Server, bind};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -16,11 +16,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::api::Peer;
+
 /// Probes and scrapers are few; more wait until one is done.
 const MAX_CONNECTIONS: usize = 64;
 /// For the head of a request, and for the next request on the same connection.
 const HEAD: Duration = Duration::from_secs(2);
-/// The longest head, in bytes. A body is never read.
+/// The longest head, in bytes. Who reads a body bounds it.
 const MAX_HEAD: usize = 16 * 1024;
 /// The most that one connection may take, so that those who read slowly cannot keep it for ever.
 const LIFE: Duration = Duration::from_secs(60);
@@ -99,8 +101,11 @@ async fn accept(listener: TcpListener, pages: Router, stop: CancellationToken) {
             // Never closed, so never an error.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    let serving = serve(stream, pages.clone(), stop.clone());
+                Ok((stream, remote)) => {
+                    // A connection that is gone already has none of its own.
+                    let local = stream.local_addr().unwrap_or(remote);
+                    let pages = pages.clone().layer(Extension(Peer { remote, local }));
+                    let serving = serve(stream, pages, stop.clone());
                     connections.spawn(async move {
                         serving.await;
                         drop(place);

@@ -1,23 +1,34 @@
 //! SIGHUP: the configuration is read again while the daemon runs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use paced::config::{self, Loaded, Reload, Sources};
+use paced::config::{self, Loaded, Reload, Settings, Sources};
 use paced::dispatch::{Control, Dispatcher};
+use tokio::sync::watch;
 
 use super::parts;
+use crate::admin::OwnTerms;
 
 /// The configuration in effect, and those who go by it.
 pub(super) struct Live {
     sources: Sources,
     loaded: Loaded,
     controls: BTreeMap<String, Control>,
+    /// For the admin API, which may have none of a store.
+    terms: watch::Sender<OwnTerms>,
 }
 
 impl Live {
     pub(super) fn new(sources: Sources, loaded: Loaded, dispatchers: &[(String, Dispatcher)]) -> Self {
         let controls = dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control()));
-        Self { sources, loaded, controls: controls.collect() }
+        let (terms, _) = watch::channel(terms(&loaded.settings));
+        Self { sources, loaded, controls: controls.collect(), terms }
+    }
+
+    /// The terms of the file, as it is in effect.
+    pub(super) fn terms(&self) -> watch::Receiver<OwnTerms> {
+        self.terms.subscribe()
     }
 
     /// Reads the same sources again. With any mistake in them everything stays as it is.
@@ -52,10 +63,19 @@ impl Live {
                 control.reload(parts::options(settings, name, downstream));
             }
         }
+        self.terms.send_replace(terms(settings));
         if changed.is_empty() {
             tracing::info!("configuration reloaded: nothing in it changed that counts without a restart");
         } else {
             tracing::info!(changed = changed.join(", "), "configuration reloaded");
         }
     }
+}
+
+fn terms(settings: &Settings) -> OwnTerms {
+    let terms = settings.downstreams.iter().map(|(name, downstream)| {
+        let terms = parts::options(settings, name, downstream).terms();
+        (name.clone(), terms)
+    });
+    Arc::new(terms.collect())
 }

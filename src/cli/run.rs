@@ -16,7 +16,7 @@ use super::exit::Exit;
 use super::reload::Live;
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
-use crate::admin::{self, Readiness, StoreProbe};
+use crate::admin::{self, Access, Api, Desk, Readiness, StoreProbe};
 use crate::telemetry::Exporter;
 
 /// How long the connections may take to write the last acks and to close, beyond the drain.
@@ -47,9 +47,11 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
     let amqp = Amqp::start(parts::amqp(&settings)?);
     let stop = CancellationToken::new();
+    let desk = Desk::new(Arc::clone(&store), live.terms());
+    let api = Api { access: Access::new(&settings.admin), desk };
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
-    let server = serve(watched, readiness)?;
+    let server = serve(watched, readiness, api)?;
     let mut running = JoinSet::new();
     for (name, dispatcher) in dispatchers {
         let source = amqp.source(&name).map_err(|error| {
@@ -157,9 +159,10 @@ async fn watched(settings: &Settings) -> Result<Option<(TcpListener, Exporter)>,
 fn serve(
     watched: Option<(TcpListener, Exporter)>,
     readiness: Readiness,
+    api: Api,
 ) -> Result<Option<admin::Server>, Exit> {
     let Some((listener, exporter)) = watched else { return Ok(None) };
-    let pages = admin::pages(readiness, move || exporter.render());
+    let pages = admin::pages(readiness, move || exporter.render()).merge(admin::api(api));
     let server = admin::Server::start(listener, pages).map_err(|error| {
         tracing::error!(%error, "no admin server");
         Exit::Failed

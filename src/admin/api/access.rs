@@ -1,0 +1,289 @@
+//! Who may ask for what: pure.
+//!
+//! Reaching the address is no right to change anything: any page in a browser on this machine can post to
+//! it, and a name that is bound anew (DNS rebinding) lets a foreign page read it. So every request must be
+//! addressed to a name that is known here and come from no foreign origin, and one that changes something
+//! must carry the token.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
+use axum::http::uri::{Authority, Uri};
+use axum::http::{Method, StatusCode};
+use paced::config::{Admin, Secret};
+
+use super::reply::Refusal;
+
+/// Where a request came from, and the address that it reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) remote: SocketAddr,
+    pub(crate) local: SocketAddr,
+}
+
+/// The rules, as `[admin]` has them.
+pub(crate) struct Access {
+    token: Option<Secret>,
+    hosts: Vec<String>,
+    /// The name that is listened on.
+    own: Option<String>,
+}
+
+impl Access {
+    pub(crate) fn new(admin: &Admin) -> Self {
+        let own = admin.listen.as_deref().and_then(|listen| listen.rsplit_once(':'));
+        Self {
+            token: admin.token.clone(),
+            hosts: admin.allow_hosts.clone(),
+            own: own.map(|(host, _)| host.to_ascii_lowercase()),
+        }
+    }
+
+    /// Whether the request may go on.
+    pub(super) fn check(
+        &self,
+        (method, uri, headers): (&Method, &Uri, &HeaderMap),
+        local: IpAddr,
+    ) -> Result<(), Refusal> {
+        let host = self.host(uri, headers, local)?;
+        if headers.get_all(ORIGIN).iter().any(|origin| !is_same(origin.as_bytes(), &host)) {
+            let text = "requests from pages of another origin are refused";
+            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
+        }
+        if method == Method::GET || method == Method::HEAD {
+            return Ok(());
+        }
+        self.authorized(headers)?;
+        if is_json(headers) {
+            return Ok(());
+        }
+        let text = "no JSON; send content-type: application/json";
+        Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
+    }
+
+    /// The host that the request is for, if it is one of this daemon's.
+    fn host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<Authority, Refusal> {
+        // The one in the first line counts where there is one.
+        let given = match uri.authority() {
+            Some(authority) => Some(authority.clone()),
+            None => only(headers, HOST).and_then(|host| host.parse::<Authority>().ok()),
+        };
+        let known = given.filter(|host| !host.as_str().contains('@') && self.is_own(host, local));
+        known.ok_or_else(|| {
+            let text = "not addressed to a name of this daemon; add the name to admin.allow_hosts";
+            Refusal::new(StatusCode::MISDIRECTED_REQUEST, text)
+        })
+    }
+
+    fn is_own(&self, host: &Authority, local: IpAddr) -> bool {
+        let name = host.host().to_ascii_lowercase();
+        let address: Option<IpAddr> = name.trim_start_matches('[').trim_end_matches(']').parse().ok();
+        // No name can be bound to what is an address already, or to `localhost`.
+        let is_here = |address: IpAddr| {
+            let address = address.to_canonical();
+            address.is_loopback() || address == local.to_canonical()
+        };
+        let allowed = |entry: &String| *entry == name || *entry == host.as_str().to_ascii_lowercase();
+        name == "localhost"
+            || address.is_some_and(is_here)
+            || self.own.as_ref().is_some_and(|own| *own == name)
+            || self.hosts.iter().any(allowed)
+    }
+
+    fn authorized(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(token) = &self.token else {
+            let text = "changes are off; set admin.token or admin.token_file, and restart the daemon";
+            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
+        };
+        let given = only(headers, AUTHORIZATION).and_then(|text| {
+            let (scheme, token) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
+        });
+        match given {
+            Some(given) if is_equal(given.as_bytes(), token.expose().as_bytes()) => Ok(()),
+            Some(_) => Err(Refusal::unauthorized("the token is wrong; send that of admin.token")),
+            None => Err(Refusal::unauthorized("send authorization: Bearer TOKEN, with that of admin.token")),
+        }
+    }
+}
+
+/// The text of a header that is there once.
+fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    let mut all = headers.get_all(name).iter();
+    let first = all.next()?.to_str().ok()?;
+    all.next().is_none().then_some(first)
+}
+
+/// Whether an origin is that of the host itself, by whichever scheme: TLS may end before us.
+fn is_same(origin: &[u8], host: &Authority) -> bool {
+    let origin = std::str::from_utf8(origin).ok().and_then(|text| text.split_once("://"));
+    let Some((scheme @ ("http" | "https"), authority)) = origin else { return false };
+    let usual = if scheme == "https" { 443 } else { 80 };
+    let parts = |authority: &Authority| {
+        (authority.host().to_ascii_lowercase(), authority.port_u16().unwrap_or(usual))
+    };
+    authority.parse::<Authority>().is_ok_and(|origin| parts(&origin) == parts(host))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let essence = |text: &str| {
+        text.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+    };
+    only(headers, CONTENT_TYPE).is_some_and(essence)
+}
+
+/// Compares in a time that tells nothing of where they differ; only of how long the given one is.
+fn is_equal(given: &[u8], token: &[u8]) -> bool {
+    // The length is mixed in, so that neither is a prefix of the other.
+    let differs = (0..given.len()).fold(given.len() ^ token.len(), |differs, at| {
+        let expected = token.get(at % token.len().max(1)).copied().unwrap_or_default();
+        std::hint::black_box(differs | usize::from(given[at] ^ expected))
+    });
+    std::hint::black_box(differs) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "correct-horse";
+
+    fn access(token: Option<&str>) -> Access {
+        Access::new(&Admin {
+            listen: Some("Paced.Example:9750".to_owned()),
+            token: token.map(Secret::hidden),
+            allow_hosts: vec!["paced.internal".to_owned(), "other.internal:80".to_owned()],
+        })
+    }
+
+    fn status(access: &Access, method: &str, headers: &[(&'static str, &str)]) -> u16 {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, value.parse().unwrap());
+        }
+        let local = "10.0.0.5".parse().unwrap();
+        let uri = "/api/v1/downstreams".parse().unwrap();
+        match access.check((&method.parse().unwrap(), &uri, &map), local) {
+            Ok(()) => 200,
+            Err(refusal) => refusal.status().as_u16(),
+        }
+    }
+
+    #[test]
+    fn only_names_of_this_daemon_are_answered_for() {
+        let access = access(None);
+        for (host, expected) in [
+            ("localhost", 200),
+            ("LocalHost:1234", 200),
+            ("127.0.0.1:9750", 200),
+            ("127.8.8.8", 200),
+            ("[::1]:9750", 200),
+            ("10.0.0.5:9750", 200),
+            ("[::ffff:10.0.0.5]:9750", 200),
+            ("paced.example:80", 200),
+            ("paced.internal", 200),
+            ("Paced.Internal:8080", 200),
+            ("other.internal:80", 200),
+            ("other.internal", 421),
+            ("other.internal:81", 421),
+            ("10.0.0.6", 421),
+            ("evil.example", 421),
+            ("localhost.evil.example", 421),
+            ("127.0.0.1.evil.example", 421),
+            ("paced.internal@evil.example", 421),
+            ("localhost@localhost", 421),
+            ("", 421),
+            ("a b", 421),
+        ] {
+            assert_eq!(status(&access, "GET", &[("host", host)]), expected, "{host}");
+        }
+        assert_eq!(status(&access, "GET", &[]), 421);
+        assert_eq!(status(&access, "GET", &[("host", "localhost"), ("host", "localhost")]), 421);
+        let absolute = |uri: &str| {
+            let mut headers = HeaderMap::new();
+            headers.append(HOST, "localhost".parse().unwrap());
+            let local = "10.0.0.5".parse().unwrap();
+            access.check((&Method::GET, &uri.parse().unwrap(), &headers), local).is_ok()
+        };
+        assert!(
+            absolute("http://localhost/x") && !absolute("http://evil.example/x"),
+            "the first line counts"
+        );
+    }
+
+    #[test]
+    fn pages_of_other_origins_are_refused_whatever_they_ask() {
+        let access = access(Some(TOKEN));
+        for (origin, expected) in [
+            ("http://localhost:9750", 200),
+            ("https://LOCALHOST:9750", 200),
+            ("http://localhost", 403),
+            ("http://localhost:3000", 403),
+            ("http://127.0.0.1:9750", 403),
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("", 403),
+            ("file://", 403),
+        ] {
+            for method in ["GET", "POST"] {
+                let headers = [
+                    ("host", "localhost:9750"),
+                    ("origin", origin),
+                    ("authorization", "Bearer correct-horse"),
+                    ("content-type", "application/json"),
+                ];
+                assert_eq!(status(&access, method, &headers), expected, "{method} {origin}");
+            }
+        }
+        let usual = [("host", "localhost"), ("origin", "https://localhost:443")];
+        assert_eq!(status(&access, "GET", &usual), 200);
+    }
+
+    #[test]
+    fn changes_need_the_token() {
+        let with = access(Some(TOKEN));
+        let ask = |access: &Access, method: &str, given: &[&str]| {
+            let mut headers = vec![("host", "localhost"), ("content-type", "application/json")];
+            headers.extend(given.iter().map(|given| ("authorization", *given)));
+            status(access, method, &headers)
+        };
+        for (given, expected) in [
+            ("Bearer correct-horse", 200),
+            ("bearer  correct-horse", 200),
+            ("Bearer correct-hors", 401),
+            ("Bearer correct-horsf", 401),
+            ("Bearer correct-horsecorrect-horse", 401),
+            ("Bearer correct-horse2", 401),
+            ("Bearer ", 401),
+            ("Bearer", 401),
+            ("correct-horse", 401),
+            ("Basic correct-horse", 401),
+        ] {
+            for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+                assert_eq!(ask(&with, method, &[given]), expected, "{method} {given}");
+                assert_eq!(ask(&access(None), method, &[given]), 403, "{method} without a token configured");
+            }
+            assert_eq!(ask(&with, "GET", &[given]), 200);
+        }
+        assert_eq!(ask(&with, "POST", &[]), 401);
+        assert_eq!(ask(&with, "POST", &["Bearer correct-horse", "Bearer correct-horse"]), 401, "twice");
+    }
+
+    #[test]
+    fn changes_are_json() {
+        let access = access(Some(TOKEN));
+        for (kind, expected) in [
+            (Some("application/json"), 200),
+            (Some("Application/JSON; charset=utf-8"), 200),
+            (Some("text/plain"), 415),
+            (Some("application/x-www-form-urlencoded"), 415),
+            (Some("application/jsonp"), 415),
+            (Some(""), 415),
+            (None, 415),
+        ] {
+            let mut headers = vec![("host", "localhost"), ("authorization", "Bearer correct-horse")];
+            headers.extend(kind.map(|kind| ("content-type", kind)));
+            assert_eq!(status(&access, "PUT", &headers), expected, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The bodies of requests: small, JSON, and read within a time.
+
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::StatusCode;
+use paced::Amount;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::reply::Refusal;
+
+/// The longest body, in bytes.
+const LONGEST: usize = 16 * 1024;
+/// For all of it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest reason, in characters.
+const LONGEST_REASON: usize = 200;
+
+/// `POST .../pause`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pause {
+    #[serde(rename = "for")]
+    span: Option<String>,
+    reason: Option<String>,
+}
+
+/// `POST .../resume`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resume {
+    reason: Option<String>,
+}
+
+/// `PUT .../rate`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SetRate {
+    rate: String,
+    limit: Option<String>,
+    #[serde(rename = "for")]
+    span: Option<String>,
+    reason: Option<String>,
+}
+
+/// `DELETE .../rate`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UnsetRate {
+    limit: Option<String>,
+    reason: Option<String>,
+}
+
+/// What a change is to be, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Pause { span: Option<Duration> },
+    Resume,
+    SetRate { rate: Amount, limit: Option<String>, span: Option<Duration>, reason: Option<String> },
+    UnsetRate { limit: Option<String> },
+}
+
+/// An order, and why it is given.
+pub(super) type Given = (Order, Option<String>);
+
+impl TryFrom<Pause> for Given {
+    type Error = Refusal;
+
+    fn try_from(Pause { span, reason }: Pause) -> Result<Self, Refusal> {
+        Ok((Order::Pause { span: of(span.as_deref())? }, checked(reason)?))
+    }
+}
+
+impl TryFrom<Resume> for Given {
+    type Error = Refusal;
+
+    fn try_from(Resume { reason }: Resume) -> Result<Self, Refusal> {
+        Ok((Order::Resume, checked(reason)?))
+    }
+}
+
+impl TryFrom<SetRate> for Given {
+    type Error = Refusal;
+
+    fn try_from(SetRate { rate, limit, span, reason }: SetRate) -> Result<Self, Refusal> {
+        let rate =
+            rate.parse().map_err(|error: paced::RateError| Refusal::wrong(format!("rate: {error}")))?;
+        let (span, reason) = (of(span.as_deref())?, checked(reason)?);
+        Ok((Order::SetRate { rate, limit, span, reason: reason.clone() }, reason))
+    }
+}
+
+impl TryFrom<UnsetRate> for Given {
+    type Error = Refusal;
+
+    fn try_from(UnsetRate { limit, reason }: UnsetRate) -> Result<Self, Refusal> {
+        Ok((Order::UnsetRate { limit }, checked(reason)?))
+    }
+}
+
+fn of(span: Option<&str>) -> Result<Option<Duration>, Refusal> {
+    let Some(text) = span else { return Ok(None) };
+    match paced::config::duration(text) {
+        Ok(Duration::ZERO) => Err(Refusal::wrong("for: no time at all; use at least 1us")),
+        Ok(span) => Ok(Some(span)),
+        Err(problem) => Err(Refusal::wrong(format!("for: {problem}"))),
+    }
+}
+
+fn checked(reason: Option<String>) -> Result<Option<String>, Refusal> {
+    let Some(reason) = reason.filter(|reason| !reason.trim().is_empty()) else { return Ok(None) };
+    if reason.chars().count() > LONGEST_REASON || reason.contains(char::is_control) {
+        let text = format!("reason: use up to {LONGEST_REASON} characters on one line");
+        return Err(Refusal::wrong(text));
+    }
+    Ok(Some(reason))
+}
+
+/// The order in a body of this form. None at all is as good as `{}`.
+///
+/// Cancel safe.
+pub(super) async fn read<T>(body: Body) -> Result<Given, Refusal>
+where
+    T: DeserializeOwned,
+    Given: TryFrom<T, Error = Refusal>,
+{
+    let Ok(read) = timeout(PATIENCE, to_bytes(body, LONGEST)).await else {
+        return Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the body did not come in time; send it at once",
+        ));
+    };
+    let bytes = read.map_err(|_| {
+        let text = format!("the body is over {LONGEST} bytes or broke off; send a shorter one");
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+    })?;
+    let bytes = if bytes.is_empty() { b"{}" } else { &bytes[..] };
+    let body: T = serde_json::from_slice(bytes).map_err(|error| Refusal::wrong(format!("body: {error}")))?;
+    body.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn text<T>(body: &str) -> Result<Given, String>
+    where
+        T: DeserializeOwned,
+        Given: TryFrom<T, Error = Refusal>,
+    {
+        read::<T>(Body::from(body.to_owned())).await.map_err(|refusal| refusal.text().to_owned())
+    }
+
+    #[tokio::test]
+    async fn orders_are_read() {
+        const TEN: Duration = Duration::from_secs(600);
+        let because = Some("because".to_owned());
+        assert_eq!(text::<Pause>("").await, Ok((Order::Pause { span: None }, None)));
+        assert_eq!(
+            text::<Pause>(r#"{"for": "10m", "reason": "because"}"#).await,
+            Ok((Order::Pause { span: Some(TEN) }, because.clone()))
+        );
+        assert_eq!(text::<Resume>(r#"{"reason": "  "}"#).await, Ok((Order::Resume, None)));
+        let order = Order::SetRate {
+            rate: "20/s".parse().unwrap(),
+            limit: Some("a".to_owned()),
+            span: Some(TEN),
+            reason: because.clone(),
+        };
+        let body = r#"{"rate": "20/s", "limit": "a", "for": "10m", "reason": "because"}"#;
+        assert_eq!(text::<SetRate>(body).await, Ok((order, because)));
+        assert_eq!(text::<UnsetRate>("{}").await, Ok((Order::UnsetRate { limit: None }, None)));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_order_is_told() {
+        let long = format!(r#"{{"reason": "{}"}}"#, "x".repeat(201));
+        for (told, expected) in [
+            (text::<Pause>("x").await, "body: expected value"),
+            (text::<Pause>("[1]").await, "body: "),
+            (text::<Pause>(r#"{"until": 5}"#).await, "unknown field `until`, expected `for` or `reason`"),
+            (text::<Pause>(r#"{"for": 10}"#).await, "body: invalid type"),
+            (
+                text::<Pause>(r#"{"for": "10 min"}"#).await,
+                "for: `10 min` is no duration; write an integer and",
+            ),
+            (text::<Pause>(r#"{"for": "0s"}"#).await, "for: no time at all"),
+            (text::<Resume>(r#"{"for": "1s"}"#).await, "unknown field `for`"),
+            (text::<Resume>(&long).await, "reason: use up to 200"),
+            (text::<Resume>(r#"{"reason": "a\nb"}"#).await, "on one line"),
+            (text::<SetRate>("").await, "missing field `rate`"),
+            (text::<SetRate>(r#"{"rate": "20r/s"}"#).await, "rate: `20r/s` is no rate; write 20/s"),
+            (text::<SetRate>(r#"{"rate": "0/s"}"#).await, "rate: a rate of zero"),
+        ] {
+            let told = told.unwrap_err();
+            assert!(told.contains(expected), "{told}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_too_long_or_too_slow_is_let_go() {
+        let long = read::<Pause>(Body::from("x".repeat(LONGEST + 1))).await.unwrap_err();
+        assert_eq!(long.status(), 413);
+        let never = futures_util::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+        let slow = read::<Pause>(Body::from_stream(never)).await.unwrap_err();
+        assert_eq!(slow.status(), 408);
+    }
+}

@@ -1,0 +1,167 @@
+//! Orders carried out in the store, from which every replica learns of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use paced::StoreError;
+use paced::store::{Change, Store, Tended};
+use paced::terms::{Override, Terms};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::body::Order;
+use super::reply::Refusal;
+use super::view;
+
+/// A store answers sooner, or is away.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// So often another one may be quicker to change the terms.
+const TRIES: u32 = 20;
+
+/// For each downstream the terms of this replica's file.
+pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
+
+pub(crate) struct Desk {
+    store: Arc<dyn Store>,
+    own: watch::Receiver<OwnTerms>,
+}
+
+/// An order that was carried out.
+pub(super) struct Done {
+    /// How it was before and is now, for the audit log.
+    pub(super) before: String,
+    pub(super) after: String,
+    /// The downstream after it.
+    pub(super) told: Value,
+}
+
+impl Desk {
+    /// `own` are the terms that a store has none of yet.
+    pub(crate) fn new(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Self {
+        Self { store, own }
+    }
+
+    /// The names of the downstreams.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.own.borrow().keys().cloned().collect()
+    }
+
+    /// A downstream as a whole. Cancel safe.
+    pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
+        let own = self.own_terms(name)?;
+        let tended = self.tend(name, Change::Look).await?;
+        Ok(view::downstream(name, &tended, &in_force(&tended, own)?))
+    }
+
+    /// Its limits and the rates set over them. Cancel safe.
+    pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
+        let own = self.own_terms(name)?;
+        let tended = self.tend(name, Change::Look).await?;
+        Ok(view::rates(name, &tended, &in_force(&tended, own)?))
+    }
+
+    /// Carries out an order. Cancel safe: it is carried out, or not.
+    pub(super) async fn carry_out(&self, name: &str, order: &Order) -> Result<Done, Refusal> {
+        let own = self.own_terms(name)?;
+        let change = match order {
+            Order::Pause { span } => Change::Pause(*span),
+            Order::Resume => Change::Resume,
+            Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
+        };
+        let before = self.tend(name, Change::Look).await?;
+        let after = self.tend(name, change).await?;
+        let told = view::downstream(name, &after, &in_force(&after, own)?);
+        Ok(Done { before: pause(&before), after: pause(&after), told })
+    }
+
+    /// Changes the terms, by compare and swap.
+    async fn terms(&self, name: &str, own: Terms, order: &Order) -> Result<Done, Refusal> {
+        let mut tended = self.tend(name, Change::Look).await?;
+        for _ in 0..TRIES {
+            let stored = in_force(&tended, own.clone())?;
+            // What is over goes with the next change.
+            let mut terms = stored.expired(tended.now).unwrap_or_else(|| stored.clone());
+            let limit = changed(&mut terms, order, &tended)?;
+            let done = |after: &Tended, terms: &Terms| Done {
+                before: rate(&stored, &limit),
+                after: rate(terms, &limit),
+                told: view::downstream(name, after, terms),
+            };
+            if terms == stored {
+                return Ok(done(&tended, &stored));
+            }
+            let of = tended.status.generation;
+            let text = terms.to_text();
+            tended = self.tend(name, Change::Terms { of, text: &text }).await?;
+            if tended.status.generation == of + 1 && tended.terms.as_ref() == Some(&text) {
+                return Ok(done(&tended, &terms));
+            }
+        }
+        let text = "others change the terms of this downstream all the time; try again";
+        Err(Refusal::new(StatusCode::CONFLICT, text))
+    }
+
+    fn own_terms(&self, name: &str) -> Result<Terms, Refusal> {
+        self.own.borrow().get(name).cloned().ok_or_else(|| {
+            let text = format!("no such downstream; this daemon has {}", self.names().join(", "));
+            Refusal::new(StatusCode::NOT_FOUND, text)
+        })
+    }
+
+    async fn tend(&self, name: &str, change: Change<'_>) -> Result<Tended, Refusal> {
+        match timeout(PATIENCE, self.store.tend(name, change)).await {
+            Ok(answer) => answer.map_err(|error: StoreError| error.into()),
+            Err(_) => {
+                let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
+                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
+            }
+        }
+    }
+}
+
+/// The terms in force; those of the own file where the store has none.
+fn in_force(tended: &Tended, own: Terms) -> Result<Terms, Refusal> {
+    Ok(match &tended.terms {
+        Some(text) => Terms::parse(text)?,
+        None => own,
+    })
+}
+
+/// Changes the terms, and tells of which limit.
+fn changed(terms: &mut Terms, order: &Order, tended: &Tended) -> Result<String, Refusal> {
+    let now = tended.now;
+    Ok(match order {
+        Order::SetRate { rate, limit, span, reason } => {
+            let until = span.map(|span| now.plus(span));
+            let set = Override { rate: *rate, until, reason: reason.clone(), set_at: now };
+            terms.set_rate(limit.as_deref(), set)?
+        }
+        Order::UnsetRate { limit } => terms.unset_rate(limit.as_deref())?.0,
+        Order::Pause { .. } | Order::Resume => String::new(),
+    })
+}
+
+/// For the audit log.
+fn pause(tended: &Tended) -> String {
+    let until = tended.status.paused_until();
+    match tended.status.is_stopped() {
+        true => "paused until resumed".to_owned(),
+        false if until > tended.now => format!("paused for {:?}", until.since(tended.now)),
+        false => "not paused".to_owned(),
+    }
+}
+
+/// For the audit log.
+fn rate(terms: &Terms, limit: &str) -> String {
+    match terms.overrides().get(limit) {
+        Some(set) => match set.until {
+            Some(until) => format!("{limit}: {} until {}", set.rate, until.0 / 1000),
+            None => format!("{limit}: {}", set.rate),
+        },
+        None => format!("{limit}: as in the file"),
+    }
+}

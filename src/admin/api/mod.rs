@@ -1,0 +1,154 @@
+//! `/api/v1`: what operators see of the downstreams, and change in them, over any replica.
+
+mod access;
+mod body;
+mod desk;
+mod reply;
+mod view;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use futures_util::future::try_join_all;
+use serde_json::json;
+
+pub(crate) use access::{Access, Peer};
+pub(crate) use desk::{Desk, OwnTerms};
+
+use body::Given;
+use desk::Done;
+use reply::{Refusal, said};
+
+/// Who may ask, and who answers.
+pub(crate) struct Api {
+    pub(crate) access: Access,
+    pub(crate) desk: Desk,
+}
+
+type Shared = State<Arc<Api>>;
+
+/// The routes below `/api`.
+pub(crate) fn api(api: Api) -> Router {
+    let api = Arc::new(api);
+    Router::new()
+        .route("/api/v1/downstreams", get(list))
+        .route("/api/v1/downstreams/{name}", get(one))
+        .route("/api/v1/downstreams/{name}/pause", post(pause))
+        .route("/api/v1/downstreams/{name}/resume", post(resume))
+        .route("/api/v1/downstreams/{name}/rate", get(rates).put(set_rate).delete(unset_rate))
+        .route("/api/{*rest}", any(nothing))
+        .layer(from_fn_with_state(Arc::clone(&api), guard))
+        .with_state(api)
+}
+
+/// Lets through what may be asked, and says in JSON what is no route.
+async fn guard(
+    State(api): Shared,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let asked = (request.method(), request.uri(), request.headers());
+    if let Err(refusal) = api.access.check(asked, peer.local.ip()) {
+        let (remote, status) = (peer.remote, refusal.status().as_u16());
+        let (method, path) = (request.method(), request.uri().path());
+        tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
+        return refusal.into_response();
+    }
+    let response = next.run(request).await;
+    if response.status() != StatusCode::METHOD_NOT_ALLOWED {
+        return response;
+    }
+    // The router adds which ones are.
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
+        .into_response()
+}
+
+async fn nothing() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "no such page; see /api/v1/downstreams")
+}
+
+async fn list(State(api): Shared) -> Result<Response, Refusal> {
+    let names = api.desk.names();
+    let all = try_join_all(names.iter().map(|name| api.desk.downstream(name))).await?;
+    Ok(said(StatusCode::OK, &json!({ "downstreams": all })))
+}
+
+async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
+    Ok(said(StatusCode::OK, &api.desk.downstream(&name).await?))
+}
+
+async fn rates(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
+    Ok(said(StatusCode::OK, &api.desk.rates(&name).await?))
+}
+
+type Who = Extension<Peer>;
+
+async fn pause(
+    State(api): Shared,
+    Extension(peer): Who,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    api.change(peer, &name, "pause", body::read::<body::Pause>(body).await?).await
+}
+
+async fn resume(
+    State(api): Shared,
+    Extension(peer): Who,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    api.change(peer, &name, "resume", body::read::<body::Resume>(body).await?).await
+}
+
+async fn set_rate(
+    State(api): Shared,
+    Extension(peer): Who,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    api.change(peer, &name, "rate set", body::read::<body::SetRate>(body).await?).await
+}
+
+async fn unset_rate(
+    State(api): Shared,
+    Extension(peer): Who,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    api.change(peer, &name, "rate unset", body::read::<body::UnsetRate>(body).await?).await
+}
+
+impl Api {
+    /// Carries an order out, and writes it to the audit log, also where it failed.
+    async fn change(
+        &self,
+        Peer { remote, .. }: Peer,
+        downstream: &str,
+        change: &str,
+        (order, reason): Given,
+    ) -> Result<Response, Refusal> {
+        let reason = reason.unwrap_or_default();
+        match self.desk.carry_out(downstream, &order).await {
+            Ok(Done { before, after, told }) => {
+                tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
+                Ok(said(StatusCode::OK, &told))
+            }
+            Err(refusal) => {
+                let (status, error) = (refusal.status().as_u16(), refusal.text());
+                tracing::warn!(%remote, downstream, change, reason, status, error, "admin: not changed");
+                Err(refusal)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The API over a store in memory, without a connection.
+
+use axum::body::to_bytes;
+use axum::http::HeaderMap;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use paced::config::{Admin, Secret};
+use paced::limit::{Limit, LimitSet};
+use paced::store::{Change, MemoryStore, Store};
+use paced::terms::Terms;
+use paced::time::{ManualClock, Micros};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::*;
+
+/// µs; a whole number of ms.
+const NOW: i64 = 1_800_000_000_000_000;
+
+struct Bench {
+    store: Arc<dyn Store>,
+    clock: Arc<ManualClock>,
+    own: watch::Sender<OwnTerms>,
+    pages: Router,
+}
+
+fn terms(rate: &str) -> Terms {
+    let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 5).unwrap();
+    let plan = Limit::gcra("plan.pro.gcra-0", "5/s".parse().unwrap(), 2).unwrap();
+    let plans = [("pro".to_owned(), LimitSet::new(vec![limit.clone(), plan]).unwrap())];
+    Terms::new(LimitSet::new(vec![limit]).unwrap(), plans.into(), Some(7))
+}
+
+impl Bench {
+    fn new() -> Self {
+        let clock = Arc::new(ManualClock::new(Micros(NOW)));
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
+        let all = Arc::new([("billing".to_owned(), terms("50/s"))].into());
+        let (own, receiver) = watch::channel(all);
+        let access = Access::new(&Admin {
+            listen: None,
+            token: Some(Secret::hidden("token")),
+            allow_hosts: Vec::new(),
+        });
+        let pages = api(Api { access, desk: Desk::new(Arc::clone(&store), receiver) });
+        let local = "127.0.0.1:9750".parse().unwrap();
+        Self { store, clock, own, pages: pages.layer(Extension(Peer { remote: local, local })) }
+    }
+
+    async fn send(&self, method: &str, path: &str, body: &str) -> (u16, HeaderMap, Value) {
+        let request = axum::http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "localhost")
+            .header("authorization", "Bearer token")
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_owned()))
+            .unwrap();
+        let (head, body) =
+            TowerToHyperService::new(self.pages.clone()).call(request).await.unwrap().into_parts();
+        let body = to_bytes(body, 1 << 20).await.unwrap();
+        (head.status.as_u16(), head.headers, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    /// What is below the downstream; the status must be 200.
+    async fn ok(&self, method: &str, what: &str, body: &str) -> Value {
+        let path = format!("/api/v1/downstreams/billing{what}");
+        let (status, headers, body) = self.send(method, &path, body).await;
+        assert_eq!(status, 200, "{body}");
+        assert_eq!(headers["content-type"], "application/json");
+        assert_eq!(headers["cache-control"], "no-store");
+        body
+    }
+
+    async fn wrong(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let (status, _, body) = self.send(method, path, body).await;
+        (status, body["error"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned())
+    }
+}
+
+#[tokio::test]
+async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
+    let bench = Bench::new();
+    let file = bench.ok("GET", "", "").await;
+    assert_eq!(
+        file,
+        json!({
+            "name": "billing",
+            "now": NOW / 1000,
+            "generation": 0,
+            "revision": 7,
+            "paused": false,
+            "pause": null,
+            "penalty": null,
+            "limits": [{ "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "50/s", "burst": 5 }],
+            "plans": { "pro": [{ "name": "plan.pro.gcra-0", "algorithm": "gcra", "rate": "5/s", "burst": 2 }] },
+            "overrides": [],
+        })
+    );
+    let (_, _, all) = bench.send("GET", "/api/v1/downstreams", "").await;
+    assert_eq!(all, json!({ "downstreams": [file] }));
+    bench.own.send_replace(Arc::new([("billing".to_owned(), terms("70/s"))].into()));
+    assert_eq!(bench.ok("GET", "", "").await["limits"][0]["rate"], "70/s", "reloaded");
+    let stored = terms("20/s").to_text();
+    bench.store.tend("billing", Change::Terms { of: 0, text: &stored }).await.unwrap();
+    let told = bench.ok("GET", "", "").await;
+    assert_eq!((&told["limits"][0]["rate"], &told["generation"]), (&json!("20/s"), &json!(1)));
+}
+
+#[tokio::test]
+async fn pauses_begin_and_end() {
+    let bench = Bench::new();
+    let told = bench.ok("POST", "/pause", r#"{"for": "10m", "reason": "they asked"}"#).await;
+    assert_eq!((&told["paused"], &told["pause"]), (&json!(true), &json!({ "until": NOW / 1000 + 600_000 })));
+    assert_eq!(bench.ok("POST", "/pause", "").await["pause"], json!({ "until": null }));
+    assert_eq!(bench.ok("GET", "", "").await["pause"], json!({ "until": null }));
+    let told = bench.ok("POST", "/resume", "{}").await;
+    assert_eq!((&told["paused"], &told["pause"]), (&json!(false), &Value::Null));
+
+    bench.store.tend("billing", Change::Penalize(std::time::Duration::from_secs(3))).await.unwrap();
+    let told = bench.ok("GET", "", "").await;
+    assert_eq!((&told["paused"], &told["penalty"]), (&json!(true), &json!({ "until": NOW / 1000 + 3000 })));
+    bench.clock.set(Micros(NOW + 3_000_000));
+    assert_eq!(bench.ok("GET", "", "").await["penalty"], Value::Null, "it is over");
+}
+
+#[tokio::test]
+async fn rates_are_set_for_a_while_and_unset() {
+    let bench = Bench::new();
+    let told = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#).await;
+    assert_eq!(
+        told["limits"][0],
+        json!({
+            "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "20/s", "burst": 5,
+            "file_rate": "50/s"
+        })
+    );
+    let until = NOW / 1000 + 7_200_000;
+    let set = json!({
+        "limit": "leaky-bucket-0", "rate": "20/s", "until": until, "reason": "trial", "set_at": NOW / 1000,
+        "idle": false
+    });
+    assert_eq!((&told["overrides"], &told["generation"]), (&json!([set]), &json!(1)));
+    let told = bench.ok("PUT", "/rate", r#"{"rate": "9/s", "limit": "plan.pro.gcra-0"}"#).await;
+    assert_eq!(told["plans"]["pro"][0]["rate"], "9/s");
+    assert_eq!(bench.ok("GET", "/rate", "").await["overrides"][1]["until"], Value::Null);
+
+    bench.clock.set(Micros(NOW + 7_200_000_000));
+    let told = bench.ok("GET", "/rate", "").await;
+    assert_eq!(
+        (&told["limits"][0]["rate"], told["overrides"].as_array().unwrap().len()),
+        (&json!("50/s"), 1)
+    );
+    let told = bench.ok("DELETE", "/rate", r#"{"limit": "plan.pro.gcra-0"}"#).await;
+    assert_eq!((&told["overrides"], &told["generation"]), (&json!([]), &json!(3)));
+    let stored = bench.store.tend("billing", Change::Look).await.unwrap().terms.unwrap();
+    assert_eq!(Terms::parse(&stored).unwrap(), terms("50/s"), "what is over is gone too");
+    let told = bench.ok("DELETE", "/rate", "").await;
+    assert_eq!(told["generation"], 3, "nothing was set, so nothing changes");
+}
+
+#[tokio::test]
+async fn two_who_change_the_terms_at_once_both_get_their_way() {
+    let bench = Bench::new();
+    let set = |rate: u32, limit: &str| format!(r#"{{"rate": "{rate}/s", "limit": "{limit}"}}"#);
+    let (one, other) = (set(20, "leaky-bucket-0"), set(9, "plan.pro.gcra-0"));
+    tokio::join!(bench.ok("PUT", "/rate", &one), bench.ok("PUT", "/rate", &other));
+    let told = bench.ok("GET", "/rate", "").await;
+    assert_eq!((told["overrides"].as_array().unwrap().len(), &told["generation"]), (2, &json!(2)));
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told_and_changes_nothing() {
+    let bench = Bench::new();
+    const RATE: &str = "/api/v1/downstreams/billing/rate";
+    for (method, path, body, status, expected) in [
+        ("GET", "/api/v1/downstreams/other", "", 404, "no such downstream; this daemon has billing"),
+        ("POST", "/api/v1/downstreams/other/pause", "", 404, "no such downstream"),
+        ("PUT", "/api/v1/downstreams/other/rate", r#"{"rate": "1/s"}"#, 404, "no such downstream"),
+        ("GET", "/api/v1", "", 404, "see /api/v1/downstreams"),
+        ("GET", "/api/v1/downstreams/billing/x", "", 404, "see /api/v1/downstreams"),
+        ("POST", RATE, "", 405, "header `allow`"),
+        ("GET", "/api/v1/downstreams/billing/pause", "", 405, "header `allow`"),
+        ("PUT", RATE, "{", 400, "body: "),
+        ("PUT", RATE, r#"{"rate": "fast"}"#, 400, "rate: `fast` is no rate"),
+        ("PUT", RATE, r#"{"rate": "7/week"}"#, 400, "write days"),
+        (
+            "PUT",
+            RATE,
+            r#"{"rate": "7/s", "limit": "x"}"#,
+            400,
+            "there are `leaky-bucket-0`, `plan.pro.gcra-0`",
+        ),
+        ("DELETE", RATE, r#"{"limit": "x"}"#, 400, "no limit is called `x`"),
+    ] {
+        let told = bench.wrong(method, path, body).await;
+        assert_eq!(told.0, status, "{method} {path} {body}: {}", told.1);
+        assert!(told.1.contains(expected), "{method} {path} {body}: {}", told.1);
+    }
+    let (_, headers, _) = bench.send("POST", RATE, "").await;
+    assert_eq!(headers["allow"], "GET,HEAD,PUT,DELETE");
+    assert_eq!(bench.ok("GET", "", "").await["generation"], 0);
+
+    let text = terms("50/s").to_text().replace("\"version\":1", "\"version\":9");
+    bench.store.tend("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
+    let (status, told) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
+    assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
+    let kept = bench.store.tend("billing", Change::Look).await.unwrap();
+    assert_eq!(kept.terms, Some(text), "what is not understood is not overwritten");
+}

@@ -1,0 +1,83 @@
+//! What the API tells of a downstream.
+
+use paced::limit::{Limit, LimitSet};
+use paced::store::Tended;
+use paced::terms::{Terms, algorithm, rate_text};
+use paced::time::Micros;
+use serde_json::{Value, json};
+
+/// Epoch milliseconds, as in the headers of dead letters.
+fn millis(at: Micros) -> i64 {
+    at.0 / 1000
+}
+
+/// A downstream as a whole. Instants are epoch milliseconds on the store's clock.
+pub(super) fn downstream(name: &str, tended: &Tended, terms: &Terms) -> Value {
+    let now = tended.now;
+    let mut told = rates(name, tended, terms);
+    told["revision"] = json!(terms.revision());
+    let status = &tended.status;
+    // An operator's pause that lasts until somebody resumes has no end.
+    let pause = (status.pause.until > now).then(|| {
+        let until = (!status.is_stopped()).then(|| millis(status.pause.until));
+        json!({ "until": until })
+    });
+    let penalty = (status.penalty > now).then(|| json!({ "until": millis(status.penalty) }));
+    told["paused"] = json!(pause.is_some() || penalty.is_some());
+    told["pause"] = json!(pause);
+    told["penalty"] = json!(penalty);
+    told
+}
+
+/// Its limits, and the rates that are set over them.
+pub(super) fn rates(name: &str, tended: &Tended, terms: &Terms) -> Value {
+    let now = tended.now;
+    let (limits, plans) = terms.effective(now);
+    let of = |in_force: &LimitSet, file: &LimitSet, skip: usize| -> Vec<Value> {
+        let pairs = in_force.iter().zip(file.iter()).skip(skip);
+        pairs.map(|(in_force, file)| limit(in_force, file, terms)).collect()
+    };
+    let own: serde_json::Map<String, Value> = plans
+        .iter()
+        .filter_map(|(plan, in_force)| {
+            // The downstream's limits come first in each plan's set.
+            let file = terms.plans().get(plan)?;
+            Some((plan.clone(), Value::from(of(in_force, file, limits.len()))))
+        })
+        .collect();
+    let idle = terms.idle(now);
+    let overrides = terms.overrides().iter().filter(|(_, set)| set.until.is_none_or(|until| now < until));
+    let overrides: Vec<Value> = overrides
+        .map(|(limit, set)| {
+            json!({
+                "limit": limit,
+                "rate": set.rate.to_string(),
+                "until": set.until.map(millis),
+                "reason": set.reason,
+                "set_at": millis(set.set_at),
+                "idle": idle.contains(&limit.as_str()),
+            })
+        })
+        .collect();
+    json!({
+        "name": name,
+        "now": millis(now),
+        "generation": tended.status.generation,
+        "limits": of(&limits, terms.limits(), 0),
+        "plans": own,
+        "overrides": overrides,
+    })
+}
+
+fn limit(in_force: &Limit, file: &Limit, terms: &Terms) -> Value {
+    let mut told = json!({
+        "name": in_force.name(),
+        "algorithm": algorithm(in_force),
+        "rate": rate_text(in_force),
+        "burst": in_force.burst(),
+    });
+    if terms.overrides().contains_key(in_force.name()) && in_force != file {
+        told["file_rate"] = json!(rate_text(file));
+    }
+    told
+}
