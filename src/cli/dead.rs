@@ -113,7 +113,7 @@ fn table(downstream: &str, count: u32, letters: &[Letter]) -> Result<(), Exit> {
         "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS"
     ))?;
     for letter in letters {
-        let text = |field: &Option<String>| printable(field.as_deref().unwrap_or("-"));
+        let text = |field: &Option<String>| out::printable(field.as_deref().unwrap_or("-"));
         out::line(format_args!(
             "{:<20}  {:<18}  {:<36}  {:>8}  {}",
             when(letter.dead_at.as_deref()),
@@ -129,16 +129,8 @@ fn table(downstream: &str, count: u32, letters: &[Letter]) -> Result<(), Exit> {
     Ok(())
 }
 
-/// Seconds are enough for people; JSON has the milliseconds.
 fn when(millis: Option<&str>) -> String {
-    let at = millis.and_then(|text| text.parse().ok());
-    let at = at.and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
-    at.map_or_else(|| "-".to_owned(), |at| at.strftime("%Y-%m-%d %H:%M:%S").to_string())
-}
-
-/// What producers wrote must not steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    millis.and_then(|text| text.parse().ok()).map_or_else(|| "-".to_owned(), out::instant)
 }
 
 async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {

@@ -10,11 +10,11 @@ pub(super) enum Exit {
     Failed,
     /// The arguments are wrong.
     Usage,
-    /// Broker or store unreachable.
+    /// Broker, store or daemon unreachable.
     Unavailable,
     /// The drain timed out, or a second signal came.
     Undrained,
-    /// The broker refuses the user.
+    /// The broker or the daemon refuses the user.
     Unauthorized,
     /// The configuration is wrong.
     Config,

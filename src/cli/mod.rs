@@ -1,5 +1,6 @@
 //! The command line: data to stdout, messages and progress to stderr.
 
+mod ask;
 mod check;
 mod config;
 mod dead;
@@ -7,8 +8,10 @@ mod exit;
 mod input;
 mod out;
 mod parts;
+mod pause;
 mod pipe;
 mod publish;
+mod rate;
 mod reload;
 mod run;
 mod signals;
@@ -26,8 +29,8 @@ use exit::Exit;
 #[derive(Debug, Parser)]
 #[command(name = "paced", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 ok, 1 something failed or was not delivered, 2 usage, 69 broker or store \
-                        unreachable, 75 drain timed out, 78 configuration."
+    after_help = "Exit codes: 0 ok, 1 something failed or was not delivered, 2 usage, 69 broker, store \
+                        or daemon unreachable, 75 drain timed out, 77 not authorized, 78 configuration."
 )]
 struct Cli {
     #[command(flatten)]
@@ -46,6 +49,9 @@ struct Global {
     /// Overrides one key, such as downstreams.billing.rate=20/s
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Where the daemon's admin API is, such as http://127.0.0.1:9750 [default: admin.listen]
+    #[arg(long, global = true, value_name = "URL")]
+    admin: Option<String>,
     /// Form of what is written to stdout
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
@@ -86,6 +92,13 @@ enum Command {
     /// Looks at dead letters, and brings them back
     #[command(subcommand)]
     Dead(dead::Command),
+    /// Stops the releases of a downstream, in every replica
+    Pause(pause::PauseArgs),
+    /// Ends a pause: one of `paced pause`, and one that the downstream asked for
+    Resume(pause::ResumeArgs),
+    /// Shows and sets the rates that a running downstream goes by
+    #[command(subcommand)]
+    Rate(rate::Command),
     /// Shows the configuration
     #[command(subcommand)]
     Config(config::Command),
@@ -116,6 +129,9 @@ pub(crate) fn main() -> ExitCode {
             Command::Publish(args) => publish::run(&global, args).await,
             Command::Pipe(args) => pipe::run(&global, args).await,
             Command::Dead(command) => dead::run(&global, command).await,
+            Command::Pause(args) => pause::pause(&global, &args).await,
+            Command::Resume(args) => pause::resume(&global, &args).await,
+            Command::Rate(command) => rate::run(&global, command).await,
             Command::Config(command) => config::run(&global, &command),
         }
     });

@@ -37,6 +37,11 @@ pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a D
     })
 }
 
+/// A duration of an argument, as it was written.
+pub(super) fn span(text: &str) -> Result<String, String> {
+    config::duration(text).map(|_| text.to_owned())
+}
+
 /// The store that the settings name. Nothing is connected yet.
 pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     let url = settings.store.url.expose();

@@ -1,0 +1,219 @@
+//! Requests to a daemon's admin API.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use paced::config::{self, Admin, Secret};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use url::Url;
+
+use super::exit::Exit;
+use super::{Global, parts};
+
+/// A daemon answers sooner, or is away.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer, in bytes.
+const LONGEST: usize = 16 << 20;
+
+/// A daemon, over its admin API.
+pub(super) struct Daemon {
+    base: Url,
+    token: Option<Secret>,
+}
+
+/// What went wrong between here and the daemon.
+type Trouble = Box<dyn std::error::Error + Send + Sync>;
+
+impl Daemon {
+    /// The one that the arguments name, or else the configuration's own.
+    pub(super) fn of(global: &Global) -> Result<Self, Exit> {
+        let admin = config::load_admin(&parts::sources(global)).map_err(|errors| {
+            eprintln!("{errors}");
+            Exit::Config
+        })?;
+        let base = match &global.admin {
+            Some(url) => named(url).map_err(|problem| {
+                eprintln!("paced: --admin: {problem}");
+                Exit::Usage
+            })?,
+            None => configured(&admin).map_err(|problem| {
+                eprintln!("paced: {problem}");
+                Exit::Config
+            })?,
+        };
+        Ok(Self { base, token: admin.token })
+    }
+
+    /// Asks about a downstream, or changes something in it, and gives back the answer. What is wrong
+    /// is said on stderr.
+    ///
+    /// Not cancel safe: with a dropped future nobody knows whether it was changed.
+    pub(super) async fn ask(
+        &self,
+        method: Method,
+        downstream: &str,
+        what: &str,
+        body: Option<Value>,
+    ) -> Result<Value, Exit> {
+        let mut url = self.base.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop_if_empty().extend(["api", "v1", "downstreams", downstream]);
+            path.extend((!what.is_empty()).then_some(what));
+        }
+        let asked = async {
+            let request = self.request(method, &url, body)?;
+            send(&url, request).await
+        };
+        let trouble = match timeout(PATIENCE, asked).await {
+            Ok(Ok((status, body))) => return heard(status, &body),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {PATIENCE:?}"),
+        };
+        let base = &self.base;
+        eprintln!("paced: no answer from {base}: {trouble}; does paced run there with admin.listen set?");
+        Err(Exit::Unavailable)
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        url: &Url,
+        body: Option<Value>,
+    ) -> Result<Request<Full<Bytes>>, Trouble> {
+        let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
+        let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
+        if let Some(token) = &self.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        Ok(request.body(Full::new(body.into()))?)
+    }
+}
+
+/// The daemon that `--admin` names.
+fn named(text: &str) -> Result<Url, String> {
+    const RIGHT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9750";
+    let url: Url = text.parse().map_err(|error| format!("no URL ({error}); {RIGHT}"))?;
+    if url.scheme() != "http" || url.host_str().is_none_or(str::is_empty) {
+        return Err(format!("no http URL; {RIGHT}"));
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
+        return Err(format!("credentials and queries do not belong in it; {RIGHT}"));
+    }
+    Ok(url)
+}
+
+/// The daemon that this configuration is of, on this machine.
+fn configured(admin: &Admin) -> Result<Url, String> {
+    let Some(listen) = &admin.listen else {
+        return Err("admin.listen is not set; set it, or name the daemon with --admin URL".to_owned());
+    };
+    // One that listens on every address listens on this machine's own too.
+    let host = listen.rsplit_once(':').map_or(listen.as_str(), |(host, _)| host);
+    let port = listen.rsplit_once(':').map_or("", |(_, port)| port);
+    if port.parse() == Ok(0_u16) {
+        return Err("admin.listen has port 0, which is any; name the daemon with --admin URL".to_owned());
+    }
+    let host = match host {
+        "0.0.0.0" => "127.0.0.1",
+        "[::]" => "[::1]",
+        host => host,
+    };
+    named(&format!("http://{host}:{port}"))
+}
+
+async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Trouble> {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    let stream = TcpStream::connect((host, url.port_or_known_default().unwrap_or(80))).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let exchange = async {
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        Ok((head.status, Limited::new(body, LONGEST).collect().await?.to_bytes()))
+    };
+    let mut exchange = std::pin::pin!(exchange);
+    // The connection reads and writes for both; its own end is told by the answer.
+    tokio::select! {
+        answer = &mut exchange => answer,
+        _ = connection => exchange.await,
+    }
+}
+
+/// What the daemon answered, or how to end.
+fn heard(status: StatusCode, body: &[u8]) -> Result<Value, Exit> {
+    let answer: Option<Value> = serde_json::from_slice(body).ok();
+    if let Some(answer) = answer.as_ref().filter(|_| status.is_success()) {
+        return Ok(answer.clone());
+    }
+    match answer.as_ref().and_then(|answer| answer["error"].as_str()) {
+        Some(error) => eprintln!("paced: {error}"),
+        None => eprintln!("paced: the answer is not that of a paced daemon (status {status}); see --admin"),
+    }
+    Err(match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => {
+            Exit::Unauthorized
+        }
+        StatusCode::SERVICE_UNAVAILABLE => Exit::Unavailable,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND if answer.is_some() => Exit::Usage,
+        _ => Exit::Failed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_daemon_is_asked() {
+        let admin = |listen: Option<&str>| {
+            let admin = Admin { listen: listen.map(str::to_owned), token: None, allow_hosts: Vec::new() };
+            configured(&admin).map(String::from)
+        };
+        for (listen, expected) in [
+            ("127.0.0.1:9750", "http://127.0.0.1:9750/"),
+            ("0.0.0.0:9750", "http://127.0.0.1:9750/"),
+            ("[::]:80", "http://[::1]/"),
+            ("[::1]:9750", "http://[::1]:9750/"),
+            ("paced.internal:9750", "http://paced.internal:9750/"),
+        ] {
+            assert_eq!(admin(Some(listen)).as_deref(), Ok(expected), "{listen}");
+        }
+        assert!(admin(None).unwrap_err().contains("--admin URL"));
+        assert!(admin(Some("127.0.0.1:0")).unwrap_err().contains("--admin URL"));
+        assert_eq!(named("http://a:1/x/").unwrap().as_str(), "http://a:1/x/");
+        for text in ["", "127.0.0.1:9750", "https://a", "http://", "http://u:p@a", "http://a/?x", "file:///a"]
+        {
+            assert!(named(text).unwrap_err().contains("write http://HOST:PORT"), "{text}");
+        }
+    }
+
+    #[test]
+    fn how_to_end() {
+        let exit = |status: u16, body: &str| heard(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+        assert_eq!(exit(200, r#"{"a": 1}"#).unwrap()["a"], 1);
+        for (status, body, expected) in [
+            (400, r#"{"error": "x"}"#, Exit::Usage),
+            (404, r#"{"error": "x"}"#, Exit::Usage),
+            (404, "not found", Exit::Failed),
+            (401, r#"{"error": "x"}"#, Exit::Unauthorized),
+            (403, r#"{"error": "x"}"#, Exit::Unauthorized),
+            (421, r#"{"error": "x"}"#, Exit::Unauthorized),
+            (409, r#"{"error": "x"}"#, Exit::Failed),
+            (503, r#"{"error": "x"}"#, Exit::Unavailable),
+            (200, "<html>", Exit::Failed),
+        ] {
+            assert_eq!(exit(status, body).unwrap_err(), expected, "{status} {body}");
+        }
+    }
+}
