@@ -298,7 +298,13 @@ fn limit((algorithm, count, period, extra, offset): (u8, u64, u64, u32, i16)) ->
         2 => Limit::token_bucket("x", rate()?, extra).ok(),
         3 => Limit::fixed_window("x", count, length).ok(),
         4 => Limit::first_hit_window("x", count, length).ok(),
-        5 => Limit::sliding_window("x", count, length * extra, extra).ok(),
+        5 => Limit::sliding_window(
+            "x",
+            count,
+            Duration::from_micros(period / u64::from(extra) * u64::from(extra)),
+            extra,
+        )
+        .ok(),
         6 => Limit::sliding_log("x", count, length).ok(),
         7 => Limit::quota("x", count, Edges::aligned(length, i64::from(extra)).ok()?).ok(),
         8 => Limit::quota("x", count, Edges::first_hit(length).ok()?).ok(),
