@@ -14,8 +14,9 @@ use crate::dispatch::source::Report;
 use crate::store::{Checked, Observed, Reserved, StoreError};
 use crate::time::{Deadline, Micros};
 
-/// How long to wait before the store is asked again after an error: at first, and at most.
-const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long to wait before the store is asked again after an error: at first, and at most. With a call that
+/// fails for want of an answer and the fence of a store that lost its state, all goes on within 2 s.
+const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 impl Pacer {
     /// Holds the jobs that were granted a slot until then, and buries those that were rejected; the
