@@ -172,7 +172,10 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     }
     for (name, label, values) in LABELS {
         for value in if values.is_empty() { &[""] } else { values } {
-            assert_eq!(scrape.value(name, label, value), 0.0, "{name} {value}");
+            // What holds for the downstream is looked at when a replica starts.
+            if *value != "tend" || name.contains("errors") {
+                assert_eq!(scrape.value(name, label, value), 0.0, "{name} {value}");
+            }
         }
         let family = |series: &&String| series.starts_with(&format!("{name}{{"));
         let there = scrape.samples.keys().filter(family).count();
