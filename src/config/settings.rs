@@ -39,7 +39,7 @@ pub struct Amqp {
 /// `[store]`
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// `memory:`, `redis://` or `rediss://`.
+    /// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
     pub url: Secret,
     /// Of every key.
     pub key_prefix: String,
@@ -167,20 +167,29 @@ impl Secret {
     /// holds an unencoded `/`, `?` or `#`, or with a password but no `@`.
     fn shown(&self) -> Option<String> {
         const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
+        const SEVERAL: [&str; 4] = ["redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
         let (scheme, rest) = self.text.split_once("://").filter(|_| !self.hidden)?;
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let path = tail.split(['?', '#']).next().unwrap_or_default();
-        let name = match host.strip_prefix('[') {
-            Some(inner) => inner.split_once(']').map(|(_, port)| port),
-            None => Some(&host[host.find(':').unwrap_or(host.len())..]),
+        let known = match SEVERAL.contains(&scheme) {
+            true => hosts.split(',').all(is_host),
+            false => SCHEMES.contains(&scheme) && is_host(hosts),
         };
-        let port = name.is_some_and(|port| {
-            port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok())
-        });
         let odd = tail.contains('@') || self.text.contains(|c: char| c.is_whitespace() || c.is_control());
-        (SCHEMES.contains(&scheme) && port && !odd).then(|| format!("{scheme}://{host}{path}"))
+        (known && !odd).then(|| format!("{scheme}://{hosts}{path}"))
     }
+}
+
+/// A host, with a port that is one, if it has any: a password without a host has none.
+fn is_host(host: &str) -> bool {
+    let port = match host.strip_prefix('[') {
+        Some(inner) => inner.split_once(']').map(|(_, port)| port),
+        None => Some(&host[host.find(':').unwrap_or(host.len())..]),
+    };
+    port.is_some_and(|port| {
+        port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok())
+    })
 }
 
 impl fmt::Debug for Secret {
@@ -275,7 +284,14 @@ mod tests {
             ("redis://hunter2@cache", "redis://cache"),
             ("rediss://u:hunter2@p@cache/", "rediss://cache/"),
             ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/"),
+            ("redis+cluster://u:hunter2@a:7000,[::1]:7000,b", "redis+cluster://a:7000,[::1]:7000,b"),
+            (
+                "rediss+sentinel://:hunter2@a,b:1/my-master/3?sentinel_password=hunter2",
+                "rediss+sentinel://a,b:1/my-master/3",
+            ),
             // A password with an unencoded delimiter.
+            ("redis+cluster://u:hunter2,b", "***"),
+            ("redis+cluster://a,u:hun/ter2@b", "***"),
             ("amqp://u:hun/ter2@rabbit/", "***"),
             ("amqp://u:hun?ter2@rabbit/", "***"),
             ("amqp://u:hun#ter2@rabbit/", "***"),

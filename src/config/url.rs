@@ -42,20 +42,31 @@ pub(super) fn amqp(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(url))
 }
 
-/// `memory:`, `redis://` or `rediss://`.
+/// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
 pub(super) fn store(text: &str) -> Result<Secret, String> {
-    const RIGHT: &str = "write memory:, redis://HOST:6379 or rediss://HOST:6379";
+    const RIGHT: &str = "write memory:, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or redis+cluster://HOST:6379";
     if text == "memory:" {
         return Ok(Secret::new(text));
     }
-    let parts = Parts::of(text, RIGHT)?;
-    match parts.scheme {
-        "redis" | "rediss" => {}
-        "redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel" => {
-            return Err(format!("{} is not in this version; use redis:// or rediss://", parts.scheme));
+    match text.split_once("://").map(|(scheme, _)| scheme) {
+        Some("redis" | "rediss") => one_server(&Parts::of(text, RIGHT)?)?,
+        Some("redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster") => {
+            for one in each_host(text) {
+                Parts::of(&one, RIGHT)?.no_fragment()?;
+            }
         }
-        _ => return Err(format!("not the URL of a store; {RIGHT}")),
+        _ => {
+            Parts::of(text, RIGHT)?;
+            return Err(format!("not the URL of a store; {RIGHT}"));
+        }
     }
+    #[cfg(feature = "redis")]
+    crate::store::RedisStore::open(text, crate::store::RedisOptions::default())
+        .map_err(|error| error.to_string())?;
+    Ok(Secret::new(text))
+}
+
+fn one_server(parts: &Parts<'_>) -> Result<(), String> {
     parts.no_fragment()?;
     let database = parts.path.strip_prefix('/').unwrap_or_default();
     if !database.is_empty()
@@ -65,10 +76,15 @@ pub(super) fn store(text: &str) -> Result<Secret, String> {
             "has a path that is no database; write its number, such as redis://HOST:6379/0".to_owned()
         );
     }
-    #[cfg(feature = "redis")]
-    crate::store::RedisStore::open(text, crate::store::RedisOptions::default())
-        .map_err(|error| error.to_string())?;
-    Ok(Secret::new(text))
+    Ok(())
+}
+
+/// A URL of several hosts as one of each.
+fn each_host(text: &str) -> impl Iterator<Item = String> {
+    let start = text.find("://").map_or(0, |at| at + 3);
+    let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
+    let hosts = text[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    text[hosts..end].split(',').map(move |host| format!("{}{host}{}", &text[..hosts], &text[end..]))
 }
 
 /// `http://` or `https://`, ending in `/`, with nothing secret in it.
@@ -287,7 +303,16 @@ mod tests {
     fn stores() {
         right(
             store,
-            &["memory:", "redis://:hunter2@cache:6379/3", "rediss://u:hunter2@[::1]", "redis://cache/"],
+            &[
+                "memory:",
+                "redis://:hunter2@cache:6379/3",
+                "rediss://u:hunter2@[::1]",
+                "redis://cache/",
+                "redis+cluster://:hunter2@a:7000,b,[::1]:7000",
+                "rediss+cluster://a/",
+                "redis+sentinel://u:hunter2@a:26379,b/my-master",
+                "rediss+sentinel://a/m/3?sentinel_user=u&sentinel_password=hunter2",
+            ],
         );
         wrong(
             store,
@@ -296,8 +321,15 @@ mod tests {
                 "memory",
                 "memory:hunter2",
                 "redis:",
-                "redis+cluster://a:1",
-                "redis+sentinel://a:1",
+                "redis+cluster:a",
+                "redis+cluster://",
+                "redis+cluster://:hunter2@a,",
+                "redis+cluster://:hunter2@a,b:port",
+                "redis+cluster://:hunter2@a,b%2",
+                "redis+cluster://u:hun/ter2@a,b",
+                "redis+cluster://u:hunter2@x@a,b",
+                "redis+cluster://:hunter2",
+                "redis+tls://a",
                 "http://cache/",
                 "redis://cache/hunter2",
                 "redis://cache/-1",
@@ -305,7 +337,20 @@ mod tests {
                 "rediss://cache/#insecure",
             ],
         );
-        assert!(store("redis+cluster://a:1").unwrap_err().contains("not in this version"));
+    }
+
+    /// What the store itself refuses, when it is asked to open them.
+    #[test]
+    #[cfg(feature = "redis")]
+    fn paths_of_several_hosts() {
+        let urls = [
+            "redis+cluster://:hunter2@a/1",
+            "redis+cluster://a?x=hunter2",
+            "redis+sentinel://:hunter2@a:26379",
+            "redis+sentinel://:hunter2@a/m/db",
+            "redis+sentinel://a/m?sentinel_user=hunter2",
+        ];
+        wrong(store, &urls);
     }
 
     #[test]

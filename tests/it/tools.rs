@@ -172,7 +172,7 @@ async fn ten_mistakes_are_ten_lines() {
     let text = "[amqp]\n\
                 url = \"amqp://user:hunter2@\"\n\
                 [store]\n\
-                url = \"redis+cluster://:hunter2@host\"\n\
+                url = \"redis+cluster://:hunter2@host/1\"\n\
                 [shutdown]\n\
                 drain_timeout = \"soon\"\n\
                 [downstreams.a]\n\

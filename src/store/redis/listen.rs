@@ -1,25 +1,23 @@
 //! Hears of changes that others made: a connection of its own, that subscribes.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use redis::aio::PubSub;
 
-use super::link::Link;
-use crate::store::StoreError;
+use super::servers::Servers;
 use crate::store::changes::Watchers;
 
 /// Before the next try, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Listens as long as somebody keeps the watchers.
-pub(super) async fn listen(link: Weak<Link>, channel: String, watchers: Weak<Watchers>) {
+pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: Weak<Watchers>) {
     let (first, most) = BACKOFF;
     let (mut wait, mut told) = (first, false);
-    while let Some(open) = link.upgrade() {
+    while let Some(open) = servers.upgrade() {
         let mut reopened = open.reopened();
-        match subscribe(&open, &channel).await {
+        match open.listen(&channel).await {
             Ok(mut subscribed) => {
                 drop(open);
                 (wait, told) = (first, false);
@@ -51,15 +49,5 @@ pub(super) async fn listen(link: Weak<Link>, channel: String, watchers: Weak<Wat
                 wait = (wait * 2).min(most);
             }
         }
-    }
-}
-
-async fn subscribe(link: &Arc<Link>, channel: &str) -> Result<PubSub, StoreError> {
-    let mut subscriber = link.subscriber().await?;
-    let subscribed = tokio::time::timeout(link.connect_timeout(), subscriber.subscribe(channel)).await;
-    match subscribed {
-        Ok(Ok(())) => Ok(subscriber),
-        Ok(Err(error)) => Err(link.explain(&error)),
-        Err(_) => Err(link.unreachable("subscribing timed out")),
     }
 }

@@ -1,12 +1,21 @@
 //! State shared through Redis: one script per call, the decision made by the store's own clock.
 
+mod address;
+mod cluster;
+mod dial;
 mod fast;
+mod fit;
 mod keys;
 mod link;
 mod listen;
 mod scripts;
+mod sentinel;
+mod servers;
+mod slots;
 mod state;
 mod stored;
+mod trouble;
+mod url;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,8 +26,8 @@ use super::changes::{Changes, Watchers};
 use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
 use crate::limit::{Level, Limit, LimitSet, Mark};
 use crate::time::{Clock, Micros, wall_now};
-use link::{Link, Peer};
 use scripts::{Ask, Now, ReserveReply, Scripts, Windows};
+use servers::Servers;
 
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +41,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Prefix `paced`, and half a second for each timeout: a call returns within a second.
+    /// Prefix `paced`, and half a second for each timeout: a call returns within a second. Where sentinels or
+    /// nodes of a cluster must first be asked for the server, that may take as long again, and 100 ms for each
+    /// that is silent.
     fn default() -> Self {
         let half = Duration::from_millis(500);
         Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }
@@ -45,11 +56,12 @@ const MISSED: usize = 8;
 
 /// Keeps state in Redis (6.2 or later), shared by all who connect to it.
 ///
-/// The server's clock decides. One connection carries all calls; it is opened when first needed
-/// and anew after an error, so a server that comes back is found by the next call. No call is ever
-/// repeated by itself: a reservation whose answer was lost may have been made.
+/// The server's clock decides. One connection carries all calls (in a cluster, one to each master); it is
+/// opened when first needed and anew after an error, so a server that comes back, or its successor after a
+/// failover, is found by the next call. No call is ever repeated by itself: a reservation whose answer was
+/// lost may have been made.
 pub struct RedisStore {
-    link: Arc<Link>,
+    servers: Arc<Servers>,
     scripts: Scripts,
     prefix: String,
     known: Mutex<HashMap<String, Known>>,
@@ -70,7 +82,16 @@ struct Known {
 }
 
 impl RedisStore {
-    /// A store at `redis://` or `rediss://[[USER]:PASSWORD@]HOST[:PORT][/DB]`. Nothing is sent yet.
+    /// A store at one of these URLs, with `rediss` instead of `redis` for TLS. Nothing is sent yet.
+    ///
+    /// - `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`: one server.
+    /// - `redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/MASTER_NAME[/DB]`: the master that
+    ///   these sentinels know. The password is the master's; `?sentinel_user=` and `&sentinel_password=` are
+    ///   the sentinels' own.
+    /// - `redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]`: the cluster of these nodes. All keys
+    ///   of a downstream lie on one master.
+    ///
+    /// What is special in a user or a password is percent-encoded.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] when the URL or the prefix is wrong.
@@ -80,9 +101,9 @@ impl RedisStore {
             let text = "a key prefix with braces would break the hash tag of every key; leave them out";
             return Err(StoreError::Invalid(text.to_owned()));
         }
-        let link = Link::open(url, connect_timeout, response_timeout)?;
+        let servers = Servers::open(url, connect_timeout, response_timeout)?;
         Ok(Self {
-            link: Arc::new(link),
+            servers: Arc::new(servers),
             scripts: Scripts::new(),
             prefix,
             known: Mutex::default(),
@@ -171,8 +192,8 @@ impl RedisStore {
     fn listen(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         self.listening.call_once(|| {
-            let (link, watchers) = (Arc::downgrade(&self.link), Arc::downgrade(&self.watchers));
-            runtime.spawn(listen::listen(link, keys::channel(&self.prefix), watchers));
+            let (servers, watchers) = (Arc::downgrade(&self.servers), Arc::downgrade(&self.watchers));
+            runtime.spawn(listen::listen(servers, keys::channel(&self.prefix), watchers));
         });
     }
 
@@ -189,10 +210,9 @@ impl RedisStore {
         mut ask: Ask<'_>,
         now: Option<Micros>,
     ) -> Result<ReserveReply, StoreError> {
-        let peer = self.link.peer().await?;
         let mut keys = self.keys(scope, ask.limits);
         let now = self.now(now);
-        if let Some(reply) = self.ask_fast(&peer, scope, &keys, &ask, now).await? {
+        if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
             return Ok(reply);
         }
         if ask.lease.is_some() {
@@ -200,8 +220,8 @@ impl RedisStore {
         }
         for turn in 0..MISSED {
             let known = self.known(scope.downstream).epoch;
-            let call = self.scripts.reserve(&keys, &ask, now, known, peer.run());
-            let reply = self.link.invoke(&peer, &call).await?;
+            let call = |run| self.scripts.reserve(&keys, &ask, now, known, run);
+            let reply = self.servers.invoke(scope.downstream, call).await?;
             match scripts::missed(&reply) {
                 // The guess by this machine's clock is dropped: it may be years off.
                 Some(missed) if turn == 0 => ask.edges = missed,
@@ -210,22 +230,22 @@ impl RedisStore {
             }
         }
         let detail = "it asks for the edges of a calendar again and again; is its clock right?";
-        Err(self.link.unexpected(detail.to_owned()))
+        Err(self.servers.unexpected(detail.to_owned()))
     }
 
     /// The script for most calls; none where this one is not for it, and nothing is decided yet.
     async fn ask_fast(
         &self,
-        peer: &Peer,
         scope: Scope<'_>,
         keys: &[String],
         ask: &Ask<'_>,
         now: Now,
     ) -> Result<Option<ReserveReply>, StoreError> {
         let Some(clock) = fast::clock(ask, now) else { return Ok(None) };
-        let argument = fast::argument(ask, clock, self.known(scope.downstream).epoch, peer.run());
-        let answer = self.link.invoke(peer, &self.scripts.fast(keys, &argument)).await?;
-        fast::reply(&answer).map_err(|detail| self.link.unexpected(detail))
+        let known = self.known(scope.downstream).epoch;
+        let call = |run| self.scripts.fast(keys, &fast::argument(ask, clock, known, run));
+        let answer = self.servers.invoke(scope.downstream, call).await?;
+        fast::reply(&answer).map_err(|detail| self.servers.unexpected(detail))
     }
 
     fn keys(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
@@ -236,7 +256,7 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the client: its URL may hold a password.
-        f.debug_struct("RedisStore").field("address", &self.link.address()).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("address", &self.servers.address()).finish_non_exhaustive()
     }
 }
 
@@ -256,7 +276,8 @@ impl Store for RedisStore {
                 known: self.windows(call.scope),
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
-            let reserved = scripts::reserved(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
+            let reserved =
+                scripts::reserved(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             self.remember(call.scope.downstream, reserved.epoch, Some(call.ahead));
             self.remember_windows(call.scope, call.limits, || scripts::marks_after(&call, &reserved));
             Ok(reserved)
@@ -279,7 +300,7 @@ impl Store for RedisStore {
             };
             let reply = self.ask(call.scope, ask, call.now).await?;
             let (checked, marks) =
-                scripts::checked(&call, &reply).map_err(|detail| self.link.unexpected(detail))?;
+                scripts::checked(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             self.remember(call.scope.downstream, checked.epoch, None);
             self.remember_windows(call.scope, call.limits, || marks);
             Ok(checked)
@@ -290,8 +311,8 @@ impl Store for RedisStore {
         Box::pin(async move {
             call.check()?;
             let keys = self.keys(call.scope, call.limits);
-            let cancel = self.scripts.cancel(&keys, &call, self.now(call.now));
-            let given: i64 = self.link.invoke(&self.link.peer().await?, &cancel).await?;
+            let cancel = |_| self.scripts.cancel(&keys, &call, self.now(call.now));
+            let given: i64 = self.servers.invoke(call.scope.downstream, cancel).await?;
             Ok(given == 1)
         })
     }
@@ -300,8 +321,8 @@ impl Store for RedisStore {
         Box::pin(async move {
             scope.check()?;
             let keys = self.keys(scope, limits);
-            let reset = self.scripts.reset(&keys, limits, self.now(None));
-            let _: i64 = self.link.invoke(&self.link.peer().await?, &reset).await?;
+            let reset = |_| self.scripts.reset(&keys, limits, self.now(None));
+            let _: i64 = self.servers.invoke(scope.downstream, reset).await?;
             Ok(())
         })
     }
@@ -316,11 +337,13 @@ impl Store for RedisStore {
             scope.check()?;
             change.check()?;
             let (keys, channel) = (keys::tended(&self.prefix, scope), keys::channel(&self.prefix));
-            let (peer, known) = (self.link.peer().await?, self.known(downstream));
-            let known = (known.epoch, known.ahead, peer.run());
-            let tend = self.scripts.tend(&keys, (&channel, downstream), &change, self.now(None), known);
-            let tended = scripts::tended(self.link.invoke(&peer, &tend).await?)
-                .map_err(|detail| self.link.unexpected(detail))?;
+            let known = self.known(downstream);
+            let tend = |run| {
+                let known = (known.epoch, known.ahead, run);
+                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(None), known)
+            };
+            let tended = scripts::tended(self.servers.invoke(downstream, tend).await?)
+                .map_err(|detail| self.servers.unexpected(detail))?;
             self.remember(downstream, tended.epoch, None);
             Ok(tended)
         })
@@ -333,7 +356,7 @@ impl Store for RedisStore {
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
         Box::pin(async move {
-            let now = self.link.time().await?;
+            let now = self.servers.time().await?;
             Ok(self.clock.as_ref().map_or(now, |clock| clock.now()))
         })
     }

@@ -27,18 +27,20 @@ impl RedisStore {
         for limit in limits.iter() {
             asked.arg(keys::state(&self.prefix, scope, limit));
         }
-        let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) = self.link.read(&asked).await?;
+        let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) =
+            self.servers.read(scope.downstream, &asked).await?;
         let Some([epoch, _, _, _, high, shift, status @ ..]) =
             record.as_deref().and_then(state::doubles::<10>)
         else {
             return Ok(dump::nothing(limits));
         };
-        let status = scripts::status(&status).map_err(|detail| self.link.unexpected(detail))?;
+        let status = scripts::status(&status).map_err(|detail| self.servers.unexpected(detail))?;
         let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };
-            let decoded = decode(&bytes)
-                .ok_or_else(|| self.link.unexpected(format!("the state of `{}` is {bytes:?}", limit.name())));
+            let decoded = decode(&bytes).ok_or_else(|| {
+                self.servers.unexpected(format!("the state of `{}` is {bytes:?}", limit.name()))
+            });
             decoded.map(Some)
         };
         let kept = limits.iter().zip(states).map(kept).collect::<Result<Vec<_>, _>>()?;

@@ -86,7 +86,8 @@ fn arguments_are_keys_and_values() {
             "--set: argument 1 has no `=`; write KEY=VALUE, such as store.url=memory:",
             "--set: argument 2 begins with no key; write KEY=VALUE, such as store.url=memory:",
             "--set: argument 3 begins with no key; write KEY=VALUE, such as store.url=memory:",
-            "--set: store.url: no URL; write memory:, redis://HOST:6379 or rediss://HOST:6379",
+            "--set: store.url: no URL; write memory:, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or \
+             redis+cluster://HOST:6379",
         ]
     );
 }

@@ -1,0 +1,136 @@
+//! New connections: how long opening one may take, and whom to ask where several know the answer.
+
+use std::future::Future;
+use std::time::Duration;
+
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::address::Address;
+use super::trouble::At;
+use crate::store::StoreError;
+
+/// How long one of several servers may keep silent before the next one is asked too.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// Opens connections.
+#[derive(Clone)]
+pub(super) struct Dial {
+    config: AsyncConnectionConfig,
+    patience: Duration,
+    reopened: watch::Sender<()>,
+}
+
+impl Dial {
+    pub(super) fn new(connect: Duration, response: Duration) -> Self {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(connect))
+            .set_response_timeout(Some(response));
+        Self { config, patience: connect, reopened: watch::Sender::new(()) }
+    }
+
+    /// A connection that carries calls was opened, after another one broke or the first time.
+    pub(super) fn tell_reopened(&self) {
+        self.reopened.send_replace(());
+    }
+
+    /// Tells from now on when such a connection was opened.
+    pub(super) fn reopened(&self) -> watch::Receiver<()> {
+        self.reopened.subscribe()
+    }
+
+    /// For connecting: name resolution, TLS and authentication included.
+    pub(super) const fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
+        Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&self.config).await
+    }
+
+    /// One question, on a connection of its own, within the time for connecting.
+    pub(super) async fn ask(self, info: ConnectionInfo, question: Cmd) -> Result<Value, RedisError> {
+        let answer = async { question.query_async(&mut self.open(&info).await?).await };
+        timeout(self.patience, answer).await.unwrap_or_else(|_| Err(too_late()))
+    }
+
+    /// A connection of its own that hears what is published on the channel.
+    pub(super) async fn listen(self, info: ConnectionInfo, channel: String) -> Result<PubSub, StoreError> {
+        let opened = async {
+            let mut subscriber = Client::open(info.clone())?.get_async_pubsub().await?;
+            subscriber.subscribe(channel).await.map(|()| subscriber)
+        };
+        let opened = timeout(self.patience, opened).await.unwrap_or_else(|_| Err(too_late()));
+        opened.map_err(|error| At(Address::of(&info).to_string()).explain(&error))
+    }
+}
+
+fn too_late() -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting timed out").into()
+}
+
+/// The first good answer of several who may know it, or each one's error. The next one is asked when all
+/// before have failed or one has kept silent for a while: one that is cut off costs no more than that.
+pub(super) async fn first<T: Send + 'static>(
+    asked: Vec<impl Future<Output = Result<T, StoreError>> + Send + 'static>,
+) -> Result<T, Vec<StoreError>> {
+    let mut left = asked.into_iter();
+    let (mut waiting, mut errors) = (JoinSet::new(), vec![]);
+    loop {
+        let is_last = match left.next() {
+            Some(next) => {
+                waiting.spawn(next);
+                false
+            }
+            None if waiting.is_empty() => return Err(errors),
+            None => true,
+        };
+        let patience = if is_last { Duration::MAX } else { SILENCE };
+        match timeout(patience, waiting.join_next()).await {
+            Ok(Some(Ok(Ok(answer)))) => return Ok(answer),
+            Ok(Some(Ok(Err(error)))) => errors.push(error),
+            // Silence, or a question that panicked: the next one.
+            Ok(Some(Err(_)) | None) | Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    async fn answers(name: &'static str, after: u64, good: bool) -> Result<&'static str, StoreError> {
+        sleep(Duration::from_millis(after)).await;
+        if good { Ok(name) } else { Err(StoreError::Invalid(name.to_owned())) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_delays_the_next_one_a_little_and_a_failed_one_not_at_all() {
+        for (asked, expected, within) in [
+            (vec![answers("a", 10, true), answers("b", 0, true), answers("c", 0, true)], "a", 10),
+            (vec![answers("a", 10, false), answers("b", 20, true), answers("c", 0, true)], "b", 30),
+            (vec![answers("a", 400, true), answers("b", 20, true), answers("c", 0, true)], "b", 120),
+            (vec![answers("a", 400, true), answers("b", 500, true), answers("c", 10, true)], "c", 210),
+            // One that was slow is not given up.
+            (vec![answers("a", 400, true), answers("b", 0, false), answers("c", 0, false)], "a", 400),
+        ] {
+            let start = Instant::now();
+            assert_eq!(first(asked).await.unwrap(), expected);
+            assert_eq!(start.elapsed(), Duration::from_millis(within), "{expected}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_errors_are_told() {
+        let asked = vec![answers("a", 400, false), answers("b", 0, false)];
+        let errors = first(asked).await.unwrap_err();
+        assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), ["b", "a"]);
+        let none: Vec<std::future::Ready<Result<(), StoreError>>> = vec![];
+        assert!(first(none).await.unwrap_err().is_empty());
+    }
+}

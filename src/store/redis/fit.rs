@@ -1,0 +1,71 @@
+//! What a server says of itself: is it fit to keep the state of limits?
+
+use super::trouble::At;
+use crate::store::StoreError;
+
+/// Refuses a server that is too old, or that is a replica: one that was asked in the middle of a failover.
+pub(super) fn check(at: &At, server: &str, replication: &str) -> Result<(), StoreError> {
+    let version = field(server, "redis_version");
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    if !version.is_empty() && (parts.next(), parts.next()) < (Some(6), Some(2)) {
+        return Err(at.refused(format!("version {version}; use Redis 6.2 or later")));
+    }
+    if field(replication, "role") == "slave" {
+        return Err(at.unreachable("it is a replica, and slots come from its master alone"));
+    }
+    Ok(())
+}
+
+/// The policy by which a server may evict states, if it may: that silently resets their pace.
+pub(super) fn evicts(memory: &str) -> Option<&str> {
+    let policy = field(memory, "maxmemory_policy");
+    (policy.starts_with("volatile-") || policy.starts_with("allkeys-")).then_some(policy)
+}
+
+/// The server's process: the first 52 bits of its run_id, as `reserve.lua` has them; 0 for none.
+pub(super) fn run(server: &str) -> i64 {
+    let digits = field(server, "run_id").get(..13);
+    digits.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0)
+}
+
+/// The value of a line `name:value` of INFO.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(key, _)| *key == name).map_or("", |(_, value)| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_info() {
+        let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:fffffffffffff01\r\n";
+        assert_eq!((field(info, "redis_version"), field(info, "maxmemory_policy")), ("7.0.15", ""));
+        assert_eq!((run(info), run("")), ((1 << 52) - 1, 0));
+        assert_eq!(evicts("maxmemory:0\r\nmaxmemory_policy:volatile-lru\r\n"), Some("volatile-lru"));
+        assert_eq!((evicts("maxmemory_policy:noeviction\r\n"), evicts("")), (None, None));
+    }
+
+    #[test]
+    fn old_servers_and_replicas_are_refused() {
+        let at = At("a:6379".to_owned());
+        for (version, is_fit) in
+            [("5.0.1", false), ("6.0.16", false), ("6.2.0", true), ("7.0.15", true), ("10.0", true)]
+        {
+            let checked = check(&at, &format!("redis_version:{version}\r\n"), "role:master\r\n");
+            let Err(error) = checked else {
+                assert!(is_fit, "{version}");
+                continue;
+            };
+            assert!(
+                !is_fit && error.to_string().contains(&format!("version {version}; use Redis 6.2")),
+                "{error}"
+            );
+        }
+        // Where INFO is not permitted nothing is known.
+        assert!(check(&at, "", "").is_ok());
+        let replica = check(&at, "redis_version:7.0.15\r\n", "# Replication\r\nrole:slave\r\n").unwrap_err();
+        assert!(matches!(replica, StoreError::Unreachable { .. }), "{replica}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Sentinels: they know which server is the master now.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use redis::{Cmd, ConnectionInfo, ErrorKind, FromRedisValue as _, RedisError};
+
+use super::address::Address;
+use super::dial::{Dial, first};
+use super::trouble::At;
+use crate::store::StoreError;
+
+pub(super) struct Sentinels {
+    sentinels: Vec<ConnectionInfo>,
+    name: String,
+    master: ConnectionInfo,
+    /// Which one is asked first: another one each time, since one may be wrong for long.
+    turn: AtomicUsize,
+}
+
+impl Sentinels {
+    pub(super) fn new(sentinels: Vec<ConnectionInfo>, name: String, master: ConnectionInfo) -> Self {
+        Self { sentinels, name, master, turn: AtomicUsize::new(0) }
+    }
+
+    /// All of them, and the master's name.
+    pub(super) fn address(&self) -> String {
+        let all: Vec<String> = self.sentinels.iter().map(|info| Address::of(info).to_string()).collect();
+        format!("{} ({})", self.name, all.join(","))
+    }
+
+    /// Where the master is, as the first sentinel says that knows it. It may have been deposed since.
+    pub(super) async fn master(&self, dial: &Dial) -> Result<ConnectionInfo, StoreError> {
+        let start = self.turn.fetch_add(1, Ordering::Relaxed) % self.sentinels.len().max(1);
+        let (late, early) = self.sentinels.split_at(start);
+        let asked =
+            early.iter().chain(late).map(|info| ask(dial.clone(), info.clone(), self.name.clone())).collect();
+        let address: Address = first(asked).await.map_err(|errors| self.none(&errors))?;
+        Ok(address.with(&self.master))
+    }
+
+    /// No sentinel knows: one that answers says more than those that are away.
+    fn none(&self, errors: &[StoreError]) -> StoreError {
+        let answered = errors.iter().find(|error| matches!(error, StoreError::Unexpected { .. }));
+        let cause = answered.or(errors.first()).cloned();
+        cause.unwrap_or_else(|| At(self.address()).unreachable("there is no sentinel to ask"))
+    }
+}
+
+async fn ask(dial: Dial, info: ConnectionInfo, name: String) -> Result<Address, StoreError> {
+    let at = At(format!("{} (sentinel)", Address::of(&info)));
+    let mut question = Cmd::new();
+    question.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&name);
+    let answer = dial.ask(info, question).await.map_err(|error| explain(&at, &error))?;
+    match Option::<(String, u16)>::from_redis_value(answer) {
+        Ok(Some((host, port))) => Ok(Address { host, port }),
+        Ok(None) => Err(
+            at.refused(format!("it monitors no master `{name}`; correct MASTER_NAME at the end of its URL"))
+        ),
+        Err(error) => Err(at.refused(format!("{error}; is it a sentinel?"))),
+    }
+}
+
+fn explain(at: &At, error: &RedisError) -> StoreError {
+    let login = error.kind() == ErrorKind::AuthenticationFailed
+        || ["NOAUTH", "WRONGPASS"].contains(&error.code().unwrap_or_default());
+    if login {
+        return at.refused(
+            "it wants a user or a password of its own; write ?sentinel_user=USER&sentinel_password=PASSWORD at the \
+             end of its URL",
+        );
+    }
+    match error.code() {
+        Some("ERR") => at.refused(format!("{error}; is it a sentinel?")),
+        _ => at.explain(error),
+    }
+}
