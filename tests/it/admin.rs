@@ -16,6 +16,7 @@ use crate::support::servers::{Redis, free_port, rabbit};
 use crate::support::site::Site;
 use crate::support::{blocking, poll, until};
 
+mod api;
 mod metrics;
 
 const LONG: Duration = Duration::from_secs(60);

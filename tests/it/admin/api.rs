@@ -1,0 +1,267 @@
+//! The admin API and the tools that use it: who may change what, and that every replica learns of it.
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::support::daemon::{Output, run_cli};
+use crate::support::eventually;
+
+const TOKEN: &str = "correct-horse-battery";
+
+/// A replica with a token.
+struct Desk {
+    paced: Paced,
+    base: String,
+    client: Client,
+}
+
+impl Desk {
+    async fn start(site: &Site, admin: &str) -> Self {
+        let paced = Paced::start(&format!("{}{ADMIN}{admin}", site.config()), &[], &[]).await;
+        let line = paced.wait_line("probes and metrics are served", LONG).await;
+        paced.wait_ready().await;
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let base = format!("http://{}", line["address"].as_str().unwrap());
+        Self { paced, base, client: Client::new() }
+    }
+
+    async fn with_token(site: &Site) -> Self {
+        Self::start(site, &format!("token = '{TOKEN}'\n")).await
+    }
+
+    /// The status and the answer; `headers` besides those of a right change, or instead of them.
+    async fn send(&self, method: Method, what: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+        let bearer = format!("Bearer {TOKEN}");
+        let usual = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+        let kept = usual.iter().filter(|(name, _)| headers.iter().all(|(other, _)| other != name));
+        let all: Vec<(&str, &str)> =
+            kept.chain(headers).filter(|(_, value)| !value.is_empty()).copied().collect();
+        let url = format!("{}/api/v1/downstreams/billing{what}", self.base);
+        let reply = self.client.send(method, &url, &all, body.to_owned()).await.unwrap();
+        (reply.status, serde_json::from_str(&reply.text).unwrap())
+    }
+
+    async fn get(&self) -> Value {
+        let (status, told) = self.send(Method::GET, "", &[], "").await;
+        assert_eq!(status, 200, "{told}");
+        told
+    }
+
+    /// Runs a tool against this replica, with a token.
+    async fn tool(&self, token: &str, args: &[&str]) -> Output {
+        let folder = TempDir::new().unwrap();
+        let file = folder.path().join("tool.toml");
+        std::fs::write(folder.path().join("token"), format!("{token}\n")).unwrap();
+        std::fs::write(&file, "[admin]\ntoken_file = 'token'\n").unwrap();
+        let mut all = vec!["-c", file.to_str().unwrap(), "--admin", &self.base];
+        all.extend(args);
+        run_cli(&all, b"").await
+    }
+
+    /// So many lines of the audit log, once they are there.
+    async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
+        let lines = || -> Vec<Value> {
+            let lines =
+                self.paced.log().into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
+            lines.filter(|line| line["message"] == message).collect()
+        };
+        eventually(message, LONG, || lines().len() >= count).await;
+        let lines = lines();
+        assert_eq!(lines.len(), count, "{lines:?}");
+        lines
+    }
+}
+
+#[tokio::test]
+async fn only_who_knows_the_token_changes_anything() {
+    let site = Site::shared("apitoken", "rate = '100/s'").await;
+    let desk = Desk::with_token(&site).await;
+    let before = desk.get().await;
+    let origin = desk.base.clone();
+    let long = format!("{{\"reason\": \"{}\"}}", "x".repeat(20_000));
+    for (headers, body, status, error) in [
+        (&[("authorization", "")][..], "", 401, "send authorization: Bearer TOKEN"),
+        (&[("authorization", "Bearer correct-horse")], "", 401, "the token is wrong"),
+        (&[("authorization", "Basic Y29ycmVjdA==")], "", 401, "send authorization: Bearer TOKEN"),
+        (&[("origin", "https://evil.example")], "", 403, "another origin"),
+        (&[("origin", "http://127.0.0.1:1")], "", 403, "another origin"),
+        (&[("origin", "null")], "", 403, "another origin"),
+        (&[("host", "evil.example")], "", 421, "admin.allow_hosts"),
+        (&[("content-type", "")], "", 415, "application/json"),
+        (&[("content-type", "text/plain")], "{}", 415, "application/json"),
+        (&[], "{", 400, "body: "),
+        (&[], &long, 413, "over 16384 bytes"),
+    ] {
+        let (got, told) = desk.send(Method::POST, "/pause", headers, body).await;
+        assert_eq!(got, status, "{headers:?} {told}");
+        assert!(told["error"].as_str().unwrap().contains(error), "{headers:?} {told}");
+    }
+    // Who reads needs no token, but a name of the daemon's and no foreign page.
+    for (headers, status) in [
+        (&[("authorization", "")][..], 200),
+        (&[("origin", &*origin)], 200),
+        (&[("host", "localhost")], 200),
+        (&[("host", "evil.example")], 421),
+        (&[("origin", "https://evil.example")], 403),
+    ] {
+        assert_eq!(desk.send(Method::GET, "", headers, "").await.0, status, "{headers:?}");
+    }
+    let refused = desk.audit("admin: refused", 11).await;
+    assert!(refused[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{refused:?}");
+    let after = desk.get().await;
+    assert_eq!((&after["generation"], &after["paused"]), (&before["generation"], &json!(false)));
+    assert!(!desk.paced.log().join("\n").contains("correct-horse"), "no token is logged, right or wrong");
+    assert_eq!(desk.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn without_a_token_nothing_is_changed() {
+    let site = Site::shared("apinone", "rate = '100/s'").await;
+    let desk = Desk::start(&site, "allow_hosts = ['paced.internal']\n").await;
+    let (status, told) = desk.send(Method::POST, "/pause", &[], "").await;
+    assert!(status == 403 && told["error"].as_str().unwrap().contains("set admin.token"), "{status} {told}");
+    assert_eq!(desk.send(Method::GET, "", &[("host", "paced.internal:9750")], "").await.0, 200);
+    let output = desk.tool("any", &["pause", "billing"]).await;
+    assert!(output.code == 77 && output.stderr.contains("admin.token"), "{output:?}");
+    assert_eq!(desk.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn what_one_replica_is_told_all_know() {
+    let site = Site::shared("apishare", "rate = '100/s'").await;
+    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    let order = r#"{"rate": "40/s", "for": "1s", "reason": "trial"}"#;
+    let (status, told) = one.send(Method::PUT, "/rate", &[], order).await;
+    assert_eq!((status, &told["limits"][0]["rate"]), (200, &json!("40/s")), "{told}");
+    let told = other.get().await;
+    let set = &told["overrides"][0];
+    let span = set["until"].as_i64().unwrap() - set["set_at"].as_i64().unwrap();
+    assert_eq!((&set["rate"], &set["reason"], span), (&json!("40/s"), &json!("trial"), 1000), "{told}");
+    until("the rate is over", LONG, async || {
+        let told = other.get().await;
+        told["overrides"] == json!([]) && told["limits"][0]["rate"] == "100/s"
+    })
+    .await;
+
+    assert_eq!(other.send(Method::POST, "/pause", &[], r#"{"reason": "\"so\""}"#).await.0, 200);
+    assert_eq!(one.get().await["pause"], json!({ "until": null }));
+    assert_eq!(one.send(Method::POST, "/resume", &[], "").await.0, 200);
+    assert_eq!(other.get().await["paused"], false);
+
+    let lines = (one.audit("admin: changed", 2).await, other.audit("admin: changed", 1).await);
+    let field = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    let [set, resume] = &lines.0[..] else { panic!("{lines:?}") };
+    assert_eq!((field(set, "change"), field(set, "reason")), ("rate set".to_owned(), "trial".to_owned()));
+    assert_eq!(field(set, "before"), "leaky-bucket-0: as in the file");
+    assert!(field(set, "after").starts_with("leaky-bucket-0: 40/s until "), "{set}");
+    assert!(field(set, "remote").starts_with("127.0.0.1:") && set["downstream"] == "billing", "{set}");
+    assert_eq!(
+        (field(resume, "before"), field(resume, "after")),
+        ("paused until resumed".into(), "not paused".into())
+    );
+    assert_eq!(field(&lines.1[0], "reason"), "\"so\"");
+    assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
+}
+
+#[tokio::test]
+async fn the_tools_change_what_runs() {
+    let downstream =
+        "rate = '100/s'\nlimits = [{ algorithm = 'sliding-log', rate = '1000/m', name = 'log' }]";
+    let site = Site::shared("apitools", downstream).await;
+    let desk = Desk::with_token(&site).await;
+    let tool = async |args: &[&str]| {
+        let output = desk.tool(TOKEN, args).await;
+        assert_eq!(output.code, 0, "{output:?}");
+        output.stdout
+    };
+    let told = tool(&["pause", "billing", "--for", "10m", "--reason", "they asked"]).await;
+    assert!(told.starts_with("billing is paused until 2") && told.ends_with(" UTC\n"), "{told}");
+    assert_eq!(tool(&["pause", "billing"]).await, "billing is paused until it is resumed\n");
+    let told: Value = serde_json::from_str(&tool(&["-o", "json", "pause", "billing"]).await).unwrap();
+    assert_eq!((&told["name"], &told["pause"]), (&json!("billing"), &json!({ "until": null })));
+    assert_eq!(tool(&["resume", "billing"]).await, "billing is resumed\n");
+
+    let table = tool(&["rate", "get", "billing"]).await;
+    let rows = |table: &str| -> Vec<Vec<String>> {
+        table.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+    };
+    assert_eq!(
+        rows(&table),
+        [
+            ["LIMIT", "ALGORITHM", "RATE", "SET"],
+            ["leaky-bucket-0", "leaky-bucket", "100/s", "-"],
+            ["log", "sliding-log", "1000/m", "-"]
+        ]
+    );
+    let table = tool(&["rate", "set", "billing", "20/s", "--for", "2h", "--reason", "trial"]).await;
+    assert!(table.contains("leaky-bucket-0  leaky-bucket    20/s              until 2"), "{table}");
+    assert!(table.contains(" UTC over 100/s (trial)\n"), "{table}");
+    let table = tool(&["rate", "set", "billing", "500/m", "--limit", "log"]).await;
+    assert!(table.contains("500/m             until it is unset over 1000/m\n"), "{table}");
+    let told: Value = serde_json::from_str(&tool(&["-o", "json", "rate", "unset", "billing"]).await).unwrap();
+    assert_eq!(told["overrides"].as_array().unwrap().len(), 1);
+    tool(&["rate", "unset", "billing", "--limit", "log", "--reason", "done"]).await;
+    assert_eq!(desk.get().await["overrides"], json!([]));
+    assert_eq!(desk.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn tools_end_with_what_is_wrong() {
+    let site = Site::shared("apiexit", "rate = '100/s'").await;
+    let desk = Desk::with_token(&site).await;
+    for (token, args, code, told) in [
+        ("wrong", &["pause", "billing"][..], 77, "the token is wrong"),
+        ("wrong", &["rate", "set", "billing", "20/s"], 77, "the token is wrong"),
+        ("wrong", &["rate", "get", "billing"], 0, ""),
+        (TOKEN, &["pause", "biling"], 2, "no such downstream; this daemon has billing"),
+        (TOKEN, &["pause", "billing", "--for", "soon"], 2, "`soon` is no duration; write an integer and"),
+        (TOKEN, &["pause", "billing", "--for", "0s"], 2, "no time at all"),
+        (TOKEN, &["rate", "set", "billing", "20r/s"], 2, "`20r/s` is no rate; write 20/s"),
+        (TOKEN, &["rate", "set", "billing", "7/week"], 2, "write days"),
+        (TOKEN, &["rate", "set", "billing", "20/s", "--limit", "x"], 2, "there are `leaky-bucket-0`"),
+        (TOKEN, &["rate", "unset", "billing", "--limit", "x"], 2, "there are `leaky-bucket-0`"),
+    ] {
+        let output = desk.tool(token, args).await;
+        assert_eq!(output.code, code, "{args:?} {output:?}");
+        assert!(output.stderr.contains(told), "{args:?} {output:?}");
+        assert!(!output.stderr.contains(TOKEN), "{output:?}");
+    }
+    assert_eq!(desk.get().await["overrides"], json!([]));
+    assert_eq!(desk.paced.stop().await, 0);
+    let output = desk.tool(TOKEN, &["pause", "billing"]).await;
+    assert!(output.code == 69 && output.stderr.contains(&desk.base), "{output:?}");
+    // What else answers there is no daemon.
+    let api = crate::support::api::Api::start();
+    let output = run_cli(&["--admin", &api.url(), "resume", "billing"], b"").await;
+    assert!(output.code == 1 && output.stderr.contains("not that of a paced daemon"), "{output:?}");
+    let output = run_cli(&["--admin", "ftp://a", "resume", "billing"], b"").await;
+    assert!(output.code == 2 && output.stderr.contains("write http://HOST:PORT"), "{output:?}");
+    let output = run_cli(&["resume", "billing"], b"").await;
+    assert!(output.code == 78 && output.stderr.contains("admin.listen is not set"), "{output:?}");
+    // With its own configuration a tool finds the daemon of this machine.
+    let port = free_port();
+    let config = format!("{}[admin]\nlisten = '0.0.0.0:{port}'\ntoken = '{TOKEN}'\n", site.config());
+    let local = Paced::spawn(&config).await;
+    let file = local.config_file();
+    let output = run_cli(&["-c", file.to_str().unwrap(), "rate", "set", "billing", "20/s"], b"").await;
+    assert_eq!(output.code, 0, "{output:?}");
+    assert_eq!(local.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_told() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "apiaway", "rate = '100/s'");
+    let desk = Desk::with_token(&site).await;
+    assert_eq!(desk.send(Method::POST, "/pause", &[], "").await.0, 200);
+    redis.kill().await;
+    for (method, what) in [(Method::GET, ""), (Method::POST, "/resume"), (Method::DELETE, "/rate")] {
+        let (status, told) = desk.send(method, what, &[], "").await;
+        assert!(status == 503 && told["error"].as_str().unwrap().contains("store"), "{status} {told}");
+    }
+    let output = desk.tool(TOKEN, &["resume", "billing"]).await;
+    assert!(output.code == 69 && output.stderr.contains("store"), "{output:?}");
+    desk.audit("admin: not changed", 3).await;
+    assert_eq!(desk.paced.stop().await, 0);
+}
