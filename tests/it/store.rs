@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use paced::RedisOptions;
 
+mod access;
+mod cluster;
 mod examples;
+mod failover;
 mod limits;
 mod losses;
 mod mishaps;
 mod paces;
 mod parity;
+mod sentinels;
 mod tend;
 
 /// Time-outs that a loaded machine keeps, for tests of other things.

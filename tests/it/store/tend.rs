@@ -37,7 +37,7 @@ async fn reserve(
 }
 
 /// The changes from the moment on at which they are surely heard.
-async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
+pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
     let mut changes = store.changes(downstream);
     for _ in 0..200 {
         // A pause of a microsecond, which is a change.

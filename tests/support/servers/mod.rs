@@ -18,11 +18,15 @@ use tokio::time::timeout;
 use super::guardian::Guardian;
 use super::{apart, blocking, poll, random};
 
+mod cluster;
 mod rabbit;
 mod redis;
+mod sentinels;
 
+pub use cluster::Cluster;
 pub use rabbit::Rabbit;
 pub use redis::Redis;
+pub use sentinels::Sentinels;
 
 static REDIS: OnceCell<Redis> = OnceCell::const_new();
 static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
@@ -110,9 +114,12 @@ impl Server {
 }
 
 /// Makes a server and starts it; another process may have taken its port, so more than once.
-async fn launch(make: fn() -> Result<Server, String>) -> Result<Server, String> {
+async fn launch<F>(make: F) -> Result<Server, String>
+where
+    F: Fn() -> Result<Server, String> + Clone + Send + Sync + 'static,
+{
     let attempt = async move || {
-        let server = blocking(make).await?;
+        let server = blocking(make.clone()).await?;
         server.spawn()?;
         server.ready().await.map(|()| server)
     };

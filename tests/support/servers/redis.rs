@@ -34,8 +34,33 @@ impl Redis {
 
     /// As [`Redis::dedicated`], for those who report errors themselves.
     pub async fn try_dedicated() -> Result<Self, String> {
-        let server = launch(Self::server).await?;
+        Self::try_with(String::new).await
+    }
+
+    /// One with more options, which are asked for with each attempt to start it: ports may be taken.
+    pub(super) async fn with(options: impl Fn() -> String + Clone + Send + Sync + 'static) -> Self {
+        Self::try_with(options).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    async fn try_with(options: impl Fn() -> String + Clone + Send + Sync + 'static) -> Result<Self, String> {
+        let server = launch(move || Self::server(&options())).await?;
         Ok(Self(Arc::new(server)))
+    }
+
+    /// A sentinel with these lines in its configuration, which it writes to.
+    pub(super) async fn sentinel(lines: String) -> Self {
+        let server = launch(move || Self::sentinel_server(&lines)).await;
+        Self(Arc::new(server.unwrap_or_else(|error| panic!("{error}"))))
+    }
+
+    fn sentinel_server(lines: &str) -> Result<Server, String> {
+        let guardian = Guardian::new()?;
+        let (port, folder) = (free_port(), guardian.folder().display().to_string());
+        let file = guardian.folder().join("sentinel.conf");
+        let text = format!("port {port}\nbind 127.0.0.1\ndir {folder}\n{lines}\n");
+        fs::write(&file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        let script = format!("exec redis-server '{}' --sentinel\n", file.display());
+        Ok(Self::process(guardian, "sentinel", port, script, "+monitor master"))
     }
 
     /// As [`Redis::dedicated`], on a clock of its own, which [`Redis::set_clock`] steps: with
@@ -45,12 +70,12 @@ impl Redis {
         Self(Arc::new(server))
     }
 
-    fn server() -> Result<Server, String> {
-        Self::after(|_| Ok(String::new()))
+    fn server(options: &str) -> Result<Server, String> {
+        Self::after(options, |_| Ok(String::new()))
     }
 
     fn faked() -> Result<Server, String> {
-        Self::after(|guardian| {
+        Self::after("", |guardian| {
             let found = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
             let mut found = found.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
             let library = found.find(|path| path.exists());
@@ -70,7 +95,10 @@ impl Redis {
     }
 
     /// A server that a shell starts after these lines.
-    fn after(lines: impl FnOnce(&Guardian) -> Result<String, String>) -> Result<Server, String> {
+    fn after(
+        options: &str,
+        lines: impl FnOnce(&Guardian) -> Result<String, String>,
+    ) -> Result<Server, String> {
         let guardian = Guardian::new()?;
         let lines = lines(&guardian)?;
         let port = free_port();
@@ -78,21 +106,38 @@ impl Redis {
         make_folder(&data)?;
         let script = format!(
             "{lines}exec redis-server --port {port} --bind 127.0.0.1 --dir '{}' --save '' --appendonly yes \
-             --daemonize no --maxmemory-policy noeviction\n",
+             --daemonize no --maxmemory-policy noeviction {options}\n",
             data.display()
         );
+        Ok(Self::process(guardian, "redis", port, script, "Ready to accept connections"))
+    }
+
+    fn process(
+        guardian: Guardian,
+        name: &'static str,
+        port: u16,
+        script: String,
+        complete: &'static str,
+    ) -> Server {
         let hello: (&[u8], &[u8]) = (b"PING\r\n", b"+PONG");
-        Ok(Server {
+        Server {
             guardian,
-            name: "redis",
+            name,
             port,
             script,
             pid: 0.into(),
             hello,
-            complete: "Ready to accept connections",
+            complete,
             written: 0.into(),
             patience: REDIS_START,
-        })
+        }
+    }
+
+    /// The value of a line `NAME:VALUE` of INFO, or of the like.
+    pub async fn told(&self, question: &[&str], name: &str) -> Option<String> {
+        let answer = self.command(question).await.ok()?;
+        let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::to_owned)
     }
 
     /// `redis://127.0.0.1:PORT`
@@ -161,8 +206,10 @@ impl Redis {
 
     /// Sends one command on a connection of its own; the answer as it came, or the error in it.
     pub async fn command(&self, words: &[&str]) -> io::Result<String> {
+        // What a sentinel answers to QUIT; it hangs up because it is hung up on.
+        const NO_QUIT: &str = "-ERR unknown command 'QUIT', with args beginning with: \r\n";
         const GOODBYE: &str = "*1\r\n$4\r\nQUIT\r\n";
-        const FAREWELL: &str = "+OK\r\n";
+        let farewell = if self.0.name == "sentinel" { NO_QUIT } else { "+OK\r\n" };
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
             write!(request, "${}\r\n{word}\r\n", word.len()).map_err(io::Error::other)?;
@@ -171,9 +218,12 @@ impl Redis {
         apart(async move {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
             stream.write_all((request + GOODBYE).as_bytes()).await?;
+            if farewell == NO_QUIT {
+                stream.shutdown().await?;
+            }
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await?;
-            match answer.strip_suffix(FAREWELL) {
+            match answer.strip_suffix(farewell) {
                 Some(answer) if !answer.is_empty() && !answer.starts_with('-') => Ok(answer.to_owned()),
                 _ => Err(io::Error::other(answer)),
             }

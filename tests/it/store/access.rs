@@ -1,0 +1,216 @@
+//! A user with no more rights than docs/redis.md lists.
+
+use std::time::Duration;
+
+use paced::limit::{Costs, Limit, LimitSet};
+use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, Store};
+use paced::{RedisOptions, RedisStore, StoreError};
+
+use super::tend::attentive;
+use crate::support::servers::{Cluster, Redis, Sentinels};
+
+const DOCS: &str = include_str!("../../../docs/redis.md");
+
+/// The rules that the page lists for this user, as words of ACL SETUSER, with this prefix of keys.
+fn documented(user: &str, prefix: &str) -> Vec<String> {
+    let start = format!("ACL SETUSER {user} ");
+    let mut lines = DOCS.lines().skip_while(|line| !line.trim_start().starts_with(&start));
+    let mut text = String::new();
+    for line in lines.by_ref() {
+        text += line.trim().trim_end_matches('\\');
+        text += " ";
+        if !line.ends_with('\\') {
+            break;
+        }
+    }
+    assert!(text.starts_with(&start), "docs/redis.md has no {start}");
+    text.split_whitespace().map(|word| word.replace("paced:", &format!("{prefix}:"))).collect()
+}
+
+async fn grant(redis: &Redis, words: &[String]) {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    redis.command(&words).await.unwrap();
+}
+
+fn options(prefix: &str) -> RedisOptions {
+    RedisOptions { key_prefix: prefix.to_owned(), ..super::patient() }
+}
+
+/// Every call there is, on each kind of limit.
+async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
+    store.ping().await?;
+    let recall = Recall { version: 9, generation: 9, terms: Some("terms"), ..Recall::default() };
+    for change in [
+        Change::Look,
+        Change::Penalize(Duration::from_micros(1)),
+        Change::Pause(None),
+        Change::Resume,
+        Change::Terms { of: 0, text: "terms" },
+        // Then what is kept of the same generation is looked at.
+        Change::Recall(recall),
+        Change::Recall(recall),
+    ] {
+        store.tend("tended", change).await?;
+    }
+    let (rate, second) = ("1000/s".parse().unwrap(), Duration::from_secs(1));
+    let every = [
+        vec![Limit::leaky_bucket("bucket", rate, 1).unwrap()],
+        vec![Limit::gcra("gcra", rate, 5).unwrap(), Limit::token_bucket("tokens", rate, 5).unwrap()],
+        vec![Limit::sliding_log("log", 1000, second).unwrap()],
+        vec![Limit::sliding_window("window", 1000, second, 10).unwrap()],
+        vec![Limit::fixed_window("fixed", 1000, second).unwrap()],
+    ];
+    for limits in every {
+        let limits = LimitSet::new(limits).unwrap();
+        for key in ["", "tenant-42"] {
+            let (scope, costs) = (Scope { downstream: "billing", key }, Costs::Each(&[1; 3]));
+            let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
+            for lease in [None, lease] {
+                let ahead = Duration::from_secs(5);
+                let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease, generation: 0 };
+                let reserved = store.reserve(call).await?;
+                assert!(!reserved.slots.is_empty());
+                let granted = reserved.granted(&limits, costs);
+                let last = granted.last().unwrap();
+                let cancel = Cancel {
+                    scope,
+                    limits: &limits,
+                    slot: last.slot,
+                    charged: &last.charged,
+                    before: &last.before,
+                    after: &last.after,
+                    now: None,
+                };
+                store.cancel(cancel).await?;
+            }
+            store.check(Check { scope, limits: &limits, costs, now: None, generation: 0 }).await?;
+            store.reset(scope, &limits).await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_rights_that_are_documented_are_enough() {
+    let redis = Redis::dedicated().await;
+    let mut words = documented("paced", "mine");
+    grant(&redis, &words).await;
+    let url = redis.url().replace("redis://", "redis://paced:PASSWORD@");
+    let store = RedisStore::connect(&url, options("mine")).await.unwrap();
+    use_all(&store).await.unwrap();
+
+    // A loss is found by the process too, not by the epoch alone: INFO is permitted.
+    redis.kill().await;
+    redis.start().await;
+    grant(&redis, &words).await;
+    let limits =
+        LimitSet::new(vec![Limit::leaky_bucket("bucket", "20/s".parse().unwrap(), 1).unwrap()]).unwrap();
+    let scope = Scope { downstream: "billing", key: "" };
+    let (costs, ahead) = (Costs::Each(&[1]), Duration::from_secs(5));
+    let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None, generation: 0 };
+    let stranger = RedisStore::connect(&url, options("mine")).await.unwrap();
+    let fenced = stranger.reserve(call).await.unwrap();
+    assert_eq!(fenced.slots, [], "a stranger has no epoch to know it by");
+
+    // Other keys are out of reach.
+    let elsewhere = RedisStore::connect(&url, options("other")).await.unwrap();
+    let error = elsewhere.reserve(call).await.unwrap_err().to_string();
+    assert!(error.contains("grant the user what paced needs"), "{error}");
+
+    // Without INFO nothing is known of the process, and all else works.
+    words.push("-info".to_owned());
+    redis.command(&["ACL", "DELUSER", "paced"]).await.unwrap();
+    grant(&redis, &words).await;
+    let blind = RedisStore::connect(&url, options("mine")).await.unwrap();
+    use_all(&blind).await.unwrap();
+    let record = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 9)";
+    redis.command(&["DEL", "mine:{billing}:record"]).await.unwrap();
+    blind.reserve(call).await.unwrap();
+    let run = redis.command(&["EVAL", record, "1", "mine:{billing}:record"]).await.unwrap();
+    assert_eq!(run.trim(), ":0", "no run is known");
+}
+
+#[tokio::test]
+async fn each_right_that_is_documented_is_needed() {
+    let redis = Redis::dedicated().await;
+    let words = documented("paced", "paced");
+    let rights: Vec<&String> = words.iter().filter(|word| word.starts_with('+')).collect();
+    assert!(rights.len() > 10, "{rights:?}");
+    // What only its own tests below need, or nothing that fails: a cluster's, those without which less is known.
+    let other = ["+cluster|slots", "+info", "+publish", "+subscribe"];
+    let url = redis.url().replace("redis://", "redis://paced:PASSWORD@");
+    for right in rights.iter().filter(|right| !other.contains(&right.as_str())) {
+        redis.command(&["ACL", "DELUSER", "paced"]).await.ok();
+        grant(&redis, &words).await;
+        redis.command(&["ACL", "SETUSER", "paced", &right.replacen('+', "-", 1)]).await.unwrap();
+        redis.command(&["FLUSHALL"]).await.unwrap();
+        redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
+        let url = url.clone();
+        let used =
+            tokio::spawn(async move { use_all(&RedisStore::connect(&url, options("paced")).await?).await });
+        let error = used.await.unwrap().expect_err(right).to_string();
+        assert!(error.contains("grant the user what paced needs"), "{right}: {error}");
+    }
+}
+
+/// One store hears what another one changes.
+async fn hears(url: &str) {
+    let store = async || RedisStore::connect(url, options("paced")).await.unwrap();
+    let (one, two) = (store().await, store().await);
+    for downstream in ["a", "b", "c", "d"] {
+        let mut changes = attentive(&one, &two, downstream).await;
+        two.tend(downstream, Change::Pause(None)).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), changes.next()).await.expect("the pause is heard");
+    }
+}
+
+#[tokio::test]
+async fn changes_are_heard_with_the_rights_that_are_documented() {
+    let redis = Redis::dedicated().await;
+    let words = documented("paced", "paced");
+    grant(&redis, &words).await;
+    let url = redis.url().replace("redis://", "redis://paced:PASSWORD@");
+    hears(&url).await;
+
+    // Without them all else works.
+    for right in ["-publish", "-subscribe"] {
+        redis.command(&["ACL", "SETUSER", "paced", right]).await.unwrap();
+        use_all(&RedisStore::connect(&url, options("paced")).await.unwrap()).await.unwrap();
+    }
+    // Nor is another prefix's channel open.
+    let elsewhere = documented("paced", "elsewhere");
+    redis.command(&["ACL", "DELUSER", "paced"]).await.unwrap();
+    grant(&redis, &elsewhere).await;
+    let words = ["--user", "paced", "--pass", "PASSWORD", "--no-auth-warning", "SUBSCRIBE", "paced:changes"];
+    assert!(redis.cli(&words).await.contains("NOPERM"));
+}
+
+#[tokio::test]
+async fn the_rights_are_enough_in_a_cluster() {
+    let cluster = Cluster::dedicated().await;
+    let words = documented("paced", "paced");
+    for node in &cluster.nodes {
+        grant(node, &words).await;
+    }
+    let url = cluster.url().replace("redis+cluster://", "redis+cluster://paced:PASSWORD@");
+    let store = RedisStore::connect(&url, options("paced")).await.unwrap();
+    use_all(&store).await.unwrap();
+    hears(&url).await;
+}
+
+#[tokio::test]
+async fn the_rights_are_enough_behind_sentinels() {
+    let set = Sentinels::dedicated().await;
+    let words = documented("paced", "paced");
+    for server in &set.servers {
+        grant(server, &words).await;
+    }
+    for sentinel in &set.sentinels {
+        grant(sentinel, &documented("paced-sentinel", "paced")).await;
+    }
+    let url = set.url().replace("redis+sentinel://", "redis+sentinel://paced:PASSWORD@");
+    let url = format!("{url}?sentinel_user=paced-sentinel&sentinel_password=PASSWORD");
+    let store = RedisStore::connect(&url, options("paced")).await.unwrap();
+    use_all(&store).await.unwrap();
+    hears(&url).await;
+}

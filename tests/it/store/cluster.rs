@@ -1,0 +1,168 @@
+//! A Redis Cluster: each downstream on one master, and a master that fails.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use paced::limit::{Costs, Limit, LimitSet};
+use paced::store::{Reserve, Scope, Store};
+use paced::{RedisOptions, RedisStore, StoreError};
+
+use super::failover::keep_asking;
+use super::patient;
+use crate::support::servers::{Cluster, Redis};
+
+fn limits(burst: u32) -> LimitSet {
+    LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
+}
+
+fn call<'a>(downstream: &'a str, limits: &'a LimitSet, costs: &'a [u32]) -> Reserve<'a> {
+    let scope = Scope { downstream, key: "" };
+    Reserve {
+        scope,
+        limits,
+        costs: Costs::Each(costs),
+        ahead: Duration::from_secs(5),
+        now: None,
+        lease: None,
+        generation: 0,
+    }
+}
+
+/// The keys on each node, by its place.
+async fn keys(cluster: &Cluster) -> BTreeMap<usize, Vec<String>> {
+    let mut all = BTreeMap::new();
+    for (index, node) in cluster.nodes[..3].iter().enumerate() {
+        let answer = node.command(&["KEYS", "*"]).await.unwrap();
+        let names = answer.lines().filter(|line| line.contains('{')).map(str::to_owned);
+        all.insert(index, names.collect());
+    }
+    all
+}
+
+#[tokio::test]
+async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
+    let cluster = Cluster::dedicated().await;
+    // One seed is enough, and a replica is as good as a master.
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[4].port());
+    let store = RedisStore::connect(&url, patient()).await.unwrap();
+    let limits = limits(1);
+    let names: Vec<String> = (0..24).map(|n| format!("downstream-{n}")).collect();
+    for name in &names {
+        let reserved = store.reserve(call(name, &limits, &[1; 3])).await.unwrap();
+        let expected: Vec<_> = (0..3).map(|k| reserved.now.plus(Duration::from_millis(50) * k)).collect();
+        assert_eq!(reserved.slots, expected, "{name}");
+    }
+    let keys = keys(&cluster).await;
+    assert!(keys.values().all(|keys| keys.len() >= 4), "all three take part: {keys:?}");
+    for name in &names {
+        let tag = format!("{{{name}}}");
+        let on: Vec<usize> = (0..3).filter(|node| keys[node].iter().any(|key| key.contains(&tag))).collect();
+        assert_eq!(on, [cluster.master_of(&tag).await], "{name}");
+        let of_it = keys[&on[0]].iter().filter(|key| key.contains(&tag)).count();
+        assert_eq!(of_it, 2, "its record and its state");
+    }
+
+    // The slots of a downstream move to another master: that is found out at once, and fenced.
+    let tag = "{downstream-0}";
+    let (from, slot) =
+        (cluster.master_of(tag).await, cluster.nodes[0].command(&["CLUSTER", "KEYSLOT", tag]).await);
+    let slot = slot.unwrap().trim().trim_start_matches(':').to_owned();
+    let (from, to) = (&cluster.nodes[from], &cluster.nodes[(from + 1) % 3]);
+    let id = async |node: &Redis| {
+        node.command(&["CLUSTER", "MYID"]).await.unwrap().lines().last().unwrap().to_owned()
+    };
+    let (from_id, to_id) = (id(from).await, id(to).await);
+    let before = store.reserve(call("downstream-0", &limits, &[1])).await.unwrap();
+    to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await.unwrap();
+    from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await.unwrap();
+    let port = to.port().to_string();
+    let names = ["paced:{downstream-0}:record", "paced:{downstream-0}:l:rate"];
+    let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+    words.extend(names);
+    from.command(&words).await.unwrap();
+    // Half moved: it has not run, and may be asked again.
+    let error = store.reserve(call("downstream-0", &limits, &[1])).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Unreachable { detail, .. } if detail.contains("Ask")), "{error}");
+    for node in [to, from] {
+        node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await.unwrap();
+    }
+    let after = store.reserve(call("downstream-0", &limits, &[1; 2])).await.unwrap();
+    assert!(after.epoch > before.epoch, "another process has the state");
+    assert_eq!(after.slots, [], "fenced for as long as slots may have been granted ahead");
+    assert!(after.refused.unwrap().slot >= after.now.plus(Duration::from_secs(5)));
+}
+
+/// A downstream on another master than this one.
+async fn elsewhere(cluster: &Cluster, master: usize) -> String {
+    for name in (0..64).map(|n| format!("other-{n}")) {
+        if cluster.master_of(&format!("{{{name}}}")).await != master {
+            return name;
+        }
+    }
+    panic!("all of them on one master")
+}
+
+#[tokio::test]
+async fn a_master_that_is_killed_is_followed_by_its_replica_and_no_slot_comes_twice() {
+    let cluster = Cluster::dedicated().await;
+    for node in &cluster.nodes {
+        node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await.unwrap();
+    }
+    let master = cluster.master_of("{billing}").await;
+    let other = elsewhere(&cluster, master).await;
+    let kill = async || cluster.nodes[master].kill().await;
+    let [billing, other] = keep_asking(&cluster.url(), ["billing", &other], kill).await;
+    billing.assert_failed_over();
+    other.assert_undisturbed();
+    assert_eq!(cluster.master_of("{billing}").await, master + 3, "its replica");
+}
+
+#[tokio::test]
+async fn a_planned_failover_and_the_way_back_are_followed() {
+    let cluster = Cluster::dedicated().await;
+    let master = cluster.master_of("{billing}").await;
+    for (from, to) in [(master, master + 3), (master + 3, master)] {
+        let hand_over = async || drop(cluster.nodes[to].command(&["CLUSTER", "FAILOVER"]).await.unwrap());
+        // Those that ask go on at once: the old master says where the slots are.
+        let [billing] = keep_asking(&cluster.url(), ["billing"], hand_over).await;
+        billing.assert_fenced_once();
+        assert_eq!(cluster.master_of("{billing}").await, to, "from {from}");
+        cluster.whole().await;
+    }
+}
+
+#[tokio::test]
+async fn a_master_without_a_replica_that_stays_away_is_told() {
+    let cluster = Cluster::dedicated().await;
+    let store = RedisStore::connect(&cluster.url(), RedisOptions::default()).await.unwrap();
+    let limits = limits(1);
+    let master = cluster.master_of("{billing}").await;
+    store.reserve(call("billing", &limits, &[1])).await.unwrap();
+    cluster.nodes[master + 3].kill().await;
+    cluster.nodes[master].kill().await;
+    let port = cluster.nodes[master].port().to_string();
+    for _ in 0..3 {
+        let error = store.reserve(call("billing", &limits, &[1])).await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Unreachable { address, .. } if address.ends_with(&port)),
+            "{error}"
+        );
+        let error = store.ping().await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Unreachable { address, .. } if address.ends_with(&port)),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn urls_of_the_wrong_kind_say_which_is_right() {
+    let alone = Redis::dedicated().await;
+    let url = alone.url().replace("redis://", "redis+cluster://u:hunter2@");
+    let options = RedisOptions::default;
+    let error = RedisStore::connect(&url, options()).await.unwrap_err().to_string();
+    assert!(error.contains("user or the password is wrong") && !error.contains("hunter2"), "{error}");
+    let url = alone.url().replace("redis://", "redis+cluster://");
+    let error = RedisStore::connect(&url, options()).await.unwrap_err().to_string();
+    assert!(error.contains("has the URL redis://"), "{error}");
+}

@@ -1,0 +1,143 @@
+//! Workers that keep asking for slots while servers fail, and what must hold of the slots they got.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use paced::limit::{Costs, Limit, LimitSet};
+use paced::store::{RedisOptions, RedisStore, Reserve, Scope, Store};
+use paced::time::Micros;
+use tokio::sync::Mutex;
+
+use crate::support::{real_now, until};
+
+const HORIZON: Duration = Duration::from_millis(100);
+/// Of 200/s.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// How many workers ask for each downstream.
+const WORKERS: usize = 3;
+/// A failover takes some seconds; more on a machine that compiles at the same time.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What the workers were granted of one downstream, and what else they saw.
+#[derive(Debug, Default)]
+pub struct Grants {
+    /// On the store's clock: all servers of a test share the machine's.
+    slots: Vec<Micros>,
+    /// When each answer with slots came, and the record's epoch in it.
+    answers: Vec<(Instant, Micros)>,
+    failures: usize,
+}
+
+impl Grants {
+    /// However many servers granted them: never two slots closer than the interval.
+    #[track_caller]
+    fn assert_paced(&self) {
+        let mut slots = self.slots.clone();
+        slots.sort_unstable();
+        for pair in slots.windows(2) {
+            assert!(pair[1] >= pair[0].plus(INTERVAL), "{pair:?} of {} slots", slots.len());
+        }
+    }
+
+    fn epochs(&self) -> BTreeSet<Micros> {
+        self.answers.iter().map(|(_, epoch)| *epoch).collect()
+    }
+
+    /// The state was handed to another process, which fenced it.
+    #[track_caller]
+    pub fn assert_fenced_once(&self) {
+        self.assert_paced();
+        assert_eq!(self.epochs().len(), 2);
+    }
+
+    /// So it was, after a time without a server.
+    #[track_caller]
+    pub fn assert_failed_over(&self) {
+        self.assert_fenced_once();
+        assert!(self.failures > 0, "calls failed meanwhile");
+        let gaps = self.answers.windows(2).map(|pair| pair[1].0 - pair[0].0);
+        println!("no slots for {:?}, {} calls failed", gaps.max(), self.failures);
+    }
+
+    /// Other servers than its own failed.
+    #[track_caller]
+    pub fn assert_undisturbed(&self) {
+        self.assert_paced();
+        assert_eq!((self.epochs().len(), self.failures), (1, 0));
+    }
+}
+
+/// Has workers ask for slots of these downstreams, before, while and after `event` happens: until each
+/// has as many after it as before, those of the first under a new epoch.
+pub async fn keep_asking<const N: usize>(
+    url: &str,
+    downstreams: [&str; N],
+    event: impl AsyncFnOnce(),
+) -> [Grants; N] {
+    let rate = "200/s".parse().unwrap();
+    let limits = LimitSet::new(vec![Limit::leaky_bucket("rate", rate, 1).unwrap()]).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let grants: [_; N] = std::array::from_fn(|_| Arc::new(Mutex::new(Grants::default())));
+    let mut workers = vec![];
+    for _ in 0..WORKERS {
+        let store = Arc::new(RedisStore::open(url, RedisOptions::default()).unwrap());
+        for (downstream, grants) in downstreams.iter().zip(&grants) {
+            let work =
+                worker(store.clone(), (*downstream).to_owned(), limits.clone(), grants.clone(), stop.clone());
+            workers.push(tokio::spawn(work));
+        }
+    }
+    let more = async |than: &[usize]| {
+        for (grants, than) in grants.iter().zip(than) {
+            if grants.lock().await.slots.len() < than + 200 {
+                return false;
+            }
+        }
+        true
+    };
+    until("slots of all", LONG, async || more(&[0; N]).await).await;
+    event().await;
+    until("a new epoch", LONG, async || grants[0].lock().await.epochs().len() > 1).await;
+    let mut reached = vec![];
+    for grants in &grants {
+        reached.push(grants.lock().await.slots.len());
+    }
+    until("slots of all again", LONG, async || more(&reached).await).await;
+    stop.store(true, Ordering::Release);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    grants.map(|grants| std::mem::take(&mut *grants.try_lock().expect("the workers have ended")))
+}
+
+async fn worker(
+    store: Arc<RedisStore>,
+    downstream: String,
+    limits: LimitSet,
+    grants: Arc<Mutex<Grants>>,
+    stop: Arc<AtomicBool>,
+) {
+    let scope = Scope { downstream: &downstream, key: "" };
+    let costs = Costs::Each(&[1; 4]);
+    let call =
+        Reserve { scope, limits: &limits, costs, ahead: HORIZON, now: None, lease: None, generation: 0 };
+    let mut ticks = tokio::time::interval(Duration::from_millis(10));
+    while !stop.load(Ordering::Acquire) {
+        ticks.tick().await;
+        let answer = store.reserve(call).await;
+        let mut grants = grants.lock().await;
+        match answer {
+            Ok(reserved) if reserved.slots.is_empty() => {}
+            Ok(reserved) => {
+                grants.slots.extend(reserved.slots);
+                grants.answers.push((real_now(), reserved.epoch));
+            }
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                grants.failures += 1;
+            }
+        }
+    }
+}
