@@ -35,6 +35,7 @@ pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
 #[derive(Debug)]
 pub struct AmqpSource {
     arrivals: mpsc::UnboundedReceiver<Delivery>,
+    window: watch::Sender<u16>,
     closing: CancellationToken,
 }
 
@@ -47,6 +48,11 @@ impl Source for AmqpSource {
                 return Some(delivery);
             }
         }
+    }
+
+    /// What is unsettled stays so: until it is settled it comes on top of the new window.
+    fn resize(&mut self, window: u16) {
+        self.window.send_if_modified(|known| std::mem::replace(known, window) != window);
     }
 
     async fn close(&mut self) {
@@ -76,6 +82,8 @@ pub(super) async fn flush(slot: &Slot) -> bool {
 pub(super) struct Subscriber {
     desk: Arc<Desk>,
     arrivals: mpsc::UnboundedSender<Delivery>,
+    /// The prefetch.
+    window: watch::Receiver<u16>,
     closing: CancellationToken,
     attached: watch::Sender<bool>,
     slot: Slot,
@@ -96,14 +104,17 @@ impl Subscriber {
         slot: Slot,
     ) -> (Self, AmqpSource) {
         let (sender, arrivals) = mpsc::unbounded_channel();
-        let source = AmqpSource { arrivals, closing: closing.clone() };
-        (Self { desk: Arc::new(desk), arrivals: sender, closing, attached, slot }, source)
+        let (tell, window) = watch::channel(desk.downstream.prefetch);
+        let source = AmqpSource { arrivals, window: tell, closing: closing.clone() };
+        (Self { desk: Arc::new(desk), arrivals: sender, window, closing, attached, slot }, source)
     }
 
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         let mut backoff = Backoff::default();
         let mut troubled = None;
         while !self.closing.is_cancelled() {
+            // What changes from here on is changed once there is a consumer.
+            self.window.mark_unchanged();
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
                 attached = self.attach(&mut troubled) => attached,
@@ -186,24 +197,37 @@ impl Subscriber {
     async fn consume(&self, channel: &Channel) -> Result<(String, Consumer), Error> {
         let Desk { options, downstream, gate, .. } = &*self.desk;
         gate.own(channel, options, downstream).await?;
-        let prefetch = downstream.prefetch.max(1);
-        ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let queue = options.names().queue(downstream);
+        let consumer = self.subscribe(channel, &queue).await?;
+        Ok((queue, consumer))
+    }
+
+    /// Consumes with the prefetch of now.
+    async fn subscribe(&self, channel: &Channel, queue: &str) -> Result<Consumer, Error> {
+        let prefetch = (*self.window.borrow()).max(1);
+        ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let consume = channel.basic_consume(
-            short(&queue)?,
+            short(queue)?,
             "".into(),
             BasicConsumeOptions::default(),
             FieldTable::default(),
         );
-        let consumer = ask(&format!("queue {queue}"), consume).await?;
-        Ok((queue, consumer))
+        ask(&format!("queue {queue}"), consume).await
     }
 
     /// Hands on what comes until the consumer ends or is closed.
     async fn pump(&self, subscription: &Arc<Subscription>, mut consumer: Consumer) -> End {
+        let mut window = self.window.clone();
         loop {
             let item = tokio::select! {
                 () = self.closing.cancelled() => break,
+                Ok(()) = window.changed() => {
+                    consumer = match self.consume_anew(subscription, consumer).await {
+                        Ok(consumer) => consumer,
+                        Err(error) => return End::Lost(error.to_string()),
+                    };
+                    continue;
+                }
                 item = consumer.next() => item,
             };
             match item {
@@ -229,6 +253,24 @@ impl Subscriber {
             self.hand_on(subscription, delivery);
         }
         End::Closed
+    }
+
+    /// Consumes with another prefetch, which a broker takes for consumers to come. On the same channel, so
+    /// that what is unacked stays so.
+    async fn consume_anew(
+        &self,
+        subscription: &Arc<Subscription>,
+        mut consumer: Consumer,
+    ) -> Result<Consumer, Error> {
+        let channel = subscription.acker.channel();
+        let cancel = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
+        ask("consuming with another prefetch", cancel).await?;
+        // The stream ends behind the last message that had arrived.
+        while let Some(Ok(delivery)) = consumer.next().await {
+            self.hand_on(subscription, delivery);
+        }
+        let Desk { options, downstream, .. } = &*self.desk;
+        self.subscribe(channel, &options.names().queue(downstream)).await
     }
 
     fn hand_on(&self, subscription: &Arc<Subscription>, delivery: lapin::message::Delivery) {

@@ -110,6 +110,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         max_pause: downstream.max_pause,
         on_unavailable: downstream.on_unavailable,
         revision: downstream.revision,
+        prefetch: downstream.queue.prefetch,
         rules: rules(downstream),
         drain_timeout: settings.shutdown.drain_timeout,
     }

@@ -155,6 +155,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         // The store is this process: it is never away.
         on_unavailable: OnUnavailable::Hold,
         revision: None,
+        prefetch: u16::MAX,
         drain_timeout: DRAIN,
     };
     Ok(Dispatcher::new(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::dispatch::{OnLimit, OnUnavailable, Precision, RetryPolicy};
+use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::{Algorithm, Limit, LimitSet};
 
@@ -208,18 +208,10 @@ impl fmt::Display for Secret {
 }
 
 impl Downstream {
-    /// The prefetch to ask the broker for: at most the slots that the limits have in 60 s after a
-    /// rest, and at least 1. More would only be held here, out of reach of other replicas. Where the
-    /// limits police nothing is held.
+    /// The prefetch to ask the broker for; see [`dispatch::window`].
     #[must_use]
     pub fn effective_prefetch(&self) -> u16 {
-        const HOLD_MAX: Duration = Duration::from_secs(60);
-        if self.on_limit == OnLimit::Reject {
-            return self.queue.prefetch;
-        }
-        let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
-        let least = self.limits.iter().map(slots).min().unwrap_or(1);
-        self.queue.prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
+        dispatch::window(self.queue.prefetch, &self.limits, self.on_limit)
     }
 
     /// The highest cost of one job without a plan, and the limit that sets it.

@@ -64,6 +64,11 @@ impl Asking {
         self.cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
 
+    /// How many replicas share the slots, as far as this one knows.
+    pub(super) const fn replicas(&self) -> u32 {
+        self.replicas
+    }
+
     /// How long after the last slot the next one is, as the last answer has it: zero, and more may go at
     /// the same instant. `None` if there was no last one: the next is later than now.
     pub(super) fn spaced(&mut self, apart: Option<Duration>) {

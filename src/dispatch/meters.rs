@@ -159,9 +159,13 @@ impl Meters {
         self.stopped.increment(slots as u64);
     }
 
-    /// The rate in force, and where it comes from.
-    pub(super) fn rate(&self, source: &'static str, jobs_per_second: f64) {
-        Series(&self.downstream).gauge(metric::RATE_LIMIT.name, "source", source).set(jobs_per_second);
+    /// The rate in force, and whether an operator set it: the series of the other source is 0.
+    pub(super) fn rate_from(&self, jobs_per_second: f64, set: bool) {
+        let series = Series(&self.downstream);
+        for (source, counts) in [("config", !set), ("override", set)] {
+            let rate = if counts { jobs_per_second } else { 0.0 };
+            series.gauge(metric::RATE_LIMIT.name, "source", source).set(rate);
+        }
     }
 
     /// How many jobs wait for a slot or for when they are due, hold a slot that is still to come, and
@@ -284,7 +288,7 @@ mod tests {
             meters.release(Duration::from_micros(40));
             meters.slot_outdated();
             meters.slots_stopped(1);
-            meters.rate("config", 50.0);
+            meters.rate_from(50.0, false);
             let retry = Outcome::Retry {
                 reason: "timeout",
                 detail: String::new(),
@@ -307,6 +311,7 @@ mod tests {
             ("slots_abandoned_total", "reason=\"expired\"", "1"),
             ("slots_abandoned_total", "reason=\"stopped\"", "1"),
             ("rate_limit_jobs_per_second", "source=\"config\"", "50"),
+            ("rate_limit_jobs_per_second", "source=\"override\"", "0"),
             ("paused", "", "0"),
             ("dispatch_duration_seconds_sum", "outcome=\"retried\"", "1.5"),
             ("dispatch_duration_seconds_count", "outcome=\"delivered\"", "0"),

@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
-use crate::limit::LimitSet;
+use crate::limit::{Limit, LimitSet};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
@@ -67,6 +67,9 @@ pub struct Options {
     pub on_unavailable: OnUnavailable,
     /// Of the file that the limits come from: a lower one never replaces a higher one.
     pub revision: Option<u64>,
+    /// The most messages that the source hands out unsettled; fewer where the limits do not release as many
+    /// soon, see [`window`].
+    pub prefetch: u16,
     /// What a message must obey to be a job.
     pub rules: Rules,
     /// How long sends in flight may take to end once the dispatcher is stopped.
@@ -112,7 +115,25 @@ pub struct Drained {
     pub unfinished: usize,
 }
 
+/// How many messages a replica has in hand at most, where `prefetch` is what was asked for: at most the slots
+/// that the limits have in 60 s after a rest, and at least 1. More would only be held here, out of reach of
+/// other replicas. Where the limits police nothing is held.
+#[must_use]
+pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
+    const HOLD_MAX: Duration = Duration::from_secs(60);
+    if on_limit == OnLimit::Reject {
+        return prefetch;
+    }
+    let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
+    let least = limits.iter().map(slots).min().unwrap_or(1);
+    prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
+}
+
 impl Options {
+    fn window(&self) -> u16 {
+        window(self.prefetch, &self.limits, self.on_limit)
+    }
+
     /// What they say that all replicas agree on: the limits, those of each plan by its name, the revision.
     #[must_use]
     pub fn terms(&self) -> Terms {

@@ -35,10 +35,12 @@ mod hear;
 mod pause;
 mod reload;
 mod tend;
+mod terms;
 
 use call::{Call, answer};
 use pause::Pauses;
 use tend::{Tending, told};
+use terms::Accord;
 
 /// A store answers sooner, or the call fails.
 const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -62,6 +64,9 @@ pub(super) struct Pacer {
     /// Not to ask the store before.
     ask_at: Instant,
     pauses: Pauses,
+    accord: Accord,
+    /// The source is to hand out so many unsettled messages at most.
+    resize: Option<u16>,
     /// Somebody changed what holds for the downstream: look at once.
     look: bool,
     /// Not to make such a call before.
@@ -109,6 +114,7 @@ impl Pacer {
 
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
         let Dispatcher { options, store, sink, .. } = parts;
+        let accord = Accord::new(options.clone());
         let options = prepared(options);
         let (tolerance, opening) = lateness(&options);
         let gear = Gear {
@@ -121,7 +127,7 @@ impl Pacer {
             opening,
             meters: Meters::new(&options.downstream, options.on_limit),
         };
-        gear.meters.rate("config", options.limits.rate().per_second());
+        gear.meters.rate_from(options.limits.rate().per_second(), false);
         Self {
             turns: Turns::new(&options),
             places: Places::new(options.concurrency),
@@ -134,6 +140,8 @@ impl Pacer {
             slots: SlotClock::new(),
             ask_at: Instant::now(),
             pauses: Pauses::default(),
+            accord,
+            resize: None,
             look: false,
             tend_at: Instant::now(),
             heard_at: Instant::now(),
@@ -156,6 +164,7 @@ impl Pacer {
             let now = Instant::now();
             self.lane.promote(now);
             self.lift();
+            self.expire();
             self.release(Deadline::at(now));
             if ears.call.is_none() {
                 ears.call = self.ask(now);
@@ -165,6 +174,9 @@ impl Pacer {
             }
             if !open && ears.call.is_none() && self.is_idle() {
                 break;
+            }
+            if let Some(window) = self.resize.take() {
+                source.resize(window);
             }
             self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
             ears.alarm.set(self.next_release());
@@ -222,10 +234,11 @@ impl Pacer {
     fn wake(&self, calling: bool, tending: bool) -> Option<Instant> {
         let from = self.ask_from();
         let since = self.gather_until.map_or(from, |until| until.max(from));
-        let asking = !calling && self.free() > 0;
+        let asking = !calling && self.free() > 0 && self.accord.settled().is_some();
         let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
         let tend = if tending { None } else { self.tend_due(calling) };
-        [ask, tend, self.lane.next_due(), self.lift_due()].into_iter().flatten().min()
+        let rest = [self.lane.next_due(), self.lift_due(), self.expire_due()];
+        [ask, tend].into_iter().chain(rest).flatten().min()
     }
 
     /// Not to ask for slots before.

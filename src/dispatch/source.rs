@@ -16,6 +16,14 @@ pub trait Source: Send + 'static {
     /// Cancel safe: a dropped future loses no message.
     fn next(&mut self) -> impl Future<Output = Option<Delivery>> + Send;
 
+    /// No more than so many messages are to be handed out and not settled from now on: the limits have
+    /// changed. Returns at once.
+    ///
+    /// A source that has no window ignores it.
+    fn resize(&mut self, window: u16) {
+        let _ = window;
+    }
+
     /// Stops new messages; [`Source::next`] then yields what has arrived already and ends.
     ///
     /// Cancel safe.

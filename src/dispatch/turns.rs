@@ -73,25 +73,41 @@ pub(super) struct Next {
     contended: bool,
 }
 
+impl Turn {
+    fn new(limits: &LimitSet, options: &Options) -> Self {
+        let asking = Asking::new(limits, options.horizon, options.concurrency);
+        let police = options.on_limit == OnLimit::Reject;
+        let asking = if police { asking.at_once() } else { asking };
+        let wide = !police && limits.rate().interval() > options.limits.rate().interval();
+        Self { asking, wide, due: None, granted: 0 }
+    }
+}
+
 impl Turns {
     pub(super) fn new(options: &Options) -> Self {
-        let turn = |limits: &LimitSet| {
-            let asking = Asking::new(limits, options.horizon, options.concurrency);
-            let police = options.on_limit == OnLimit::Reject;
-            let asking = if police { asking.at_once() } else { asking };
-            let wide = !police && limits.rate().interval() > options.limits.rate().interval();
-            Turn { asking, wide, due: None, granted: 0 }
-        };
         let even = options.limits.iter().filter(|limit| limit.burst() == 1);
         let step = even.map(Limit::rate).map(Rate::interval).max();
         Self {
-            queues: options.sets().map(turn).collect(),
+            queues: options.sets().map(|limits| Turn::new(limits, options)).collect(),
             clock: 0,
             horizon: options.horizon,
             step: step.unwrap_or_default(),
             pace: step.unwrap_or_else(|| options.limits.rate().interval()),
             front: Instant::now(),
         }
+    }
+
+    /// Goes by other limits of the same queues from now on, each with what it was granted. What was learnt of
+    /// slots is void.
+    pub(super) fn follow(&mut self, options: &Options) {
+        let new = Self::new(options);
+        for (turn, new) in self.queues.iter_mut().zip(new.queues) {
+            let replicas = turn.asking.replicas();
+            *turn = Turn { granted: turn.granted, ..new };
+            turn.asking.share(replicas);
+        }
+        (self.horizon, self.step, self.pace) = (new.horizon, new.step, new.pace);
+        self.forget();
     }
 
     /// How to ask for the jobs of this queue.

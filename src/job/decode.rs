@@ -35,7 +35,8 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     let fields = Fields::read(&message.headers, rules)?;
     let plan = fields.plan.or(rules.default_plan);
     let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
-    let cost = fields.cost.map_or(Ok(1), |cost| fitting(cost, most))?;
+    let cost = fields.cost.map_or(Ok(1), |cost| fitting(cost, most));
+    let cost = cost.map_err(|detail| Rejection::new(Reason::CostTooLarge, detail))?;
     if message.body.len() > rules.max_body {
         let (is, most) = (message.body.len(), rules.max_body);
         return Err(Rejection::new(
@@ -177,12 +178,10 @@ fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
 }
 
 /// The cost, if the limits of its job can hold it.
-fn fitting(cost: i128, most: &MaxCost) -> Result<u32, Rejection> {
+pub(super) fn fitting(cost: i128, most: &MaxCost) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
         let MaxCost { units, limit } = most;
-        let detail =
-            format!("`paced-cost` is {cost}; the limit `{limit}` holds at most {units}: split the job");
-        Rejection::new(Reason::CostTooLarge, detail)
+        format!("`paced-cost` is {cost}; the limit `{limit}` holds at most {units}: split the job")
     })
 }
 

@@ -143,6 +143,13 @@ impl MaxCost {
 impl Rules {
     /// Stands for every header in [`Rules::allow_headers`].
     pub const ANY_HEADER: &'static str = "*";
+
+    /// Whether a job of this plan may cost so much; what to tell whoever sent it if it may not.
+    #[cfg(feature = "dispatch")]
+    pub(crate) fn fits(&self, plan: Option<usize>, cost: u32) -> Result<(), String> {
+        let plan = plan.and_then(|plan| self.plans.get(plan));
+        decode::fitting(cost.into(), plan.map_or(&self.max_cost, |plan| &plan.max_cost)).map(drop)
+    }
 }
 
 /// Why a job is dead, as `paced-reason` says it.

@@ -17,6 +17,7 @@ mod many;
 mod publish;
 mod settle;
 mod topology;
+mod window;
 
 use crate::support;
 use crate::support::publish::open;

@@ -10,15 +10,17 @@ use super::Pacer;
 use super::call::{Ask, Call, ask};
 use crate::dispatch::intake::expired;
 use crate::dispatch::lane::Entry;
-use crate::dispatch::source::Report;
+use crate::dispatch::source::{DeadLetter, Report};
 use crate::dispatch::turns::Next;
+use crate::job::Reason;
 use crate::time::wall_now;
 
 impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Call> {
-        let next = if now < self.ask_from() { None } else { self.turns.next(&self.lane, now) };
-        let Some(next) = next else {
+        let settled = self.accord.settled().filter(|_| now >= self.ask_from());
+        let next = settled.and_then(|generation| Some((generation, self.turns.next(&self.lane, now)?)));
+        let Some((generation, next)) = next else {
             self.gather_until = None;
             return None;
         };
@@ -44,8 +46,11 @@ impl Pacer {
         // Of a plan's own limits no reach: with the slot the downstream's limits would move on as far.
         let ahead = ahead.saturating_add(self.options.limits.reach(first));
         let lease = self.lease(now);
-        let reply =
-            ask(Arc::clone(&self.store), Arc::clone(&self.options), Ask { queue, costs, ahead, lease });
+        let reply = ask(
+            Arc::clone(&self.store),
+            Arc::clone(&self.options),
+            Ask { queue, costs, ahead, lease, generation },
+        );
         Some(Call { queue, batch, reply: Box::pin(reply) })
     }
 
@@ -63,6 +68,11 @@ impl Pacer {
                 // Here already: a slot would be wasted on it.
                 let report = Report { attempts: entry.attempts, ..Report::UNSENT };
                 self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
+            } else if let Err(detail) = self.options.rules.fits(entry.job.plan, entry.job.cost) {
+                // It was a job under other limits, and would be asked for in vain for ever.
+                let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+                let letter = DeadLetter { reason: Reason::CostTooLarge, detail, report };
+                self.bury(entry.ticket, letter, entry.job.reply.is_some());
             } else {
                 batch.push_back(entry);
             }

@@ -26,6 +26,8 @@ pub(super) struct Ask {
     /// How far ahead a slot may lie.
     pub(super) ahead: Duration,
     pub(super) lease: Option<(Arc<str>, Duration)>,
+    /// Of the terms that the limits are from.
+    pub(super) generation: u64,
 }
 
 pub(super) struct Reply {
@@ -51,7 +53,7 @@ pub(super) async fn answer(call: &mut Option<Call>) -> Reply {
 
 /// One call for jobs that keep the same limits.
 pub(super) async fn ask(store: Arc<dyn Store>, options: Arc<Options>, ask: Ask) -> Reply {
-    let Ask { queue, costs, ahead, lease } = ask;
+    let Ask { queue, costs, ahead, lease, generation } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
     // The state of a limit of a plan is the downstream's too: its name tells it from others.
     let scope = Scope { downstream: &options.downstream, key: "" };
@@ -59,11 +61,11 @@ pub(super) async fn ask(store: Arc<dyn Store>, options: Arc<Options>, ask: Ask) 
     let sent = Instant::now();
     let answer = match options.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { scope, limits, costs, ahead, now: None, lease, generation: 0 };
+            let call = Reserve { scope, limits, costs, ahead, now: None, lease, generation };
             store.reserve(call).await.map(Answer::Reserved)
         }
         OnLimit::Reject => {
-            let call = Check { scope, limits, costs, now: None, generation: 0 };
+            let call = Check { scope, limits, costs, now: None, generation };
             store.check(call).await.map(Answer::Checked)
         }
     };

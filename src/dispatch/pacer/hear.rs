@@ -31,7 +31,11 @@ impl Pacer {
                 self.answered(sent, received, reserved.slots.len());
                 let observed = self.observe(sent, reserved.now, reserved.epoch, received);
                 let newest = self.learn(reserved.status, reserved.now, reserved.epoch, observed);
-                self.heard(queue, sent, &reserved, &batch, newest);
+                if reserved.outdated {
+                    self.share(reserved.replicas);
+                } else {
+                    self.heard(queue, sent, &reserved, &batch, newest);
+                }
                 if stood_still {
                     self.gear.meters.late.increment(reserved.slots.len() as u64);
                 } else {
@@ -154,9 +158,17 @@ impl Pacer {
                 self.gear.meters.stepped.increment(self.held.len() as u64);
                 self.held.drain().for_each(|entry| self.lane.push(entry));
                 self.turns.forget();
+                // Others may have begun a record that only seems to be the same.
+                self.accord.doubt();
             }
         }
         observed
+    }
+
+    fn share(&mut self, replicas: Option<u32>) {
+        if let Some(replicas) = replicas {
+            self.turns.share(replicas);
+        }
     }
 
     /// Learns how many replicas there are, and when to ask again; the latter only from the `newest` answer.
@@ -168,9 +180,7 @@ impl Pacer {
         batch: &VecDeque<Entry>,
         newest: bool,
     ) {
-        if let Some(replicas) = reserved.replicas {
-            self.turns.share(replicas);
-        }
+        self.share(reserved.replicas);
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);

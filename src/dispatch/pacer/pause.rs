@@ -31,8 +31,6 @@ pub(super) struct Pauses {
     /// them, and with them perhaps its clock.
     penalty: Option<Deadline>,
     pause: Option<Deadline>,
-    /// The store has lost them.
-    lost: bool,
     /// The end that was acted upon last; none: there was no pause.
     end: Option<Deadline>,
     /// Not to ask for slots before.
@@ -79,34 +77,23 @@ impl Pauses {
         self.tell_at = None;
     }
 
-    /// What the store is to be reminded of.
-    pub(super) fn to_recall(&self) -> Option<Memory> {
+    /// What the store is to be reminded of, once it has lost it.
+    pub(super) fn memory(&self, terms: Option<(u64, String)>) -> Memory {
         let left = |end: Option<Deadline>| end.map_or(Duration::ZERO, Deadline::left);
-        self.lost.then(|| Memory {
+        Memory {
             penalty: left(self.penalty),
             left: (!self.known.is_stopped()).then(|| left(self.pause)),
             version: self.known.pause.version,
-        })
-    }
-
-    /// The store was reminded.
-    pub(super) const fn recalled(&mut self) {
-        self.lost = false;
-    }
-
-    /// Takes in what the store said; false where it had said something newer before, or has lost what it
-    /// said.
-    fn take_in(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) -> bool {
-        if status.pause.version < self.known.pause.version {
-            // A new record: what it forgot of the pause that the downstream asked for is in the same memory.
-            self.lost = true;
-            return false;
+            terms,
         }
+    }
+
+    /// Takes in what the store said.
+    fn take_in(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) {
         self.known = status;
         self.said = Some((now, epoch));
         let end = |until: Micros| slots.hold(until).filter(|_| until > now);
         (self.penalty, self.pause) = (end(status.penalty), end(status.pause.until));
-        true
     }
 
     /// Whether an answer was overtaken by one that the store gave later.
@@ -144,7 +131,13 @@ impl Pacer {
         if observed == Observed::Consistent && self.pauses.is_stale(now, epoch) {
             return false;
         }
-        if self.pauses.take_in(status, now, epoch, &self.slots) {
+        self.accord.hear(status.generation);
+        if status.pause.version < self.pauses.known.pause.version {
+            self.accord.lose();
+        }
+        // What the store has forgotten counts on.
+        if !self.accord.is_lost() {
+            self.pauses.take_in(status, now, epoch, &self.slots);
             self.obey();
         }
         true

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Pacer, lateness, prepared};
+use super::{Pacer, lateness};
 use crate::dispatch::Options;
 use crate::dispatch::flight::Gear;
-use crate::dispatch::turns::Turns;
 
 impl Pacer {
-    /// Goes by other options from now on. What is held keeps its slot; what is being sent was released
-    /// under the old ones.
+    /// Other options were given: what of them counts without a restart, counts from now on; the limits from
+    /// when all replicas agree on them.
     pub(super) fn reload(&mut self, new: Options) {
         let old = &self.options;
         // The jobs were decoded by the old rules: only what a job may cost follows the limits.
@@ -23,16 +22,15 @@ impl Pacer {
             tracing::error!(downstream = old.downstream, "other plans need a restart; the old options stay");
             return;
         }
-        let options = prepared(Options {
-            downstream: old.downstream.clone(),
-            on_limit: old.on_limit,
-            drain_timeout: old.drain_timeout,
-            rules,
-            ..new
-        });
+        let (downstream, on_limit, drain_timeout) = (old.downstream.clone(), old.on_limit, old.drain_timeout);
+        self.given(Options { downstream, on_limit, drain_timeout, rules, ..new });
+    }
+
+    /// Goes by other options from now on. What is held keeps its slot; what is being sent was released under
+    /// the old ones.
+    pub(super) fn apply(&mut self, options: Options) {
         let (tolerance, opening) = lateness(&options);
         let Gear { downstream, sink, gate, meters, .. } = &*self.gear;
-        meters.rate("config", options.limits.rate().per_second());
         self.gear = Arc::new(Gear {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
@@ -44,10 +42,13 @@ impl Pacer {
             meters: meters.clone(),
         });
         self.places.resize(options.concurrency);
-        self.turns = Turns::new(&options);
+        self.turns.follow(&options);
+        let window = options.window();
+        if window != self.options.window() {
+            self.resize = Some(window);
+        }
         self.options = Arc::new(options);
-        // How many replicas there are is asked for again.
-        let now = Instant::now();
-        (self.lease_at, self.ask_at, self.gather_until) = (now, now, None);
+        // The next slots lie elsewhere now.
+        (self.ask_at, self.gather_until) = (Instant::now(), None);
     }
 }

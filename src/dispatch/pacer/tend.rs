@@ -26,6 +26,8 @@ pub(super) enum What {
     Look,
     /// The downstream asked for a pause until then.
     Penalize(Deadline),
+    /// These terms, instead of those of a generation.
+    Terms { of: u64, text: String },
     /// The store has forgotten what was learnt from it.
     Recall(Memory),
 }
@@ -36,6 +38,8 @@ pub(super) struct Memory {
     pub(super) penalty: Duration,
     pub(super) left: Option<Duration>,
     pub(super) version: u64,
+    /// Generation and text.
+    pub(super) terms: Option<(u64, String)>,
 }
 
 pub(super) struct Told {
@@ -55,10 +59,13 @@ pub(super) async fn told(call: &mut Option<Tending>) -> Told {
 impl Pacer {
     /// Tells the store what it does not know yet, or asks what holds now, if there is reason to.
     pub(super) fn tend(&mut self, now: Instant, calling: bool) -> Option<Tending> {
-        let what = if let Some(memory) = self.pauses.to_recall().filter(|_| now >= self.tend_at) {
-            What::Recall(memory)
+        let may = now >= self.tend_at;
+        let what = if may && self.accord.is_lost() {
+            What::Recall(self.pauses.memory(self.accord.memory()))
         } else if let Some(end) = self.pauses.to_tell(now) {
             What::Penalize(end)
+        } else if let Some(what) = self.accord.wants().filter(|_| may) {
+            what
         } else if self.look_at(calling).is_some_and(|at| at <= now) {
             self.look = false;
             What::Look
@@ -72,8 +79,8 @@ impl Pacer {
 
     /// When the next such call is due.
     pub(super) fn tend_due(&self, calling: bool) -> Option<Instant> {
-        let recall = self.pauses.to_recall().map(|_| self.tend_at);
-        [recall, self.pauses.tell_due(), self.look_at(calling)].into_iter().flatten().min()
+        let terms = (self.accord.is_lost() || self.accord.wants().is_some()).then_some(self.tend_at);
+        [terms, self.pauses.tell_due(), self.look_at(calling)].into_iter().flatten().min()
     }
 
     /// When to look what holds now, if nothing else tells by then.
@@ -103,7 +110,7 @@ impl Pacer {
         let Told { sent, received, answer } = told;
         let meters = &self.gear.meters;
         match answer {
-            Ok(Tended { now, epoch, status, .. }) => {
+            Ok(Tended { now, epoch, status, terms }) => {
                 meters.tending.record((received - sent).as_secs_f64());
                 self.answers(received);
                 let observed = self.observe(sent, now, epoch, received);
@@ -111,9 +118,11 @@ impl Pacer {
                     self.pauses.told(*end);
                 }
                 if let What::Recall(_) = what {
-                    self.pauses.recalled();
+                    self.accord.recalled();
                 }
-                self.learn(status, now, epoch, observed);
+                if self.learn(status, now, epoch, observed) {
+                    self.agree(status, terms, now);
+                }
             }
             Err(error) => {
                 meters.tend_errors.increment(1);
@@ -133,11 +142,13 @@ async fn call(store: Arc<dyn Store>, downstream: String, what: What) -> Told {
     let change = match &what {
         What::Look => Change::Look,
         What::Penalize(end) => Change::Penalize(end.left().clamp(Duration::from_micros(1), LONGEST_PAUSE)),
-        What::Recall(Memory { penalty, left, version }) => Change::Recall(Recall {
+        What::Terms { of, text } => Change::Terms { of: *of, text },
+        What::Recall(Memory { penalty, left, version, terms }) => Change::Recall(Recall {
             penalty: (*penalty).min(LONGEST_PAUSE),
             pause: *left,
             version: *version,
-            ..Recall::default()
+            generation: terms.as_ref().map_or(0, |(generation, _)| *generation),
+            terms: terms.as_ref().map(|(_, text)| text.as_str()),
         }),
     };
     let answer = store.tend(&downstream, change).await;

@@ -9,6 +9,7 @@ mod reload;
 mod settle;
 mod share;
 mod steps;
+mod terms;
 mod windows;
 
 use std::sync::atomic::Ordering;

@@ -114,9 +114,14 @@ impl Ticket for ScriptedTicket {
 
 pub(super) struct ScriptedSource {
     messages: mpsc::UnboundedReceiver<Delivery>,
+    windows: Arc<Mutex<Vec<u16>>>,
 }
 
 impl Source for ScriptedSource {
+    fn resize(&mut self, window: u16) {
+        self.windows.lock().unwrap().push(window);
+    }
+
     async fn next(&mut self) -> Option<Delivery> {
         self.messages.recv().await
     }
@@ -345,6 +350,8 @@ pub(super) struct Bench {
     pub(super) ledger: Ledger,
     pub(super) live: Arc<AtomicBool>,
     pub(super) stop: CancellationToken,
+    /// What the source was told.
+    pub(super) windows: Arc<Mutex<Vec<u16>>>,
     messages: mpsc::UnboundedSender<Delivery>,
     source: Option<ScriptedSource>,
     control: Option<Control>,
@@ -354,6 +361,7 @@ impl Bench {
     pub(super) fn new(rate: &str, takes: Duration) -> Self {
         let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
         let (tell, messages) = mpsc::unbounded_channel();
+        let windows = Arc::default();
         Self {
             options: Options {
                 downstream: "billing".to_owned(),
@@ -370,6 +378,7 @@ impl Bench {
                 max_pause: Duration::from_secs(300),
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
+                prefetch: 1000,
                 rules: rules(),
                 drain_timeout: Duration::from_secs(25),
             },
@@ -380,7 +389,8 @@ impl Bench {
             live: Arc::new(AtomicBool::new(true)),
             stop: CancellationToken::new(),
             messages: tell,
-            source: Some(ScriptedSource { messages }),
+            source: Some(ScriptedSource { messages, windows: Arc::clone(&windows) }),
+            windows,
             control: None,
         }
     }
