@@ -18,6 +18,7 @@ use crate::support::{blocking, poll, until};
 
 mod api;
 mod metrics;
+mod pauses;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -7,13 +7,13 @@ use super::*;
 use crate::support::daemon::{Output, run_cli};
 use crate::support::eventually;
 
-const TOKEN: &str = "correct-horse-battery";
+pub(super) const TOKEN: &str = "correct-horse-battery";
 
 /// A replica with a token.
-struct Desk {
-    paced: Paced,
-    base: String,
-    client: Client,
+pub(super) struct Desk {
+    pub(super) paced: Paced,
+    pub(super) base: String,
+    pub(super) client: Client,
 }
 
 impl Desk {
@@ -26,12 +26,18 @@ impl Desk {
         Self { paced, base, client: Client::new() }
     }
 
-    async fn with_token(site: &Site) -> Self {
+    pub(super) async fn with_token(site: &Site) -> Self {
         Self::start(site, &format!("token = '{TOKEN}'\n")).await
     }
 
     /// The status and the answer; `headers` besides those of a right change, or instead of them.
-    async fn send(&self, method: Method, what: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        what: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> (u16, Value) {
         let bearer = format!("Bearer {TOKEN}");
         let usual = [("authorization", bearer.as_str()), ("content-type", "application/json")];
         let kept = usual.iter().filter(|(name, _)| headers.iter().all(|(other, _)| other != name));
@@ -42,14 +48,14 @@ impl Desk {
         (reply.status, serde_json::from_str(&reply.text).unwrap())
     }
 
-    async fn get(&self) -> Value {
+    pub(super) async fn get(&self) -> Value {
         let (status, told) = self.send(Method::GET, "", &[], "").await;
         assert_eq!(status, 200, "{told}");
         told
     }
 
     /// Runs a tool against this replica, with a token.
-    async fn tool(&self, token: &str, args: &[&str]) -> Output {
+    pub(super) async fn tool(&self, token: &str, args: &[&str]) -> Output {
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("tool.toml");
         std::fs::write(folder.path().join("token"), format!("{token}\n")).unwrap();
