@@ -54,7 +54,7 @@ impl Desk {
     pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
         let tended = self.tend(name, Change::Look).await?;
-        Ok(view::downstream(name, &tended, &in_force(&tended, own)?))
+        Ok(told(name, &tended, own))
     }
 
     /// Its limits and the rates set over them. Cancel safe.
@@ -74,7 +74,7 @@ impl Desk {
         };
         let before = self.tend(name, Change::Look).await?;
         let after = self.tend(name, change).await?;
-        let told = view::downstream(name, &after, &in_force(&after, own)?);
+        let told = told(name, &after, own);
         Ok(Done { before: pause(&before), after: pause(&after), told })
     }
 
@@ -119,6 +119,18 @@ impl Desk {
                 let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
                 Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
             }
+        }
+    }
+}
+
+/// A downstream as a whole. What is known of it is told also where its terms are not understood.
+fn told(name: &str, tended: &Tended, own: Terms) -> Value {
+    match in_force(tended, own.clone()) {
+        Ok(terms) => view::downstream(name, tended, &terms),
+        Err(refusal) => {
+            let mut told = view::downstream(name, tended, &own);
+            told["error"] = refusal.text().into();
+            told
         }
     }
 }

@@ -205,6 +205,10 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
     bench.store.tend("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
     let (status, told) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
     assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
+    // What does not depend on them goes on.
+    let told = bench.ok("POST", "/pause", "").await;
+    assert_eq!(told["pause"], json!({ "until": null }));
+    assert!(told["error"].as_str().unwrap().contains("run the same version"), "{told}");
     let kept = bench.store.tend("billing", Change::Look).await.unwrap();
     assert_eq!(kept.terms, Some(text), "what is not understood is not overwritten");
 }
