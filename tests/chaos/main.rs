@@ -12,6 +12,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api;
 mod clock;
 mod rig;
 mod store;

@@ -82,20 +82,35 @@ impl Rig {
             downstream: format!("queue.prefetch = 300\n{downstream}"),
             http: String::new(),
         };
-        let mut replicas = Vec::new();
+        let rig = Self { chaos, site, replicas: Vec::new(), watch: Watch::start() };
+        rig.filled(stores).await
+    }
+
+    async fn filled(mut self, stores: [impl fmt::Display; REPLICAS]) -> Self {
         for (number, store) in stores.iter().enumerate() {
             let set = format!("store.url={store}");
-            replicas.push(Paced::start(&config(&site, number), &["--set", &set], &[]).await);
+            let replica = Paced::start(&self.config(number), &["--set", &set], &[]).await;
+            self.replicas.push(replica);
         }
-        for replica in &replicas {
+        for replica in &self.replicas {
             replica.wait_ready().await;
         }
-        Self { chaos, site, replicas, watch: Watch::start() }
+        self
+    }
+
+    /// The configuration of one replica, as the site has it now.
+    pub(crate) fn config(&self, number: usize) -> String {
+        format!("{}headers = {{ {REPLICA} = '{number}' }}\n", self.site.config())
     }
 
     /// Publishes the jobs.
     pub(crate) async fn publish(&self) {
-        self.site.publish(Job::many("job", JOBS)).await;
+        self.publish_some(JOBS).await;
+    }
+
+    /// Publishes so many jobs.
+    pub(crate) async fn publish_some(&self, jobs: usize) {
+        self.site.publish(Job::many("job", jobs)).await;
     }
 
     /// Waits until the API has seen so many requests; when that was.
@@ -120,25 +135,25 @@ impl Rig {
 
     /// Waits until every job is delivered, ends the replicas, and counts.
     pub(crate) async fn finish(self) -> Run {
-        self.reach(JOBS).await;
-        self.end().await
+        self.finish_some(JOBS).await
     }
 
-    /// Ends the replicas, which have no jobs left, and counts.
-    pub(crate) async fn end(self) -> Run {
+    /// As [`Rig::finish`], of so many jobs.
+    pub(crate) async fn finish_some(self, jobs: usize) -> Run {
+        self.reach(jobs).await;
+        self.end(jobs).await
+    }
+
+    /// Ends the replicas, which have no jobs left of so many, and counts.
+    pub(crate) async fn end(self, jobs: usize) -> Run {
         // What would come twice comes before they have ended.
         for replica in &self.replicas {
             assert_eq!(replica.stop().await, 0, "{}", self.log());
         }
         self.site.depth(&self.site.queue(), 0, LONG).await;
         let log = self.log();
-        Run::new(self.chaos.name, self.site.api.arrivals(), self.watch.end(), log)
+        Run::new(self.chaos.name, jobs, self.site.api.arrivals(), self.watch.end(), log)
     }
-}
-
-/// The configuration of one replica.
-pub(crate) fn config(site: &Site, number: usize) -> String {
-    format!("{}headers = {{ {REPLICA} = '{number}' }}\n", site.config())
 }
 
 /// Lets time pass in which something lasts; when that began.

@@ -6,17 +6,22 @@ use std::time::Duration;
 
 use paced::Rate;
 
-use crate::rig::{JOBS, RATE, REPLICA};
+use crate::rig::{RATE, REPLICA};
 use crate::support::api::Arrival;
 use crate::support::count::{self, Tally, effective_rate, span, windows};
 use crate::support::site::compare;
+use crate::watch::nanos;
 
 /// Over every window of these lengths it is counted.
 const WINDOWS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(100)];
 
+/// How long a request is on its way at most, where the machine does not stand still.
+const ON_ITS_WAY: Duration = Duration::from_millis(10);
+
 /// A run that has ended.
 pub(crate) struct Run {
-    name: &'static str,
+    pub(crate) name: &'static str,
+    jobs: usize,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) stamps: Vec<u64>,
     tally: Tally,
@@ -49,13 +54,14 @@ pub(crate) fn most(rate: Rate, window: Duration) -> usize {
 impl Run {
     pub(crate) fn new(
         name: &'static str,
+        jobs: usize,
         arrivals: Vec<Arrival>,
         stalls: Vec<Range<u64>>,
         log: String,
     ) -> Self {
         let stamps = arrivals.iter().map(|arrival| arrival.at).collect();
-        let tally = compare("job", JOBS, &arrivals);
-        Self { name, arrivals, stamps, tally, stalls, log }
+        let tally = compare("job", jobs, &arrivals);
+        Self { name, jobs, arrivals, stamps, tally, stalls, log }
     }
 
     /// Every job came, and came once.
@@ -66,15 +72,21 @@ impl Run {
         assert!(doubled.is_empty(), "doubled {doubled:?}; {self}");
     }
 
+    /// Of jobs that are tried more than once these count: those of the requests that were served.
+    pub(crate) fn count_served(&mut self, served: &[String]) {
+        let published: Vec<String> = (0..self.jobs).map(|n| format!("job-{n}")).collect();
+        self.tally = count::tally(published.iter().map(String::as_str), served.iter().map(String::as_str));
+    }
+
     /// No window holds more than [`most`], at 200/s.
     #[track_caller]
     pub(crate) fn assert_paced(&self) {
         self.assert_paced_but(RATE.parse().unwrap(), &[]);
     }
 
-    /// No window holds more than [`most`]. A window in which a processor of this machine was not to be had
-    /// for longer than an interval may hold as much more as came in for that long; and one that reaches
-    /// over an excuse, that much more.
+    /// No window holds more than [`most`]. One that reaches over an excuse may hold that many more. And one
+    /// whose first request is later than it was sent, since a processor of this machine was not to be had
+    /// for longer than an interval, as many more as come in for that long: see [`Run::held_up`].
     #[track_caller]
     pub(crate) fn assert_paced_but(&self, rate: Rate, excuses: &[Excuse]) {
         for window in WINDOWS {
@@ -83,18 +95,24 @@ impl Run {
                 let excused =
                     excuses.iter().filter(|excuse| excuse.at.start <= last && first <= excuse.at.end);
                 let extra: usize = excused.map(|excuse| excuse.extra).sum();
-                let room = most(rate, window) + self.unjust(rate, first..last);
-                let held = held.len();
-                assert!(held <= room + extra, "{held} in {window:?}, at most {room} + {extra}; {self}");
+                let room = most(rate, window) + self.held_up(rate, first);
+                let (held, since) = (held.len(), Duration::from_nanos(first - self.stamps[0]));
+                assert!(
+                    held <= room + extra,
+                    "{held} in {window:?} from {since:?} on, at most {room} + {extra}; {self}"
+                );
             }
         }
     }
 
-    /// Nobody waited longer than this for the next request.
+    /// No request came later after the one before than this, and than the machine stood still meanwhile.
     #[track_caller]
     pub(crate) fn assert_no_gap_over(&self, longest: Duration) {
-        let gap = self.longest_gap(0..u64::MAX);
-        assert!(gap <= longest, "a gap of {gap:?}, at most {longest:?}; {self}");
+        for pair in self.stamps.windows(2) {
+            let gap = Duration::from_nanos(pair[1] - pair[0]);
+            let room = longest + self.stood_still(pair[0]..pair[1]);
+            assert!(gap <= room, "a gap of {gap:?}, at most {room:?}; {self}");
+        }
     }
 
     /// The longest time between two requests, the later of which came at this time.
@@ -121,11 +139,18 @@ impl Run {
         own.map(|arrival| arrival.at)
     }
 
-    /// How many requests too many a window may hold since the machine stood still, in it or right before.
-    fn unjust(&self, rate: Rate, window: Range<u64>) -> usize {
-        let met = self.stalls.iter().filter(|stall| stall.start <= window.end && window.start <= stall.end);
-        let longest = met.map(|stall| stall.end - stall.start).max().unwrap_or(0);
-        usize::try_from(u128::from(longest) / rate.interval().as_nanos()).unwrap()
+    /// How many intervals the request that came at this time was held up by this machine: on its way it
+    /// needs a processor in the replica, and one in the API. What follows it in time closes up to it.
+    fn held_up(&self, rate: Rate, at: u64) -> usize {
+        let met = self.stalls.iter().filter(|stall| stall.start <= at && at - nanos(ON_ITS_WAY) <= stall.end);
+        let still: u64 = met.map(|stall| stall.end - stall.start).sum();
+        usize::try_from(u128::from(still) / rate.interval().as_nanos()).unwrap()
+    }
+
+    /// How long a processor was not to be had at this time.
+    fn stood_still(&self, at: Range<u64>) -> Duration {
+        let met = self.stalls.iter().filter(|stall| stall.start <= at.end && at.start <= stall.end);
+        Duration::from_nanos(met.map(|stall| stall.end - stall.start).max().unwrap_or(0))
     }
 
     fn busiest(&self, window: Duration) -> Busiest {
@@ -133,7 +158,7 @@ impl Run {
         let fullest = windows(&self.stamps, window).max_by_key(|held| held.len());
         fullest.map_or_else(Busiest::default, |held| Busiest {
             count: held.len(),
-            most: most(rate, window) + self.unjust(rate, held[0]..held[held.len() - 1]),
+            most: most(rate, window) + self.held_up(rate, held[0]),
         })
     }
 }

@@ -11,9 +11,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::support::api::stamp;
 
 /// How long each thread sleeps at once.
-const NAP: Duration = Duration::from_millis(2);
-/// Timers are no more exact than that.
-const EXACT: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_millis(1);
+/// Less than that is nothing.
+const EXACT: Duration = Duration::from_micros(500);
 
 /// A thread on each processor that does nothing but sleep, and notes when it was woken too late: as late
 /// were, at that time, requests on their way, and whoever was to send or to receive them.

@@ -1,0 +1,91 @@
+//! An API that fails, and then asks for a pause.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::LONG;
+use crate::rig::{Chaos, JOBS, Rig};
+use crate::support::api::Answer;
+use crate::support::servers::Redis;
+use crate::watch::nanos;
+
+/// It fails for so long, then refuses for so long.
+const FAILING: Duration = Duration::from_secs(2);
+const REFUSING: Duration = Duration::from_millis(500);
+/// What it asks for then.
+const RETRY_AFTER: Duration = Duration::from_secs(3);
+/// How soon every replica knows of the pause.
+const HEARD: Duration = Duration::from_millis(200);
+/// How soon all goes on after it.
+const RESUMED: Duration = Duration::from_millis(500);
+
+/// What the API answered, and when the requests came.
+#[derive(Debug, Default)]
+struct Answered {
+    served: Vec<String>,
+    failed: usize,
+    refused: Vec<u64>,
+}
+
+#[tokio::test]
+#[ignore = "long: `make chaos`"]
+async fn the_api_fails_and_then_asks_for_a_pause() {
+    let mut chaos = Chaos::begin("retry-after");
+    let moment = chaos.moments(1)[0];
+    let redis = Redis::dedicated().await;
+    let rig = Rig::on(chaos, &redis).await;
+    let answered = Arc::<Mutex<Answered>>::default();
+    let (tell, mut served) = watch::channel(0);
+    let (log, mut seen, mut began) = (Arc::clone(&answered), 0, None);
+    let rule = Mutex::new(move |id: &str, at: u64| {
+        let mut log = log.lock().unwrap();
+        seen += 1;
+        if seen > moment {
+            began.get_or_insert(at);
+        }
+        let since = began.map(|began| Duration::from_nanos(at.saturating_sub(began)));
+        match since {
+            Some(since) if since < FAILING => {
+                log.failed += 1;
+                Answer::status(500)
+            }
+            Some(since) if since < FAILING + REFUSING => {
+                log.refused.push(at);
+                Answer::status(429).header("retry-after", RETRY_AFTER.as_secs())
+            }
+            _ => {
+                log.served.push(id.to_owned());
+                tell.send_replace(log.served.len());
+                Answer::ok()
+            }
+        }
+    });
+    rig.site.api.rule(move |arrival| rule.lock().unwrap()(arrival.id(), arrival.at));
+    rig.publish().await;
+    let all = timeout(LONG, served.wait_for(|count| *count >= JOBS)).await;
+    assert!(all.is_ok(), "{} of {JOBS} are delivered\n{}", answered.lock().unwrap().served.len(), rig.log());
+    let mut run = rig.end(JOBS).await;
+
+    let answered = std::mem::take(&mut *answered.lock().unwrap());
+    run.count_served(&answered.served);
+    run.assert_once();
+    run.assert_paced();
+    let (first, last) = (answered.refused[0], *answered.refused.last().unwrap());
+    let (paused, resumed) = (first + nanos(HEARD), last + nanos(RETRY_AFTER));
+    eprintln!(
+        "{}: {} failed, {} refused within {:?}; the first request {:?} after the pause",
+        run.name,
+        answered.failed,
+        answered.refused.len(),
+        Duration::from_nanos(last - first),
+        run.resumed_after(resumed),
+    );
+    assert_eq!(run.count(paused..resumed), 0, "sent in the pause; {run}");
+    assert!(run.resumed_after(resumed) <= RESUMED, "{:?}; {run}", run.resumed_after(resumed));
+    assert!(answered.failed >= 300, "it failed for 2 s: {}", answered.failed);
+    // Those that were refused or failed come again at their own times, not all at once: that is paced.
+    run.assert_no_gap_over(RETRY_AFTER + HEARD + RESUMED);
+}
