@@ -4,7 +4,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::support::daemon::{Output, run_cli};
+use crate::support::daemon::{Output, binary, run_cli};
 use crate::support::eventually;
 
 pub(super) const TOKEN: &str = "correct-horse-battery";
@@ -209,6 +209,20 @@ async fn the_tools_change_what_runs() {
     assert_eq!(told["overrides"].as_array().unwrap().len(), 1);
     tool(&["rate", "unset", "billing", "--limit", "log", "--reason", "done"]).await;
     assert_eq!(desk.get().await["overrides"], json!([]));
+
+    // The environment is enough where there is no configuration.
+    let (folder, base) = (TempDir::new().unwrap(), desk.base.clone());
+    let output = blocking(move || {
+        let mut command = Command::new(binary());
+        command.args(["--admin", &base, "pause", "billing"]).current_dir(&folder);
+        command.env_remove("PACED_CONFIG").env("PACED_ADMIN__TOKEN", TOKEN).output()
+    });
+    let output = output.await.unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "billing is paused until it is resumed\n",
+        "{output:?}"
+    );
     assert_eq!(desk.paced.stop().await, 0);
 }
 

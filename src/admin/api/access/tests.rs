@@ -1,0 +1,139 @@
+use super::*;
+
+const TOKEN: &str = "correct-horse";
+
+fn access(token: Option<&str>) -> Access {
+    Access::new(&Admin {
+        listen: Some("Paced.Example:9750".to_owned()),
+        token: token.map(Secret::hidden),
+        allow_hosts: vec!["paced.internal".to_owned(), "other.internal:80".to_owned()],
+    })
+}
+
+fn status(access: &Access, method: &str, headers: &[(&'static str, &str)]) -> u16 {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.append(*name, value.parse().unwrap());
+    }
+    let local = "10.0.0.5".parse().unwrap();
+    let uri = "/api/v1/downstreams".parse().unwrap();
+    match access.check((&method.parse().unwrap(), &uri, &map), local) {
+        Ok(()) => 200,
+        Err(refusal) => refusal.status().as_u16(),
+    }
+}
+
+#[test]
+fn only_names_of_this_daemon_are_answered_for() {
+    let access = access(None);
+    for (host, expected) in [
+        ("localhost", 200),
+        ("LocalHost:1234", 200),
+        ("127.0.0.1:9750", 200),
+        ("127.8.8.8", 200),
+        ("[::1]:9750", 200),
+        ("10.0.0.5:9750", 200),
+        ("[::ffff:10.0.0.5]:9750", 200),
+        ("paced.example:80", 200),
+        ("paced.internal", 200),
+        ("Paced.Internal:8080", 200),
+        ("other.internal:80", 200),
+        ("other.internal", 421),
+        ("other.internal:81", 421),
+        ("10.0.0.6", 421),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("paced.internal@evil.example", 421),
+        ("localhost@localhost", 421),
+        ("", 421),
+        ("a b", 421),
+    ] {
+        assert_eq!(status(&access, "GET", &[("host", host)]), expected, "{host}");
+    }
+    assert_eq!(status(&access, "GET", &[]), 421);
+    assert_eq!(status(&access, "GET", &[("host", "localhost"), ("host", "localhost")]), 421);
+    let absolute = |uri: &str| {
+        let mut headers = HeaderMap::new();
+        headers.append(HOST, "localhost".parse().unwrap());
+        let local = "10.0.0.5".parse().unwrap();
+        access.check((&Method::GET, &uri.parse().unwrap(), &headers), local).is_ok()
+    };
+    assert!(absolute("http://localhost/x") && !absolute("http://evil.example/x"), "the first line counts");
+}
+
+#[test]
+fn pages_of_other_origins_are_refused_whatever_they_ask() {
+    let access = access(Some(TOKEN));
+    for (origin, expected) in [
+        ("http://localhost:9750", 200),
+        ("https://LOCALHOST:9750", 200),
+        ("http://localhost", 403),
+        ("http://localhost:3000", 403),
+        ("http://127.0.0.1:9750", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("file://", 403),
+    ] {
+        for method in ["GET", "POST"] {
+            let headers = [
+                ("host", "localhost:9750"),
+                ("origin", origin),
+                ("authorization", "Bearer correct-horse"),
+                ("content-type", "application/json"),
+            ];
+            assert_eq!(status(&access, method, &headers), expected, "{method} {origin}");
+        }
+    }
+    let usual = [("host", "localhost"), ("origin", "https://localhost:443")];
+    assert_eq!(status(&access, "GET", &usual), 200);
+}
+
+#[test]
+fn changes_need_the_token() {
+    let with = access(Some(TOKEN));
+    let ask = |access: &Access, method: &str, given: &[&str]| {
+        let mut headers = vec![("host", "localhost"), ("content-type", "application/json")];
+        headers.extend(given.iter().map(|given| ("authorization", *given)));
+        status(access, method, &headers)
+    };
+    for (given, expected) in [
+        ("Bearer correct-horse", 200),
+        ("bearer  correct-horse", 200),
+        ("Bearer correct-hors", 401),
+        ("Bearer correct-horsf", 401),
+        ("Bearer correct-horsecorrect-horse", 401),
+        ("Bearer correct-horse2", 401),
+        ("Bearer ", 401),
+        ("Bearer", 401),
+        ("correct-horse", 401),
+        ("Basic correct-horse", 401),
+    ] {
+        for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            assert_eq!(ask(&with, method, &[given]), expected, "{method} {given}");
+            assert_eq!(ask(&access(None), method, &[given]), 403, "{method} without a token configured");
+        }
+        assert_eq!(ask(&with, "GET", &[given]), 200);
+    }
+    assert_eq!(ask(&with, "POST", &[]), 401);
+    assert_eq!(ask(&with, "POST", &["Bearer correct-horse", "Bearer correct-horse"]), 401, "twice");
+}
+
+#[test]
+fn changes_are_json() {
+    let access = access(Some(TOKEN));
+    for (kind, expected) in [
+        (Some("application/json"), 200),
+        (Some("Application/JSON; charset=utf-8"), 200),
+        (Some("text/plain"), 415),
+        (Some("application/x-www-form-urlencoded"), 415),
+        (Some("application/jsonp"), 415),
+        (Some(""), 415),
+        (None, 415),
+    ] {
+        let mut headers = vec![("host", "localhost"), ("authorization", "Bearer correct-horse")];
+        headers.extend(kind.map(|kind| ("content-type", kind)));
+        assert_eq!(status(&access, "PUT", &headers), expected, "{kind:?}");
+    }
+}
