@@ -29,6 +29,8 @@ pub(super) struct Meters {
     pub(super) unreachable: Counter,
     /// Slots that lie in a pause.
     pub(super) paused_slots: Counter,
+    /// Slots of a pace of one's own, once the store is there again.
+    pub(super) own_slots: Counter,
     /// Slots granted before the store's clock stepped.
     pub(super) stepped: Counter,
     pub(super) store_errors: Counter,
@@ -88,6 +90,7 @@ impl Meters {
             stale: abandoned("connection-lost"),
             stepped: abandoned("clock-stepped"),
             paused_slots: abandoned("paused"),
+            own_slots: abandoned("store-back"),
             unreachable: abandoned("unreachable"),
             store_errors: series.counter(metric::STORE_ERRORS.name, "op", op),
             tend_errors: series.counter(metric::STORE_ERRORS.name, "op", "tend"),
@@ -267,8 +270,16 @@ mod tests {
         for outcome in ["delivered", "retried", "parked", "dead", "returned"] {
             has(&samples, "jobs_settled_total", &format!("outcome=\"{outcome}\""), "0");
         }
-        let reasons =
-            ["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped", "paused"];
+        let reasons = [
+            "late",
+            "connection-lost",
+            "clock-stepped",
+            "unreachable",
+            "expired",
+            "stopped",
+            "paused",
+            "store-back",
+        ];
         for reason in reasons {
             has(&samples, "slots_abandoned_total", &format!("reason=\"{reason}\""), "0");
         }

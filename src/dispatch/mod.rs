@@ -21,6 +21,7 @@ mod intake;
 mod lane;
 mod meters;
 mod pacer;
+mod part;
 mod places;
 mod retry;
 mod source;

@@ -28,6 +28,7 @@ use crate::sink::Response;
 use crate::store::{Changes, SlotClock, Store};
 use crate::time::Deadline;
 
+mod absence;
 mod ask;
 mod call;
 mod drain;
@@ -37,6 +38,7 @@ mod reload;
 mod tend;
 mod terms;
 
+use absence::{Absence, Heard, Probe, probed};
 use call::{Call, answer};
 use pause::Pauses;
 use tend::{Tending, told};
@@ -60,11 +62,16 @@ pub(super) struct Pacer {
     lane: Lane,
     held: held::Queue,
     /// Maps slots to this process's clock.
-    slots: SlotClock,
+    slots: Arc<SlotClock>,
     /// Not to ask the store before.
     ask_at: Instant,
     pauses: Pauses,
     accord: Accord,
+    /// Of the pace that all share.
+    shared: Heard,
+    absence: Option<Absence>,
+    /// Not to ask before whether the store is there.
+    probe_at: Instant,
     /// The source is to hand out so many unsettled messages at most.
     resize: Option<u16>,
     /// Somebody changed what holds for the downstream: look at once.
@@ -97,6 +104,7 @@ struct Ears {
     events: mpsc::UnboundedReceiver<Event>,
     call: Option<Call>,
     tending: Option<Tending>,
+    probe: Option<Probe>,
     changes: Changes,
     news: News,
 }
@@ -108,7 +116,7 @@ impl Pacer {
         let news = std::mem::take(&mut parts.news);
         let (tell, events) = mpsc::unbounded_channel();
         let changes = parts.store.changes(&parts.options.downstream);
-        let ears = Ears { stop, alarm, events, call: None, tending: None, changes, news };
+        let ears = Ears { stop, alarm, events, call: None, tending: None, probe: None, changes, news };
         Self::new(parts, tell).listen(source, ears).await
     }
 
@@ -116,6 +124,7 @@ impl Pacer {
         let Dispatcher { options, store, sink, .. } = parts;
         let accord = Accord::new(options.clone());
         let options = prepared(options);
+        let shared = Heard::new(options.plans.len() + 1);
         let (tolerance, opening) = lateness(&options);
         let gear = Gear {
             downstream: options.downstream.clone(),
@@ -137,10 +146,13 @@ impl Pacer {
             abandon: CancellationToken::new(),
             gear: Arc::new(gear),
             held: held::Queue::default(),
-            slots: SlotClock::new(),
+            slots: Arc::default(),
             ask_at: Instant::now(),
             pauses: Pauses::default(),
             accord,
+            shared,
+            absence: None,
+            probe_at: Instant::now(),
             resize: None,
             look: false,
             tend_at: Instant::now(),
@@ -165,12 +177,16 @@ impl Pacer {
             self.lane.promote(now);
             self.lift();
             self.expire();
+            self.go_open(now);
             self.release(Deadline::at(now));
             if ears.call.is_none() {
                 ears.call = self.ask(now);
             }
             if ears.tending.is_none() {
                 ears.tending = self.tend(now, ears.call.is_some());
+            }
+            if ears.probe.is_none() {
+                ears.probe = self.probe(now);
             }
             if !open && ears.call.is_none() && self.is_idle() {
                 break;
@@ -180,7 +196,7 @@ impl Pacer {
             }
             self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
             ears.alarm.set(self.next_release());
-            let wake = self.wake(ears.call.is_some(), ears.tending.is_some());
+            let wake = self.wake(&ears);
             if let Some(at) = wake.filter(|_| wake != timed) {
                 timer.as_mut().reset(at);
             }
@@ -202,6 +218,10 @@ impl Pacer {
                     if let Some(Tending { what, .. }) = ears.tending.take() {
                         self.tended(&what, reply);
                     }
+                }
+                reply = probed(&mut ears.probe) => {
+                    ears.probe = None;
+                    self.found(reply);
                 }
                 () = ears.changes.next() => self.changed(),
                 options = ears.news.next() => self.reload((*options).clone()),
@@ -231,14 +251,16 @@ impl Pacer {
     }
 
     /// When something else is to be done that no event tells of.
-    fn wake(&self, calling: bool, tending: bool) -> Option<Instant> {
+    fn wake(&self, ears: &Ears) -> Option<Instant> {
+        let calling = ears.call.is_some();
         let from = self.ask_from();
         let since = self.gather_until.map_or(from, |until| until.max(from));
-        let asking = !calling && self.free() > 0 && self.accord.settled().is_some();
+        let asking = !calling && self.free() > 0 && self.may_ask();
         let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
-        let tend = if tending { None } else { self.tend_due(calling) };
+        let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
+        let probe = if ears.probe.is_some() { None } else { self.probe_due() };
         let rest = [self.lane.next_due(), self.lift_due(), self.expire_due()];
-        [ask, tend].into_iter().chain(rest).flatten().min()
+        [ask, tend, probe].into_iter().chain(rest).flatten().min()
     }
 
     /// Not to ask for slots before.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Pacer;
+use super::absence::{Alone, COUNT};
 use super::call::{Ask, Call, ask};
+use crate::dispatch::OnUnavailable;
 use crate::dispatch::intake::expired;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::source::{DeadLetter, Report};
@@ -18,9 +20,8 @@ use crate::time::wall_now;
 impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Call> {
-        let settled = self.accord.settled().filter(|_| now >= self.ask_from());
-        let next = settled.and_then(|generation| Some((generation, self.turns.next(&self.lane, now)?)));
-        let Some((generation, next)) = next else {
+        let may = self.may_ask() && now >= self.ask_from();
+        let Some(next) = may.then(|| self.turns.next(&self.lane, now)).flatten() else {
             self.gather_until = None;
             return None;
         };
@@ -38,24 +39,29 @@ impl Pacer {
         if batch.is_empty() {
             return None;
         }
-        let costs: Vec<u32> = batch.iter().map(|entry| entry.job.cost).collect();
         // A connection takes as long to open as the call and the hold take together, or longer.
         self.gear.sink.warm();
         let Next { queue, ahead, .. } = next;
+        let alone = self.paced_alone();
+        let options = alone.as_ref().map_or(&self.options, |alone| &alone.options);
+        // A part of the limits may hold less than the whole does: more than all of it cannot be charged.
+        let most = if alone.is_some() { options.limits_of(queue).max_cost() } else { u32::MAX };
+        let costs: Vec<u32> = batch.iter().map(|entry| entry.job.cost.min(most)).collect();
         let first = costs.first().copied().unwrap_or_default();
         // Of a plan's own limits no reach: with the slot the downstream's limits would move on as far.
-        let ahead = ahead.saturating_add(self.options.limits.reach(first));
-        let lease = self.lease(now);
-        let reply = ask(
-            Arc::clone(&self.store),
-            Arc::clone(&self.options),
-            Ask { queue, costs, ahead, lease, generation },
-        );
-        Some(Call { queue, batch, reply: Box::pin(reply) })
+        let ahead = ahead.saturating_add(options.limits.reach(first));
+        if let Some(Alone { store, options }) = alone {
+            let asked = Ask { queue, costs, ahead, lease: None, generation: 0 };
+            return Some(Call { queue, batch, alone: true, reply: Box::pin(ask(store, options, asked)) });
+        }
+        let generation = self.accord.settled().unwrap_or_default();
+        let asked = Ask { queue, costs, ahead, lease: self.lease(now), generation };
+        let reply = ask(Arc::clone(&self.store), Arc::clone(&self.options), asked);
+        Some(Call { queue, batch, alone: false, reply: Box::pin(reply) })
     }
 
     /// Takes up to so many jobs out of the lane, and sorts out those that need no slot any more.
-    fn pick(&mut self, Next { queue, rank, .. }: Next, count: usize) -> VecDeque<Entry> {
+    pub(super) fn pick(&mut self, Next { queue, rank, .. }: Next, count: usize) -> VecDeque<Entry> {
         let mut batch = VecDeque::with_capacity(count);
         let wall = wall_now();
         while batch.len() < count && self.lane.first(queue).is_some_and(|(own, _)| own <= rank) {
@@ -85,7 +91,8 @@ impl Pacer {
         let due = now >= self.lease_at;
         due.then(|| {
             let ttl = self.turns.lease();
-            self.lease_at = now + ttl / 4;
+            let local = self.options.on_unavailable == OnUnavailable::Local;
+            self.lease_at = now + if local { COUNT.min(ttl / 4) } else { ttl / 4 };
             (Arc::clone(&self.replica), ttl)
         })
     }

@@ -16,6 +16,8 @@ pub(super) struct Call {
     /// The queue of the lane that they come from.
     pub(super) queue: usize,
     pub(super) batch: VecDeque<Entry>,
+    /// It goes to this replica's own pace, not to the store.
+    pub(super) alone: bool,
     pub(super) reply: BoxFuture<'static, Reply>,
 }
 
@@ -52,7 +54,7 @@ pub(super) async fn answer(call: &mut Option<Call>) -> Reply {
 }
 
 /// One call for jobs that keep the same limits.
-pub(super) async fn ask(store: Arc<dyn Store>, options: Arc<Options>, ask: Ask) -> Reply {
+pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, ask: Ask) -> Reply {
     let Ask { queue, costs, ahead, lease, generation } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
     // The state of a limit of a plan is the downstream's too: its name tells it from others.

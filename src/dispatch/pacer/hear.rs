@@ -22,16 +22,16 @@ impl Pacer {
     /// Holds the jobs that were granted a slot until then, and buries those that were rejected; the
     /// others go back to the lane.
     pub(super) fn hear(&mut self, call: Call, reply: Reply) {
-        let Call { queue, mut batch, .. } = call;
+        let Call { queue, mut batch, alone, .. } = call;
         let Reply { sent, received, answer } = reply;
         // If the process stood still meanwhile, it cannot be told when the slots come, or came.
         let stood_still = received - sent > LONGEST_CALL;
         match answer {
+            // The store is there again: slots of one's own count for nobody else.
+            _ if alone && self.paced_alone().is_none() => {}
             Ok(Answer::Reserved(reserved)) => {
-                self.answered(sent, received, reserved.slots.len());
-                let observed = self.observe(sent, reserved.now, reserved.epoch, received);
-                let newest = self.learn(reserved.status, reserved.now, reserved.epoch, observed);
-                if reserved.outdated {
+                let newest = alone || self.answered_with(sent, received, &reserved);
+                if reserved.outdated || (self.paced_alone().is_some() && !alone) {
                     self.share(reserved.replicas);
                 } else {
                     self.heard(queue, sent, &reserved, &batch, newest);
@@ -45,9 +45,11 @@ impl Pacer {
             Ok(Answer::Checked(checked)) => {
                 let allowed = checked.verdicts.iter().filter(|verdict| verdict.earliest <= checked.now);
                 let allowed = allowed.count();
-                self.answered(sent, received, allowed);
-                let observed = self.observe(sent, checked.now, checked.epoch, received);
-                self.learn(checked.status, checked.now, checked.epoch, observed);
+                if !alone {
+                    self.answered(sent, received, allowed);
+                    let observed = self.observe(sent, checked.now, checked.epoch, received);
+                    self.learn(checked.status, checked.now, checked.epoch, observed);
+                }
                 if stood_still {
                     self.gear.meters.late.increment(allowed as u64);
                 } else {
@@ -110,6 +112,13 @@ impl Pacer {
         }
     }
 
+    /// The store answered: learns all but its slots. False where it has said something newer already.
+    fn answered_with(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
+        self.answered(sent, received, reserved.slots.len());
+        let observed = self.observe(sent, reserved.now, reserved.epoch, received);
+        self.learn(reserved.status, reserved.now, reserved.epoch, observed)
+    }
+
     /// The store answered, and granted so many.
     fn answered(&mut self, sent: Instant, received: Instant, granted: usize) {
         let meters = &self.gear.meters;
@@ -167,7 +176,10 @@ impl Pacer {
 
     fn share(&mut self, replicas: Option<u32>) {
         if let Some(replicas) = replicas {
-            self.turns.share(replicas);
+            self.shared.share(replicas);
+            if self.paced_alone().is_none() {
+                self.turns.share(replicas);
+            }
         }
     }
 
@@ -185,9 +197,13 @@ impl Pacer {
         let last = reserved.slots.last().copied();
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
         let costs = granted.clone().last().and_then(|cost| last.map(|slot| (when(slot), cost)));
-        self.turns.granted(queue, granted.map(u64::from).sum(), costs);
+        let units = granted.map(u64::from).sum();
+        self.turns.granted(queue, units, costs);
         if !newest {
             return;
+        }
+        if self.paced_alone().is_none() {
+            self.shared.granted(queue, reserved, units);
         }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
@@ -211,18 +227,25 @@ impl Pacer {
 
     /// The store did not answer.
     pub(super) fn failed(&mut self, error: &StoreError) {
-        let downstream = &self.options.downstream;
-        self.gear.meters.store_connected.set(0.0);
-        let (first, most) = STORE_BACKOFF;
-        let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);
-        if self.failures == 0 {
-            tracing::warn!(downstream, %error, "no slots while the store is away; jobs are held");
-        } else {
-            tracing::debug!(downstream, %error, "the store is still away");
-        }
-        self.failures += 1;
         let now = Instant::now();
         self.lease_at = now;
+        if error.is_retryable() {
+            self.gear.meters.store_connected.set(0.0);
+        }
+        if !error.is_retryable() && self.failures == 0 {
+            // It is there, and will say the same again: that is no absence.
+            tracing::error!(downstream = self.options.downstream, %error, "the store refuses the call; jobs are held");
+        } else if error.is_retryable() && self.leave(error) {
+            self.failures += 1;
+            return;
+        } else if self.failures == 0 {
+            tracing::warn!(downstream = self.options.downstream, %error, "no slots while the store is away; jobs are held");
+        } else {
+            tracing::debug!(downstream = self.options.downstream, %error, "the store is still away");
+        }
+        let (first, most) = STORE_BACKOFF;
+        let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);
+        self.failures += 1;
         self.ask_at = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
     }
 }

@@ -14,6 +14,9 @@ use crate::time::{Deadline, Micros, wall_now};
 /// A pause that grows with each answer of a storm is told to the store no more often than this.
 const APART: Duration = Duration::from_millis(20);
 
+/// A pause that is no news: a shared pace begins anew with one.
+const BRIEF: Duration = Duration::from_millis(200);
+
 /// Ends that lie closer together are one: the mapping between two clocks moves by as much.
 const SLACK: Duration = Duration::from_millis(2);
 
@@ -39,7 +42,7 @@ pub(super) struct Pauses {
 
 impl Pauses {
     /// When the last of them ends, if that is still to come.
-    fn end(&self) -> Option<Deadline> {
+    pub(super) fn end(&self) -> Option<Deadline> {
         let ends = [self.own, self.penalty, self.pause].into_iter().flatten();
         ends.max().filter(|end| !end.left().is_zero())
     }
@@ -146,6 +149,7 @@ impl Pacer {
     /// Gives up what is held for slots in a pause, and says when one begins and ends.
     fn obey(&mut self) {
         self.gear.gate.set(self.pauses.closed());
+        self.tell_alone();
         let gate = &self.gear.gate;
         let given_up = self.held.take(|held| gate.refuses(held.slot, held.deadline));
         if !given_up.is_empty() {
@@ -170,11 +174,11 @@ impl Pacer {
         self.pauses.ask_from = Some(self.ask_behind(end));
         let downstream = &self.options.downstream;
         let (until, why) = self.pauses.shown();
-        if was.is_none() {
-            self.gear.meters.paused.set(1.0);
+        self.gear.meters.paused.set(1.0);
+        if was.is_none() && end.left() > BRIEF {
             tracing::warn!(downstream, until, why, "paused: nothing is released");
         } else {
-            tracing::debug!(downstream, until, why, "the pause ends at another time");
+            tracing::debug!(downstream, until, why, "the pause ends then");
         }
     }
 

@@ -48,6 +48,7 @@ impl Pacer {
             self.resize = Some(window);
         }
         self.options = Arc::new(options);
+        self.follow_alone();
         // The next slots lie elsewhere now.
         (self.ask_at, self.gather_until) = (Instant::now(), None);
     }

@@ -59,6 +59,9 @@ pub(super) async fn told(call: &mut Option<Tending>) -> Told {
 impl Pacer {
     /// Tells the store what it does not know yet, or asks what holds now, if there is reason to.
     pub(super) fn tend(&mut self, now: Instant, calling: bool) -> Option<Tending> {
+        if self.is_away() {
+            return None;
+        }
         let may = now >= self.tend_at;
         let what = if may && self.accord.is_lost() {
             What::Recall(self.pauses.memory(self.accord.memory()))
@@ -79,6 +82,9 @@ impl Pacer {
 
     /// When the next such call is due.
     pub(super) fn tend_due(&self, calling: bool) -> Option<Instant> {
+        if self.is_away() {
+            return None;
+        }
         let terms = (self.accord.is_lost() || self.accord.wants().is_some()).then_some(self.tend_at);
         [terms, self.pauses.tell_due(), self.look_at(calling)].into_iter().flatten().min()
     }

@@ -1,5 +1,6 @@
 //! The dispatcher's rules, under paused time: every wait is exact, none is slept.
 
+mod absence;
 mod drain;
 pub(super) mod parts;
 mod pauses;

@@ -218,6 +218,8 @@ pub(super) struct FlakyStore {
     /// From here to the store, and back.
     pub(super) distance: Duration,
     pub(super) away: AtomicBool,
+    /// It answers that the call is wrong.
+    pub(super) refuses: AtomicBool,
     /// Nobody is told of changes.
     pub(super) deaf: AtomicBool,
     /// For slots.
@@ -228,9 +230,9 @@ pub(super) struct FlakyStore {
 
 impl FlakyStore {
     pub(super) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
-        let (away, deaf) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (away, refuses, deaf) = Default::default();
         let (calls, tends) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { inner: Mutex::new(inner), distance, away, deaf, calls, tends }
+        Self { inner: Mutex::new(inner), distance, away, refuses, deaf, calls, tends }
     }
 
     /// What it keeps its state in.
@@ -248,6 +250,9 @@ impl FlakyStore {
         counter.fetch_add(1, Ordering::SeqCst);
         if self.away.load(Ordering::SeqCst) {
             return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
+        }
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(StoreError::Invalid("wrong".to_owned()));
         }
         Ok(())
     }

@@ -1,0 +1,343 @@
+//! While the store is away: a pace of one's own, or none, and the way back to the shared one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::Pacer;
+use super::call::Reply;
+use crate::dispatch::held::Held;
+use crate::dispatch::part::part;
+use crate::dispatch::turns::Next;
+use crate::dispatch::{OnLimit, OnUnavailable, Options};
+use crate::limit::{Costs, LimitSet, Mark};
+use crate::store::{
+    BoxFuture, Change, Lease, MemoryStore, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
+};
+use crate::time::{Clock, Deadline, Micros, SystemClock};
+
+/// How often a store that is away is asked whether it is there again; with it the others see who is.
+const PROBE: Duration = Duration::from_millis(100);
+
+/// Who may have to pace alone asks at least as often how many there are, if it asks at all.
+pub(super) const COUNT: Duration = Duration::from_millis(500);
+
+/// How long to wait for the others, once the store is there again.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long nothing is released when the shared pace begins anew: until all others have noticed. The pause
+/// leaves the pace without a burst.
+const HANDOVER: Duration = Duration::from_millis(150);
+
+/// The store is away, or was until just now.
+pub(super) struct Absence {
+    /// What is released is paced by this replica alone; none: by nothing.
+    alone: Option<Alone>,
+    /// So many shared the pace when the store went away.
+    replicas: u32,
+    /// It is there again since then.
+    back: Option<Instant>,
+}
+
+/// A pace of one's own.
+#[derive(Clone)]
+pub(super) struct Alone {
+    pub(super) store: Arc<MemoryStore>,
+    pub(super) options: Arc<Options>,
+}
+
+/// What was last heard of the pace that all share.
+#[derive(Debug)]
+pub(super) struct Heard {
+    /// Replicas that share it.
+    replicas: u32,
+    /// The next slot.
+    next: Micros,
+    /// For each queue its limits as they were at that instant, and the units that were granted then.
+    marks: Vec<Option<(Micros, Vec<Mark>, u64)>>,
+}
+
+/// Asks whether the store is there.
+pub(super) type Probe = BoxFuture<'static, Reply>;
+
+/// The answer of the probe under way; never, when there is none. Cancel safe.
+pub(super) async fn probed(probe: &mut Option<Probe>) -> Reply {
+    match probe {
+        Some(probe) => probe.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The store's clock as it goes on while the store is away.
+#[derive(Debug)]
+struct Carried {
+    slots: Arc<SlotClock>,
+    /// Before the store was ever heard.
+    own: SystemClock,
+}
+
+impl Clock for Carried {
+    fn now(&self) -> Micros {
+        self.slots.store_now().unwrap_or_else(|| self.own.now())
+    }
+}
+
+impl Heard {
+    pub(super) fn new(queues: usize) -> Self {
+        Self { replicas: 1, next: Micros(0), marks: vec![None; queues] }
+    }
+
+    /// So many share the pace.
+    pub(super) const fn share(&mut self, replicas: u32) {
+        self.replicas = replicas;
+    }
+
+    /// Slots of a queue were granted, for so many units.
+    pub(super) fn granted(&mut self, queue: usize, reserved: &Reserved, units: u64) {
+        self.next = reserved.next;
+        if let Some(known) = self.marks.get_mut(queue) {
+            *known = Some((reserved.now, reserved.before.clone(), units));
+        }
+    }
+}
+
+impl Pacer {
+    /// The store did not answer: goes on without it, if that is wanted and possible.
+    pub(super) fn leave(&mut self, error: &StoreError) -> bool {
+        if let Some(absence) = &mut self.absence {
+            absence.back = None;
+            return true;
+        }
+        let (downstream, replicas) = (self.options.downstream.clone(), self.shared.replicas);
+        let alone = match self.options.on_unavailable {
+            OnUnavailable::Hold => return false,
+            OnUnavailable::Local => {
+                let Some(alone) = self.alone() else { return false };
+                tracing::warn!(downstream, %error, replicas, "the store is away: pacing alone, by a part of the limits");
+                Some(alone)
+            }
+            OnUnavailable::Open => {
+                tracing::warn!(downstream, %error, "the store is away: releasing without limits");
+                None
+            }
+        };
+        if let Some(alone) = &alone {
+            self.turns.follow(&alone.options);
+            self.turns.share(1);
+        }
+        self.absence = Some(Absence { alone, replicas, back: None });
+        self.tell_alone();
+        let now = Instant::now();
+        (self.ask_at, self.probe_at) = (now, now + PROBE);
+        true
+    }
+
+    /// A pace of one's own, behind what is known of the shared one; none where nothing is known of it, or the
+    /// part would be none.
+    fn alone(&self) -> Option<Alone> {
+        self.accord.memory()?;
+        let now = self.slots.store_now()?;
+        let Options { on_limit, .. } = *self.options;
+        let of = self.shared.replicas;
+        let limits = part(&self.options.limits, of, on_limit)?;
+        let plans = self.options.plans.iter().map(|set| part(set, of, on_limit)).collect::<Option<_>>()?;
+        let options = Options { limits, plans, ..(*self.options).clone() };
+        let clock = Carried { slots: Arc::clone(&self.slots), own: SystemClock::new() };
+        let alone =
+            Alone { store: Arc::new(MemoryStore::with_clock(Arc::new(clock))), options: Arc::new(options) };
+        for (queue, limits) in alone.options.sets().enumerate() {
+            self.remember(&alone, queue, limits);
+        }
+        if on_limit == OnLimit::Wait {
+            // Each replica somewhere between two of its slots, or all would release at the same instants.
+            let apart = u64::try_from(alone.options.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
+            let phase = Duration::from_micros(fastrand::u64(0..=apart));
+            alone.tend(&self.options.downstream, Change::Penalize(self.shared.next.since(now) + phase));
+        }
+        Some(alone)
+    }
+
+    /// Takes this replica's part of what is used of windows.
+    fn remember(&self, alone: &Alone, queue: usize, limits: &LimitSet) {
+        let Some(Some((now, marks, units))) = self.shared.marks.get(queue) else { return };
+        for (limit, mark) in limits.iter().zip(marks) {
+            let Mark::Window { window, .. } = mark else { continue };
+            let before = if window.end > *now { window.used } else { 0 };
+            // The others have taken as much as this one since then, as far as it knows.
+            let used = before.div_ceil(u64::from(self.shared.replicas.max(1))).saturating_add(*units);
+            let used = u32::try_from(used).unwrap_or(u32::MAX).min(limit.max_cost());
+            let Ok(limits) = LimitSet::new(vec![limit.clone()]) else { continue };
+            let scope = Scope { downstream: &self.options.downstream, key: "" };
+            let call = Reserve {
+                scope,
+                limits: &limits,
+                costs: Costs::Each(&[used]),
+                ahead: Duration::ZERO,
+                now: Some(*now),
+                lease: None,
+                generation: 0,
+            };
+            if used > 0 {
+                // It is answered at once; without it the window counts as unused.
+                let _ = alone.store.reserve(call).now_or_never();
+            }
+        }
+    }
+
+    /// What calls for slots go to while the store is away.
+    pub(super) fn paced_alone(&self) -> Option<Alone> {
+        self.absence.as_ref()?.alone.clone()
+    }
+
+    /// Whether nothing paces.
+    fn is_open(&self) -> bool {
+        self.absence.as_ref().is_some_and(|absence| absence.alone.is_none())
+    }
+
+    /// Whether the store is away, and was not heard again.
+    pub(super) fn is_away(&self) -> bool {
+        self.absence.as_ref().is_some_and(|absence| absence.back.is_none())
+    }
+
+    /// Whether jobs may be asked slots for, as far as terms and the store go.
+    pub(super) fn may_ask(&self) -> bool {
+        match &self.absence {
+            Some(absence) => absence.alone.is_some(),
+            None => self.accord.settled().is_some(),
+        }
+    }
+
+    /// Has a pause count in a pace of one's own too.
+    pub(super) fn tell_alone(&self) {
+        let (Some(alone), Some(end)) = (self.paced_alone(), self.pauses.end()) else { return };
+        let left = end.left().max(Duration::from_micros(1));
+        alone.tend(&self.options.downstream, Change::Penalize(left.min(crate::store::LONGEST_PAUSE)));
+    }
+
+    /// Releases what waits without a slot, where that is wanted.
+    pub(super) fn go_open(&mut self, now: Instant) {
+        if !self.is_open() || self.is_paused() {
+            return;
+        }
+        while self.free() > 0 {
+            let Some(next) = self.turns.next(&self.lane, now) else { break };
+            let Next { queue, .. } = next;
+            let batch = self.pick(next, self.free());
+            if batch.is_empty() {
+                break;
+            }
+            let slot = self.slots.store_now().unwrap_or_else(crate::time::wall_now);
+            for entry in batch {
+                self.turns.granted(queue, entry.job.cost.into(), None);
+                self.gear.meters.granted(now.saturating_duration_since(entry.since), Duration::ZERO);
+                self.held.push(Held { entry, slot, deadline: Deadline::at(now) });
+            }
+        }
+    }
+
+    /// Asks whether the store is there, if it is time to.
+    pub(super) fn probe(&mut self, now: Instant) -> Option<Probe> {
+        self.probe_due().filter(|due| *due <= now)?;
+        let (store, options) = (Arc::clone(&self.store), Arc::clone(&self.options));
+        let (replica, ttl) = (Arc::clone(&self.replica), self.turns.lease());
+        Some(Box::pin(async move {
+            let call = Reserve {
+                scope: Scope { downstream: &options.downstream, key: "" },
+                limits: &options.limits,
+                costs: Costs::Each(&[]),
+                ahead: Duration::ZERO,
+                now: None,
+                lease: Some(Lease { replica: &replica, ttl }),
+                generation: 0,
+            };
+            let sent = Instant::now();
+            let answer = store.reserve(call).await.map(super::call::Answer::Reserved);
+            Reply { sent, received: Instant::now(), answer }
+        }))
+    }
+
+    /// When to ask. Replicas that police hold no leases otherwise, and must know of each other.
+    pub(super) fn probe_due(&self) -> Option<Instant> {
+        let Options { on_limit, on_unavailable, .. } = *self.options;
+        let counted = on_limit == OnLimit::Reject && on_unavailable == OnUnavailable::Local;
+        (self.absence.is_some() || counted).then_some(self.probe_at)
+    }
+
+    /// Learns whether the store is there.
+    pub(super) fn found(&mut self, Reply { sent, received, answer }: Reply) {
+        self.probe_at = received + if self.absence.is_some() { PROBE } else { self.turns.lease() / 3 };
+        let reserved = match answer {
+            Ok(super::call::Answer::Reserved(reserved)) => reserved,
+            Ok(super::call::Answer::Checked(_)) => return,
+            Err(error) => {
+                self.gear.meters.store_errors.increment(1);
+                return self.failed(&error);
+            }
+        };
+        self.answers(received);
+        let observed = self.observe(sent, reserved.now, reserved.epoch, received);
+        self.learn(reserved.status, reserved.now, reserved.epoch, observed);
+        let Some(absence) = &mut self.absence else {
+            return self.shared.share(reserved.replicas.unwrap_or(1));
+        };
+        let back = *absence.back.get_or_insert(received);
+        let all = reserved.replicas.is_some_and(|replicas| replicas >= absence.replicas);
+        // Somebody has begun with the shared pace, or it never stood still.
+        let goes_on = reserved.next > reserved.now;
+        if all || goes_on || absence.alone.is_none() || received - back >= PATIENCE {
+            self.rejoin(goes_on, reserved.replicas);
+        }
+    }
+
+    /// Back to the shared pace.
+    fn rejoin(&mut self, goes_on: bool, replicas: Option<u32>) {
+        self.absence = None;
+        self.give_up_own();
+        self.turns.follow(&self.options);
+        if let Some(replicas) = replicas {
+            self.shared.share(replicas);
+            self.turns.share(replicas);
+        }
+        let now = Instant::now();
+        (self.ask_at, self.lease_at) = (now, now);
+        if !goes_on {
+            self.penalized(Deadline::at(now + HANDOVER));
+        }
+        tracing::info!(downstream = self.options.downstream, "back to the pace that all replicas share");
+    }
+
+    /// Slots of one's own count for nobody else.
+    fn give_up_own(&mut self) {
+        self.gear.meters.own_slots.increment(self.held.len() as u64);
+        self.held.drain().for_each(|entry| self.lane.push(entry));
+    }
+
+    /// Other options count: also for a pace of one's own.
+    pub(super) fn follow_alone(&mut self) {
+        let Some(Absence { replicas, back, alone }) = self.absence.take() else { return };
+        let wanted = self.options.on_unavailable;
+        let own = if wanted == OnUnavailable::Local { self.alone() } else { None };
+        if own.is_none() && wanted != OnUnavailable::Open {
+            // As if the store had been away under these options from the start.
+            return self.give_up_own();
+        }
+        if alone.is_some() {
+            self.give_up_own();
+        }
+        if let Some(own) = &own {
+            self.turns.follow(&own.options);
+            self.turns.share(1);
+        }
+        self.absence = Some(Absence { alone: own, replicas, back });
+        self.tell_alone();
+    }
+}
+
+impl Alone {
+    /// It is answered at once, and no such change fails: without it the pace would begin at once.
+    fn tend(&self, downstream: &str, change: Change<'_>) {
+        let _ = self.store.tend(downstream, change).now_or_never();
+    }
+}

@@ -1,0 +1,262 @@
+//! What becomes of the jobs while the store is away, and the way back.
+
+use super::*;
+use crate::dispatch::{OnLimit, OnUnavailable};
+use crate::sink::Outcome;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Replicas of unequal distance to one store, with so many jobs each.
+fn replicas(limit: &Limit, on_unavailable: OnUnavailable, jobs: usize) -> [Bench; 4] {
+    let store = Arc::new(MemoryStore::new());
+    [200, 400, 1000, 3000].map(|micros| {
+        let mut bench = Bench::new("1/s", QUICK);
+        bench.options.limits = LimitSet::new(vec![limit.clone()]).unwrap();
+        bench.options.on_unavailable = on_unavailable;
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_micros(micros)));
+        bench.publish_many(0..jobs);
+        bench
+    })
+}
+
+fn leaky(rate: &str, burst: u32) -> Limit {
+    Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), burst).unwrap()
+}
+
+fn away(benches: &[Bench], away: bool) {
+    benches.iter().for_each(|bench| bench.store.away.store(away, Ordering::SeqCst));
+}
+
+/// Millis from `start` to each hand-over by any of them, in order.
+fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
+    let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
+    all.sort_unstable();
+    all
+}
+
+fn between(millis: &[u128], from: u128, until: u128) -> usize {
+    millis.iter().filter(|at| (from..until).contains(*at)).count()
+}
+
+/// The most in any window of so many ms.
+fn densest(millis: &[u128], window: u128) -> usize {
+    let upto = |from: u128| millis.partition_point(|at| *at < from + window);
+    millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
+}
+
+fn calls(benches: &[Bench]) -> usize {
+    benches.iter().map(|bench| bench.store.calls.load(Ordering::SeqCst)).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn local_keeps_the_pace_of_all_and_returns_without_a_burst() {
+    for burst in [1, 10] {
+        let limit = Limit::gcra("gcra-0", "200/s".parse().unwrap(), burst).unwrap();
+        let mut benches = replicas(&limit, OnUnavailable::Local, 1000);
+        let start = Instant::now();
+        let _running = benches.each_mut().map(Bench::start);
+        tokio::time::sleep(2 * SECOND).await;
+        away(&benches, true);
+        tokio::time::sleep(5 * SECOND).await;
+        away(&benches, false);
+        tokio::time::sleep(5 * SECOND).await;
+        let all = all_millis(&benches, start);
+        let within = densest(&all, 1000);
+        // A burst of 10 at the start, besides.
+        assert!(within <= 210 + burst as usize, "burst {burst}: {within} in a second");
+        let alone = between(&all, 2500, 7000);
+        assert!((855..=945).contains(&alone), "{alone} in 4.5 s, 900 at the limit");
+        let shared = between(&all, 9000, 11_000);
+        assert!((398..=402).contains(&shared), "{shared} in 2 s of the shared pace");
+        let seam: Vec<u128> = all.iter().copied().filter(|at| (7000..9000).contains(at)).collect();
+        assert!(densest(&seam, 100) <= 25, "{}", densest(&seam, 100));
+        let gap = all.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(gap <= Some(300), "a stall of {gap:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_away_alone_finds_back_to_the_others() {
+    let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 1000);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(2 * SECOND).await;
+    away(&benches[3..], true);
+    tokio::time::sleep(3 * SECOND).await;
+    away(&benches[3..], false);
+    tokio::time::sleep(3 * SECOND).await;
+    let all = all_millis(&benches, start);
+    // The others cannot know of what it releases: a part of the limit more.
+    assert!(densest(&all, 1000) <= 255, "{}", densest(&all, 1000));
+    let after = between(&all, 5300, 7300);
+    assert!((395..=405).contains(&after), "{after} in 2 s of the shared pace: nobody paused for it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_releases_all_and_returns_to_the_pace() {
+    let mut benches = replicas(&leaky("20/s", 1), OnUnavailable::Open, 3000);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(SECOND).await;
+    for bench in &mut benches {
+        bench.options.concurrency = 64;
+    }
+    away(&benches, true);
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let released = between(&all_millis(&benches, start), 1000, 2000);
+    assert!(released > 1000, "{released}: as fast as the downstream takes them");
+    assert!(benches.iter().all(|bench| bench.sink.most.load(Ordering::SeqCst) <= 64), "no more at once");
+    away(&benches, false);
+    tokio::time::sleep(10 * SECOND).await;
+    let all = all_millis(&benches, start);
+    let last = all.iter().position(|at| *at >= 1300).unwrap();
+    assert!(all.len() - last > 150, "{} left for the pace", all.len() - last);
+    assert!(densest(&all[last..], 1000) <= 21, "{}", densest(&all[last..], 1000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_needs_no_store_at_all() {
+    let mut bench = Bench::new("1/h", QUICK);
+    bench.options.on_unavailable = OnUnavailable::Open;
+    bench.store.away.store(true, Ordering::SeqCst);
+    bench.publish_many(0..100);
+    let done = bench.start();
+    bench.end();
+    tokio::time::timeout(5 * SECOND, done).await.unwrap().unwrap();
+    assert_eq!(bench.sink.ids(), (0..100).map(|id| id.to_string()).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn local_holds_where_nothing_is_known_of_the_others() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.on_unavailable = OnUnavailable::Local;
+    bench.store.away.store(true, Ordering::SeqCst);
+    bench.publish_many(0..10);
+    let _running = bench.start();
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!(bench.sink.ids().len(), 0);
+    bench.store.away.store(false, Ordering::SeqCst);
+    bench.sink.arrived(10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_is_not_away() {
+    for on_unavailable in [OnUnavailable::Local, OnUnavailable::Open] {
+        let mut bench = Bench::new("10/s", QUICK);
+        bench.options.on_unavailable = on_unavailable;
+        bench.publish_many(0..100);
+        let _running = bench.start();
+        bench.sink.arrived(5).await;
+        bench.store.refuses.store(true, Ordering::SeqCst);
+        tokio::time::sleep(10 * SECOND).await;
+        assert!(bench.sink.ids().len() <= 7, "{:?}", bench.sink.ids());
+        bench.store.refuses.store(false, Ordering::SeqCst);
+        bench.sink.arrived(20).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_counts_without_the_store_too() {
+    for on_unavailable in [OnUnavailable::Local, OnUnavailable::Open] {
+        let mut bench = Bench::new("100/s", QUICK);
+        bench.options.on_unavailable = on_unavailable;
+        bench.options.concurrency = 1;
+        bench.publish_many(0..500);
+        let asks = Outcome::Retry {
+            reason: "status",
+            detail: "status 429".to_owned(),
+            status: Some(429),
+            after: Some(3 * SECOND),
+            pause: true,
+            response: None,
+        };
+        bench.sink.answer("100", asks);
+        let start = Instant::now();
+        let _running = bench.start();
+        bench.sink.arrived(50).await;
+        away(std::slice::from_ref(&bench), true);
+        bench.sink.arrived(101).await;
+        let asked = (Instant::now() - start).as_millis();
+        bench.sink.arrived(200).await;
+        let released = bench.sink.millis(start);
+        assert!(released[101] >= asked + 3001 && released[101] <= asked + 3020, "{released:?}");
+        let calls = calls(std::slice::from_ref(&bench));
+        assert!(calls < 200, "{calls}: it does not spin");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_used_of_a_window_stays_used() {
+    let limit = Limit::fixed_window("w", 100, 10 * SECOND).unwrap();
+    let mut benches = replicas(&limit, OnUnavailable::Local, 0);
+    // From the edge of a window on.
+    let now = benches[0].store.inner().ping().await.unwrap();
+    let edge = Duration::from_micros(10_000_000 - now.0.rem_euclid(10_000_000).unsigned_abs());
+    tokio::time::sleep(edge).await;
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    for batch in 0..3 {
+        for bench in &benches {
+            bench.publish_many(batch * 5..batch * 5 + 5);
+        }
+        tokio::time::sleep(SECOND).await;
+    }
+    assert_eq!(all_millis(&benches, start).len(), 60);
+    away(&benches, true);
+    for bench in &benches {
+        bench.publish_many(15..100);
+    }
+    tokio::time::sleep(6 * SECOND).await;
+    let used = all_millis(&benches, start).len();
+    assert!((85..=100).contains(&used), "{used} of 100");
+    tokio::time::sleep(10 * SECOND).await;
+    let all = all_millis(&benches, start);
+    assert!((96..=100).contains(&between(&all, 10_000, 19_000)), "{}", between(&all, 10_000, 19_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn policers_know_of_each_other_too() {
+    let limit = Limit::fixed_window("w", 100, 3600 * SECOND).unwrap();
+    let mut benches = replicas(&limit, OnUnavailable::Local, 0);
+    for bench in &mut benches {
+        bench.options.on_limit = OnLimit::Reject;
+    }
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(90 * SECOND).await;
+    away(&benches, true);
+    // One job of each tells that the store is away; it waits for no answer.
+    tokio::time::sleep(30 * SECOND).await;
+    for bench in &benches {
+        bench.publish_many(0..100);
+    }
+    for bench in &benches {
+        bench.ledger.count(100).await;
+    }
+    let sent: Vec<usize> = benches.iter().map(|bench| bench.sink.ids().len()).collect();
+    assert_eq!(sent, [25; 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_options_count_while_the_store_is_away() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.on_unavailable = OnUnavailable::Open;
+    bench.publish_many(0..100_000);
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(20).await;
+    away(std::slice::from_ref(&bench), true);
+    bench.sink.arrived(1000).await;
+    let mut options = bench.options.clone();
+    options.on_unavailable = OnUnavailable::Local;
+    bench.control().reload(options.clone());
+    let from = (Instant::now() - start).as_millis() + 20;
+    tokio::time::sleep(3 * SECOND).await;
+    let local = between(&bench.sink.millis(start), from, from + 2000);
+    assert!((195..=205).contains(&local), "{local} in 2 s of 100/s");
+    options.on_unavailable = OnUnavailable::Hold;
+    bench.control().reload(options);
+    tokio::time::sleep(SECOND).await;
+    let sent = bench.sink.ids().len();
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(bench.sink.ids().len(), sent);
+}
