@@ -14,6 +14,7 @@ mod support;
 
 mod api;
 mod clock;
+mod failover;
 mod rig;
 mod store;
 mod verdict;

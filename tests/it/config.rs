@@ -90,7 +90,7 @@ fn load_shipped(name: &str, env: &[(&str, &str)]) -> Loaded {
 fn every_shipped_file_is_right() {
     let examples = fs::read_dir(shipped("examples")).unwrap().map(|entry| entry.unwrap().path());
     let examples: Vec<PathBuf> = examples.filter(|path| path.extension().is_some()).collect();
-    assert_eq!(examples.len(), 8, "{examples:?}");
+    assert_eq!(examples.len(), 9, "{examples:?}");
     for path in examples.iter().chain([&shipped("paced.toml")]) {
         let loaded = load_shipped(path.to_str().unwrap(), &[]);
         assert_eq!(loaded.files, std::slice::from_ref(path));
@@ -140,6 +140,10 @@ fn the_examples_mean_what_they_say() {
     let headers: Vec<(&str, &str)> =
         headers.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
     assert_eq!(headers, [("accept", "application/json"), ("authorization", "Bearer example-token")]);
+
+    let sentinels = load_shipped("examples/sentinels.toml", &[]).settings;
+    let shown = "redis+sentinel://sentinel-1:26379,sentinel-2:26379,sentinel-3:26379/pace-master";
+    assert_eq!((sentinels.store.url.expose(), sentinels.store.url.to_string().as_str()), (shown, shown));
 
     let existing = load_shipped("examples/existing-queue.toml", &[]).settings;
     assert_eq!(existing.downstreams["invoices"].queue.name.as_deref(), Some("erp.invoices"));

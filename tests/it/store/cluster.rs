@@ -9,7 +9,9 @@ use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::failover::keep_asking;
 use super::patient;
+use crate::support::publish::Job;
 use crate::support::servers::{Cluster, Redis};
+use crate::support::site::{Site, compare};
 
 fn limits(burst: u32) -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
@@ -129,6 +131,26 @@ async fn a_planned_failover_and_the_way_back_are_followed() {
         assert_eq!(cluster.master_of("{billing}").await, to, "from {from}");
         cluster.whole().await;
     }
+}
+
+#[tokio::test]
+async fn the_daemon_and_its_check_take_the_url_of_a_cluster() {
+    let cluster = Cluster::dedicated().await;
+    let mut site = Site::shared("clustered", "rate = '100/s'").await;
+    site.store = cluster.url().replace("://", "://:@");
+    let checked = site.cli(&["check", "--online"]).await;
+    assert_eq!(checked.code, 0, "{}{}", checked.stdout, checked.stderr);
+    assert!(checked.stdout.contains(&format!("store ok: {}\n", cluster.url())), "{}", checked.stdout);
+    let replica = site.replica().await;
+    site.publish(Job::many("job", 30)).await;
+    let arrivals = site.api.wait_for(30, Duration::from_secs(60)).await;
+    assert!(compare("job", 30, &arrivals).is_clean());
+    assert_eq!(replica.stop().await, 0);
+    for node in &cluster.nodes {
+        node.kill().await;
+    }
+    let checked = site.cli(&["check", "--online"]).await;
+    assert_eq!(checked.code, 69, "{}{}", checked.stdout, checked.stderr);
 }
 
 #[tokio::test]

@@ -53,6 +53,17 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     set.sentinels[1].thaw();
 }
 
+/// The old master still answers until the sentinels demote it: whoever is connected stays with it.
+#[tokio::test]
+async fn a_planned_failover_is_followed() {
+    let set = Sentinels::dedicated().await;
+    let fail_over =
+        async || drop(set.sentinels[1].command(&["SENTINEL", "FAILOVER", "pace-master"]).await.unwrap());
+    let [billing] = keep_asking(&set.url(), ["billing"], fail_over).await;
+    billing.assert_fenced_once();
+    assert_ne!(set.master().await, 0);
+}
+
 #[tokio::test]
 async fn what_sentinels_do_not_know_is_told() {
     let set = Sentinels::dedicated().await;

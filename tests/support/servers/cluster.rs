@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::until;
+use super::super::{poll, until};
 use super::{Redis, free_port};
 
 /// How long gossip may take on a machine that compiles at the same time.
@@ -85,8 +85,14 @@ impl Cluster {
         until("the cluster is whole", FORMING, whole).await;
     }
 
-    /// The master of this key's slot, by its place in `nodes`, as a node says that answers.
+    /// The master of this key's slot, by its place in `nodes`, as a node says that answers; waits while it
+    /// has none, in the middle of a failover.
     pub async fn master_of(&self, key: &str) -> usize {
+        let master = poll(FORMING, async || self.seen_as_master_of(key).await).await;
+        master.unwrap_or_else(|| panic!("{key} has no master"))
+    }
+
+    async fn seen_as_master_of(&self, key: &str) -> Option<usize> {
         for node in &self.nodes {
             let Ok(slot) = node.command(&["CLUSTER", "KEYSLOT", key]).await else { continue };
             let slot: u16 = slot.trim().trim_start_matches(':').parse().unwrap();
@@ -101,11 +107,11 @@ impl Cluster {
                 });
                 if serves {
                     let port: u16 = port.parse().unwrap();
-                    return self.nodes.iter().position(|node| node.port() == port).unwrap();
+                    return self.nodes.iter().position(|node| node.port() == port);
                 }
             }
         }
-        panic!("no node answers")
+        None
     }
 
     /// `redis+cluster://` with all nodes.
