@@ -13,8 +13,10 @@
 mod support;
 
 mod api;
+mod away;
 mod clock;
 mod failover;
+mod rates;
 mod rig;
 mod store;
 mod verdict;

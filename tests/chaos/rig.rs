@@ -3,11 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use paced::Rate;
+use tempfile::TempDir;
+
 use crate::LONG;
 use crate::support::api::{Api, stamp};
-use crate::support::daemon::Paced;
+use crate::support::daemon::{Output, Paced, run_cli, scratch};
 use crate::support::publish::Job;
-use crate::support::servers::{Redis, rabbit};
+use crate::support::servers::{Redis, free_port, rabbit};
 use crate::support::site::Site;
 use crate::support::unique;
 use crate::verdict::Run;
@@ -21,6 +24,8 @@ pub(crate) const JOBS: usize = 2500;
 pub(crate) const RATE: &str = "200/s";
 /// Which replica sent a request.
 pub(crate) const REPLICA: &str = "x-replica";
+/// What the admin API wants to know.
+const TOKEN: &str = "chaos-0123456789abcdef";
 
 /// The seed of this run of a scenario: it decides when the faults come.
 pub(crate) struct Chaos {
@@ -57,6 +62,10 @@ pub(crate) struct Rig {
     pub(crate) chaos: Chaos,
     pub(crate) site: Site,
     pub(crate) replicas: Vec<Paced>,
+    /// The highest limit that they are ever given.
+    pub(crate) rate: Rate,
+    /// Where the first replica has its admin API.
+    admin: u16,
     watch: Watch,
 }
 
@@ -82,7 +91,8 @@ impl Rig {
             downstream: format!("queue.prefetch = 300\n{downstream}"),
             http: String::new(),
         };
-        let rig = Self { chaos, site, replicas: Vec::new(), watch: Watch::start() };
+        let (replicas, rate) = (Vec::new(), RATE.parse().unwrap());
+        let rig = Self { chaos, site, replicas, rate, admin: free_port(), watch: Watch::start() };
         rig.filled(stores).await
     }
 
@@ -100,7 +110,37 @@ impl Rig {
 
     /// The configuration of one replica, as the site has it now.
     pub(crate) fn config(&self, number: usize) -> String {
-        format!("{}headers = {{ {REPLICA} = '{number}' }}\n", self.site.config())
+        let port = if number == 0 { self.admin } else { 0 };
+        let site = self.site.config();
+        format!(
+            "[admin]\nlisten = '127.0.0.1:{port}'\ntoken = '{TOKEN}'\n{site}headers = {{ {REPLICA} = '{number}' }}\n"
+        )
+    }
+
+    /// Ends a replica, and starts another one with the configuration that the site has now.
+    pub(crate) async fn replace(&mut self, number: usize) {
+        assert_eq!(self.replicas[number].stop().await, 0, "{}", self.log());
+        self.replicas[number] = Paced::spawn(&self.config(number)).await;
+    }
+
+    /// Has every replica read the configuration that the site has now; when they were told to.
+    pub(crate) fn reload(&self) -> u64 {
+        for (number, replica) in self.replicas.iter().enumerate() {
+            std::fs::write(replica.config_file(), self.config(number)).unwrap();
+        }
+        let told = stamp();
+        self.replicas.iter().for_each(Paced::hangup);
+        told
+    }
+
+    /// Runs a command that speaks to the first replica.
+    pub(crate) async fn cli(&self, args: &[&str]) -> Output {
+        let folder = TempDir::new_in(scratch().unwrap()).unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, self.config(0)).unwrap();
+        let done = run_cli(&[&["-c", file.to_str().unwrap()], args].concat(), b"").await;
+        assert_eq!(done.code, 0, "{args:?}: {}{}", done.stdout, done.stderr);
+        done
     }
 
     /// Publishes the jobs.
@@ -152,7 +192,8 @@ impl Rig {
         }
         self.site.depth(&self.site.queue(), 0, LONG).await;
         let log = self.log();
-        Run::new(self.chaos.name, jobs, self.site.api.arrivals(), self.watch.end(), log)
+        let what = (self.chaos.name, jobs, self.rate);
+        Run::new(what, self.site.api.arrivals(), self.watch.end(), log)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paced::Rate;
 
-use crate::rig::{RATE, REPLICA};
+use crate::rig::REPLICA;
 use crate::support::api::Arrival;
 use crate::support::count::{self, Tally, effective_rate, span, windows};
 use crate::support::site::compare;
@@ -22,6 +22,8 @@ const ON_ITS_WAY: Duration = Duration::from_millis(10);
 pub(crate) struct Run {
     pub(crate) name: &'static str,
     jobs: usize,
+    /// The highest limit of the run.
+    rate: Rate,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) stamps: Vec<u64>,
     tally: Tally,
@@ -53,15 +55,14 @@ pub(crate) fn most(rate: Rate, window: Duration) -> usize {
 
 impl Run {
     pub(crate) fn new(
-        name: &'static str,
-        jobs: usize,
+        (name, jobs, rate): (&'static str, usize, Rate),
         arrivals: Vec<Arrival>,
         stalls: Vec<Range<u64>>,
         log: String,
     ) -> Self {
         let stamps = arrivals.iter().map(|arrival| arrival.at).collect();
         let tally = compare("job", jobs, &arrivals);
-        Self { name, jobs, arrivals, stamps, tally, stalls, log }
+        Self { name, jobs, rate, arrivals, stamps, tally, stalls, log }
     }
 
     /// Every job came, and came once.
@@ -78,24 +79,24 @@ impl Run {
         self.tally = count::tally(published.iter().map(String::as_str), served.iter().map(String::as_str));
     }
 
-    /// No window holds more than [`most`], at 200/s.
+    /// No window holds more than [`most`].
     #[track_caller]
     pub(crate) fn assert_paced(&self) {
-        self.assert_paced_but(RATE.parse().unwrap(), &[]);
+        self.assert_paced_but(&[]);
     }
 
     /// No window holds more than [`most`]. One that reaches over an excuse may hold that many more. And one
     /// whose first request is later than it was sent, since a processor of this machine was not to be had
     /// for longer than an interval, as many more as come in for that long: see [`Run::held_up`].
     #[track_caller]
-    pub(crate) fn assert_paced_but(&self, rate: Rate, excuses: &[Excuse]) {
+    pub(crate) fn assert_paced_but(&self, excuses: &[Excuse]) {
         for window in WINDOWS {
             for held in windows(&self.stamps, window) {
                 let (first, last) = (held[0], held[held.len() - 1]);
                 let excused =
                     excuses.iter().filter(|excuse| excuse.at.start <= last && first <= excuse.at.end);
                 let extra: usize = excused.map(|excuse| excuse.extra).sum();
-                let room = most(rate, window) + self.held_up(rate, first);
+                let room = most(self.rate, window) + self.held_up(first);
                 let (held, since) = (held.len(), Duration::from_nanos(first - self.stamps[0]));
                 assert!(
                     held <= room + extra,
@@ -141,10 +142,10 @@ impl Run {
 
     /// How many intervals the request that came at this time was held up by this machine: on its way it
     /// needs a processor in the replica, and one in the API. What follows it in time closes up to it.
-    fn held_up(&self, rate: Rate, at: u64) -> usize {
+    fn held_up(&self, at: u64) -> usize {
         let met = self.stalls.iter().filter(|stall| stall.start <= at && at - nanos(ON_ITS_WAY) <= stall.end);
         let still: u64 = met.map(|stall| stall.end - stall.start).sum();
-        usize::try_from(u128::from(still) / rate.interval().as_nanos()).unwrap()
+        usize::try_from(u128::from(still) / self.rate.interval().as_nanos()).unwrap()
     }
 
     /// How long a processor was not to be had at this time.
@@ -154,11 +155,10 @@ impl Run {
     }
 
     fn busiest(&self, window: Duration) -> Busiest {
-        let rate: Rate = RATE.parse().unwrap();
         let fullest = windows(&self.stamps, window).max_by_key(|held| held.len());
         fullest.map_or_else(Busiest::default, |held| Busiest {
             count: held.len(),
-            most: most(rate, window) + self.held_up(rate, held[0]),
+            most: most(self.rate, window) + self.held_up(held[0]),
         })
     }
 }
