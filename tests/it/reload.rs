@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::api::{Answer, Gate};
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::site::{Site, compare};
@@ -49,6 +50,26 @@ async fn a_new_rate_counts_at_once_and_nothing_is_lost() {
     assert!(compare("job", 300, &arrivals).is_clean());
     let lines = reload(&paced, &faster, DONE).await;
     assert!(lines.iter().any(|line| line["message"].as_str().unwrap().contains("nothing in it changed")));
+    assert_eq!(paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn who_had_few_jobs_in_hand_takes_as_many_as_the_new_rate_needs() {
+    // At 1/h one job at a time is in hand, which is too few for any quick rate.
+    let site = Site::shared("reloadwide", "rate = '1/h'").await;
+    let paced = site.replica().await;
+    site.publish(Job::many("job", 100)).await;
+    site.api.wait_for(1, LONG).await;
+    let gate = Gate::closed();
+    site.api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    reload(&paced, &edited(&site, &[("'1/h'", "'1000/s'")]), DONE).await;
+    crate::support::eventually("many are sent at once", LONG, || site.api.in_flight() == 64).await;
+    gate.open();
+    let arrivals = site.api.wait_for(100, LONG).await;
+    assert!(compare("job", 100, &arrivals).is_clean());
     assert_eq!(paced.stop().await, 0);
 }
 

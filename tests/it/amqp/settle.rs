@@ -324,3 +324,33 @@ async fn acks_behind_many_give_backs_are_taken_in_before_the_end() {
         assert_eq!(depth(&channel, &queue).await, 90, "round {round}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_grows_and_shrinks_while_messages_are_out() {
+    let mut options = options(shared().await, "window");
+    options.downstreams[0].prefetch = 2;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..40)).await;
+    let (_client, channel) = crate::support::publish::open(&url(shared().await, "guest:guest")).await;
+    let queue = format!("{}.jobs.billing", options.prefix);
+    let first = take(&mut source, 2).await;
+    until("the others are in the queue", async || depth(&channel, &queue).await == 38).await;
+
+    source.resize(10);
+    // Those that are out stay: they were another consumer's.
+    let more = take(&mut source, 10).await;
+    until("the others are in the queue", async || depth(&channel, &queue).await == 28).await;
+    source.resize(3);
+    let few = take(&mut source, 3).await;
+    until("the others are in the queue", async || depth(&channel, &queue).await == 25).await;
+    let all: Vec<Delivery> = first.into_iter().chain(more).chain(few).collect();
+    assert_eq!(bodies(&all), numbered(0..15), "in their order, each once");
+    all.into_iter().for_each(ack);
+    for number in 15..40 {
+        let delivery = next(&mut source).await;
+        assert_eq!(bodies(std::slice::from_ref(&delivery)), [number.to_string()]);
+        ack(delivery);
+    }
+    assert!(amqp.shutdown(LONG).await, "every ack was taken in");
+    assert_eq!(depth(&channel, &queue).await, 0);
+}
