@@ -27,6 +27,9 @@ pub(super) const COUNT: Duration = Duration::from_millis(500);
 /// How long to wait for the others, once the store is there again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// After so long what is in use is so by others, and not by a store that begins behind a fence.
+const SETTLED: Duration = Duration::from_millis(300);
+
 /// How long nothing is released when the shared pace begins anew: until all others have noticed. The pause
 /// leaves the pace without a burst.
 const HANDOVER: Duration = Duration::from_millis(150);
@@ -137,7 +140,7 @@ impl Pacer {
     /// A pace of one's own, behind what is known of the shared one; none where nothing is known of it, or the
     /// part would be none.
     fn alone(&self) -> Option<Alone> {
-        self.accord.memory()?;
+        self.accord.memory().filter(|_| !self.accord.is_unusable())?;
         let now = self.slots.store_now()?;
         let Options { on_limit, .. } = *self.options;
         let of = self.shared.replicas;
@@ -284,8 +287,10 @@ impl Pacer {
         };
         let back = *absence.back.get_or_insert(received);
         let all = reserved.replicas.is_some_and(|replicas| replicas >= absence.replicas);
-        // Somebody has begun with the shared pace, or it never stood still.
-        let goes_on = reserved.next > reserved.now;
+        // Somebody has begun with the shared pace, as the pause before it tells; or it never stood still. A
+        // record that was lost seems to be in use too, for a moment.
+        let begun = reserved.status.penalty > reserved.now;
+        let goes_on = begun || (reserved.next > reserved.now && received - back >= SETTLED);
         if all || goes_on || absence.alone.is_none() || received - back >= PATIENCE {
             self.rejoin(goes_on, reserved.replicas);
         }
@@ -306,6 +311,15 @@ impl Pacer {
             self.penalized(Deadline::at(now + HANDOVER));
         }
         tracing::info!(downstream = self.options.downstream, "back to the pace that all replicas share");
+    }
+
+    /// The store is there, but of no use: nothing is released.
+    pub(super) fn hold_on(&mut self) {
+        if self.absence.take().is_some() {
+            self.give_up_own();
+            self.turns.follow(&self.options);
+            self.turns.share(self.shared.replicas);
+        }
     }
 
     /// Slots of one's own count for nobody else.

@@ -231,6 +231,8 @@ impl Pacer {
         self.lease_at = now;
         if error.is_retryable() {
             self.gear.meters.store_connected.set(0.0);
+        } else {
+            self.hold_on();
         }
         if !error.is_retryable() && self.failures == 0 {
             // It is there, and will say the same again: that is no absence.

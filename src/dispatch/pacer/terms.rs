@@ -62,6 +62,11 @@ impl Accord {
         self.in_force.as_ref().filter(|_| !open).map(|terms| terms.generation)
     }
 
+    /// Whether there are terms that nobody can go by here.
+    pub(super) const fn is_unusable(&self) -> bool {
+        self.unusable.is_some()
+    }
+
     /// Generation and text, as they are known here.
     pub(super) fn memory(&self) -> Option<(u64, String)> {
         self.in_force.as_ref().map(|terms| (terms.generation, terms.text.clone()))
@@ -235,6 +240,12 @@ impl Pacer {
             let left = in_force.terms.expired(now);
             accord.to_write =
                 left.map(|left| (in_force.generation, left.to_text())).or(accord.to_write.take());
+            let limits = limits_of(&accord.given, &in_force.terms, now);
+            if let (true, Ok((limits, plans))) = (self.is_away(), limits) {
+                // All notice for themselves: nobody can be told.
+                let given = self.accord.given.clone();
+                self.go_by(Options { limits, plans, ..given });
+            }
         }
     }
 

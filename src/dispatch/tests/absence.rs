@@ -3,6 +3,8 @@
 use super::*;
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::sink::Outcome;
+use crate::store::Change;
+use crate::terms::Override;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -255,6 +257,75 @@ async fn other_options_count_while_the_store_is_away() {
     assert!((195..=205).contains(&local), "{local} in 2 s of 100/s");
     options.on_unavailable = OnUnavailable::Hold;
     bench.control().reload(options);
+    tokio::time::sleep(SECOND).await;
+    let sent = bench.sink.ids().len();
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(bench.sink.ids().len(), sent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_begins_anew_is_gone_back_to_by_all_at_once() {
+    for seed in 0..20 {
+        fastrand::seed(seed);
+        let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 1000);
+        let start = Instant::now();
+        let _running = benches.each_mut().map(Bench::start);
+        tokio::time::sleep(2 * SECOND).await;
+        away(&benches, true);
+        tokio::time::sleep(2 * SECOND).await;
+        let empty = Arc::new(MemoryStore::new());
+        benches.iter().for_each(|bench| bench.store.swap(&empty));
+        // They find it one after the other.
+        for bench in &benches {
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(0..150))).await;
+            bench.store.away.store(false, Ordering::SeqCst);
+        }
+        tokio::time::sleep(4 * SECOND).await;
+        let all = all_millis(&benches, start);
+        let within = densest(&all, 1000);
+        assert!(within <= 210, "seed {seed}: {within} in a second");
+        let shared = between(&all, 6500, 8000);
+        assert!((298..=302).contains(&shared), "seed {seed}: {shared} in 1.5 s of the shared pace");
+        let gap = all.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(gap <= Some(400), "seed {seed}: a stall of {gap:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_is_set_for_a_while_ends_without_the_store_too() {
+    let mut bench = Bench::new("20/s", QUICK);
+    bench.options.on_unavailable = OnUnavailable::Local;
+    bench.publish_many(0..1000);
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(5).await;
+    let mut terms = bench.options.terms();
+    let looked = bench.store.inner().tend("billing", Change::Look).await.unwrap();
+    let rate = "100/s".parse().unwrap();
+    let until = Some(looked.now.plus(3 * SECOND));
+    terms.set_rate(None, Override { rate, until, reason: None, set_at: looked.now }).unwrap();
+    let change = Change::Terms { of: looked.status.generation, text: &terms.to_text() };
+    bench.store.inner().tend("billing", change).await.unwrap();
+    tokio::time::sleep(SECOND).await;
+    away(std::slice::from_ref(&bench), true);
+    tokio::time::sleep(6 * SECOND).await;
+    let all = bench.sink.millis(start);
+    let (fast, slow) = (between(&all, 1500, 3000), between(&all, 4000, 7000));
+    assert!((148..=152).contains(&fast), "{fast} in 1.5 s of 100/s");
+    assert!((58..=62).contains(&slow), "{slow} in 3 s of 20/s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_refuses_after_an_absence_is_held_for() {
+    let mut bench = Bench::new("20/s", QUICK);
+    bench.options.on_unavailable = OnUnavailable::Local;
+    bench.publish_many(0..1000);
+    let _running = bench.start();
+    bench.sink.arrived(5).await;
+    away(std::slice::from_ref(&bench), true);
+    bench.sink.arrived(50).await;
+    bench.store.refuses.store(true, Ordering::SeqCst);
+    away(std::slice::from_ref(&bench), false);
     tokio::time::sleep(SECOND).await;
     let sent = bench.sink.ids().len();
     tokio::time::sleep(5 * SECOND).await;

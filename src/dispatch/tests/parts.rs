@@ -242,7 +242,12 @@ impl FlakyStore {
 
     /// Loses all that it knows.
     pub(super) fn forget(&self) {
-        *self.inner.lock().unwrap() = Arc::new(MemoryStore::new());
+        self.swap(&Arc::new(MemoryStore::new()));
+    }
+
+    /// Keeps its state in another store from now on.
+    pub(super) fn swap(&self, inner: &Arc<MemoryStore>) {
+        *self.inner.lock().unwrap() = Arc::clone(inner);
     }
 
     /// One call more: counted, and failed while the store is away.

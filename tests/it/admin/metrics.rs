@@ -54,7 +54,16 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
     (
         "paced_slots_abandoned_total",
         "reason",
-        &["late", "connection-lost", "clock-stepped", "unreachable", "expired", "stopped", "paused"],
+        &[
+            "late",
+            "connection-lost",
+            "clock-stepped",
+            "unreachable",
+            "expired",
+            "stopped",
+            "paused",
+            "store-back",
+        ],
     ),
     ("paced_store_errors_total", "op", &["reserve", "tend"]),
     ("paced_jobs_in_flight", "state", &["lane", "held", "sending", "settling"]),
