@@ -19,6 +19,7 @@ use crate::support::{blocking, poll, until};
 mod api;
 mod metrics;
 mod pauses;
+mod rates;
 
 const LONG: Duration = Duration::from_secs(60);
 

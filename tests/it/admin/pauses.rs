@@ -12,7 +12,7 @@ const KNOWN: u64 = 200_000_000;
 
 impl Desk {
     /// A series of this replica.
-    async fn metric(&self, name: &str) -> f64 {
+    pub(super) async fn metric(&self, name: &str) -> f64 {
         let reply = self.client.get(&format!("{}/metrics", self.base)).await.unwrap();
         Scrape::read(&reply.text).sum(name).unwrap()
     }
