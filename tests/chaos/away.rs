@@ -1,9 +1,9 @@
-//! What is released while the store is away: nothing.
+//! What is released while the store is away: nothing, each replica's part of the rate, or everything.
 
 use std::time::Duration;
 
 use crate::rig::{Chaos, RATE, REPLICAS, Rig, rest};
-use crate::support::api::stamp;
+use crate::support::api::{Answer, stamp};
 use crate::support::count::busiest;
 use crate::support::servers::Redis;
 use crate::verdict::{Run, most};
@@ -24,12 +24,14 @@ struct Times {
 }
 
 /// Kills the store in mid-run and starts it again, with what it had written.
-async fn outage(name: &'static str, policy: &str, jobs: usize) -> (Run, Times) {
+async fn outage(name: &'static str, policy: &str, jobs: usize, answer: Answer) -> (Run, Times) {
     let mut chaos = Chaos::begin(name);
     let moment = chaos.rng.usize(300..600);
     let redis = Redis::dedicated().await;
-    let downstream = format!("rate = '{RATE}'\non_unavailable = '{policy}'");
+    // As many at once as make some 800/s of what the API takes for each.
+    let downstream = format!("rate = '{RATE}'\nconcurrency = 4\non_unavailable = '{policy}'");
     let rig = Rig::with(chaos, &downstream, [&redis.url(); REPLICAS]).await;
+    rig.site.api.rule(move |_| answer.clone());
     rig.publish_some(jobs).await;
     rig.reach(moment).await;
     redis.kill().await;
@@ -41,6 +43,13 @@ async fn outage(name: &'static str, policy: &str, jobs: usize) -> (Run, Times) {
 }
 
 impl Times {
+    /// The whole seconds of the time that it was away, once that was noticed.
+    fn seconds(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        let from = self.away + nanos(NOTICED);
+        let starts = (0..).map(move |n| from + n * nanos(SECOND / 10));
+        starts.map(|from| from..from + nanos(SECOND)).take_while(|second| second.end <= self.back)
+    }
+
     /// The shared pace holds again, and all take part in it.
     #[track_caller]
     fn assert_shared(&self, run: &Run) {
@@ -53,7 +62,8 @@ impl Times {
         }
         let second = from..from + nanos(SECOND);
         let count = run.count(second.clone());
-        assert!(count >= 190, "{count} in the second after the return; {run}");
+        let least = 190 - run.missed(second.clone()).min(100);
+        assert!(count >= least, "{count} in the second after the return, at least {least}; {run}");
         for replica in 0..REPLICAS {
             let own = run.of(replica).filter(|at| second.contains(at)).count();
             assert!(own >= 10, "{own} by replica {replica}; {run}");
@@ -64,10 +74,39 @@ impl Times {
 #[tokio::test]
 #[ignore = "long: `make chaos`"]
 async fn hold_releases_nothing_while_the_store_is_away() {
-    let (run, times) = outage("hold", "hold", 1800).await;
+    let (run, times) = outage("hold", "hold", 1800, Answer::ok()).await;
     run.assert_once();
     run.assert_paced();
     assert_eq!(run.count(times.away + nanos(NOTICED)..times.back), 0, "without a slot; {run}");
     assert!(run.resumed_after(times.back) <= RETURNED, "{:?}; {run}", run.resumed_after(times.back));
+    times.assert_shared(&run);
+}
+
+#[tokio::test]
+#[ignore = "long: `make chaos`"]
+async fn local_releases_no_more_than_the_limit_while_the_store_is_away() {
+    let (run, times) = outage("local", "local", 2500, Answer::ok()).await;
+    run.assert_once();
+    for second in times.seconds() {
+        let (count, least) = (run.count(second.clone()), 150 - run.missed(second).min(100));
+        assert!(count <= 210, "{count} in a second, at most 210 (the limit and 5 %); {run}");
+        assert!(count >= least, "{count} in a second, at least {least}: it goes on; {run}");
+    }
+    // Over the way there and back, too.
+    let count = busiest(&run.stamps, SECOND);
+    assert!(count <= 212, "{count} in a second; {run}");
+    times.assert_shared(&run);
+}
+
+#[tokio::test]
+#[ignore = "long: `make chaos`"]
+async fn open_releases_all_that_the_api_takes_while_the_store_is_away() {
+    let answer = Answer::ok().after(Duration::from_millis(20));
+    let (run, times) = outage("open", "open", 4500, answer).await;
+    run.assert_once();
+    for second in times.seconds() {
+        let (count, least) = (run.count(second.clone()), 500 - run.missed(second).min(200));
+        assert!(count >= least, "{count} in a second, at least {least}, far more than the limit; {run}");
+    }
     times.assert_shared(&run);
 }

@@ -143,15 +143,22 @@ impl Run {
     /// How many intervals the request that came at this time was held up by this machine: on its way it
     /// needs a processor in the replica, and one in the API. What follows it in time closes up to it.
     fn held_up(&self, at: u64) -> usize {
-        let met = self.stalls.iter().filter(|stall| stall.start <= at && at - nanos(ON_ITS_WAY) <= stall.end);
-        let still: u64 = met.map(|stall| stall.end - stall.start).sum();
+        self.missed(at - nanos(ON_ITS_WAY)..at)
+    }
+
+    /// How many slots of this time may have been missed since a processor was not to be had.
+    pub(crate) fn missed(&self, during: Range<u64>) -> usize {
+        let still: u64 = self.met(during).map(|stall| stall.end - stall.start).sum();
         usize::try_from(u128::from(still) / self.rate.interval().as_nanos()).unwrap()
+    }
+
+    fn met(&self, during: Range<u64>) -> impl Iterator<Item = &Range<u64>> {
+        self.stalls.iter().filter(move |stall| stall.start <= during.end && during.start <= stall.end)
     }
 
     /// How long a processor was not to be had at this time.
     fn stood_still(&self, at: Range<u64>) -> Duration {
-        let met = self.stalls.iter().filter(|stall| stall.start <= at.end && at.start <= stall.end);
-        Duration::from_nanos(met.map(|stall| stall.end - stall.start).max().unwrap_or(0))
+        Duration::from_nanos(self.met(at).map(|stall| stall.end - stall.start).max().unwrap_or(0))
     }
 
     fn busiest(&self, window: Duration) -> Busiest {
