@@ -6,7 +6,7 @@ use crate::rig::{Chaos, RATE, REPLICAS, Rig, rest};
 use crate::support::api::{Answer, stamp};
 use crate::support::count::busiest;
 use crate::support::servers::Redis;
-use crate::verdict::{Run, most};
+use crate::verdict::Run;
 use crate::watch::nanos;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -54,12 +54,7 @@ impl Times {
     #[track_caller]
     fn assert_shared(&self, run: &Run) {
         let from = self.back + nanos(RETURNED);
-        let later: Vec<u64> = run.stamps.iter().copied().filter(|at| *at >= from).collect();
-        let rate = RATE.parse().unwrap();
-        for window in [SECOND, SECOND / 10] {
-            let count = busiest(&later, window);
-            assert!(count <= most(rate, window), "{count} in {window:?} after the return; {run}");
-        }
+        run.assert_paced_since(from);
         let second = from..from + nanos(SECOND);
         let count = run.count(second.clone());
         let least = 190 - run.missed(second.clone()).min(100);

@@ -82,16 +82,27 @@ impl Run {
     /// No window holds more than [`most`].
     #[track_caller]
     pub(crate) fn assert_paced(&self) {
-        self.assert_paced_but(&[]);
+        self.judge(&self.stamps, &[]);
     }
 
-    /// No window holds more than [`most`]. One that reaches over an excuse may hold that many more. And one
-    /// whose first request is later than it was sent, since a processor of this machine was not to be had
-    /// for longer than an interval, as many more as come in for that long: see [`Run::held_up`].
+    /// [`Run::assert_paced`], from this time on.
+    #[track_caller]
+    pub(crate) fn assert_paced_since(&self, from: u64) {
+        self.judge(&self.stamps[self.stamps.partition_point(|at| *at < from)..], &[]);
+    }
+
+    /// [`Run::assert_paced`]; a window that reaches over an excuse may hold that many more.
     #[track_caller]
     pub(crate) fn assert_paced_but(&self, excuses: &[Excuse]) {
+        self.judge(&self.stamps, excuses);
+    }
+
+    /// A window whose first request was held up, since a processor of this machine was not to be had for
+    /// longer than an interval, may hold as many more as come in for that long: see [`Run::held_up`].
+    #[track_caller]
+    fn judge(&self, stamps: &[u64], excuses: &[Excuse]) {
         for window in WINDOWS {
-            for held in windows(&self.stamps, window) {
+            for held in windows(stamps, window) {
                 let (first, last) = (held[0], held[held.len() - 1]);
                 let excused =
                     excuses.iter().filter(|excuse| excuse.at.start <= last && first <= excuse.at.end);
