@@ -365,7 +365,10 @@ impl Limit {
         let State { last, level } = state;
         match (self.tat(), level) {
             (Some((pace, _)), Level::Tat(tat, rate)) => {
-                State { last, level: Level::Tat(tat.max(pace.paused(until)), rate) }
+                let end = pace.paused(until);
+                // The burst is used up at its end: what is pending counts from there, under another rate too.
+                let last = if tat < end { last.max(until) } else { last };
+                State { last, level: Level::Tat(tat.max(end), rate) }
             }
             (_, level) => State { last: last.max(until), level },
         }

@@ -260,3 +260,22 @@ fn a_pause_ends_without_a_burst() {
         assert_eq!(limit.pause(full.clone(), until, now), full);
     }
 }
+
+/// A slot behind a pause that is given back leaves the pause in the state. Under another rate the time before it
+/// is not pending: else a minute's pause after an idle hour became days.
+#[test]
+fn a_pause_is_not_timed_anew_when_the_rate_changes() {
+    let limit = |rate: &str, burst| Limit::leaky_bucket("l", rate.parse().unwrap(), burst).unwrap();
+    for burst in [1, 5] {
+        let (fast, slow) = (limit("10/s", burst), limit("1/m", burst));
+        let (now, until) = (Micros(TODAY), Micros(TODAY + 60_000_000));
+        let hour_ago = Micros(TODAY - 3_600_000_000);
+        for before in [fast.fresh(), fast.commit(&fast.fresh(), hour_ago, 1)] {
+            let paused = fast.pause(before, until, now);
+            let taken = fast.commit(&paused, fast.earliest(&paused, now, 1), 1);
+            let marks = (fast.mark(&paused), fast.mark(&taken));
+            let given_back = fast.undo(&taken, marks, until, 1).unwrap();
+            assert_eq!(slow.earliest(&slow.adopt(given_back), now, 1), until, "burst {burst}");
+        }
+    }
+}

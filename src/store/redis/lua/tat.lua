@@ -73,10 +73,13 @@ function tat.adopt(l, s)
   s.tat, s.rem, s.n, s.p = math.min(at, NEVER - reach - 1), 0, l.n, l.p
 end
 
+-- Whether there was anything to raise.
 local function raise(s, at, rem)
   if s.tat < at or (s.tat == at and s.rem < rem) then
     s.tat, s.rem = at, rem
+    return true
   end
+  return false
 end
 
 -- After a loss: no unit before the fence, and no burst right after it. What is pending counts from there.
@@ -87,8 +90,8 @@ end
 
 function tat.pause(l, s, till, now)
   local at, rem = advance(l, till, 0, l.burst - 1)
-  if ceil(at, rem) > now then
-    raise(s, at, rem)
+  if ceil(at, rem) > now and raise(s, at, rem) then
+    s.last = math.max(s.last, till)
   end
 end
 
