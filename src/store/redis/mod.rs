@@ -77,7 +77,8 @@ pub struct RedisStore {
 struct Known {
     /// The last epoch: how a store that lost its state is found out.
     epoch: Micros,
-    /// How far ahead slots were asked for: those that a store has lost lie no further.
+    /// How far ahead slots were asked for at most: those that a store has lost lie no further. A single
+    /// call may ask for less than what others, or other workers, hold.
     ahead: Duration,
 }
 
@@ -161,7 +162,7 @@ impl RedisStore {
         };
         // Answers may overtake each other; epochs only rise.
         known.epoch = epoch.max(known.epoch);
-        known.ahead = ahead.unwrap_or(known.ahead);
+        known.ahead = ahead.map_or(known.ahead, |ahead| ahead.max(known.ahead));
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
@@ -174,7 +175,13 @@ impl RedisStore {
         all.get(scope.downstream).filter(|_| scope.key.is_empty()).cloned().unwrap_or_default()
     }
 
-    fn remember_windows(&self, scope: Scope<'_>, limits: &LimitSet, marks: impl FnOnce() -> Vec<Mark>) {
+    fn remember_windows(
+        &self,
+        scope: Scope<'_>,
+        limits: &LimitSet,
+        epoch: Micros,
+        marks: impl FnOnce() -> Vec<Mark>,
+    ) {
         let is_window = |limit: &Limit| matches!(limit.fresh().level, Level::Window(_));
         if !scope.key.is_empty() || !limits.iter().any(is_window) {
             return;
@@ -182,8 +189,11 @@ impl RedisStore {
         let mut all = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.entry(scope.downstream.to_owned()).or_default();
         for (limit, mark) in limits.iter().zip(marks()) {
-            if let Mark::Window { window, .. } = mark {
-                known.insert(limit.name().to_owned(), window);
+            let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
+            if let Mark::Window { window, .. } = mark
+                && !is_overtaken
+            {
+                known.insert(limit.name().to_owned(), (epoch, window));
             }
         }
     }
@@ -219,7 +229,8 @@ impl RedisStore {
             keys.push(keys::replicas(&self.prefix, scope));
         }
         for turn in 0..MISSED {
-            let known = self.known(scope.downstream).epoch;
+            let Known { epoch, ahead } = self.known(scope.downstream);
+            let known = (epoch, ahead.max(ask.ahead));
             let call = |run| self.scripts.reserve(&keys, &ask, now, known, run);
             let reply = self.servers.invoke(scope.downstream, call).await?;
             match scripts::missed(&reply) {
@@ -279,7 +290,8 @@ impl Store for RedisStore {
             let reserved =
                 scripts::reserved(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             self.remember(call.scope.downstream, reserved.epoch, Some(call.ahead));
-            self.remember_windows(call.scope, call.limits, || scripts::marks_after(&call, &reserved));
+            let marks = || scripts::marks_after(&call, &reserved);
+            self.remember_windows(call.scope, call.limits, reserved.epoch, marks);
             Ok(reserved)
         })
     }
@@ -302,7 +314,7 @@ impl Store for RedisStore {
             let (checked, marks) =
                 scripts::checked(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             self.remember(call.scope.downstream, checked.epoch, None);
-            self.remember_windows(call.scope, call.limits, || marks);
+            self.remember_windows(call.scope, call.limits, checked.epoch, || marks);
             Ok(checked)
         })
     }

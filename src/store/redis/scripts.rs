@@ -85,12 +85,13 @@ impl Scripts {
         call
     }
 
+    /// `known` and `ahead` are what the worker knows of the downstream.
     pub(super) fn reserve(
         &self,
         keys: &[String],
         ask: &Ask<'_>,
         now: Now,
-        known: Micros,
+        (known, ahead): (Micros, Duration),
         run: i64,
     ) -> Call<'_> {
         let derived = ask.limits.is_tat();
@@ -99,7 +100,7 @@ impl Scripts {
         let cmd = &mut call.command;
         tell_now(cmd, now);
         cmd.arg(known.0).arg(run);
-        cmd.arg(horizon(ask.ahead).0).arg(Micros(0).plus(ask.ahead).0).arg(ask.exact.0);
+        cmd.arg(horizon(ahead).0).arg(Micros(0).plus(ask.ahead).0).arg(ask.exact.0);
         let (replica, ttl) = ask.lease.map_or(("", Duration::ZERO), |lease| (lease.replica, lease.ttl));
         cmd.arg(replica).arg(Micros(0).plus(ttl).0);
         cmd.arg(match ask.limits.combine() {
@@ -205,8 +206,8 @@ pub(super) struct Ask<'a> {
     pub(super) known: Windows,
 }
 
-/// Windows, by the limit's name.
-pub(super) type Windows = HashMap<String, Window>;
+/// Windows, by the limit's name, each with the epoch in which it was heard of.
+pub(super) type Windows = HashMap<String, (Micros, Window)>;
 
 fn tell_now(cmd: &mut Cmd, now: Now) {
     match now {
@@ -242,10 +243,10 @@ fn tell_pace(cmd: &mut Cmd, letter: &str, rate: Rate, burst: u32) {
     cmd.arg(letter).arg(rate.count()).arg(rate.period_micros()).arg(burst);
 }
 
-fn tell_window(cmd: &mut Cmd, counting: Counting, ask: Option<&Ask<'_>>, known: Option<&Window>) {
-    let (count, known) = (counting.count(), known.copied().unwrap_or(Window { end: Micros(0), used: 0 }));
+fn tell_window(cmd: &mut Cmd, counting: Counting, ask: Option<&Ask<'_>>, known: Option<&(Micros, Window)>) {
+    let (count, (epoch, known)) = (counting.count(), known.copied().unwrap_or_default());
     let mut tell = |letter: &str| {
-        cmd.arg(letter).arg(count).arg(known.end.0).arg(known.used);
+        cmd.arg(letter).arg(count).arg(epoch.0).arg(known.end.0).arg(known.used);
     };
     match counting.edges() {
         Edges::Aligned { period, offset } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use paced::StoreError;
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
-use paced::store::{Check, Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Change, Check, Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
 
@@ -16,6 +16,7 @@ use crate::support::servers::{self, Redis};
 
 const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
 const HORIZON: Duration = Duration::from_millis(100);
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// 20/s.
 fn limits(burst: u32) -> LimitSet {
@@ -319,6 +320,49 @@ async fn a_window_that_is_lost_is_recalled() {
             generation: 0,
         });
         assert_eq!(decision.await.unwrap().verdicts[0].standings[0].remaining, 0);
+    }
+}
+
+/// A worker mostly hears of a loss by another call than the one for the window: it looks at the record when
+/// its connection is renewed, or asks for slots of other limits.
+#[tokio::test]
+async fn a_window_is_recalled_whichever_call_finds_the_loss() {
+    let redis = Redis::dedicated().await;
+    let store = store(&redis).await;
+    let set = |name: &str| LimitSet::new(vec![Limit::first_hit_window(name, 20, DAY).unwrap()]).unwrap();
+    let (one, two) = (set("one"), set("two"));
+    for limits in [&one, &two] {
+        assert_eq!(store.reserve(call(limits, &[1; 15], Duration::ZERO)).await.unwrap().slots.len(), 15);
+    }
+    let left = async |limits: &LimitSet| {
+        let check = Check { scope: SCOPE, limits, costs: Costs::Each(&[0]), now: None, generation: 0 };
+        store.check(check).await.unwrap().verdicts[0].standings[0].remaining
+    };
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    store.tend("billing", Change::Look).await.unwrap();
+    assert_eq!([left(&one).await, left(&two).await], [5, 5]);
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    assert_eq!([left(&two).await, left(&one).await], [5, 5]);
+    // Once in the store again it is not said twice: a reset stands.
+    store.reset(SCOPE, &one).await.unwrap();
+    assert_eq!([left(&one).await, left(&two).await], [20, 5]);
+}
+
+/// Where plans take turns a call asks for less than the horizon: for the slots before another one's.
+#[tokio::test]
+async fn the_fence_lies_behind_all_that_was_asked_for() {
+    let redis = Redis::dedicated().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
+    store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
+    for looks in [false, true] {
+        redis.command(&["FLUSHALL"]).await.unwrap();
+        if looks {
+            store.tend("billing", Change::Look).await.unwrap();
+        }
+        let found = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
+        let first = found.refused.expect("it lies behind the fence").slot;
+        assert!(first > before.slots[19], "{first} {:?}", before.slots[19]);
     }
 }
 

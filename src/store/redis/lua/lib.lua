@@ -134,7 +134,7 @@ end
 --   lose(l, s)               the state after a loss, behind the fence
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- windows also
---   recall(l, s, now)        with what the caller knows from before a loss; whether that is more
+--   recall(l, s, now, epoch) with what the caller knows from before a loss; whether that is more
 -- instead of parse and text, where a state is not read and written whole
 --   load(l)                  the state, or nil
 --   save(l, s, px)

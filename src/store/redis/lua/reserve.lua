@@ -66,8 +66,7 @@ for i = 1, count do
       kind.lose(l, s)
     end
   end
-  if known > 0 and known < record.epoch and kind.recall and kind.recall(l, s, now) then
-    -- The caller has not heard of the loss yet, and so does this once.
+  if kind.recall and kind.recall(l, s, now, record.epoch) then
     l.corrected = true
   end
   if paused > 0 then

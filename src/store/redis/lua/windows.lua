@@ -18,11 +18,12 @@ local function read_count(l, at, fence)
   l.n = tonumber(ARGV[at])
 end
 
--- N, then what the caller knew of the window when it last heard of it: its end, and the units used.
+-- N, then what the caller knew of the window when it last heard of it: in which epoch (0: never), its end, and
+-- the units used.
 local function read_window(l, at, fence)
   read_count(l, at, fence)
-  l.known_ends, l.known_used = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  return at + 3
+  l.heard, l.known_ends, l.known_used = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  return at + 4
 end
 
 -- Windows: "w last shift epoch end used". src/limit/window.rs has the same arithmetic.
@@ -80,9 +81,12 @@ function window.commit(l, s, at, cost)
   s.last = at
 end
 
--- What a caller knows from before a loss counts where it is more: the same window, or a later one.
-function window.recall(l, s, now)
-  if l.known_ends > now + l.longest then
+-- What a caller knows from before a loss counts where it is more: the same window, or a later one. Each
+-- window by itself: the caller may have heard of the loss by a call that was not about this one.
+function window.recall(l, s, now, epoch)
+  if l.heard == 0 or l.heard >= epoch then
+    return false -- of this record
+  elseif l.known_ends > now + l.longest then
     return false -- of another clock
   elseif l.known_ends > s.ends then
     s.ends, s.used = l.known_ends, l.known_used
