@@ -287,10 +287,11 @@ impl Core {
     /// Takes in an answer of the store, received now. Reservations made before a step back, or a
     /// loss, keep the deadline that they had.
     fn observe(self: &Arc<Self>, sent: Instant, now: Micros, epoch: Micros, status: Status) {
-        if self.clock.observe(sent, now, epoch, Instant::now()) == Observed::Stepped {
+        let observed = self.clock.observe(sent, now, epoch, Instant::now());
+        if observed == Observed::Stepped {
             self.jumped.notify_waiters();
         }
-        self.heed(now, epoch, status);
+        self.heed(now, epoch, status, observed);
     }
 
     /// How late a slot may be used: T, within what timers and the network allow for.

@@ -1,16 +1,16 @@
 //! Pauses of the whole downstream, as far as this shaper knows of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::Core;
-use crate::store::{Change, Pause, Recall, Status, StoreError, Tended};
+use crate::store::{Change, Observed, Pause, Recall, Status, StoreError, Tended};
 use crate::time::Micros;
 
-/// What the store's latest answer said.
+/// What is known of pauses.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     known: Mutex<Known>,
@@ -19,9 +19,40 @@ pub(super) struct Pauses {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
+    /// The store's latest answer.
+    said: Option<Said>,
+    /// What the store has lost, and is not told again yet.
+    lost: Option<Said>,
+    /// It is being told.
+    recalling: bool,
+}
+
+/// What an answer of the store said, and when it was heard.
+#[derive(Clone, Copy, Debug)]
+struct Said {
     now: Micros,
     epoch: Micros,
     status: Status,
+    heard: Instant,
+}
+
+impl Said {
+    /// How much is left of a pause until then.
+    fn left(&self, until: Micros) -> Duration {
+        until.since(self.now).saturating_sub(self.heard.elapsed())
+    }
+
+    /// Whether an answer of a new record says less than this one.
+    fn knows_more(&self, status: &Status) -> bool {
+        let Status { penalty, pause, .. } = self.status;
+        pause.version > status.pause.version || (penalty > status.penalty && !self.left(penalty).is_zero())
+    }
+
+    fn recall(&self) -> Recall<'static> {
+        let Status { penalty, pause: Pause { until, version }, .. } = self.status;
+        let pause = (until != Micros::MAX).then(|| self.left(until));
+        Recall { penalty: self.left(penalty), pause, version, ..Recall::default() }
+    }
 }
 
 impl Pauses {
@@ -29,41 +60,57 @@ impl Pauses {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no work may start at this slot.
-    pub(super) fn forbid(&self, slot: Micros) -> bool {
-        slot < self.lock().status.paused_until()
+    /// No work may start at a slot before it.
+    pub(super) fn until(&self) -> Micros {
+        self.lock().said.map_or(Micros(0), |said| said.status.paused_until())
     }
 }
 
 impl Core {
     /// Takes in what an answer says. What the store has lost is told it again.
-    pub(super) fn heed(self: &Arc<Self>, now: Micros, epoch: Micros, status: Status) {
+    pub(super) fn heed(self: &Arc<Self>, now: Micros, epoch: Micros, status: Status, observed: Observed) {
         let mut known = self.pauses.lock();
-        if epoch == known.epoch && now < known.now && known.now.since(now) < OVERTAKEN {
+        let before = known.said;
+        let overtaken = |before: &Said| {
+            // A clock that stepped back is not an answer that comes late.
+            let is_late = observed == Observed::Consistent && before.epoch == epoch;
+            is_late && now < before.now && before.now.since(now) < OVERTAKEN
+        };
+        if before.as_ref().is_some_and(overtaken) {
             return;
         }
-        let before = std::mem::replace(&mut *known, Known { now, epoch, status });
+        known.said = Some(Said { now, epoch, status, heard: Instant::now() });
+        if let Some(before) = before.filter(|before| before.epoch != epoch && before.knows_more(&status)) {
+            // The same loss may be found twice, and what was heard in between knows less.
+            let older = known.lost.filter(|lost| lost.status.pause.version >= before.status.pause.version);
+            known.lost = older.or(Some(before));
+        }
+        let recalled = known.lost.filter(|_| !known.recalling);
+        known.recalling |= recalled.is_some();
         drop(known);
-        if before.status.paused_until() != status.paused_until() {
+        if before.map_or(Micros(0), |before| before.status.paused_until()) != status.paused_until() {
             self.jumped.notify_waiters();
         }
-        let forgot = before.epoch != epoch && before.status.pause.version > status.pause.version;
-        if forgot || (before.epoch != epoch && before.status.penalty > before.now.max(status.penalty)) {
-            self.recall(before);
+        if let Some(lost) = recalled {
+            self.recall(lost);
         }
     }
 
-    /// In a task of its own: whoever asked the store must not wait for it.
-    fn recall(self: &Arc<Self>, before: Known) {
-        let Ok(runtime) = Handle::try_current() else { return };
+    /// In a task of its own: whoever asked the store must not wait for it. Where it fails, the next answer has
+    /// it tried again.
+    fn recall(self: &Arc<Self>, lost: Said) {
+        let Ok(runtime) = Handle::try_current() else {
+            self.pauses.lock().recalling = false;
+            return;
+        };
         let core = Arc::clone(self);
         runtime.spawn(async move {
-            let Known { now, status: Status { penalty, pause: Pause { until, version }, .. }, .. } = before;
-            let pause = (until != Micros::MAX).then(|| until.since(now));
-            // Counted from the last answer, so that it lasts no shorter than it was to.
-            let recall = Recall { penalty: penalty.since(now), pause, version, ..Recall::default() };
-            if let Err(error) = core.tend(Change::Recall(recall)).await {
-                tracing::debug!(downstream = core.name, %error, "the store forgot a pause");
+            let told = core.tend(Change::Recall(lost.recall())).await;
+            let mut known = core.pauses.lock();
+            known.recalling = false;
+            match told {
+                Ok(_) => known.lost = None,
+                Err(error) => tracing::debug!(downstream = core.name, %error, "the store forgot a pause"),
             }
         });
     }
@@ -83,17 +130,32 @@ impl Core {
             let mut changes = self.store.changes(&self.name);
             let (core, gone) = (Arc::downgrade(self), Arc::clone(&self.gone));
             runtime.spawn(async move {
+                let mut wait = BACKOFF.0;
                 loop {
                     tokio::select! {
                         () = changes.next() => {}
                         () = gone.notified() => return,
                     }
-                    let Some(core) = core.upgrade() else { return };
-                    // Who waits looks for himself, now and then.
-                    let _ = core.tend(Change::Look).await;
+                    // Not at once: a server that refuses the call hangs up, and a new connection is a change.
+                    while !look(&core).await {
+                        tokio::select! {
+                            () = tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())) => {}
+                            () = gone.notified() => return,
+                        }
+                        wait = (wait * 2).min(BACKOFF.1);
+                    }
+                    wait = BACKOFF.0;
                 }
             });
         });
+    }
+}
+
+/// What holds now; false where the store did not say.
+async fn look(core: &Weak<Core>) -> bool {
+    match core.upgrade() {
+        Some(core) => core.tend(Change::Look).await.is_ok(),
+        None => true,
     }
 }
 
@@ -105,3 +167,6 @@ impl Drop for Core {
 
 /// Answers overtake each other by no more than this; a clock that is further behind has stepped back.
 const OVERTAKEN: Duration = Duration::from_secs(1);
+
+/// Before a look that failed is tried again, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));

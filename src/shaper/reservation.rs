@@ -68,7 +68,17 @@ impl Reservation {
     /// have passed by then, and work on all of them would be a burst: reserve again instead.
     #[must_use]
     pub fn is_missed(&self) -> bool {
-        self.hold().late() > self.core.tolerance() || self.core.pauses.forbid(self.granted.slot)
+        self.hold().late() > self.core.tolerance() || self.is_paused()
+    }
+
+    /// Whether the slot lies in a pause.
+    fn is_paused(&self) -> bool {
+        let until = self.core.pauses.until();
+        match self.core.clock.mapping(until) {
+            // The slot is an instant of a clock that is no more: they are compared here.
+            Some(end) if end.generation != self.mapped.generation => self.mapped.deadline < end.deadline,
+            _ => self.granted.slot < until,
+        }
     }
 
     /// Waits until the slot, however far it is. The store is asked for its clock now and then; a
@@ -108,7 +118,7 @@ impl Reservation {
         loop {
             // Before the look at the clock, so that no step goes unnoticed in between.
             let jumped = core.jumped.notified();
-            if !self.follow() || core.pauses.forbid(self.granted.slot) {
+            if !self.follow() || self.is_paused() {
                 return false;
             }
             tokio::select! {

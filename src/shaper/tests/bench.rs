@@ -34,7 +34,7 @@ impl Clock for SteppingClock {
 
 #[derive(Debug)]
 pub(in crate::shaper) struct Bench {
-    memory: MemoryStore,
+    memory: Mutex<Arc<MemoryStore>>,
     pub(in crate::shaper) clock: Arc<SteppingClock>,
     pub(in crate::shaper) calls: AtomicUsize,
     pub(in crate::shaper) cancelled: AtomicUsize,
@@ -49,13 +49,15 @@ pub(in crate::shaper) struct Bench {
     pub(in crate::shaper) panics: AtomicUsize,
     /// Looks are not answered.
     pub(in crate::shaper) mute: AtomicBool,
+    /// Looks are refused.
+    refuse: AtomicBool,
 }
 
 impl Bench {
     pub(in crate::shaper) fn new() -> Arc<Self> {
         let clock = Arc::<SteppingClock>::default();
         Arc::new(Self {
-            memory: MemoryStore::with_clock(clock.clone()),
+            memory: Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone()))),
             clock,
             calls: AtomicUsize::new(0),
             cancelled: AtomicUsize::new(0),
@@ -66,7 +68,17 @@ impl Bench {
             failure: Mutex::default(),
             panics: AtomicUsize::new(0),
             mute: AtomicBool::new(false),
+            refuse: AtomicBool::new(false),
         })
+    }
+
+    fn memory(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.memory.lock().unwrap())
+    }
+
+    /// All is forgotten. Who listens for changes hears of none any more.
+    pub(in crate::shaper) fn lose(&self) {
+        *self.memory.lock().unwrap() = Arc::new(MemoryStore::with_clock(self.clock.clone()));
     }
 
     /// Closes the gate: calls wait until `open` lets some through.
@@ -102,6 +114,10 @@ impl Bench {
         failure.map_or(Ok(()), Err)
     }
 
+    pub(in crate::shaper) fn refuse_looks(&self, refuse: bool) {
+        self.refuse.store(refuse, Ordering::SeqCst);
+    }
+
     pub(in crate::shaper) fn delay(&self, there: Duration, back: Duration) {
         *self.latency.lock().unwrap() = (there, back);
     }
@@ -113,7 +129,7 @@ impl Store for Bench {
             self.enter().await?;
             let (there, back) = *self.latency.lock().unwrap();
             tokio::time::sleep(there).await;
-            let answer = self.memory.reserve(call).await;
+            let answer = self.memory().reserve(call).await;
             tokio::time::sleep(back).await;
             answer
         })
@@ -124,7 +140,7 @@ impl Store for Bench {
             self.enter().await?;
             let (there, back) = *self.latency.lock().unwrap();
             tokio::time::sleep(there).await;
-            let answer = self.memory.check(call).await;
+            let answer = self.memory().check(call).await;
             tokio::time::sleep(back).await;
             answer
         })
@@ -132,14 +148,14 @@ impl Store for Bench {
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
-            let given = self.memory.cancel(call).await?;
+            let given = self.memory().cancel(call).await?;
             self.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
             Ok(given)
         })
     }
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.memory.reset(scope, limits)
+        Box::pin(async move { self.memory().reset(scope, limits).await })
     }
 
     fn tend<'a>(
@@ -153,15 +169,18 @@ impl Store for Bench {
                 if self.mute.load(Ordering::SeqCst) {
                     return std::future::pending().await;
                 }
+                if self.refuse.load(Ordering::SeqCst) {
+                    return Err(StoreError::Invalid("as the test wants it".to_owned()));
+                }
             } else {
                 self.enter().await?;
             }
-            self.memory.tend(downstream, change).await
+            self.memory().tend(downstream, change).await
         })
     }
 
     fn changes(&self, downstream: &str) -> Changes {
-        self.memory.changes(downstream)
+        self.memory().changes(downstream)
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
@@ -169,6 +188,6 @@ impl Store for Bench {
         if self.mute.load(Ordering::SeqCst) {
             return Box::pin(std::future::pending());
         }
-        self.memory.ping()
+        Box::pin(async move { self.memory().ping().await })
     }
 }

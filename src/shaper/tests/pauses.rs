@@ -1,7 +1,8 @@
 //! Pauses of the whole downstream: asked for by it, or made by an operator.
 
 use super::*;
-use crate::store::{Change, Store as _};
+use crate::store::{Change, Pause, Store as _};
+use crate::time::Clock as _;
 
 const TWO: Duration = Duration::from_secs(2);
 
@@ -96,4 +97,71 @@ async fn the_watch_ends_with_the_shaper() {
     assert!(core.upgrade().is_none());
     // The watch would keep the store.
     assert_eq!(Arc::strong_count(&bench), 1);
+}
+
+/// An answer by a clock that stepped back is not one that was overtaken, and slots of before the step lie where
+/// they did.
+#[tokio::test(start_paused = true)]
+async fn a_pause_after_a_step_back_is_kept() {
+    for (step, ahead) in [(-1, 1), (-10, 8)] {
+        let bench = Bench::new();
+        let shaper = builder("1/s", &bench).build().unwrap();
+        let mut granted = vec![];
+        for _ in 0..=ahead {
+            granted.push(shaper.reserve("any").await.unwrap());
+        }
+        tokio::time::advance(ms(200)).await;
+        bench.clock.step(step);
+        shaper.penalize(Instant::now() + ms(1000 * ahead)).await.unwrap();
+        let last = granted.pop().unwrap();
+        last.wait().await;
+        assert!(last.is_missed(), "a step of {step} s: it lies in the pause");
+        let next = shaper.reserve("any").await.unwrap();
+        next.wait().await;
+        assert!(!next.is_missed(), "a step of {step} s");
+    }
+}
+
+/// What an operator did is told again, as long as it is to last and no longer, and again where that fails.
+#[tokio::test(start_paused = true)]
+async fn what_the_store_forgot_is_recalled_until_it_knows() {
+    let bench = Bench::new();
+    let shaper = builder("100/s", &bench).build().unwrap();
+    let status = async || bench.tend("billing", Change::Look).await.unwrap().status;
+    bench.tend("billing", Change::Pause(Some(10 * TWO))).await.unwrap();
+    shaper.peek("any").await.unwrap();
+    tokio::time::advance(4 * TWO).await;
+    bench.lose();
+    let away = StoreError::Unreachable { address: "a".to_owned(), detail: "away".to_owned() };
+    shaper.core.tend(Change::Look).await.unwrap();
+    bench.fail(Some(away));
+    settle().await;
+    assert_eq!(status().await.pause, Pause::default(), "nobody could tell it");
+    bench.fail(None);
+    shaper.peek("any").await.unwrap();
+    settle().await;
+    let Pause { until, version } = status().await.pause;
+    assert_eq!((until.since(bench.clock.now()), version), (6 * TWO, 1));
+    let calls = bench.count();
+    shaper.peek("any").await.unwrap();
+    settle().await;
+    assert_eq!(bench.count(), calls + 1, "once it knows nothing is told");
+}
+
+/// Else a server that refuses it is asked again and again: each refusal opens a connection, which is a change.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_fails_is_tried_again_later() {
+    let bench = Bench::new();
+    let shaper = builder("1/s", &bench).build().unwrap();
+    let _first = shaper.reserve("any").await.unwrap();
+    settle().await;
+    bench.refuse_looks(true);
+    bench.tend("billing", Change::Penalize(10 * TWO)).await.unwrap();
+    let before = bench.pings.load(Ordering::SeqCst);
+    tokio::time::sleep(10 * TWO).await;
+    let looks = bench.pings.load(Ordering::SeqCst) - before;
+    assert!((5..20).contains(&looks), "{looks}");
+    bench.refuse_looks(false);
+    tokio::time::sleep(3 * TWO).await;
+    assert!(shaper.core.pauses.until() > Micros(0), "it was told in the end");
 }

@@ -14,7 +14,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 /// Listens as long as somebody keeps the watchers.
 pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: Weak<Watchers>) {
     let (first, most) = BACKOFF;
-    let (mut wait, mut told) = (first, false);
+    let (mut wait, mut told) = (first / 2, false);
     while let Some(open) = servers.upgrade() {
         let mut reopened = open.reopened();
         match open.listen(&channel).await {
@@ -45,9 +45,11 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
                     tracing::debug!(%error, channel, "changes by other replicas are seen later");
                     told = true;
                 }
-                tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
                 wait = (wait * 2).min(most);
             }
         }
+        // Also where it was heard for a while: with a server that refuses every call each call opens a connection,
+        // and who is told of that calls again.
+        tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use paced::Shaper;
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Change, Changes, Check, Pause, Recall, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::Micros;
@@ -165,4 +166,37 @@ async fn what_is_pending_is_timed_anew_under_another_rate() {
     assert_eq!(fast, [first.plus(Duration::from_millis(500)), first.plus(Duration::from_secs(1))]);
     let slow = reserve(&store, &name, &limits("1/10s", 1), 1, 0).await.slots[0];
     assert_eq!(slow, fast[1].plus(Duration::from_secs(10)));
+}
+
+/// A server that refuses writes takes connections. None of them must lead to the next one at once.
+#[tokio::test]
+async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
+    let redis = Redis::dedicated().await;
+    let rate = "1000/s".parse().unwrap();
+    let shaper = Shaper::builder("billing", rate).store(store(&redis).await).build().unwrap();
+    drop(shaper.reserve("any").await.unwrap());
+    redis.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await.unwrap();
+    let connections = async || {
+        let info = redis.command(&["INFO", "stats"]).await.unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        line.trim().parse::<usize>().unwrap()
+    };
+    let before = connections().await;
+    let other = store(&redis).await;
+    // Once there is a later instant to write down it cannot be looked at either.
+    while other.tend("billing", Change::Look).await.is_ok() {}
+    for _ in 0..3 {
+        assert!(shaper.reserve("any").await.is_err(), "it refuses");
+    }
+    // Each look at their number is one more.
+    let mut looks = 0;
+    let storm = async {
+        while connections().await - before - looks < 60 {
+            looks += 1;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(timeout(Duration::from_secs(2), storm).await.is_err(), "60 connections in 2 s");
+    redis.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await.unwrap();
+    assert!(shaper.reserve("any").await.is_ok());
 }
