@@ -22,6 +22,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::changes::{Changes, Watchers};
 use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
 use crate::limit::{Level, Limit, LimitSet, Mark};
@@ -80,6 +82,16 @@ struct Known {
     /// How far ahead slots were asked for at most: those that a store has lost lie no further. A single
     /// call may ask for less than what others, or other workers, hold.
     ahead: Duration,
+    /// When so far ahead was asked for last: such slots have passed once it is as long ago.
+    asked: Option<Instant>,
+}
+
+impl Known {
+    fn asked(&mut self, ahead: Duration) {
+        if ahead >= self.ahead || self.asked.is_none_or(|asked| asked.elapsed() > self.ahead) {
+            (self.ahead, self.asked) = (ahead, Some(Instant::now()));
+        }
+    }
 }
 
 impl RedisStore {
@@ -162,7 +174,7 @@ impl RedisStore {
         };
         // Answers may overtake each other; epochs only rise.
         known.epoch = epoch.max(known.epoch);
-        known.ahead = ahead.map_or(known.ahead, |ahead| ahead.max(known.ahead));
+        ahead.into_iter().for_each(|ahead| known.asked(ahead));
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
@@ -229,7 +241,7 @@ impl RedisStore {
             keys.push(keys::replicas(&self.prefix, scope));
         }
         for turn in 0..MISSED {
-            let Known { epoch, ahead } = self.known(scope.downstream);
+            let Known { epoch, ahead, .. } = self.known(scope.downstream);
             let known = (epoch, ahead.max(ask.ahead));
             let call = |run| self.scripts.reserve(&keys, &ask, now, known, run);
             let reply = self.servers.invoke(scope.downstream, call).await?;
