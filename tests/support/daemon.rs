@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,7 +48,11 @@ pub struct Paced {
 }
 
 #[derive(Debug, Default)]
-struct Lines(Mutex<Vec<String>>);
+struct Lines {
+    lines: Mutex<Vec<String>>,
+    /// It has said all that it will.
+    complete: AtomicBool,
+}
 
 impl Paced {
     /// Runs with this configuration and waits until it says that it is ready.
@@ -174,7 +179,12 @@ impl Paced {
 
     /// Waits for its end; panics with its log after `within`.
     pub async fn wait_exit(&self, within: Duration) -> i32 {
-        let exit = poll(within, || std::future::ready(self.exited())).await;
+        // With all of its log: what it wrote last comes after the end of the process.
+        let exit = poll(within, || {
+            let complete = self.log.complete.load(Ordering::SeqCst);
+            std::future::ready(self.exited().filter(|_| complete))
+        });
+        let exit = exit.await;
         exit.unwrap_or_else(|| panic!("still running after {within:?}; its log:\n{}", self.log().join("\n")))
     }
 
@@ -195,7 +205,7 @@ impl Drop for Paced {
 
 impl Lines {
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn follow(&self, stderr: ChildStderr) {
@@ -203,6 +213,7 @@ impl Lines {
             let line = String::from_utf8_lossy(&line).into_owned();
             self.lock().push(line);
         }
+        self.complete.store(true, Ordering::SeqCst);
     }
 }
 
