@@ -6,6 +6,7 @@ use paced::RedisOptions;
 
 mod access;
 mod cluster;
+mod changes;
 mod examples;
 mod failover;
 mod limits;
