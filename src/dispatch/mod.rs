@@ -93,7 +93,8 @@ pub enum OnUnavailable {
     /// They wait: nothing is released without a slot.
     #[default]
     Hold,
-    /// Each replica releases its part of the pace: the limits divided by the replicas last known.
+    /// Each replica releases its part of the pace: the limits divided by the replicas last known. One that has
+    /// not reached the store yet knows of none, and waits.
     Local,
     /// They are released as fast as the downstream takes them.
     Open,

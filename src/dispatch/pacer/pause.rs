@@ -1,5 +1,6 @@
 //! Pauses: what the downstream asked for, and what an operator did.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,6 +9,7 @@ use super::Pacer;
 use super::tend::Memory;
 use crate::dispatch::OnLimit;
 use crate::dispatch::gate::Closed;
+use crate::dispatch::held::Held;
 use crate::store::{Observed, SlotClock, Status};
 use crate::time::{Deadline, Micros, wall_now};
 
@@ -141,6 +143,11 @@ impl Pacer {
         // What the store has forgotten counts on.
         if !self.accord.is_lost() {
             self.pauses.take_in(status, now, epoch, &self.slots);
+            if observed == Observed::SteppedBack {
+                // What is held has slots of the clock as it was: only its local instants compare.
+                let end = self.pauses.end();
+                self.give_up(|held| end.is_some_and(|end| held.deadline < end));
+            }
             self.obey();
         }
         true
@@ -150,12 +157,8 @@ impl Pacer {
     fn obey(&mut self) {
         self.gear.gate.set(self.pauses.closed());
         self.tell_alone();
-        let gate = &self.gear.gate;
-        let given_up = self.held.take(|held| gate.refuses(held.slot, held.deadline));
-        if !given_up.is_empty() {
-            self.gear.meters.paused_slots.increment(given_up.len() as u64);
-            given_up.into_iter().for_each(|entry| self.lane.push(entry));
-        }
+        let gate = Arc::clone(&self.gear.gate);
+        self.give_up(|held| gate.refuses(held.slot, held.deadline));
         let (was, end) = (self.pauses.end, self.pauses.end());
         if same(was, end) {
             return;
@@ -180,6 +183,13 @@ impl Pacer {
         } else {
             tracing::debug!(downstream, until, why, "the pause ends then");
         }
+    }
+
+    /// Gives up what is held for slots in a pause: each job goes back to its old place in the lane.
+    fn give_up(&mut self, in_pause: impl Fn(&Held) -> bool) {
+        let given_up = self.held.take(in_pause);
+        self.gear.meters.paused_slots.increment(given_up.len() as u64);
+        given_up.into_iter().for_each(|entry| self.lane.push(entry));
     }
 
     /// When to ask for the slots behind a pause: as for others that lie ahead. A policer's are now.

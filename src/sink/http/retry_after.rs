@@ -5,6 +5,8 @@ use std::time::Duration;
 use hyper::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimeParser;
+use jiff::fmt::strtime;
+use jiff::tz::TimeZone;
 
 use crate::time::wall_now;
 
@@ -32,10 +34,15 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// An HTTP-date: RFC 9110 takes its form from RFC 2822.
+/// An HTTP-date: RFC 9110 takes its form from RFC 2822, and has two older ones that are still to be read.
 fn date(text: &str) -> Option<Timestamp> {
     static PARSER: DateTimeParser = DateTimeParser::new();
-    PARSER.parse_timestamp(text).ok()
+    PARSER.parse_timestamp(text).ok().or_else(|| {
+        let older = ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"];
+        let read = |format| strtime::parse(format, text).ok()?.to_datetime().ok();
+        let at = older.into_iter().find_map(read)?;
+        Some(at.to_zoned(TimeZone::UTC).ok()?.timestamp())
+    })
 }
 
 #[cfg(test)]
@@ -72,6 +79,8 @@ mod tests {
             ("Sun, 06 Nov 1994 08:50:00 GMT", 23),
             ("Sat, 05 Nov 1994 08:50:00 GMT", 0),
             ("Sun, 06 Nov 2044 08:49:37 GMT", 86_400),
+            ("Sunday, 06-Nov-94 08:50:00 GMT", 23),
+            ("Sun Nov  6 08:50:00 1994", 23),
         ] {
             assert_eq!(after(text, date), Some(seconds), "{text}");
         }
