@@ -22,7 +22,8 @@ pub struct Pause {
     /// No slot lies before it; 0: none was paused. [`Micros::MAX`]: there are no slots until somebody
     /// resumes.
     pub until: Micros,
-    /// Rises with every pause and every resume, so that the later one is known.
+    /// Rises with every pause and every resume, also over losses, so that the later one is known: not below
+    /// the store's now.
     pub version: u64,
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use paced::RedisOptions;
 
 mod access;
-mod cluster;
 mod changes;
+mod cluster;
 mod examples;
 mod failover;
 mod limits;

@@ -86,16 +86,18 @@ impl Downstream {
     /// Makes a change; says whether there was anything to change.
     pub(super) fn tend(&mut self, change: Change<'_>, now: Micros) -> bool {
         let (status, terms) = (self.status, &mut self.terms);
+        // Later than every version before a loss too, so that what was done last counts.
+        let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
         let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
         match change {
             Change::Look => {}
             Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
             Change::Pause(span) => {
-                self.status.pause = Pause { until: pause(span), version: status.pause.version + 1 };
+                self.status.pause = Pause { until: pause(span), version: next };
             }
             Change::Resume => {
                 self.status.penalty = Micros(0);
-                self.status.pause = Pause { until: Micros(0), version: status.pause.version + 1 };
+                self.status.pause = Pause { until: Micros(0), version: next };
             }
             Change::Terms { of, text } => {
                 if of == status.generation {

@@ -29,6 +29,11 @@ local function set(field, value)
   end
 end
 
+-- Later than every version before a loss too, so that what was done last counts.
+local function next_version()
+  return math.max(r.version + 1, now)
+end
+
 local function pause(span, version)
   set('pause', span < 0 and NEVER or span == 0 and 0 or after(span))
   set('version', version)
@@ -42,10 +47,10 @@ end
 if op == 'penalize' then
   set('penalty', math.max(r.penalty, after(tonumber(ARGV[9]))))
 elseif op == 'pause' then
-  pause(tonumber(ARGV[9]), r.version + 1)
+  pause(tonumber(ARGV[9]), next_version())
 elseif op == 'resume' then
   set('penalty', 0)
-  pause(0, r.version + 1)
+  pause(0, next_version())
 elseif op == 'terms' then
   if tonumber(ARGV[9]) == r.generation then
     put_terms(r.generation + 1, ARGV[10])
