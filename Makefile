@@ -27,7 +27,7 @@ test: ## Run all tests, against private Redis and RabbitMQ servers
 
 chaos: ## Run the long fault tests, one by one; nothing else should run meanwhile (ARGS="flush": some of them)
 	@tests/support/install-servers.sh chaos
-	$(CARGO) test --locked --all-features --test chaos -- --ignored --test-threads=1 --nocapture $(ARGS)
+	$(CARGO) test --locked --all-features --test chaos -- --test-threads=1 --nocapture $(ARGS)
 
 lint: lint-scripts lint-code lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
 
@@ -40,6 +40,7 @@ lint-scripts:
 lint-code:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --test chaos --all-features -- -D warnings
 
 lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features

@@ -31,7 +31,6 @@ struct Answered {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_api_fails_and_then_asks_for_a_pause() {
     let mut chaos = Chaos::begin("retry-after");
     let moment = chaos.moments(1)[0];

@@ -67,7 +67,6 @@ impl Times {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn hold_releases_nothing_while_the_store_is_away() {
     let (run, times) = outage("hold", "hold", 1800, Answer::ok()).await;
     run.assert_once();
@@ -78,7 +77,6 @@ async fn hold_releases_nothing_while_the_store_is_away() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn local_releases_no_more_than_the_limit_while_the_store_is_away() {
     let (run, times) = outage("local", "local", 2500, Answer::ok()).await;
     run.assert_once();
@@ -94,7 +92,6 @@ async fn local_releases_no_more_than_the_limit_while_the_store_is_away() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn open_releases_all_that_the_api_takes_while_the_store_is_away() {
     let answer = Answer::ok().after(Duration::from_millis(20));
     let (run, times) = outage("open", "open", 4500, answer).await;

@@ -53,7 +53,6 @@ fn excuse(step: u64) -> Excuse {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_clock_of_the_store_steps_back() {
     let (run, _) = stepped("clock-back", [-2, -2]).await;
     run.assert_once();
@@ -62,7 +61,6 @@ async fn the_clock_of_the_store_steps_back() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_clock_of_the_store_steps_forward() {
     let (run, at) = stepped("clock-forward", [2, 2]).await;
     run.assert_once();
@@ -72,7 +70,6 @@ async fn the_clock_of_the_store_steps_forward() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_clock_of_the_store_steps_back_and_forward() {
     let (run, at) = stepped("clock-both", [-2, 2]).await;
     run.assert_once();

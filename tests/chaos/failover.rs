@@ -31,7 +31,6 @@ fn assert_followed(run: &Run, killed: u64, promoted: u64) {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn a_master_of_a_cluster_is_killed() {
     let mut chaos = Chaos::begin("cluster");
     let moment = chaos.moments(1)[0];
@@ -50,7 +49,6 @@ async fn a_master_of_a_cluster_is_killed() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn a_master_behind_sentinels_is_killed() {
     let mut chaos = Chaos::begin("sentinel");
     let moment = chaos.moments(1)[0];

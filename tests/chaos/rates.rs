@@ -82,13 +82,11 @@ fn assert_all_keep(run: &Run, rate: Rate, second: std::ops::Range<u64>) {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_rate_goes_up_and_down_by_sighup() {
     up_and_down("rate-sighup", By::Hangup).await;
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_rate_goes_up_and_down_by_command() {
     up_and_down("rate-set", By::Command).await;
 }
@@ -116,13 +114,11 @@ async fn out_of_a_minute(name: &'static str, by: By) {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn a_minute_is_not_waited_for_after_a_sighup() {
     out_of_a_minute("minute-sighup", By::Hangup).await;
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn a_minute_is_not_waited_for_after_a_command() {
     out_of_a_minute("minute-set", By::Command).await;
 }
@@ -130,7 +126,6 @@ async fn a_minute_is_not_waited_for_after_a_command() {
 /// Replicas are replaced by such with another file, one by one: the first of them brings the new rate for
 /// all, and those with the old file say that they differ.
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn a_rolling_restart_ends_on_the_last_load() {
     const JOBS: usize = 2500;
     let mut chaos = Chaos::begin("rolling");

@@ -25,7 +25,6 @@ fn assert_kept(run: &Run) {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn nothing_happens() {
     let chaos = Chaos::begin("calm");
     let redis = Redis::dedicated().await;
@@ -37,7 +36,6 @@ async fn nothing_happens() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn all_is_flushed_three_times() {
     let mut chaos = Chaos::begin("flushall");
     let moments = chaos.moments(3);
@@ -54,7 +52,6 @@ async fn all_is_flushed_three_times() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn the_scripts_are_flushed() {
     let mut chaos = Chaos::begin("scriptflush");
     let moments = chaos.moments(3);
@@ -71,7 +68,6 @@ async fn the_scripts_are_flushed() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn redis_is_killed_and_comes_back_empty() {
     let mut chaos = Chaos::begin("kill");
     let moment = chaos.moments(1)[0];
@@ -94,7 +90,6 @@ async fn redis_is_killed_and_comes_back_empty() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn one_replica_cannot_reach_the_store() {
     let mut chaos = Chaos::begin("blackhole-one");
     let (moment, victim) = (chaos.moments(1)[0], chaos.victim());
@@ -121,7 +116,6 @@ async fn one_replica_cannot_reach_the_store() {
 }
 
 #[tokio::test]
-#[ignore = "long: `make chaos`"]
 async fn no_replica_can_reach_the_store() {
     let mut chaos = Chaos::begin("blackhole-all");
     let moment = chaos.moments(1)[0];

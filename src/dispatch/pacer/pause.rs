@@ -22,6 +22,9 @@ const BRIEF: Duration = Duration::from_millis(200);
 /// Ends that lie closer together are one: the mapping between two clocks moves by as much.
 const SLACK: Duration = Duration::from_millis(2);
 
+/// An end that comes nearer by more than this does so by a step of the store's clock.
+const STEP: Duration = Duration::from_millis(100);
+
 /// What one replica knows of pauses.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
@@ -95,10 +98,18 @@ impl Pauses {
 
     /// Takes in what the store said.
     fn take_in(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) {
+        let resumed = status.pause.version != self.known.pause.version;
+        let before = self.penalty.filter(|end| !resumed && !end.left().is_zero());
         self.known = status;
         self.said = Some((now, epoch));
         let end = |until: Micros| slots.hold(until).filter(|_| until > now);
         (self.penalty, self.pause) = (end(status.penalty), end(status.pause.until));
+        if let Some(before) = before
+            && self.penalty.is_none_or(|end| before.since(end) > STEP)
+        {
+            // The store's clock stepped forward. What the downstream asked for is a span of real time.
+            self.own = self.own.max(Some(before));
+        }
     }
 
     /// Whether an answer was overtaken by one that the store gave later.
@@ -160,10 +171,12 @@ impl Pacer {
         let gate = Arc::clone(&self.gear.gate);
         self.give_up(|held| gate.refuses(held.slot, held.deadline));
         let (was, end) = (self.pauses.end, self.pauses.end());
+        // Also where it is the same pause: else the end that has passed would be seen to over and over, until
+        // the other one has.
+        self.pauses.end = end;
         if same(was, end) {
             return;
         }
-        self.pauses.end = end;
         let downstream = &self.options.downstream;
         if was.is_some_and(|was| was.left().is_zero()) && end.is_none() {
             self.pauses.ask_from = None;

@@ -1,5 +1,6 @@
 //! Pauses that the downstream asks for, and an operator's.
 
+use super::steps::SteppingClock;
 use super::*;
 use crate::dispatch::OnLimit;
 use crate::sink::Outcome;
@@ -71,6 +72,36 @@ async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
             ids.retain(|id| id != "30");
             assert!(ids.is_sorted_by_key(|id| id.parse::<u32>().unwrap()), "each keeps its place: {ids:?}");
         }
+    }
+}
+
+/// What is asked for is a span of real time, whatever the store's clock does meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_step_of_the_stores_clock_makes_no_pause_shorter() {
+    // Nobody asked the store in between, so it cannot tell a step back from time that passed.
+    for (step, longer) in [(2_000_000, 0), (-2_000_000, 2000), (3_600_000_000, 0)] {
+        let clock = Arc::new(SteppingClock::new());
+        let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
+        let mut benches = replicas("200/s", 1, 100);
+        for bench in &mut benches {
+            bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(1)));
+        }
+        benches[2].sink.answer("3", asks(429, 3));
+        let start = Instant::now();
+        let _running = benches.each_mut().map(Bench::start);
+        benches[2].sink.arrived(4).await;
+        let asked = (Instant::now() - start).as_millis();
+        tokio::time::sleep(SECOND).await;
+        clock.step(step);
+        for bench in &benches {
+            bench.ledger.count(100).await;
+        }
+        let all = all_millis(&benches, start);
+        let early = all.iter().filter(|at| (asked + 100..asked + 3000).contains(*at)).count();
+        assert_eq!(early, 0, "a step of {step} µs: {all:?}");
+        let first = all.iter().find(|at| **at >= asked + 3000).unwrap();
+        assert!(*first <= asked + 3200 + longer, "a step of {step} µs: {first} after {asked}");
+        assert!(densest(&all, 1000) <= 201);
     }
 }
 

@@ -20,17 +20,17 @@ const STALL: Duration = HORIZON;
 
 /// The runtime's paused time, and what it was stepped by.
 #[derive(Debug)]
-struct SteppingClock {
+pub(super) struct SteppingClock {
     start: Instant,
     ahead: AtomicI64,
 }
 
 impl SteppingClock {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { start: Instant::now(), ahead: AtomicI64::new(0) }
     }
 
-    fn step(&self, micros: i64) {
+    pub(super) fn step(&self, micros: i64) {
         self.ahead.fetch_add(micros, Ordering::SeqCst);
     }
 }
