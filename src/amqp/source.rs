@@ -269,6 +269,10 @@ impl Subscriber {
         while let Some(Ok(delivery)) = consumer.next().await {
             self.hand_on(subscription, delivery);
         }
+        if self.closing.is_cancelled() {
+            // Nothing may be consumed any more. That it is cancelled twice is answered alike.
+            return Ok(consumer);
+        }
         let Desk { options, downstream, .. } = &*self.desk;
         self.subscribe(channel, &options.names().queue(downstream)).await
     }

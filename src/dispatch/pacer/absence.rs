@@ -113,6 +113,9 @@ impl Pacer {
             absence.back = None;
             return true;
         }
+        if self.options.on_unavailable != OnUnavailable::Hold {
+            self.end_rates();
+        }
         let (downstream, replicas) = (self.options.downstream.clone(), self.shared.replicas);
         let alone = match self.options.on_unavailable {
             OnUnavailable::Hold => return false,
@@ -122,6 +125,8 @@ impl Pacer {
                 Some(alone)
             }
             OnUnavailable::Open => {
+                // Nobody sleeps until a slot any more.
+                self.turns.forget();
                 tracing::warn!(downstream, %error, "the store is away: releasing without limits");
                 None
             }
@@ -261,10 +266,10 @@ impl Pacer {
         }))
     }
 
-    /// When to ask. Replicas that police hold no leases otherwise, and must know of each other.
+    /// When to ask. Replicas that police hold no leases otherwise, nor do those that are idle; and all must know of
+    /// each other, since jobs may come while the store is away.
     pub(super) fn probe_due(&self) -> Option<Instant> {
-        let Options { on_limit, on_unavailable, .. } = *self.options;
-        let counted = on_limit == OnLimit::Reject && on_unavailable == OnUnavailable::Local;
+        let counted = self.options.on_unavailable == OnUnavailable::Local;
         (self.absence.is_some() || counted).then_some(self.probe_at)
     }
 
@@ -291,7 +296,9 @@ impl Pacer {
         // record that was lost seems to be in use too, for a moment.
         let begun = reserved.status.penalty > reserved.now;
         let goes_on = begun || (reserved.next > reserved.now && received - back >= SETTLED);
-        if all || goes_on || absence.alone.is_none() || received - back >= PATIENCE {
+        // All leases live on where it was this replica alone that did not reach it: the pace never stood still.
+        let still = reserved.next <= reserved.now;
+        if (all && still) || goes_on || absence.alone.is_none() || received - back >= PATIENCE {
             self.rejoin(goes_on, reserved.replicas);
         }
     }

@@ -88,12 +88,12 @@ impl Pacer {
         queue: usize,
         batch: &mut VecDeque<Entry>,
         (sent, received): (Instant, Instant),
-        Checked { now: slot, verdicts, .. }: Checked,
+        Checked { now: slot, verdicts, status, .. }: Checked,
     ) {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
-            // What no limit refuses, but a pause, waits for its end.
-            if self.is_paused() {
+            // What no limit refuses, but a pause, waits for its end: also one that is over by now.
+            if self.is_paused() || status.paused_until() > slot {
                 break;
             }
             let Some(entry) = batch.pop_front() else { break };
@@ -229,15 +229,16 @@ impl Pacer {
     pub(super) fn failed(&mut self, error: &StoreError) {
         let now = Instant::now();
         self.lease_at = now;
-        if error.is_retryable() {
-            self.gear.meters.store_connected.set(0.0);
-        } else {
+        // It is there, and will say the same again (a wrong password, a missing right): that is no absence.
+        let refuses = !matches!(error, StoreError::Unreachable { .. });
+        if refuses {
             self.hold_on();
+        } else {
+            self.gear.meters.store_connected.set(0.0);
         }
-        if !error.is_retryable() && self.failures == 0 {
-            // It is there, and will say the same again: that is no absence.
+        if refuses && self.failures == 0 {
             tracing::error!(downstream = self.options.downstream, %error, "the store refuses the call; jobs are held");
-        } else if error.is_retryable() && self.leave(error) {
+        } else if !refuses && self.leave(error) {
             self.failures += 1;
             return;
         } else if self.failures == 0 {

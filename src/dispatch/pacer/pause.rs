@@ -148,6 +148,10 @@ impl Pacer {
             return false;
         }
         self.accord.hear(status.generation);
+        if status.pause.version > self.pauses.known.pause.version && status.pause.until == Micros(0) {
+            // Somebody resumed since: what is remembered of pauses is over too.
+            (self.pauses.penalty, self.pauses.pause) = (None, None);
+        }
         if status.pause.version < self.pauses.known.pause.version {
             self.accord.lose();
         }
@@ -175,6 +179,11 @@ impl Pacer {
         // the other one has.
         self.pauses.end = end;
         if same(was, end) {
+            if let (Some(from), Some(was), Some(end)) = (self.pauses.ask_from, was, end) {
+                // Many small steps are no small one.
+                let moved = from + end.since(was);
+                self.pauses.ask_from = Some(moved.checked_sub(was.since(end)).unwrap_or(moved));
+            }
             return;
         }
         let downstream = &self.options.downstream;

@@ -95,7 +95,8 @@ impl Pacer {
             return Some(self.tend_at);
         }
         // While calls for slots fail, these tell when the store is there again.
-        let quiet = calling || (self.failures > 0 && !self.lane.is_empty());
+        let asks = !self.lane.is_empty() && self.free() > 0 && self.may_ask() && !self.is_paused();
+        let quiet = calling || (self.failures > 0 && asks);
         (!quiet && self.has_jobs()).then(|| (self.heard_at + LOOK).max(self.tend_at))
     }
 

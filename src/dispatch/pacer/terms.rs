@@ -146,6 +146,10 @@ impl Pacer {
             return;
         }
         accord.to_write = accord.to_write.take().filter(|(of, _)| *of == generation);
+        if text.is_none() && accord.in_force.is_none() {
+            // What could not be gone by is gone.
+            (accord.proposing, accord.unusable) = (true, None);
+        }
         if accord.proposing && self.propose(generation, text.as_deref()) {
             return;
         }
@@ -236,7 +240,7 @@ impl Pacer {
         let Some(now) = self.slots.store_now().filter(|now| *now >= over) else { return };
         let accord = &mut self.accord;
         if let Some(in_force) = &mut accord.in_force {
-            in_force.over = None;
+            in_force.over = in_force.terms.next_end(now);
             let left = in_force.terms.expired(now);
             accord.to_write =
                 left.map(|left| (in_force.generation, left.to_text())).or(accord.to_write.take());
@@ -246,6 +250,17 @@ impl Pacer {
                 let given = self.accord.given.clone();
                 self.go_by(Options { limits, plans, ..given });
             }
+        }
+    }
+
+    /// Goes by the terms without the rates that are over: while the store is away nobody can be told.
+    pub(super) fn end_rates(&mut self) {
+        let Some(now) = self.slots.store_now() else { return };
+        let in_force = self.accord.in_force.as_ref();
+        let Some(known) = in_force.filter(|known| known.terms.expired(now).is_some()) else { return };
+        if let Ok((limits, plans)) = limits_of(&self.accord.given, &known.terms, now) {
+            let given = self.accord.given.clone();
+            self.go_by(Options { limits, plans, ..given });
         }
     }
 

@@ -338,3 +338,36 @@ async fn who_refuses_after_an_absence_is_held_for() {
     tokio::time::sleep(5 * SECOND).await;
     assert_eq!(bench.sink.ids().len(), sent);
 }
+
+/// Else each would take the whole pace for its own.
+#[tokio::test(start_paused = true)]
+async fn who_was_idle_counts_when_jobs_come_while_the_store_is_away() {
+    let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 1);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(30 * SECOND).await;
+    away(&benches, true);
+    benches.iter().for_each(|bench| bench.publish_many(1..400));
+    tokio::time::sleep(3 * SECOND).await;
+    let all = all_millis(&benches, start);
+    let alone = between(&all, 30_500, 32_500);
+    assert!((380..=420).contains(&alone), "{alone} in 2 s, 400 at the limit");
+}
+
+/// A single glitch is no reason to have all others wait.
+#[tokio::test(start_paused = true)]
+async fn who_was_away_for_a_moment_pauses_nobody() {
+    let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 2000);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(2 * SECOND).await;
+    for _ in 0..5 {
+        away(&benches[..1], true);
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        away(&benches[..1], false);
+        tokio::time::sleep(Duration::from_millis(480)).await;
+    }
+    let all = all_millis(&benches, start);
+    let meanwhile = between(&all, 2000, 5000);
+    assert!(meanwhile >= 590, "{meanwhile} in 3 s at 200/s");
+}

@@ -218,7 +218,7 @@ pub(super) struct FlakyStore {
     /// From here to the store, and back.
     pub(super) distance: Duration,
     pub(super) away: AtomicBool,
-    /// It answers that the call is wrong.
+    /// It answers that it may not.
     pub(super) refuses: AtomicBool,
     /// Nobody is told of changes.
     pub(super) deaf: AtomicBool,
@@ -257,7 +257,8 @@ impl FlakyStore {
             return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
         }
         if self.refuses.load(Ordering::SeqCst) {
-            return Err(StoreError::Invalid("wrong".to_owned()));
+            let (address, detail) = ("test".to_owned(), "NOPERM".to_owned());
+            return Err(StoreError::Unexpected { address, detail });
         }
         Ok(())
     }
