@@ -13,6 +13,7 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 
 use super::address::Address;
 use super::error::Error;
+use super::guard::{self, GuardedStream};
 
 /// For the whole of connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
@@ -40,14 +41,15 @@ enum Cord {
 pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connection, Error> {
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
+    // lapin runs on what is below; the sockets are opened on tokio itself and handed over guarded.
     let runtime =
         lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;
     let guard = CutUnlessTaken::default();
     let cord = Arc::clone(&guard.0);
     let connecting = Connection::connector(
         address.uri(),
-        runtime,
-        async move |uri, runtime| {
+        guard::runtime(),
+        async move |uri, _| {
             // In two steps, so that the plain socket can be cut while it belongs to lapin's thread.
             let mut plain = uri.clone();
             plain.scheme = AMQPScheme::AMQP;
@@ -61,10 +63,11 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
                 }
                 *cord = Cord::Held(socket.into());
             }
-            Ok(match uri.scheme {
+            let stream = match uri.scheme {
                 AMQPScheme::AMQP => stream,
                 AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
-            })
+            };
+            Ok(AsyncTcpStream::Plain(GuardedStream::new(stream)))
         },
         properties,
     );

@@ -33,6 +33,7 @@ mod connection;
 mod dead;
 mod error;
 mod gate;
+mod guard;
 mod letter;
 mod message;
 mod properties;
