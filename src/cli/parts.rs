@@ -130,6 +130,7 @@ pub(super) fn dispatcher(
         base_url: http.base_url.expose().to_owned(),
         timeout: http.timeout,
         headers: headers.collect(),
+        max_connection_age: http.max_connection_age,
     })?;
     Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
 }

@@ -129,8 +129,8 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
     let limit = Limit::leaky_bucket("rate", args.rate, 1).map_err(|error| usage(&error))?;
     let limits = LimitSet::new(vec![limit]).map_err(|error| usage(&error))?;
     let timeout = Duration::from_secs(args.timeout.into());
-    let sink = HttpSink::new(HttpOptions { base_url, timeout, headers: args.header.clone() })
-        .map_err(|error| usage(&error))?;
+    let sink = HttpOptions { timeout, headers: args.header.clone(), ..HttpOptions::new(base_url) };
+    let sink = HttpSink::new(sink).map_err(|error| usage(&error))?;
     let options = Options {
         downstream: "pipe".to_owned(),
         rules: Rules {

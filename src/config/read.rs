@@ -229,12 +229,15 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
     let base_url = reader.secret(&table, "base_url", Absent::Mistake(HINT), url::base);
     let timeout = |text: &str| value::duration_within(text, "1us", "365d");
     let timeout = reader.parsed(&table, "timeout", Absent::Default("30s"), timeout);
+    let age = Absent::Default("90s");
+    let max_connection_age = reader.parsed(&table, "max_connection_age", age, value::duration);
     let max_body = reader.parsed(&table, "max_body", Absent::Default("1MiB"), value::body_size);
     let allow_headers = reader.texts(&table, "allow_headers", "[\"x-request-id\"]", value::allowed_header);
     let headers = headers(reader, &table);
     Some(Http {
         base_url: base_url?,
         timeout: timeout?,
+        max_connection_age: max_connection_age?,
         max_body: max_body?,
         allow_headers: allow_headers?,
         headers: headers?,

@@ -128,6 +128,8 @@ pub struct Http {
     pub base_url: Secret,
     /// For one request, connecting included.
     pub timeout: Duration,
+    /// How old a connection may get; zero: there is no bound.
+    pub max_connection_age: Duration,
     /// The longest body of a job, in bytes.
     pub max_body: usize,
     /// Request headers that a job may set, in lower case.
@@ -327,6 +329,7 @@ mod tests {
                 http: Http {
                     base_url: Secret::new("http://localhost/"),
                     timeout: Duration::from_secs(30),
+                    max_connection_age: Duration::from_secs(90),
                     max_body: 1,
                     allow_headers: Vec::new(),
                     headers: Vec::new(),

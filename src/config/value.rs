@@ -229,8 +229,8 @@ pub(super) fn fixed_header(text: &str) -> Result<String, String> {
 #[cfg(feature = "http")]
 pub(super) fn http_options(base_url: &str, header: Option<&str>) -> Result<(), String> {
     let headers = header.map(|name| (name.to_owned(), "value".to_owned())).into_iter().collect();
-    let timeout = Duration::from_secs(1);
-    let options = crate::sink::http::HttpOptions { base_url: base_url.to_owned(), timeout, headers };
+    let options = crate::sink::http::HttpOptions::new(base_url);
+    let options = crate::sink::http::HttpOptions { headers, ..options };
     options.check().map_err(|error| error.to_string())
 }
 

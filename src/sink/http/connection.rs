@@ -5,30 +5,43 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::TrySendError;
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::rt::{Read, Write};
 use hyper::{Request, Response};
 
-pub(super) type Outgoing = Request<Full<Bytes>>;
+use super::upload::{Payload, Upload, Watched};
+
+pub(super) type Outgoing = Request<Payload>;
+
+/// The most headers of an answer. hyper's own bound is 100, which some APIs exceed.
+const MAX_HEADERS: usize = 256;
+
+/// The longest head of an answer, in bytes, and the most that is buffered of its body.
+const MAX_HEAD: usize = 512 * 1024;
 
 type Driver = Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>;
 
 pub(super) struct Connection {
-    sender: SendRequest<Full<Bytes>>,
+    sender: SendRequest<Payload>,
     /// Reads and writes; gone when the connection is over.
     driver: Driver,
+    /// Of the latest request.
+    upload: Arc<Upload>,
 }
 
 impl Connection {
     pub(super) async fn new(io: impl Read + Write + Unpin + Send + 'static) -> hyper::Result<Self> {
-        let (sender, driver) = http1::handshake(io).await?;
-        Ok(Self { sender, driver: Some(Box::pin(driver)) })
+        let upload = Arc::new(Upload::default());
+        let io = Watched::new(io, Arc::clone(&upload));
+        let (sender, driver) =
+            Builder::new().max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD).handshake(io).await?;
+        Ok(Self { sender, driver: Some(Box::pin(driver)), upload })
     }
 
     /// Sends a request up to the head of its answer. The error has the request in it if nothing of
@@ -37,8 +50,9 @@ impl Connection {
     /// Not cancel safe: a connection whose future was dropped is of no more use.
     pub(super) async fn send(
         &mut self,
-        request: Outgoing,
+        mut request: Outgoing,
     ) -> Result<Response<Incoming>, TrySendError<Outgoing>> {
+        request.body_mut().follow(&self.upload);
         let mut answer = pin!(self.sender.try_send_request(request));
         poll_fn(|cx| {
             drive(&mut self.driver, cx);
@@ -66,16 +80,36 @@ impl Connection {
         .await
     }
 
-    /// Waits until all of the last request is written and its answer read, or the connection is over.
+    /// Whether the whole of the last request was written to the socket.
+    pub(super) fn has_sent(&self) -> bool {
+        self.upload.is_written()
+    }
+
+    /// Waits until the whole of the last request is written, which is true, or the connection is over
+    /// before that. What comes of the answer's body meanwhile is discarded: a server that cannot write its
+    /// answer may not read on.
     ///
     /// Cancel safe.
-    pub(super) async fn settle(&mut self) {
-        // An error says that it is over.
-        let _ = poll_fn(|cx| {
-            drive(&mut self.driver, cx);
-            self.sender.poll_ready(cx)
+    pub(super) async fn finish_sending(&mut self, body: &mut Incoming) -> bool {
+        poll_fn(|cx| {
+            loop {
+                drive(&mut self.driver, cx);
+                if self.upload.is_written() {
+                    return Poll::Ready(true);
+                }
+                if self.driver.is_none() {
+                    return Poll::Ready(false);
+                }
+                if body.is_end_stream() {
+                    return Poll::Pending;
+                }
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(_))) => {}
+                    Poll::Ready(Some(Err(_)) | None) | Poll::Pending => return Poll::Pending,
+                }
+            }
         })
-        .await;
+        .await
     }
 
     /// Whether a request can be sent now: the server has not closed it, and nothing of an earlier

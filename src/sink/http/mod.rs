@@ -8,6 +8,7 @@ mod pool;
 mod request;
 mod response;
 mod retry_after;
+mod upload;
 
 use std::error::Error;
 use std::fmt;
@@ -61,9 +62,10 @@ impl HttpSink {
 
     fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
+        let max_age = options.max_connection_age;
         let target = Target::new(options)?;
         let connector = Connector::new(&target.base, timeout, lookup, tls)?;
-        Ok(Self { pool: Pool::new(connector), target, timeout })
+        Ok(Self { pool: Pool::new(connector, max_age), target, timeout })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
@@ -74,9 +76,9 @@ impl HttpSink {
         match self.exchange(request, look).await {
             Ok(None) => Outcome::Missed,
             Ok(Some(answer)) => {
-                let (outcome, connection) = response::outcome(answer, job.reply.is_some()).await;
-                if let Some(connection) = connection {
-                    self.pool.put(connection);
+                let (outcome, reusable) = response::outcome(answer, job.reply.is_some()).await;
+                if let Some(aging) = reusable {
+                    self.pool.put(aging);
                 }
                 outcome
             }
@@ -91,16 +93,16 @@ impl HttpSink {
         let deadline = Instant::now() + self.timeout;
         loop {
             let taken = timeout_at(deadline, self.pool.take()).await;
-            let (mut connection, reused) = taken
+            let (mut aging, reused) = taken
                 .map_err(|_| self.too_late("connect", "no connection"))?
                 .map_err(|detail| Failed { reason: "connect", detail })?;
             if !look() {
-                self.pool.put(connection);
+                self.pool.put(aging);
                 return Ok(None);
             }
-            let sent = timeout_at(deadline, connection.send(request)).await;
+            let sent = timeout_at(deadline, aging.connection.send(request)).await;
             match sent.map_err(|_| self.too_late("timeout", "no answer"))? {
-                Ok(head) => return Ok(Some(Answer { head, connection, deadline })),
+                Ok(head) => return Ok(Some(Answer { head, aging, deadline })),
                 Err(mut error) => match error.take_message() {
                     // Its server had closed it; nothing of the request was written.
                     Some(unsent) if reused => request = unsent,

@@ -23,9 +23,24 @@ pub struct HttpOptions {
     pub timeout: Duration,
     /// Headers of every request; they win over a job's.
     pub headers: Vec<(String, String)>,
+    /// A connection takes no request once it is so old, or up to a fifth younger: the connections of many
+    /// sinks end one by one, and new ones follow what the host's name resolves to by then. Zero: there is
+    /// no bound.
+    pub max_connection_age: Duration,
 }
 
 impl HttpOptions {
+    /// A time-out of 30 s, connections of at most 90 s, and no headers.
+    #[must_use]
+    pub fn new(base_url: impl Into<String>) -> Self {
+        Self {
+            base_url: base_url.into(),
+            timeout: Duration::from_secs(30),
+            headers: Vec::new(),
+            max_connection_age: Duration::from_secs(90),
+        }
+    }
+
     /// Whether [`HttpSink::new`](super::HttpSink::new) would take these options; it may still miss
     /// the system's certificates. Nothing is connected or looked up.
     ///

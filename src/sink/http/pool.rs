@@ -18,11 +18,43 @@ pub(super) const POOL_IDLE: Duration = Duration::from_secs(4);
 /// How long a free connection must still be usable to be kept in readiness for a job that waits.
 pub(super) const WARM_FOR: Duration = Duration::from_secs(1);
 
+/// An age that no connection reaches, and that can be added to any instant.
+const LONGEST_AGE: Duration = Duration::from_secs(366 * 86_400);
+
 /// After a spare connection could not be opened, the next is not tried before.
 pub(super) const WARM_AGAIN: Duration = Duration::from_secs(1);
 
+/// How much younger than the bound the youngest connections end, as a divisor.
+const AGE_JITTER: u32 = 5;
+
 /// A connection, and whether it comes from the pool: then its server may have closed it unseen.
-pub(super) type Taken = (Connection, bool);
+pub(super) type Taken = (Aging, bool);
+
+/// A connection, and when it takes no request any more.
+pub(super) struct Aging {
+    pub(super) connection: Connection,
+    /// `None`: there is no bound.
+    expires: Option<Instant>,
+}
+
+impl Aging {
+    fn new(connection: Connection, max_age: Duration) -> Self {
+        Self { connection, expires: lifetime(max_age).map(|lifetime| Instant::now() + lifetime) }
+    }
+
+    /// When it is closed if it is idle from `now` on.
+    fn usable_until(&self, now: Instant) -> Instant {
+        let idle = now + POOL_IDLE;
+        self.expires.map_or(idle, |expires| expires.min(idle))
+    }
+}
+
+/// How long a connection that is opened now takes requests, so that those opened together do not end
+/// together. `None`: there is no bound.
+pub(super) fn lifetime(max_age: Duration) -> Option<Duration> {
+    let max_age = max_age.min(LONGEST_AGE);
+    (!max_age.is_zero()).then(|| max_age - (max_age / AGE_JITTER).mul_f64(fastrand::f64()))
+}
 
 /// Connections that are opened in tasks of their own, so that a send that gets one from elsewhere,
 /// or is given up, wastes none.
@@ -30,13 +62,15 @@ pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
     connector: Connector,
+    /// Of a connection; zero: there is no bound.
+    max_age: Duration,
     state: Mutex<State>,
 }
 
 /// At least one connection is being opened for each send that waits.
 #[derive(Default)]
 struct State {
-    /// In the order in which they became free. The newest is used first, the oldest closes first.
+    /// In the order in which they became free. The newest is used first.
     idle: Vec<Idle>,
     waiting: VecDeque<oneshot::Sender<Result<Taken, String>>>,
     opening: usize,
@@ -46,13 +80,14 @@ struct State {
 }
 
 struct Idle {
-    connection: Connection,
+    aging: Aging,
+    /// When it is closed: then its server may be closing it, or it is too old.
     until: Instant,
 }
 
 impl Pool {
-    pub(super) fn new(connector: Connector) -> Self {
-        Self(Arc::new(Shared { connector, state: Mutex::default() }))
+    pub(super) fn new(connector: Connector, max_age: Duration) -> Self {
+        Self(Arc::new(Shared { connector, max_age, state: Mutex::default() }))
     }
 
     /// A free connection; else the first that becomes free or open; else why none could be opened.
@@ -62,8 +97,9 @@ impl Pool {
         let waiting = {
             let now = Instant::now();
             let mut state = self.0.state();
-            if let Some(idle) = state.idle.pop_if(|idle| now < idle.until) {
-                return Ok((idle.connection, true));
+            // What is passed over is closed in its time.
+            if let Some(newest) = state.idle.iter().rposition(|idle| now < idle.until) {
+                return Ok((state.idle.remove(newest).aging, true));
             }
             let (waiting, receiver) = oneshot::channel();
             state.waiting.retain(|waiting| !waiting.is_closed());
@@ -77,9 +113,11 @@ impl Pool {
         waiting.await.unwrap_or_else(|_| Err("the runtime is shutting down".to_owned()))
     }
 
-    /// Takes back a connection that is idle.
-    pub(super) fn put(&self, connection: Connection) {
-        self.0.give(&mut self.0.state(), Ok((connection, true)));
+    /// Takes back a connection that is idle; one that is too old is closed.
+    pub(super) fn put(&self, aging: Aging) {
+        if aging.expires.is_none_or(|expires| Instant::now() < expires) {
+            self.0.give(&mut self.0.state(), Ok((aging, true)));
+        }
     }
 
     /// The connections that are free, and those that are being opened.
@@ -94,12 +132,11 @@ impl Pool {
         let now = Instant::now();
         let mut closed = Vec::new();
         let mut state = self.0.state();
-        while let Some(mut newest) = state.idle.pop_if(|idle| now + WARM_FOR < idle.until) {
-            if newest.connection.is_idle() {
-                state.idle.push(newest);
+        while let Some(newest) = state.idle.iter().rposition(|idle| now + WARM_FOR < idle.until) {
+            if state.idle[newest].aging.connection.is_idle() {
                 return;
             }
-            closed.push(newest);
+            closed.push(state.idle.remove(newest));
         }
         state.waiting.retain(|waiting| !waiting.is_closed());
         let is_coming = state.opening > state.waiting.len();
@@ -135,8 +172,9 @@ impl Shared {
                 Err(unwanted) => taken = unwanted,
             }
         }
-        let Ok((connection, _)) = taken else { return };
-        state.idle.push(Idle { connection, until: Instant::now() + POOL_IDLE });
+        let Ok((aging, _)) = taken else { return };
+        let until = aging.usable_until(Instant::now());
+        state.idle.push(Idle { aging, until });
         if !state.swept {
             state.swept = true;
             tokio::spawn(sweep(Arc::downgrade(self)));
@@ -147,9 +185,8 @@ impl Shared {
     fn close_old(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut state = self.state();
-        let old = state.idle.partition_point(|idle| idle.until <= now);
-        let closed: Vec<Idle> = state.idle.drain(..old).collect();
-        let next = state.idle.first().map(|idle| idle.until);
+        let closed: Vec<Idle> = state.idle.extract_if(.., |idle| idle.until <= now).collect();
+        let next = state.idle.iter().map(|idle| idle.until).min();
         state.swept = next.is_some();
         drop(state);
         drop(closed);
@@ -184,6 +221,7 @@ impl Drop for Opening {
         let mut state = self.shared.state();
         state.opening -= 1;
         state.no_spare_before = opened.is_err().then(|| Instant::now() + WARM_AGAIN);
-        self.shared.give(&mut state, opened.map(|connection| (connection, false)));
+        let opened = opened.map(|connection| (Aging::new(connection, self.shared.max_age), false));
+        self.shared.give(&mut state, opened);
     }
 }

@@ -1,7 +1,6 @@
 //! From a job to its request.
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{
     ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
     USER_AGENT,
@@ -12,6 +11,7 @@ use url::{Position, Url};
 
 use super::connection::Outgoing;
 use super::options::Target;
+use super::upload::Payload;
 use crate::job::{self, Job, Reason, shown};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -25,7 +25,7 @@ impl Target {
     /// The request of a job, or why there can be none. A decoded job always has one; the checks
     /// are repeated because jobs can be built by hand.
     pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
-        let mut request = Request::new(Full::new(job.body.clone()));
+        let mut request = Request::new(Payload::new(job.body.clone()));
         *request.method_mut() = Method::from_bytes(job.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
         *request.uri_mut() = self.uri(&job.path)?;
@@ -119,8 +119,7 @@ mod tests {
     use super::*;
 
     fn target(base_url: &str) -> Target {
-        let timeout = std::time::Duration::from_secs(1);
-        Target::new(HttpOptions { base_url: base_url.to_owned(), timeout, headers: Vec::new() }).unwrap()
+        Target::new(HttpOptions::new(base_url)).unwrap()
     }
 
     #[test]

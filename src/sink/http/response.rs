@@ -8,7 +8,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{HeaderMap, SET_COOKIE};
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::Connection;
+use super::pool::Aging;
 use super::retry_after;
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response};
@@ -16,8 +16,7 @@ use crate::sink::{Outcome, Receipt, Response};
 /// The most that is read of a body, be it for a reply or to free the connection.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How long the rest of a request or answer that nobody waits for may take; then a new connection is
-/// cheaper.
+/// How long the rest of an answer that nobody waits for may take; then a new connection is cheaper.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 /// The most headers of a reply.
@@ -30,7 +29,7 @@ const MAX_HEADER_BYTES: usize = 8 * 1024;
 pub(super) struct Answer {
     pub(super) head: hyper::Response<Incoming>,
     /// On which its body comes.
-    pub(super) connection: Connection,
+    pub(super) aging: Aging,
     /// The end of the request's time.
     pub(super) deadline: Instant,
 }
@@ -41,7 +40,7 @@ impl Answer {
         if self.is_read() {
             return None;
         }
-        timeout_at(by, self.connection.chunk(self.head.body_mut())).await.ok()?
+        timeout_at(by, self.aging.connection.chunk(self.head.body_mut())).await.ok()?
     }
 
     fn is_read(&self) -> bool {
@@ -51,24 +50,42 @@ impl Answer {
 
 /// What `answer` comes to, and its connection if it can be used again. With `wanted` the response is
 /// kept, as far as its bounds go.
-pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Option<Connection>) {
-    let response = if wanted {
-        Some(keep(&mut answer).await)
-    } else {
+///
+/// An answer may come before its request was written. A 2xx counts only once that is done: a part of a job
+/// was not delivered, whatever its server says. Any other status is the answer at once.
+pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Option<Aging>) {
+    let response = if wanted { Some(keep(&mut answer).await) } else { None };
+    let is_success = answer.head.status().is_success();
+    if is_success && let Err(cut_off) = finish_sending(&mut answer).await {
+        return (cut_off, None);
+    }
+    let is_sent = answer.aging.connection.has_sent();
+    if is_sent && !wanted {
         drain(&mut answer).await;
-        None
-    };
+    }
     let outcome = judge(&answer.head, response);
-    let Answer { head, mut connection, deadline } = answer;
+    let Answer { head, mut aging, .. } = answer;
     // What is not read by now stays unread: the connection ends.
     drop(head);
-    if !connection.is_idle() && matches!(outcome, Outcome::Delivered(_)) {
-        // Some servers say yes before they have read all: it still has to reach them.
-        let by = deadline.min(Instant::now() + LONGEST_DRAIN);
-        let _ = timeout_at(by, connection.settle()).await;
+    let is_reusable = is_sent && aging.connection.is_idle();
+    (outcome, is_reusable.then_some(aging))
+}
+
+/// Waits until the whole request is written; else why it counts as failed.
+async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
+    let Answer { head, aging, deadline } = answer;
+    if aging.connection.has_sent() {
+        return Ok(());
     }
-    let is_idle = connection.is_idle();
-    (outcome, is_idle.then_some(connection))
+    let status = head.status();
+    let (reason, why) = match timeout_at(*deadline, aging.connection.finish_sending(head.body_mut())).await {
+        Ok(true) => return Ok(()),
+        Ok(false) => ("connection", "the connection ended"),
+        Err(_) => ("timeout", "the time-out came"),
+    };
+    let detail =
+        format!("{why} before the whole request was sent, which the downstream had answered {status}");
+    Err(Outcome::Retry { reason, detail, status: None, after: None, pause: false, response: None })
 }
 
 fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {

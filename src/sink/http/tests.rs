@@ -9,9 +9,11 @@ use super::*;
 use crate::job::{Reason, ReplyTo};
 use crate::sink::{Receipt, Response};
 
+mod age;
 mod body;
 mod server;
 mod tls;
+mod upload;
 mod warm;
 
 use server::{Server, empty};
@@ -42,7 +44,7 @@ fn with_reply() -> Job {
 }
 
 fn options(base_url: &str) -> HttpOptions {
-    HttpOptions { base_url: base_url.to_owned(), timeout: PATIENT, headers: Vec::new() }
+    HttpOptions { timeout: PATIENT, ..HttpOptions::new(base_url) }
 }
 
 fn sink(base_url: &str) -> HttpSink {

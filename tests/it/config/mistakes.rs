@@ -56,6 +56,10 @@ fn each_wrong_value_is_told_with_what_is_right() {
         ("queue.prefetch = 0", "out of range; use an integer from 1 to 65535"),
         ("queue.name = \"\"", "no name of a queue; use 1 to 255 bytes without control characters"),
         ("http.timeout = \"0s\"", "`0s` is out of range; use 1us to 365d"),
+        (
+            "http.max_connection_age = \"never\"",
+            "`never` is no duration; write an integer and us, ms, s, m, h or d, such as 30s",
+        ),
         ("http.max_body = \"0B\"", "`0B` is out of range; use 1B to 128MiB"),
         ("http.max_body = \"129MiB\"", "`129MiB` is out of range; use 1B to 128MiB"),
         (

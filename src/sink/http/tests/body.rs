@@ -1,7 +1,5 @@
 //! What becomes of the answer's body and headers.
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
 use super::server::{full, streamed};
 use super::*;
 
@@ -89,28 +87,4 @@ async fn a_huge_body_is_not_read() {
     })
     .await;
     delivered(sink(&server.base).send(&job()).await);
-}
-
-#[tokio::test]
-async fn an_answer_does_not_cut_its_request_off() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base = format!("http://{}/", listener.local_addr().expect("an address"));
-    // More than the system buffers.
-    let body = Bytes::from(vec![b'x'; 20_000_000]);
-    let length = body.len();
-    let server = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.expect("a connection");
-        let mut piece = vec![0; 65_536];
-        let mut read = stream.read(&mut piece).await.expect("a request");
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.expect("an answer");
-        while read < length {
-            match stream.read(&mut piece).await.expect("the request") {
-                0 => break,
-                some => read += some,
-            }
-        }
-        read
-    });
-    delivered(sink(&base).send(&Job { body, ..job() }).await);
-    assert!(server.await.expect("no panic") >= length);
 }

@@ -66,6 +66,15 @@ impl Server {
         A: Future<Output = Response<Body>> + Send + 'static,
     {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self::on(listener, tls, answer)
+    }
+
+    /// The same, on an address of the test's.
+    pub(super) fn on<F, A>(listener: TcpListener, tls: Option<TlsAcceptor>, answer: F) -> Self
+    where
+        F: Fn(usize) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let base = format!("{scheme}://{}/", listener.local_addr().expect("an address"));
         let seen = Arc::new(Mutex::new(Vec::new()));

@@ -9,7 +9,7 @@ use super::super::pool::{POOL_IDLE, WARM_AGAIN, WARM_FOR};
 use super::*;
 
 /// Lets time pass at once, for the sink's timers.
-async fn pass(duration: Duration) {
+pub(super) async fn pass(duration: Duration) {
     time::pause();
     time::advance(duration).await;
     time::resume();
