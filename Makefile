@@ -5,10 +5,10 @@ FEATURES = redis headers amqp http config dispatch redis,http
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
+.PHONY: help build demo bench test test-servers chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: ## Build the release binary
 	$(CARGO) build --release --locked --bin paced
@@ -24,6 +24,9 @@ bench: servers ## Measure paced next to loops without it, and write docs/benchma
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests
 	$(CARGO) test --locked --all-features
+
+test-servers: ## Run tests, faults and chaos against newer servers, in root folders (ARGS="4.3": that pair; TESTS="it amqp::": those tests)
+	@TESTS="$(TESTS)" tests/support/test-servers.sh $(ARGS)
 
 chaos: ## Run the long fault tests, one by one; nothing else should run meanwhile (ARGS="flush": some of them)
 	@tests/support/install-servers.sh chaos

@@ -34,6 +34,29 @@ async fn shared_servers_are_up_and_are_the_same_for_all() {
     assert_eq!(again.cli(&["GET", &key]).await.trim(), "1");
 }
 
+/// `tests/support/test-servers.sh` reads what this prints.
+#[tokio::test]
+async fn servers_say_what_they_are() {
+    let (redis, rabbit) = (servers::redis().await, servers::rabbit().await);
+    let info = ["INFO", "server"];
+    let redis = match redis.told(&info, "valkey_version").await {
+        Some(version) => format!("Valkey {version}"),
+        None => format!("Redis {}", redis.told(&info, "redis_version").await.unwrap()),
+    };
+    let rabbit = format!("RabbitMQ {}", rabbit.version().await);
+    println!("server: {rabbit}\nserver: {redis}");
+    for stated in [redis, rabbit] {
+        let (name, version) = stated.split_once(' ').unwrap();
+        if servers::root::is_set() {
+            // The programs of the root folder themselves, not this machine's.
+            let installed = servers::root::package_version(&format!("{}-server", name.to_lowercase()));
+            assert!(installed.contains(version), "{name} {version} is {installed}");
+        } else {
+            assert!(version.chars().next().is_some_and(|digit| digit.is_ascii_digit()), "{version}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn redis_keeps_its_data_over_a_kill_and_loses_them_when_wiped() {
     let redis = Redis::dedicated().await;
@@ -128,7 +151,7 @@ async fn servers_end_with_their_owner_even_by_sigkill() {
         processes.extend(family(*pid));
     }
     let names: Vec<&str> = processes.iter().map(|process| process.name.as_str()).collect();
-    for name in ["sh", "redis-server", "epmd", "beam.smp"] {
+    for name in ["sh", servers::root::redis_server(), "epmd", "beam.smp"] {
         assert!(names.contains(&name), "{name} is one of {names:?}");
     }
     owner.kill().unwrap();

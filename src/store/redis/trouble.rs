@@ -56,7 +56,7 @@ impl At {
     fn explain_text(&self, text: String) -> StoreError {
         if text.contains("READONLY") {
             self.unreachable(text)
-        } else if text.contains("user executing the script") {
+        } else if text.contains("user executing the script") || text.contains("ACL failure in script") {
             self.refused(format!("{text}; grant the user what paced needs"))
         } else {
             self.unexpected(text)
@@ -77,6 +77,11 @@ mod tests {
             ("-NOPERM this user has no permissions to run the 'evalsha' command\r\n", "grant the user"),
             (
                 "-ERR The user executing the script can't run this command or subcommand script: 99, on @user_script:1.\r\n",
+                "grant the user",
+            ),
+            // Redis 7.2 and later, Valkey.
+            (
+                "-ERR ACL failure in script: User paced has no permissions to run the 'get' command script: 99, on @user_script:1.\r\n",
                 "grant the user",
             ),
             ("-MOVED 5798 10.0.0.1:6379\r\n", "write its URL as redis+cluster://"),

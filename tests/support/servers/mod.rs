@@ -21,6 +21,7 @@ use super::{apart, blocking, poll, random};
 mod cluster;
 mod rabbit;
 mod redis;
+pub mod root;
 mod sentinels;
 
 pub use cluster::Cluster;

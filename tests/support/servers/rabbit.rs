@@ -1,21 +1,27 @@
 //! RabbitMQ.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::super::guardian::Guardian;
-use super::super::{blocking, eventually, random};
-use super::{Server, free_port, launch, make_folder, output};
+use super::super::{apart, blocking, eventually, random};
+use super::{Server, free_port, launch, make_folder, output, root};
 
 /// Where Debian keeps the scripts that run as any user; those in the path switch the user.
 const RABBITMQ: &str = "/usr/lib/rabbitmq/bin";
 /// Long enough for a machine that compiles at the same time.
 const RABBIT_START: Duration = Duration::from_secs(120);
+
+/// The protocol header; the answer is a method frame, Connection.Start, on channel 0.
+const HELLO: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
 
 /// A RabbitMQ node without plugins, and its own epmd.
 #[derive(Clone, Debug)]
@@ -41,7 +47,7 @@ impl Rabbit {
 
     fn server() -> Result<Server, String> {
         let server = format!("{RABBITMQ}/rabbitmq-server");
-        if !Path::new(&server).exists() {
+        if !root::path(&server).exists() {
             return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
         }
         let guardian = Guardian::new()?;
@@ -58,27 +64,27 @@ impl Rabbit {
         put("rabbitmq.conf", &rabbitmq_conf(port))?;
         put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
         // A node that finds no epmd starts one that nobody ends: this one is the guardian's.
-        guardian.start("epmd", &format!("exec epmd -port {epmd} -address 127.0.0.1\n"))?;
+        let daemon = root::shell("epmd");
+        guardian.start("epmd", &format!("exec {daemon} -port {epmd} -address 127.0.0.1\n"))?;
+        let server = root::shell(&server);
         let script = format!(
             ". '{}/env.sh'\n\
              [ -f \"$HOME/.erlang.cookie\" ] || {{ umask 077; echo paced-{:x} >\"$HOME/.erlang.cookie\"; }}\n\
              umask 022\n\
              tries=100\n\
-             until epmd -port {epmd} -names >/dev/null 2>&1 || [ $tries = 0 ]; do\n\
+             until {daemon} -port {epmd} -names >/dev/null 2>&1 || [ $tries = 0 ]; do\n\
              sleep 0.05; tries=$((tries - 1)); done\n\
              exec {server}\n",
             folder.display(),
             random()
         );
-        // The protocol header; the answer is a method frame, Connection.Start, on channel 0.
-        let hello: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
         Ok(Server {
             guardian,
             name: "rabbit",
             port,
             script,
             pid: 0.into(),
-            hello,
+            hello: HELLO,
             complete: "completed with",
             written: 0.into(),
             patience: RABBIT_START,
@@ -93,6 +99,26 @@ impl Rabbit {
     /// Its port, which stays over restarts.
     pub fn port(&self) -> u16 {
         self.0.port
+    }
+
+    /// As it says itself in the first frame of a connection.
+    pub async fn version(&self) -> String {
+        const NAME: &[u8] = b"\x07versionS";
+        let port = self.0.port;
+        apart(async move {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+            stream.write_all(HELLO.0).await.unwrap();
+            let mut head = [0; 7];
+            stream.read_exact(&mut head).await.unwrap();
+            let [_, _, _, size @ ..] = head;
+            let mut frame = vec![0; u32::from_be_bytes(size) as usize];
+            stream.read_exact(&mut frame).await.unwrap();
+            // The name, the type of the value, and the value: its length in four bytes, and the text.
+            let at = frame.windows(NAME.len()).position(|part| part == NAME).unwrap() + NAME.len();
+            let (size, text) = frame[at..].split_first_chunk::<4>().unwrap();
+            String::from_utf8_lossy(&text[..u32::from_be_bytes(*size) as usize]).into_owned()
+        })
+        .await
     }
 
     /// SIGKILL. What it has confirmed stays.
@@ -133,7 +159,8 @@ impl Rabbit {
     /// Runs `rabbitmqctl` with these arguments (1-3 s) and returns what it prints.
     pub async fn ctl(&self, args: &[&str]) -> String {
         let mut command = Command::new("sh");
-        let script = format!(". '{}/env.sh'; exec {RABBITMQ}/rabbitmqctl \"$@\"", self.0.folder().display());
+        let ctl = root::shell(&format!("{RABBITMQ}/rabbitmqctl"));
+        let script = format!(". '{}/env.sh'; exec {ctl} \"$@\"", self.0.folder().display());
         command.args(["-c", &script, "rabbitmqctl"]).args(args);
         output(command).await
     }

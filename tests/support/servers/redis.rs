@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +13,16 @@ use tokio::net::TcpStream;
 
 use super::super::guardian::Guardian;
 use super::super::{apart, blocking};
-use super::{Server, free_port, launch, make_folder, output};
+use super::{Server, free_port, launch, make_folder, output, root};
 
 /// Long enough for a machine that compiles at the same time.
 const REDIS_START: Duration = Duration::from_secs(20);
 
 /// The file that says how far the clock is off.
 const CLOCK: &str = "clock";
+
+/// The library that steps a server's clock, below the folder of the machine's libraries.
+const FAKETIME: &str = "faketime/libfaketime.so.1";
 
 /// A Redis server: append-only file on, so that its data outlive a kill.
 #[derive(Clone, Debug)]
@@ -59,7 +61,8 @@ impl Redis {
         let file = guardian.folder().join("sentinel.conf");
         let text = format!("port {port}\nbind 127.0.0.1\ndir {folder}\n{lines}\n");
         fs::write(&file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
-        let script = format!("exec redis-server '{}' --sentinel\n", file.display());
+        let server = root::shell(root::redis_server());
+        let script = format!("exec {server} '{}' --sentinel\n", file.display());
         Ok(Self::process(guardian, "sentinel", port, script, "+monitor master"))
     }
 
@@ -76,36 +79,36 @@ impl Redis {
 
     fn faked() -> Result<Server, String> {
         Self::after("", |guardian| {
-            let found = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
-            let mut found = found.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
-            let library = found.find(|path| path.exists());
-            let library = library.ok_or("no libfaketime; run `tests/support/install-servers.sh chaos`")?;
+            let found = fs::read_dir(root::path("/usr/lib")).into_iter().flatten().flatten();
+            let mut found = found.filter(|entry| entry.path().join(FAKETIME).exists());
+            let library =
+                found.next().ok_or("no libfaketime; run `tests/support/install-servers.sh chaos`")?;
+            let library = format!("/usr/lib/{}/{FAKETIME}", library.file_name().display());
             let clock = guardian.folder().join(CLOCK);
             fs::write(&clock, "+0\n")
                 .map_err(|error| format!("cannot write {}: {error}", clock.display()))?;
             // The libc's malloc, before jemalloc's: that one asks for the time when it starts, libfaketime
             // asks for memory when it is first asked for the time, and each waits for the other.
             Ok(format!(
-                "export LD_PRELOAD='{} libc.so.6' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 \
-                 FAKETIME_DONT_FAKE_MONOTONIC=1\n",
-                library.display(),
+                "env LD_PRELOAD='{library} libc.so.6' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 \
+                 FAKETIME_DONT_FAKE_MONOTONIC=1 ",
                 clock.display()
             ))
         })
     }
 
-    /// A server that a shell starts after these lines.
+    /// A server that a shell starts with these words in front of its command.
     fn after(
         options: &str,
-        lines: impl FnOnce(&Guardian) -> Result<String, String>,
+        words: impl FnOnce(&Guardian) -> Result<String, String>,
     ) -> Result<Server, String> {
         let guardian = Guardian::new()?;
-        let lines = lines(&guardian)?;
+        let server = root::shell(&format!("{}{}", words(&guardian)?, root::redis_server()));
         let port = free_port();
         let data = guardian.folder().join("data");
         make_folder(&data)?;
         let script = format!(
-            "{lines}exec redis-server --port {port} --bind 127.0.0.1 --dir '{}' --save '' --appendonly yes \
+            "exec {server} --port {port} --bind 127.0.0.1 --dir '{}' --save '' --appendonly yes \
              --daemonize no --maxmemory-policy noeviction {options}\n",
             data.display()
         );
@@ -197,9 +200,9 @@ impl Redis {
         &self.0.guardian
     }
 
-    /// Runs `redis-cli` with these arguments and returns what it prints.
+    /// Runs `redis-cli`, or Valkey's, with these arguments and returns what it prints.
     pub async fn cli(&self, args: &[&str]) -> String {
-        let mut command = Command::new("redis-cli");
+        let mut command = root::command(root::redis_cli());
         command.args(["-h", "127.0.0.1", "-p", &self.0.port.to_string()]).args(args);
         output(command).await
     }
