@@ -148,6 +148,9 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         concurrency: args.concurrency.into(),
         retry: RetryPolicy {
             max_attempts: args.max_attempts,
+            max_throttled: None,
+            // People wait for the outcome, and a mistyped URL is the likeliest reason.
+            outlast: false,
             min_backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(300),
         },

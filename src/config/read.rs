@@ -266,6 +266,7 @@ fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String,
 fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPolicy, Duration)> {
     let table = reader.table(downstream, "retry");
     let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
+    let max_throttled = reader.whole(&table, "max_throttled", 1..=u32::MAX.into());
     let min_backoff = reader.parsed(&table, "min_backoff", Absent::Default("1s"), value::duration);
     let max_backoff = reader.parsed(&table, "max_backoff", Absent::Default("5m"), value::duration);
     let max_pause = reader.parsed(&table, "max_pause", Absent::Default("5m"), value::duration);
@@ -274,7 +275,14 @@ fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPo
         reject_backoffs(reader, &table, max_backoff);
         return None;
     }
-    Some((RetryPolicy { max_attempts: max_attempts?, min_backoff, max_backoff }, max_pause?))
+    let policy = RetryPolicy {
+        max_attempts: max_attempts?,
+        max_throttled: max_throttled.and_then(|most| u32::try_from(most).ok()),
+        outlast: true,
+        min_backoff,
+        max_backoff,
+    };
+    Some((policy, max_pause?))
 }
 
 /// Points at the one that was given; at the shortest if both were.

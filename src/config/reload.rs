@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that count at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 13] = [
+const LIVE: [&str; 14] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -17,6 +17,7 @@ const LIVE: [&str; 13] = [
     "downstreams.*.horizon",
     "downstreams.*.on_unavailable",
     "downstreams.*.retry.max_attempts",
+    "downstreams.*.retry.max_throttled",
     "downstreams.*.retry.min_backoff",
     "downstreams.*.retry.max_backoff",
     "downstreams.*.retry.max_pause",

@@ -336,6 +336,8 @@ mod tests {
                 },
                 retry: RetryPolicy {
                     max_attempts: 1,
+                    max_throttled: None,
+                    outlast: true,
                     min_backoff: Duration::ZERO,
                     max_backoff: Duration::ZERO,
                 },

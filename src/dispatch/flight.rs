@@ -158,7 +158,13 @@ impl Flight {
             // There was no connection to hand it over by.
             (false, false) => gear.meters.unreachable.increment(1),
         }
-        entry.attempts += u32::from(!missed);
+        if matches!(outcome, Outcome::Unreachable { .. }) {
+            entry.tries.unreachable += 1;
+            entry.tries.sent += u32::from(!gear.retry.outlast);
+        } else if !missed {
+            entry.tries.unreachable = 0;
+            entry.tries.sent += 1;
+        }
         if is_answered(&outcome) {
             self.place.took = Some(self.place.since.elapsed());
         }
@@ -172,24 +178,34 @@ impl Flight {
         self.place.tell(Event::Back(self.entry));
     }
 
-    async fn settle(self, outcome: Outcome) {
+    async fn settle(mut self, outcome: Outcome) {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
-            Outcome::Retry { reason, detail, status, after, pause, response } => {
-                self.gear.meters.retry(reason);
+            Outcome::Unreachable { detail } => {
+                self.gear.meters.retry("connect");
+                let (retry, tries) = (self.gear.retry, self.entry.tries);
+                let wait = match retry.outlast {
+                    true => Some(retry.wait(tries.unreachable, None)),
+                    false => retry.backoff(tries.failed(), None),
+                };
+                self.try_again(wait, detail, None, None).await;
+            }
+            Outcome::Throttled { detail, status, after, response } => {
+                self.gear.meters.retry("throttled");
+                self.entry.tries.throttled += 1;
                 let after = after.map(|after| after.min(self.gear.max_pause));
-                if let Some(span) = after.filter(|span| pause && !span.is_zero()) {
+                if let Some(span) = after.filter(|span| !span.is_zero()) {
                     self.place.tell(Event::Pause(Deadline::at(Instant::now() + span)));
                 }
-                match self.gear.retry.backoff(self.entry.attempts, after) {
-                    Some(wait) => self.try_again(wait, &detail),
-                    None => {
-                        let response = response.unwrap_or_else(|| Response::without_body(status));
-                        let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
-                        self.bury(DeadLetter { reason, detail, report }, response).await;
-                    }
-                }
+                let wait = self.gear.retry.throttled(self.entry.tries.throttled, after);
+                self.try_again(wait, detail, Some(status), response).await;
+            }
+            Outcome::Retry { reason, detail, status, after, response } => {
+                self.gear.meters.retry(reason);
+                let after = after.map(|after| after.min(self.gear.max_pause));
+                let wait = self.gear.retry.backoff(self.entry.tries.failed(), after);
+                self.try_again(wait, detail, status, response).await;
             }
             Outcome::Dead { reason, detail, status, response } => {
                 let response = response.unwrap_or_else(|| Response::without_body(status));
@@ -213,7 +229,19 @@ impl Flight {
         entry.ticket.ack(receipt, report);
     }
 
-    fn try_again(self, wait: Duration, detail: &str) {
+    /// The job waits so long for another attempt; without a wait none is left, and it is dead.
+    async fn try_again(
+        self,
+        wait: Option<Duration>,
+        detail: String,
+        status: Option<u16>,
+        response: Option<Response>,
+    ) {
+        let Some(wait) = wait else {
+            let response = response.unwrap_or_else(|| Response::without_body(status));
+            let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
+            return self.bury(DeadLetter { reason, detail, report }, response).await;
+        };
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.gear.downstream, id, ?wait, detail, "failed, trying again");
         self.gear.meters.retried.increment(1);
@@ -228,8 +256,8 @@ impl Flight {
     }
 
     fn report(&self, status: Option<u16>) -> Report {
-        let released_at = (self.entry.attempts > 0).then_some(self.slot);
-        Report { attempts: self.entry.attempts, status, released_at }
+        let attempts = self.entry.tries.sent;
+        Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
     }
 }
 
@@ -237,7 +265,8 @@ impl Flight {
 const fn is_answered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Delivered(_) => true,
-        Outcome::Missed => false,
+        Outcome::Missed | Outcome::Unreachable { .. } => false,
+        Outcome::Throttled { .. } => true,
         Outcome::Retry { status, .. } | Outcome::Dead { status, .. } => status.is_some(),
     }
 }

@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::lane::Entry;
+use super::retry::Tries;
 use super::source::{DeadLetter, Delivery, Report, Ticket};
 use crate::job::{self, Reason, Rejection, Rules};
 use crate::limit::Limit;
@@ -33,7 +34,7 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
     }
     let not_before = job.not_before.filter(|start| *start > now);
     let since = Instant::now();
-    let entry = Entry { job, ticket, attempts: 0, since, seq };
+    let entry = Entry { job, ticket, tries: Tries::default(), since, seq };
     match not_before {
         Some(start) => Intake::Later(since + start.since(now), entry),
         None => Intake::Ready(entry),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
+use super::retry::Tries;
 use super::source::Ticket;
 use crate::job::Job;
 
@@ -12,8 +13,8 @@ use crate::job::Job;
 pub(super) struct Entry {
     pub(super) job: Job,
     pub(super) ticket: Box<dyn Ticket>,
-    /// Handed to the sink so often.
-    pub(super) attempts: u32,
+    /// What became of the attempts at it so far.
+    pub(super) tries: Tries,
     /// When it could have gone, had there been a slot.
     pub(super) since: Instant,
     /// Its place in the order of arrival, which it keeps when it comes back.

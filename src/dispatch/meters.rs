@@ -145,7 +145,7 @@ impl Meters {
     pub(super) fn dispatched(&self, outcome: &Outcome, took: Duration) {
         let duration = match outcome {
             Outcome::Delivered(_) => &self.delivering,
-            Outcome::Retry { .. } => &self.retrying,
+            Outcome::Retry { .. } | Outcome::Throttled { .. } | Outcome::Unreachable { .. } => &self.retrying,
             Outcome::Dead { .. } => &self.dying,
             Outcome::Missed => return,
         };
@@ -305,7 +305,6 @@ mod tests {
                 detail: String::new(),
                 status: None,
                 after: None,
-                pause: false,
                 response: None,
             };
             meters.dispatched(&retry, Duration::from_millis(1500));

@@ -7,6 +7,13 @@ use std::time::Duration;
 pub struct RetryPolicy {
     /// Attempts in all, the first included.
     pub max_attempts: u32,
+    /// How often the downstream may ask for patience (429, and 503 with `Retry-After`) instead of taking the
+    /// job; none: until the job's deadline. Such an attempt is none of `max_attempts`.
+    pub max_throttled: Option<u32>,
+    /// Whether a downstream that cannot be reached is waited for: then it costs no attempt, and after several
+    /// connections in a row that fail no more jobs are taken until there is one. Otherwise it costs an attempt:
+    /// for a tool that people wait for.
+    pub outlast: bool,
     /// The shortest wait.
     pub min_backoff: Duration,
     /// The longest wait.
@@ -18,14 +25,41 @@ impl RetryPolicy {
     /// [min, min(max, min * 2^failed)], but at least what the downstream asked for (`after`).
     #[must_use]
     pub fn backoff(&self, failed: u32, after: Option<Duration>) -> Option<Duration> {
-        if failed >= self.max_attempts {
-            return None;
-        }
+        (failed < self.max_attempts).then(|| self.wait(failed, after))
+    }
+
+    /// As [`RetryPolicy::backoff`], after so many attempts that the downstream asked patience for.
+    #[must_use]
+    pub fn throttled(&self, throttled: u32, after: Option<Duration>) -> Option<Duration> {
+        self.max_throttled.is_none_or(|most| throttled < most).then(|| self.wait(throttled, after))
+    }
+
+    /// The wait after so many attempts, however many are left.
+    #[must_use]
+    pub fn wait(&self, failed: u32, after: Option<Duration>) -> Duration {
         let doubled = self.min_backoff.saturating_mul(2_u32.saturating_pow(failed));
         let ceiling = doubled.min(self.max_backoff).max(self.min_backoff);
         let spread = u64::try_from((ceiling - self.min_backoff).as_micros()).unwrap_or(u64::MAX - 1);
         let wait = self.min_backoff + Duration::from_micros(fastrand::u64(0..=spread));
-        Some(wait.max(after.unwrap_or_default()))
+        wait.max(after.unwrap_or_default())
+    }
+}
+
+/// What became of the attempts at one job so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tries {
+    /// How often it was handed to the sink and sent, or may have been.
+    pub(super) sent: u32,
+    /// How many of these the downstream answered by asking for patience.
+    pub(super) throttled: u32,
+    /// How often in a row the downstream could not be reached.
+    pub(super) unreachable: u32,
+}
+
+impl Tries {
+    /// How many of [`RetryPolicy::max_attempts`] are used up.
+    pub(super) const fn failed(self) -> u32 {
+        self.sent - self.throttled
     }
 }
 
@@ -35,6 +69,8 @@ mod tests {
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 40,
+        max_throttled: Some(3),
+        outlast: true,
         min_backoff: Duration::from_secs(1),
         max_backoff: Duration::from_secs(300),
     };
@@ -54,6 +90,16 @@ mod tests {
     fn ends_after_the_last_attempt() {
         assert_eq!(POLICY.backoff(40, None), None);
         assert!(POLICY.backoff(39, None).is_some());
+    }
+
+    #[test]
+    fn throttling_has_a_budget_of_its_own() {
+        assert!(POLICY.throttled(2, None).is_some());
+        assert_eq!(POLICY.throttled(3, None), None);
+        let unlimited = RetryPolicy { max_throttled: None, ..POLICY };
+        assert!(unlimited.throttled(u32::MAX, None).unwrap() <= POLICY.max_backoff);
+        let tries = Tries { sent: 7, throttled: 5, unreachable: 9 };
+        assert_eq!(tries.failed(), 2);
     }
 
     #[test]

@@ -34,9 +34,11 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     fn warm(&self) {}
 }
 
-/// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it,
-/// or a connection that broke.
-pub const RETRY_REASONS: [&str; 4] = ["status", "timeout", "connect", "connection"];
+/// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it, a
+/// connection that broke, a downstream that asks its callers to slow down, or one that refuses this
+/// replica's credentials.
+pub const RETRY_REASONS: [&str; 6] =
+    ["status", "timeout", "connect", "connection", "throttled", "unauthorized"];
 
 /// Asked when a job is about to be handed over: false where its slot is missed. It may be asked again
 /// when the first hand-over came to nothing.
@@ -49,6 +51,24 @@ pub enum Outcome {
     Delivered(Receipt),
     /// The last look said no: nothing was sent, and no attempt was made.
     Missed,
+    /// The downstream was not reached: not a byte of a request was written (refused, unresolved, no TLS, no
+    /// connection in time, no file descriptor). Says nothing about the job, and is no attempt at it.
+    Unreachable {
+        /// For people.
+        detail: String,
+    },
+    /// The downstream has too much to do for all its callers (429, and 503 with `Retry-After`). Says nothing
+    /// about the job: worth another attempt, at a new slot.
+    Throttled {
+        /// For people.
+        detail: String,
+        /// The status.
+        status: u16,
+        /// How long nothing is to be released to the downstream (`Retry-After`), where it said so.
+        after: Option<Duration>,
+        /// The response, for `reply_to`, when no attempt is left.
+        response: Option<Response>,
+    },
     /// Worth another attempt, at a new slot.
     Retry {
         /// One of [`RETRY_REASONS`], for a metric.
@@ -57,11 +77,8 @@ pub enum Outcome {
         detail: String,
         /// The status, where there was one.
         status: Option<u16>,
-        /// How long the downstream asked to wait (`Retry-After`).
+        /// How long the downstream asked to wait with this job (`Retry-After`).
         after: Option<Duration>,
-        /// It asked so of all its callers, not only for this job (429 and 503): nothing is to be released to
-        /// it for `after`.
-        pause: bool,
         /// The response, for `reply_to`, when no attempt is left.
         response: Option<Response>,
     },

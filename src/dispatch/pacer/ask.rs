@@ -72,11 +72,11 @@ impl Pacer {
                 self.purge();
             } else if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall) {
                 // Here already: a slot would be wasted on it.
-                let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+                let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
                 self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
             } else if let Err(detail) = self.options.rules.fits(entry.job.plan, entry.job.cost) {
                 // It was a job under other limits, and would be asked for in vain for ever.
-                let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+                let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
                 let letter = DeadLetter { reason: Reason::CostTooLarge, detail, report };
                 self.bury(entry.ticket, letter, entry.job.reply.is_some());
             } else {

@@ -106,7 +106,7 @@ impl Pacer {
                 continue;
             }
             let limit = self.options.limits_of(queue).get(verdict.limit);
-            let report = Report { attempts: entry.attempts, ..Report::UNSENT };
+            let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
             let letter = rejected(limit, verdict.earliest, report);
             self.bury(entry.ticket, letter, entry.job.reply.is_some());
         }

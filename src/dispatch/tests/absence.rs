@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::dispatch::{OnLimit, OnUnavailable};
-use crate::sink::Outcome;
 use crate::store::Change;
 use crate::terms::Override;
 
@@ -171,15 +170,7 @@ async fn a_pause_counts_without_the_store_too() {
         bench.options.on_unavailable = on_unavailable;
         bench.options.concurrency = 1;
         bench.publish_many(0..500);
-        let asks = Outcome::Retry {
-            reason: "status",
-            detail: "status 429".to_owned(),
-            status: Some(429),
-            after: Some(3 * SECOND),
-            pause: true,
-            response: None,
-        };
-        bench.sink.answer("100", asks);
+        bench.sink.answer("100", throttled(Some(3 * SECOND)));
         let start = Instant::now();
         let _running = bench.start();
         bench.sink.arrived(50).await;

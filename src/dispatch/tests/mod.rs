@@ -23,7 +23,7 @@ use crate::job::{Message, Reason, Value};
 use crate::limit::{Limit, LimitSet};
 use crate::store::{MemoryStore, Reserve, Scope, Store};
 use crate::time::{suspend, wall_now};
-use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry};
+use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry, throttled, unreachable};
 
 const QUICK: Duration = Duration::from_millis(1);
 

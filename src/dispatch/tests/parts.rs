@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dispatch::held::Held;
 use crate::dispatch::lane::Entry;
+use crate::dispatch::retry::Tries;
 use crate::dispatch::{
     Alarm, Control, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
     Report, RetryPolicy, Source, Ticket, TokioClock,
@@ -383,6 +384,8 @@ impl Bench {
                 concurrency: 64,
                 retry: RetryPolicy {
                     max_attempts: 3,
+                    max_throttled: None,
+                    outlast: true,
                     min_backoff: Duration::from_secs(1),
                     max_backoff: Duration::from_secs(1),
                 },
@@ -455,7 +458,7 @@ pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
     let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
     let ticket = Box::new(ScriptedTicket { id, reply_to: None, live, ledger: Ledger::default() });
     let job = decode(&message("0"), &rules).unwrap();
-    let entry = Entry { job, ticket, attempts: 0, since: deadline, seq: 0 };
+    let entry = Entry { job, ticket, tries: Tries::default(), since: deadline, seq: 0 };
     Held { entry, slot: Micros(0), deadline: Deadline::at(deadline) }
 }
 
@@ -470,14 +473,15 @@ pub(super) fn message(id: &str) -> Message {
 
 pub(super) fn retry(status: u16) -> Outcome {
     let detail = format!("status {status}");
-    Outcome::Retry {
-        reason: "status",
-        detail,
-        status: Some(status),
-        after: None,
-        pause: false,
-        response: None,
-    }
+    Outcome::Retry { reason: "status", detail, status: Some(status), after: None, response: None }
+}
+
+pub(super) fn throttled(after: Option<Duration>) -> Outcome {
+    Outcome::Throttled { detail: "status 429".to_owned(), status: 429, after, response: None }
+}
+
+pub(super) fn unreachable() -> Outcome {
+    Outcome::Unreachable { detail: "connection refused".to_owned() }
 }
 
 pub(super) fn dead(status: u16) -> Outcome {

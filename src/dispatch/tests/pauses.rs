@@ -11,9 +11,11 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The downstream asks for a pause of so long.
 fn asks(status: u16, seconds: u64) -> Outcome {
     let after = Some(Duration::from_secs(seconds));
-    let pause = status == 429 || status == 503;
     let detail = format!("status {status}");
-    Outcome::Retry { reason: "status", detail, status: Some(status), after, pause, response: None }
+    match status {
+        429 | 503 => Outcome::Throttled { detail, status, after, response: None },
+        _ => Outcome::Retry { reason: "status", detail, status: Some(status), after, response: None },
+    }
 }
 
 /// Replicas of unequal distance to one store, with so many jobs each.

@@ -37,6 +37,53 @@ async fn the_last_failure_and_a_final_status_are_dead_letters() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_downstream_that_asks_for_patience_costs_no_attempt() {
+    for (max_throttled, times, delivered) in [(None, 20, true), (Some(5), 4, true), (Some(5), 5, false)] {
+        let mut bench = Bench::new("10/s", QUICK);
+        bench.options.retry.max_throttled = max_throttled;
+        for _ in 0..times {
+            bench.sink.answer("0", throttled(None));
+        }
+        bench.sink.answer("0", retry(500));
+        bench.sink.answer("0", retry(500));
+        bench.publish_many(0..1);
+        let done = bench.start();
+        bench.end();
+        done.await.unwrap();
+        match &bench.ledger.of("0")[..] {
+            [Settled::Acked(report)] if delivered => assert_eq!(report.attempts, times + 3),
+            [Settled::Dead(letter)] if !delivered => {
+                assert_eq!(letter.reason, Reason::AttemptsExhausted);
+                assert_eq!((letter.report.attempts, letter.report.status), (times, Some(429)));
+            }
+            other => panic!("{max_throttled:?}, {times}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_downstream_that_cannot_be_reached_costs_no_attempt_unless_somebody_waits_for_the_outcome() {
+    for outlast in [true, false] {
+        let mut bench = Bench::new("10/s", QUICK);
+        bench.options.retry.outlast = outlast;
+        for _ in 0..4 {
+            bench.sink.answer("0", unreachable());
+        }
+        bench.publish_many(0..1);
+        let done = bench.start();
+        bench.end();
+        done.await.unwrap();
+        match &bench.ledger.of("0")[..] {
+            [Settled::Acked(report)] if outlast => assert_eq!(report.attempts, 1),
+            [Settled::Dead(letter)] if !outlast => {
+                assert_eq!((letter.reason, letter.report.attempts), (Reason::AttemptsExhausted, 3));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn bad_messages_never_reach_the_sink_and_block_nobody() {
     let mut bench = Bench::new("100/s", QUICK);
     let header = |name: &str, value: Value| vec![(name.to_owned(), value)];

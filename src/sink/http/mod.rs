@@ -82,8 +82,9 @@ impl HttpSink {
                 }
                 outcome
             }
-            Err(Failed { reason, detail }) => {
-                Outcome::Retry { reason, detail, status: None, after: None, pause: false, response: None }
+            Err(Failed::Unreachable(detail)) => Outcome::Unreachable { detail },
+            Err(Failed::Sent { reason, detail }) => {
+                Outcome::Retry { reason, detail, status: None, after: None, response: None }
             }
         }
     }
@@ -94,33 +95,41 @@ impl HttpSink {
         loop {
             let taken = timeout_at(deadline, self.pool.take()).await;
             let (mut aging, reused) = taken
-                .map_err(|_| self.too_late("connect", "no connection"))?
-                .map_err(|detail| Failed { reason: "connect", detail })?;
+                .map_err(|_| Failed::Unreachable(self.too_late("no connection")))?
+                .map_err(Failed::Unreachable)?;
             if !look() {
                 self.pool.put(aging);
                 return Ok(None);
             }
             let sent = timeout_at(deadline, aging.connection.send(request)).await;
-            match sent.map_err(|_| self.too_late("timeout", "no answer"))? {
+            let sent =
+                sent.map_err(|_| Failed::Sent { reason: "timeout", detail: self.too_late("no answer") })?;
+            match sent {
                 Ok(head) => return Ok(Some(Answer { head, aging, deadline })),
+                // With the request in it, nothing of that was written: its server had closed the connection.
                 Err(mut error) => match error.take_message() {
-                    // Its server had closed it; nothing of the request was written.
                     Some(unsent) if reused => request = unsent,
-                    _ => return Err(Failed { reason: "connection", detail: chain(&error.into_error()) }),
+                    Some(_) => return Err(Failed::Unreachable(chain(&error.into_error()))),
+                    None => {
+                        let detail = chain(&error.into_error());
+                        return Err(Failed::Sent { reason: "connection", detail });
+                    }
                 },
             }
         }
     }
 
-    fn too_late(&self, reason: &'static str, what: &str) -> Failed {
-        Failed { reason, detail: format!("{what} within {:?}", self.timeout) }
+    fn too_late(&self, what: &str) -> String {
+        format!("{what} within {:?}", self.timeout)
     }
 }
 
 /// An attempt without an answer.
-struct Failed {
-    reason: &'static str,
-    detail: String,
+enum Failed {
+    /// Nothing of the request was written.
+    Unreachable(String),
+    /// The downstream may have the request.
+    Sent { reason: &'static str, detail: String },
 }
 
 impl Sink for HttpSink {

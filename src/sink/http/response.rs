@@ -85,7 +85,7 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
     };
     let detail =
         format!("{why} before the whole request was sent, which the downstream had answered {status}");
-    Err(Outcome::Retry { reason, detail, status: None, after: None, pause: false, response: None })
+    Err(Outcome::Retry { reason, detail, status: None, after: None, response: None })
 }
 
 fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
@@ -98,9 +98,10 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
     if is_temporary(status) {
         let detail = format!("the downstream answered {status}");
         let after = retry_after::read(answer.headers());
-        let pause = after.is_some()
-            && matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        return Outcome::Retry { reason: "status", detail, status: Some(code), after, pause, response };
+        if is_throttling(status, after) {
+            return Outcome::Throttled { detail, status: code, after, response };
+        }
+        return Outcome::Retry { reason: "status", detail, status: Some(code), after, response };
     }
     let hint = if status.is_redirection() {
         "; redirects are not followed, set `base_url` to their target"
@@ -109,6 +110,11 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
     };
     let detail = format!("the downstream answered {status}{hint}");
     Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response }
+}
+
+/// Whether it is asked of all callers to slow down.
+fn is_throttling(status: StatusCode, after: Option<Duration>) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || (status == StatusCode::SERVICE_UNAVAILABLE && after.is_some())
 }
 
 fn is_temporary(status: StatusCode) -> bool {

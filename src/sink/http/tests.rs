@@ -3,6 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -73,6 +74,11 @@ fn delivered(outcome: Outcome) -> Response {
 fn retry(outcome: Outcome) -> (&'static str, String) {
     let Outcome::Retry { reason, detail, .. } = outcome else { panic!("{outcome:?}") };
     (reason, detail)
+}
+
+fn unreachable(outcome: Outcome) -> String {
+    let Outcome::Unreachable { detail } = outcome else { panic!("{outcome:?}") };
+    detail
 }
 
 #[tokio::test]
@@ -208,7 +214,7 @@ async fn statuses_by_class() {
         (299, "delivered"),
         (408, "retry"),
         (425, "retry"),
-        (429, "retry"),
+        (429, "throttled"),
         (500, "retry"),
         (501, "retry"),
         (502, "retry"),
@@ -234,16 +240,13 @@ async fn statuses_by_class() {
         let outcome = sink.send(&job()).await;
         let (found, code) = match outcome {
             Outcome::Delivered(Receipt { response }) => ("delivered", Some(response.status)),
-            Outcome::Retry {
-                reason: "status",
-                status,
-                response: None,
-                after: None,
-                pause: false,
-                detail,
-            } => {
+            Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
                 assert!(detail.contains(&code(status)), "{detail}");
                 ("retry", status)
+            }
+            Outcome::Throttled { status, response: None, after: None, detail } => {
+                assert!(detail.contains(&status.to_string()), "{detail}");
+                ("throttled", Some(status))
             }
             Outcome::Dead { reason: Reason::Status, status, response: None, detail } => {
                 assert!(detail.contains(&code(status)), "{detail}");
@@ -278,13 +281,15 @@ async fn redirects_are_not_followed() {
 }
 
 #[tokio::test]
-async fn retry_after_is_read_and_pauses_all_callers_with_429_and_503_alone() {
-    for (code, header, pauses) in [
+async fn a_429_and_a_503_with_retry_after_ask_all_callers_to_slow_down() {
+    for (code, header, throttles) in [
         (429, Some("7"), true),
         (503, Some("7"), true),
         (500, Some("7"), false),
         (408, Some("7"), false),
-        (429, None, false),
+        (429, None, true),
+        (429, Some("soon"), true),
+        (503, None, false),
         (503, Some("soon"), false),
     ] {
         let server = Server::start(move |_| {
@@ -295,11 +300,13 @@ async fn retry_after_is_read_and_pauses_all_callers_with_429_and_503_alone() {
             future::ready(response)
         })
         .await;
-        let Outcome::Retry { after, status, pause, .. } = sink(&server.base).send(&job()).await else {
-            panic!("no retry")
+        let found = match sink(&server.base).send(&job()).await {
+            Outcome::Throttled { after, status, .. } => (after, Some(status), true),
+            Outcome::Retry { after, status, .. } => (after, status, false),
+            other => panic!("{other:?}"),
         };
         let asked = (header == Some("7")).then_some(Duration::from_secs(7));
-        assert_eq!((after, status, pause), (asked, Some(code), pauses));
+        assert_eq!(found, (asked, Some(code), throttles));
     }
 }
 
@@ -319,8 +326,7 @@ async fn a_port_where_nobody_listens() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let base = format!("http://{}/", listener.local_addr().expect("an address"));
     drop(listener);
-    let (reason, detail) = retry(sink(&base).send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
-    assert_eq!(reason, "connect", "{detail}");
+    let detail = unreachable(sink(&base).send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
     assert!(detail.contains("refused") && !detail.contains("s3cret"), "{detail}");
 }
 
@@ -329,9 +335,9 @@ async fn a_connection_that_breaks() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let base = format!("http://{}/", listener.local_addr().expect("an address"));
     let close = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.expect("a connection");
+        let (mut stream, _) = listener.accept().await.expect("a connection");
         // The request has come, and no answer will.
-        stream.readable().await.expect("readable");
+        stream.read_exact(&mut [0; 16]).await.expect("a request");
         drop(stream);
         listener
     });
@@ -344,7 +350,7 @@ async fn a_connection_that_breaks() {
 async fn a_server_that_speaks_no_tls() {
     let server = Server::always(200).await;
     match HttpSink::new(options(&server.base.replace("http:", "https:"))) {
-        Ok(sink) => assert_eq!(retry(sink.send(&job()).await).0, "connect"),
+        Ok(sink) => assert!(!unreachable(sink.send(&job()).await).is_empty()),
         // A machine without certificate authorities, which https cannot do without.
         Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
     }
@@ -362,8 +368,7 @@ async fn names_are_resolved_and_checked() {
         Ok(vec![SocketAddr::new(IpAddr::from([169, 254, 169, 254]), 0)])
     }
     let sink = HttpSink::with(options(&named), metadata, connect::system).expect("a sink");
-    let (reason, detail) = retry(sink.send(&job()).await);
-    assert_eq!(reason, "connect", "{detail}");
+    let detail = unreachable(sink.send(&job()).await);
     assert!(detail.contains("link-local or metadata"), "{detail}");
 }
 

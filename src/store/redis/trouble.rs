@@ -6,6 +6,24 @@ use crate::store::StoreError;
 
 const WRONG_PASSWORD: &str = "the user or the password is wrong; correct them in its URL";
 
+/// Codes of refusals that pass: the server starts or fails over, lacks replicas, memory or disk for now, or is
+/// kept busy by a script of somebody's.
+const PASSING: [&str; 10] = [
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "ASK",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "OOM",
+    "MISCONF",
+    "BUSY",
+];
+
+/// Refusals that pass and have no code.
+const PASSING_TEXTS: [&str; 2] = ["max number of clients reached", "Script killed by user"];
+
 /// A server, or several that stand for one, by host and port: never with credentials.
 #[derive(Clone, Debug)]
 pub(super) struct At(pub(super) String);
@@ -29,14 +47,7 @@ impl At {
     pub(super) fn explain(&self, error: &RedisError) -> StoreError {
         match error.kind() {
             ErrorKind::Io => self.unreachable(error.to_string()),
-            ErrorKind::Server(
-                ServerErrorKind::BusyLoading
-                | ServerErrorKind::ReadOnly
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::Ask
-                | ServerErrorKind::TryAgain,
-            ) => self.unreachable(error.to_string()),
+            _ if passes(error) => self.unreachable(error.to_string()),
             ErrorKind::Server(ServerErrorKind::Moved) => {
                 self.refused(format!("{error}; it is a node of a cluster: write its URL as redis+cluster://"))
             }
@@ -54,14 +65,23 @@ impl At {
 
     /// What a script ran into has no code of its own in every version.
     fn explain_text(&self, text: String) -> StoreError {
-        if text.contains("READONLY") {
-            self.unreachable(text)
-        } else if text.contains("user executing the script") || text.contains("ACL failure in script") {
+        if text.contains("user executing the script") || text.contains("ACL failure in script") {
             self.refused(format!("{text}; grant the user what paced needs"))
         } else {
             self.unexpected(text)
         }
     }
+}
+
+/// Whether the server says that it cannot serve just now.
+fn passes(error: &RedisError) -> bool {
+    if error.code().is_some_and(|code| PASSING.contains(&code)) {
+        return true;
+    }
+    let text = error.to_string();
+    // Redis 6.2 wraps what a command in a script was refused with.
+    let wrapped = |code: &str| text.contains(&format!("-{code} "));
+    PASSING.iter().any(|code| wrapped(code)) || PASSING_TEXTS.iter().any(|known| text.contains(known))
 }
 
 #[cfg(test)]
@@ -86,17 +106,36 @@ mod tests {
             ),
             ("-MOVED 5798 10.0.0.1:6379\r\n", "write its URL as redis+cluster://"),
             ("-ERR unknown command\r\n", "is it Redis 6.2 or later"),
+            (
+                "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+                "is it Redis 6.2 or later",
+            ),
         ] {
             let value = redis::parse_redis_value(answer.as_bytes()).unwrap();
             let text = at.explain(&value.extract_error().unwrap_err()).to_string();
             assert!(text.contains(hint) && text.contains("store.example:6379"), "{text}");
-            assert_eq!(text.contains("Redis 6.2"), answer.starts_with("-ERR unknown"), "{text}");
+            let odd = answer.starts_with("-ERR unknown") || answer.starts_with("-WRONGTYPE");
+            assert_eq!(text.contains("Redis 6.2"), odd, "{text}");
         }
         for answer in [
             "-READONLY You can't write\r\n",
             // A script's, of Redis 6.2.
             "-ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write\r\n",
             "-CLUSTERDOWN Hash slot not served\r\n",
+            "-LOADING Redis is loading the dataset in memory\r\n",
+            "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.\r\n",
+            "-TRYAGAIN Multiple keys request during rehashing of slot\r\n",
+            // As Redis 7.0 answers a command, and a script that ran into it.
+            "-NOREPLICAS Not enough good replicas to write.\r\n",
+            "-NOREPLICAS Not enough good replicas to write. script: f925, on @user_script:1.\r\n",
+            "-OOM command not allowed when used memory > 'maxmemory'. script: f925, on @user_script:1.\r\n",
+            "-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.\r\n",
+            "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n",
+            "-ERR Script killed by user with SCRIPT KILL... script: dca7, on @user_script:1.\r\n",
+            "-ERR max number of clients reached\r\n",
+            // As Redis 6.2 does.
+            "-ERR Error running script (call to f_1): @user_script:1: -NOREPLICAS Not enough good replicas\r\n",
+            "-ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed\r\n",
         ] {
             let value = redis::parse_redis_value(answer.as_bytes()).unwrap();
             let error = at.explain(&value.extract_error().unwrap_err());

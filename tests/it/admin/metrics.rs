@@ -32,7 +32,11 @@ const LABELS: [(&str, &str, &[&str]); 17] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
     ("paced_jobs_settled_total", "outcome", &["delivered", "retried", "parked", "dead", "returned"]),
-    ("paced_job_retries_total", "reason", &["status", "timeout", "connect", "connection"]),
+    (
+        "paced_job_retries_total",
+        "reason",
+        &["status", "timeout", "connect", "connection", "throttled", "unauthorized"],
+    ),
     (
         "paced_jobs_rejected_total",
         "reason",
