@@ -29,6 +29,8 @@
 //! | `headers` | HTTP header fields from a decision; feature `headers` |
 //! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
 //! | `terms` | what replicas agree on: the limits in force, and rates that operators set; feature `dispatch` |
+//! | `bounded_log` | log lines that strangers cause; feature `dispatch` |
+//! | `text` | foreign text before people's eyes; feature `dispatch` |
 //! | `metric` | what is measured on that way; feature `dispatch` |
 //! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
 //!
@@ -43,6 +45,8 @@ pub mod time;
 
 #[cfg(feature = "amqp")]
 pub mod amqp;
+#[cfg(feature = "dispatch")]
+pub mod bounded_log;
 #[cfg(feature = "config")]
 pub mod config;
 #[cfg(feature = "dispatch")]
@@ -59,6 +63,8 @@ pub mod pipe;
 pub mod sink;
 #[cfg(feature = "dispatch")]
 pub mod terms;
+#[cfg(feature = "dispatch")]
+pub mod text;
 
 pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
 pub use rate::{Amount, Period, Rate, RateError};

@@ -1,5 +1,8 @@
 //! The `paced` daemon and its tools.
 
+// They panic where stdout or stderr takes nothing any more; `cli::out` and the log do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod admin;
 mod cli;
 mod telemetry;

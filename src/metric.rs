@@ -151,11 +151,16 @@ pub const STORE_CONNECTED: Metric =
 /// Whether the broker is there.
 pub const AMQP_CONNECTED: Metric =
     gauge("paced_amqp_connected", "1 while every connection to RabbitMQ is up.");
+/// What of the log was lost.
+pub const LOG_DROPPED: Metric = counter(
+    "paced_log_dropped_total",
+    "Log lines that were dropped because stderr was full, closed or not read.",
+);
 /// What runs.
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 21] = [
+pub const ALL: [Metric; 22] = [
     JOBS_RECEIVED,
     JOBS_RELEASED,
     JOBS_SETTLED,
@@ -176,6 +181,7 @@ pub const ALL: [Metric; 21] = [
     PAUSED,
     STORE_CONNECTED,
     AMQP_CONNECTED,
+    LOG_DROPPED,
     BUILD_INFO,
 ];
 

@@ -1,9 +1,12 @@
 //! The properties of dead letters, of replayed jobs and of replies: pure.
 
+use std::sync::{Arc, LazyLock};
+
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
 use super::properties::PERSISTENT;
+use crate::bounded_log::BoundedLog;
 use crate::dispatch::DeadLetter;
 use crate::time::Micros;
 
@@ -187,6 +190,13 @@ fn without_id(old: &BasicProperties) -> BasicProperties {
     new
 }
 
+/// Of headers that are dropped: whoever publishes can have it said for each message.
+static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
+    BoundedLog::new(|summary| {
+        tracing::warn!(headers = summary.lines, "dropped headers of dead letters; too many to log each");
+    })
+});
+
 /// Drops the largest headers that are not ours until all fit one frame: a message that came with
 /// nearly a frame of headers could not be buried otherwise, and the broker would close the
 /// connection over each attempt.
@@ -205,7 +215,9 @@ fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
             .map(|(index, _)| index);
         let Some(index) = largest else { return };
         let (name, _) = headers.remove(index);
-        tracing::warn!(header = %name, "dropped a header of a dead letter: the headers do not fit one frame");
+        HEADER_LOG.line("dropped", || {
+            tracing::warn!(header = %name, "dropped a header of a dead letter: the headers do not fit one frame");
+        });
     }
 }
 

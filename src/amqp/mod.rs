@@ -202,6 +202,7 @@ impl Amqp {
             publisher: self.publisher.clone(),
             line: self.consuming.clone().ok_or_else(unknown)?,
             gate: Arc::clone(&self.gate),
+            log: ticket::publish_log(downstream),
         };
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,6 +16,7 @@ use super::letter;
 use super::publisher::{PublishError, Publisher};
 use super::supervisor::Line;
 use super::{Downstream, Options};
+use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, Report, Ticket};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -54,6 +55,17 @@ pub(super) struct Desk {
     pub(super) line: Line,
     /// Of the consuming connection.
     pub(super) gate: Arc<Gate>,
+    /// Of publishes that fail, one line or more for each job.
+    pub(super) log: Arc<BoundedLog>,
+}
+
+/// The log of the publishes of one downstream that fail.
+pub(super) fn publish_log(downstream: &str) -> Arc<BoundedLog> {
+    let downstream = downstream.to_owned();
+    BoundedLog::new(move |summary| {
+        let (lines, publishes) = (summary.lines, &summary);
+        warn!(%downstream, lines, %publishes, "publishes that failed, or did after all; too many to log each");
+    })
 }
 
 impl Desk {
@@ -170,18 +182,21 @@ impl AmqpTicket {
             match self.publish(errand).await {
                 Ok(()) => {
                     if troubled {
-                        info!(%downstream, "published a {what} after all");
+                        let line = || info!(%downstream, "published a {what} after all");
+                        self.desk.log.line("done", line);
                     }
                     return true;
                 }
                 Err(error) => {
                     rejections += u32::from(error == PublishError::Rejected);
                     if errand.is_lost(&error, rejections) {
-                        warn!(%downstream, %error, "cannot publish a {what}; gave it up");
+                        let line = || warn!(%downstream, %error, "cannot publish a {what}; gave it up");
+                        self.desk.log.line("given-up", line);
                         return false;
                     }
                     if !troubled {
-                        warn!(%downstream, %error, "cannot publish a {what}; trying on");
+                        let line = || warn!(%downstream, %error, "cannot publish a {what}; trying on");
+                        self.desk.log.line("trying-on", line);
                         troubled = true;
                     }
                     tokio::time::sleep(backoff.next()).await;

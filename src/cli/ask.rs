@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::exit::Exit;
-use super::{Global, parts};
+use super::{Global, out, parts};
 
 /// A daemon answers sooner, or is away.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,16 +35,16 @@ impl Daemon {
     /// The one that the arguments name, or else the configuration's own.
     pub(super) fn of(global: &Global) -> Result<Self, Exit> {
         let admin = config::load_admin(&parts::sources(global)).map_err(|errors| {
-            eprintln!("{errors}");
+            out::say(&errors);
             Exit::Config
         })?;
         let base = match &global.admin {
             Some(url) => named(url).map_err(|problem| {
-                eprintln!("paced: --admin: {problem}");
+                out::say(format_args!("paced: --admin: {problem}"));
                 Exit::Usage
             })?,
             None => configured(&admin).map_err(|problem| {
-                eprintln!("paced: {problem}");
+                out::say(format_args!("paced: {problem}"));
                 Exit::Config
             })?,
         };
@@ -77,7 +77,9 @@ impl Daemon {
             Err(_) => format!("no answer within {PATIENCE:?}"),
         };
         let base = &self.base;
-        eprintln!("paced: no answer from {base}: {trouble}; does paced run there with admin.listen set?");
+        out::say(format_args!(
+            "paced: no answer from {base}: {trouble}; does paced run there with admin.listen set?"
+        ));
         Err(Exit::Unavailable)
     }
 
@@ -157,8 +159,10 @@ fn heard(status: StatusCode, body: &[u8]) -> Result<Value, Exit> {
         return Ok(answer.clone());
     }
     match answer.as_ref().and_then(|answer| answer["error"].as_str()) {
-        Some(error) => eprintln!("paced: {error}"),
-        None => eprintln!("paced: the answer is not that of a paced daemon (status {status}); see --admin"),
+        Some(error) => out::say(format_args!("paced: {error}")),
+        None => out::say(format_args!(
+            "paced: the answer is not that of a paced daemon (status {status}); see --admin"
+        )),
     }
     Err(match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => {

@@ -29,7 +29,7 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
     match paced::amqp::check_online(&options).await {
         Ok(()) => out::line(format_args!("broker ok: {}", settings.amqp.url))?,
         Err(errors) => {
-            errors.iter().for_each(|error| eprintln!("paced: {error}"));
+            errors.iter().for_each(|error| out::say(format_args!("paced: {error}")));
             wrong.extend(errors.iter().map(Exit::from));
         }
     }
@@ -40,7 +40,7 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
     match store {
         Ok(_) => out::line(format_args!("store ok: {}", settings.store.url))?,
         Err(error) => {
-            eprintln!("paced: {error}");
+            out::say(format_args!("paced: {error}"));
             wrong.push(Exit::Unavailable);
         }
     }

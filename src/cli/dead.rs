@@ -74,7 +74,7 @@ async fn open(global: &Global, downstream: &str) -> Result<DeadLetters, Exit> {
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn failed(error: Error) -> Exit {
-    eprintln!("paced: {error}");
+    out::say(format_args!("paced: {error}"));
     Exit::from(&error)
 }
 
@@ -84,7 +84,7 @@ async fn list(global: &Global, args: &ListArgs) -> Result<Exit, Exit> {
     let letters = dead.list(args.limit).await.map_err(failed)?;
     dead.close().await;
     match global.output {
-        Output::Json => letters.iter().try_for_each(|letter| out::line(json(letter)))?,
+        Output::Json => letters.iter().try_for_each(|letter| out::json(&json(letter)))?,
         Output::Human => table(&args.downstream, count, &letters)?,
     }
     Ok(Exit::Ok)
@@ -150,11 +150,11 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
     let Replay { found, replayed, kept, failed, .. } = replay;
     let report = serde_json::json!({ "found": found, "replayed": replayed, "kept": kept, "failed": failed });
     match global.output {
-        Output::Json => out::line(report)?,
+        Output::Json => out::json(&report)?,
         Output::Human => out::line(format_args!("replayed {replayed} of {found} dead letter(s)"))?,
     }
     if let Some(error) = replay.error {
-        eprintln!("paced: {} could not be published and stay: {error}", failed);
+        out::say(format_args!("paced: {} could not be published and stay: {error}", failed));
         return Err(Exit::Failed);
     }
     Ok(Exit::Ok)

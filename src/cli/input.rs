@@ -6,6 +6,7 @@ use tokio::fs::File;
 use tokio::io::{AsyncBufRead, BufReader, stdin};
 
 use super::exit::Exit;
+use super::out;
 
 /// Opens a file; stdin for `-` and for none. Says on stderr why it cannot.
 pub(super) async fn open(file: Option<&Path>) -> Result<Box<dyn AsyncBufRead + Send + Unpin>, Exit> {
@@ -13,7 +14,7 @@ pub(super) async fn open(file: Option<&Path>) -> Result<Box<dyn AsyncBufRead + S
         Some(path) if path != Path::new("-") => match File::open(path).await {
             Ok(file) => Ok(Box::new(BufReader::with_capacity(64 * 1024, file))),
             Err(error) => {
-                eprintln!("paced: {}: {error}", path.display());
+                out::say(format_args!("paced: {}: {error}", path.display()));
                 Err(Exit::Usage)
             }
         },

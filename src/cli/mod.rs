@@ -114,11 +114,12 @@ pub(crate) fn main() -> ExitCode {
         (0, _) => LevelFilter::ERROR,
         (_, _) => LevelFilter::TRACE,
     };
-    telemetry::init(level, global.log_format, global.color);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("paced: cannot start: {error}");
+    let log = telemetry::init(level, global.log_format, global.color);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let (runtime, _log) = match (runtime, log) {
+        (Ok(runtime), Ok(log)) => (runtime, log),
+        (Err(error), _) | (_, Err(error)) => {
+            out::say(format_args!("paced: cannot start: {error}"));
             return Exit::Failed.into();
         }
     };

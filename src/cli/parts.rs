@@ -9,8 +9,8 @@ use paced::job::Rules;
 use paced::sink::http::{HttpError, HttpOptions, HttpSink};
 use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
 
-use super::Global;
 use super::exit::Exit;
+use super::{Global, out};
 
 /// The store that is this process's memory.
 pub(super) const MEMORY: &str = "memory:";
@@ -23,7 +23,7 @@ pub(super) fn sources(global: &Global) -> Sources {
 /// Reads the configuration, or says on stderr what is wrong with it.
 pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
     config::load(sources(global)).map_err(|errors| {
-        eprintln!("{errors}");
+        out::say(&errors);
         Exit::Config
     })
 }
@@ -32,7 +32,10 @@ pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
 pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a Downstream, Exit> {
     settings.downstreams.get(name).ok_or_else(|| {
         let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-        eprintln!("paced: no downstream `{name}` in the configuration; it has {}", known.join(", "));
+        out::say(format_args!(
+            "paced: no downstream `{name}` in the configuration; it has {}",
+            known.join(", ")
+        ));
         Exit::Usage
     })
 }
@@ -55,7 +58,7 @@ pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
 /// What the broker's side of the daemon needs.
 pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
     let address = settings.amqp.url.expose().parse().map_err(|error: amqp::AddressError| {
-        eprintln!("paced: amqp.url: {error}");
+        out::say(format_args!("paced: amqp.url: {error}"));
         Exit::Config
     })?;
     let downstreams = settings.downstreams.iter().map(|(name, downstream)| amqp::Downstream {

@@ -44,7 +44,7 @@ fn ended(outcome: Result<(), Exit>) -> Exit {
 async fn change(global: &Global, downstream: &str, what: &str, body: Value) -> Result<(), Exit> {
     let told = Daemon::of(global)?.ask(Method::POST, downstream, what, Some(body)).await?;
     if global.output == Output::Json {
-        return out::line(told);
+        return out::json(&told);
     }
     let until = told["pause"]["until"].as_i64();
     if told["pause"].is_null() {

@@ -1,6 +1,6 @@
 //! `paced pipe`: the daemon's pipeline on the embedded parts alone.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
 use super::signals::Signals;
-use super::{Global, input, parts};
+use super::{Global, input, out, parts};
+use crate::telemetry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -84,7 +85,7 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
     let notes = bar.clone();
     let notify = Notify::new(move |notice| {
         if !quiet {
-            notes.suspend(|| eprintln!("paced: {notice}"));
+            tell(&notes, &format!("paced: {notice}"));
         }
     });
     let (source, outcomes) = pipe::open(reader, tokio::io::stdout(), notify);
@@ -110,7 +111,11 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
     };
     bar.finish_and_clear();
     let totals = totals.map_err(|error| {
-        eprintln!("paced: cannot write the outcomes: {error}");
+        // Whoever closes stdout wants no more of it, and no complaint either.
+        if error.kind() == ErrorKind::BrokenPipe {
+            return Exit::Failed;
+        }
+        out::say(format_args!("paced: cannot write the outcomes: {error}"));
         Exit::Failed
     })?;
     report(totals, quiet);
@@ -123,7 +128,7 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
 
 fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
     let usage = |error: &dyn std::error::Error| {
-        eprintln!("paced: {error}");
+        out::say(format_args!("paced: {error}"));
         Exit::Usage
     };
     let limit = Limit::leaky_bucket("rate", args.rate, 1).map_err(|error| usage(&error))?;
@@ -221,14 +226,24 @@ fn bar() -> ProgressBar {
     }
 }
 
+/// Tells people something while jobs are released: in a terminal above the bar; elsewhere without waiting,
+/// since a pipe that nobody reads must not stop the jobs.
+fn tell(bar: &ProgressBar, message: &str) {
+    if std::io::stderr().is_terminal() {
+        bar.suspend(|| out::say(message));
+    } else {
+        telemetry::note(message);
+    }
+}
+
 fn report(totals: Totals, quiet: bool) {
     if quiet {
         return;
     }
     let Totals { delivered, dead, rejected, skipped, returned, .. } = totals;
-    eprintln!(
+    telemetry::note(format_args!(
         "paced: delivered {delivered}, dead {dead}, rejected {rejected}, bad lines {skipped}, not sent {returned}"
-    );
+    ));
 }
 
 #[cfg(test)]

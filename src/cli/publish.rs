@@ -70,7 +70,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     let downstream = parts::downstream(&settings, &args.downstream)?;
     let no_input = args.file.is_none() && args.count.is_none() && args.body.is_none();
     if no_input && std::io::stdin().is_terminal() {
-        eprintln!("paced: nothing to publish; give a FILE, --body TEXT or --count N");
+        out::say(format_args!("paced: nothing to publish; give a FILE, --body TEXT or --count N"));
         return Err(Exit::Usage);
     }
     let rules = parts::rules(downstream);
@@ -82,11 +82,11 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
         Some(input::open(args.file.as_deref()).await?)
     };
     let amqp = Amqp::publishing(options.clone()).await.map_err(|error| {
-        eprintln!("paced: {error}");
+        out::say(format_args!("paced: {error}"));
         Exit::from(&error)
     })?;
     let (exchange, key) = options.target(&args.downstream).map_err(|error| {
-        eprintln!("paced: {error}");
+        out::say(format_args!("paced: {error}"));
         Exit::Failed
     })?;
     let target = Target { publisher: amqp.publisher(), exchange, key };
@@ -138,7 +138,7 @@ impl Target {
                 Err(unreadable) => Err(unreadable.to_string()),
             };
             let message = message.map_err(|wrong| {
-                bar.suspend(|| eprintln!("paced: {wrong}"));
+                bar.suspend(|| out::say(format_args!("paced: {wrong}")));
                 bad_lines += 1;
             });
             std::future::ready(message.ok())
@@ -152,7 +152,7 @@ impl Target {
         let body = args.body.clone().unwrap_or_default();
         let job = with_lane(Message { body: body.into(), ..Message::default() }, args);
         decode(&job, rules).map_err(|rejection| {
-            eprintln!("paced: {rejection}");
+            out::say(format_args!("paced: {rejection}"));
             Exit::Usage
         })?;
         let jobs = stream::iter(0..args.count.unwrap_or(1)).map(|_| with_id(job.clone()));
@@ -174,11 +174,13 @@ impl Target {
                     match error {
                         Some(error) if is_lost(&error) => {
                             if !std::mem::replace(&mut tally.stopped, true) {
-                                bar.suspend(|| eprintln!("paced: {error}; gave up on job {id} and the rest"));
+                                bar.suspend(|| {
+                                    out::say(format_args!("paced: {error}; gave up on job {id} and the rest"))
+                                });
                             }
                             lost.cancel();
                         }
-                        Some(error) => bar.suspend(|| eprintln!("paced: job {id}: {error}")),
+                        Some(error) => bar.suspend(|| out::say(format_args!("paced: job {id}: {error}"))),
                         None => {}
                     }
                 }
@@ -262,12 +264,14 @@ fn bar(count: Option<u64>) -> ProgressBar {
 fn report(output: Output, downstream: &str, tally: Tally) -> Result<(), Exit> {
     let Tally { published, failed, bad_lines, .. } = tally;
     match output {
-        Output::Json => out::line(serde_json::json!({
+        Output::Json => out::json(&serde_json::json!({
             "downstream": downstream, "published": published, "failed": failed, "bad_lines": bad_lines
         })),
         Output::Human => {
             if failed + bad_lines > 0 {
-                eprintln!("paced: not confirmed: {failed} job(s); skipped: {bad_lines} bad line(s)");
+                out::say(format_args!(
+                    "paced: not confirmed: {failed} job(s); skipped: {bad_lines} bad line(s)"
+                ));
             }
             out::line(format_args!("published {published} job(s) to {downstream}"))
         }

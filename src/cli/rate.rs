@@ -74,7 +74,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Exit {
     let outcome = async {
         let told = Daemon::of(global)?.ask(method, &downstream, "rate", body).await?;
         match global.output {
-            Output::Json => out::line(told),
+            Output::Json => out::json(&told),
             Output::Human => table(&told),
         }
     };
@@ -111,7 +111,7 @@ fn table(told: &Value) -> Result<(), Exit> {
     }
     for set in overrides.iter().filter(|set| set["idle"] == true) {
         let (limit, rate) = (text(&set["limit"]), text(&set["rate"]));
-        eprintln!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it");
+        out::say(format_args!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it"));
     }
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use figment::value::{Dict, Empty, Num, Tag, Value};
 use toml::de::{DeArray, DeTable, DeValue};
 
+use crate::text::is_unsafe;
+
 /// A text, read.
 pub(super) struct Document {
     /// The tree, as far as it could be read.
@@ -72,7 +74,7 @@ pub(super) fn quote(text: &str) -> String {
             '"' | '\\' => quoted.extend(['\\', c]),
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
-            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c if is_unsafe(c) => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
             c => quoted.push(c),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
+use crate::text::is_unsafe;
+
 /// Everything that is wrong with a configuration. Shown as one line per mistake, in the order of
 /// the sources and, within a file, of the lines:
 ///
@@ -103,7 +105,7 @@ impl fmt::Display for ConfigError {
             if key.is_empty() { format!("{place}: {problem}") } else { format!("{place}: {key}: {problem}") };
         // Whatever a file name, a key or a value holds, it stays one line.
         line.chars().try_for_each(|c| {
-            if c.is_control() { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+            if is_unsafe(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
         })
     }
 }

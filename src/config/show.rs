@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::Loaded;
+use crate::text::escaped;
 
 /// The configuration in effect as TOML, the defaults included: behind each value a comment says
 /// where it comes from. Secrets are masked.
@@ -20,13 +21,9 @@ pub fn show(loaded: &Loaded) -> String {
         let lines: Vec<String> = lines.collect();
         let width = lines.iter().map(|line| line.chars().count()).filter(|width| *width <= 60).max();
         for (line, entry) in lines.iter().zip(entries) {
-            let origin: String = entry.origin.chars().flat_map(printable).collect();
+            let origin = escaped(&entry.origin);
             let _ = writeln!(text, "{line:width$}  # {origin}", width = width.unwrap_or(0));
         }
     }
     text
-}
-
-fn printable(c: char) -> Vec<char> {
-    if c.is_control() { c.escape_default().collect() } else { vec![c] }
 }

@@ -14,6 +14,7 @@ use super::lane::Entry;
 use super::meters::Meters;
 use super::retry::RetryPolicy;
 use super::source::{DeadLetter, Report, Ticket};
+use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
@@ -33,6 +34,8 @@ pub(super) struct Gear {
     /// since a slow limit has few slots to give up, and the way to its API may be long.
     pub(super) opening: Duration,
     pub(super) meters: Meters,
+    /// Of dead letters, which anybody who publishes can cause.
+    pub(super) letters: Arc<BoundedLog>,
 }
 
 /// What a flight tells its pacer.
@@ -271,6 +274,15 @@ const fn is_answered(outcome: &Outcome) -> bool {
     }
 }
 
+/// The log of a downstream's dead letters.
+pub(super) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
+    let downstream = downstream.to_owned();
+    BoundedLog::new(move |summary| {
+        let (letters, reasons) = (summary.lines, &summary);
+        tracing::warn!(downstream, letters, %reasons, "dead-lettered; too many to log each");
+    })
+}
+
 /// Makes a job a dead letter, in this order: the reply (where one is wanted) confirmed, the copy
 /// confirmed, the ack.
 pub(super) async fn bury(
@@ -285,7 +297,9 @@ pub(super) async fn bury(
         // As the configuration asks for.
         tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
     } else {
-        tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+        gear.letters.line(letter.reason.as_str(), || {
+            tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+        });
     }
     if let Some(mut response) = reply {
         if response.status == 0 && response.body.is_empty() {

@@ -135,6 +135,7 @@ impl Pacer {
             tolerance,
             opening,
             meters: Meters::new(&options.downstream, options.on_limit),
+            letters: flight::letter_log(&options.downstream),
         };
         gear.meters.rate_from(options.limits.rate().per_second(), false);
         Self {

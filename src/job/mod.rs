@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
+use crate::text::is_unsafe;
 use crate::time::Micros;
 
 mod decode;
@@ -258,7 +259,7 @@ impl Rejection {
 /// The longest detail, in characters: it becomes a header of a dead letter.
 const MAX_DETAIL: usize = 300;
 
-/// Foreign text for a person's eye: control characters escaped, at most `max` characters.
+/// Foreign text for a person's eye: what steers a terminal escaped, at most `max` characters.
 pub(crate) fn shown(text: &[u8], max: usize) -> String {
     let text = String::from_utf8_lossy(text);
     let mut out = String::with_capacity(text.len().min(max));
@@ -267,7 +268,7 @@ pub(crate) fn shown(text: &[u8], max: usize) -> String {
             out.push('…');
             break;
         }
-        if c.is_control() {
+        if is_unsafe(c) {
             out.extend(c.escape_default());
         } else {
             out.push(c);

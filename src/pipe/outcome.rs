@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::dispatch::Report;
 use crate::job::Reason;
+use crate::text::escaped_json;
 use crate::time::Micros;
 
 /// Outcomes written in one go, at most, when they come faster than the writer takes them.
@@ -60,7 +61,8 @@ impl Record {
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),
         };
-        serde_json::to_writer(&mut *out, &line)?;
+        // The id is whatever the line said.
+        out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
         out.push(b'\n');
         Ok(())
     }

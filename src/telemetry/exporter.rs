@@ -39,6 +39,7 @@ impl Exporter {
 
     /// Every series in Prometheus' text form. Takes a while where there are many.
     pub(crate) fn render(&self) -> String {
+        metrics::counter!(metric::LOG_DROPPED.name).absolute(super::dropped());
         self.0.render()
     }
 }

@@ -1,14 +1,29 @@
-//! Logs: to stderr, as text or JSON. Metrics go through the `metrics` facade where they arise, and
-//! out through [`Exporter`].
+//! Logs: to stderr, as text or JSON, without ever waiting for it. Metrics go through the `metrics` facade
+//! where they arise, and out through [`Exporter`].
 
-use std::io::IsTerminal;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::panic::{self, PanicHookInfo};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 mod exporter;
+mod lossy;
 
 pub(crate) use exporter::Exporter;
+use lossy::LossyWriter;
+
+/// How long the end of the process waits for a stderr that is slow or blocked.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// The log of this process.
+static LOG: OnceLock<LossyWriter> = OnceLock::new();
 
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -51,18 +66,84 @@ impl Color {
 const QUIET: [(&str, &str); 4] =
     [("lapin", "off"), ("amq_protocol", "off"), ("async_rs", "off"), ("hyper", "warn")];
 
+/// Dropped at the end of the process: what was logged until then is written, if that takes no longer than
+/// [`FLUSH`].
+#[derive(Debug)]
+pub(crate) struct FlushOnDrop;
+
+impl Drop for FlushOnDrop {
+    fn drop(&mut self) {
+        if let Some(log) = LOG.get() {
+            log.flush(FLUSH);
+        }
+    }
+}
+
 /// Starts logging. `RUST_LOG` beats `level`.
-pub(crate) fn init(level: LevelFilter, format: LogFormat, color: Color) {
+///
+/// A stderr that is full, closed or not read costs log lines, and nothing else: no line is waited for, and
+/// panics are logged as well, since the standard library's own message would wait.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn init(level: LevelFilter, format: LogFormat, color: Color) -> io::Result<FlushOnDrop> {
     let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
     let filter = EnvFilter::try_new(directives(level, &wanted))
         .unwrap_or_else(|_| EnvFilter::new(directives(level, "")));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let color = format == LogFormat::Text && color.on();
+    let log = LossyWriter::start(stderr(), format, color)?;
+    let log = LOG.get_or_init(|| log);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        // Its own complaints would go to stderr directly, and a failed write would panic.
+        .log_internal_errors(false)
+        .with_ansi(color)
+        .with_writer(log.clone());
     let result = match format {
-        LogFormat::Text => builder.with_ansi(color.on()).with_target(false).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).with_ansi(false).try_init(),
+        LogFormat::Text => builder.with_target(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
     // Already initialised: somebody else's subscriber has the logs, which is fine.
     drop(result);
+    panic::set_hook(Box::new(log_panic));
+    Ok(FlushOnDrop)
+}
+
+/// A file of its own: the lock of the standard library's handle would be held during a write that blocks.
+fn stderr() -> Box<dyn Write + Send> {
+    match io::stderr().as_fd().try_clone_to_owned() {
+        Ok(own) => Box::new(File::from(own)),
+        Err(_) => Box::new(io::stderr()),
+    }
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    let location = panic.location().map(ToString::to_string).unwrap_or_default();
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let message = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+    // Taken where RUST_BACKTRACE asks for it.
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        tracing::error!(thread, location, %backtrace, "panicked: {message}");
+    } else {
+        tracing::error!(thread, location, "panicked: {message}");
+    }
+}
+
+/// Writes a message for people as a line of its own among the log's, without waiting for stderr: for
+/// commands whose work must not wait for it.
+pub(crate) fn note(message: impl Display) {
+    if let Some(log) = LOG.get() {
+        log.push_message(&message.to_string());
+    }
+}
+
+/// How many log lines were dropped since the start.
+fn dropped() -> u64 {
+    LOG.get().map_or(0, LossyWriter::dropped)
 }
 
 /// The filter: what `wanted` says, else `level`; other crates are quiet unless they are named there.

@@ -20,6 +20,8 @@ mod house;
 #[cfg(feature = "daemon")]
 mod limits;
 #[cfg(feature = "daemon")]
+mod log;
+#[cfg(feature = "daemon")]
 mod messages;
 #[cfg(feature = "daemon")]
 mod pace;

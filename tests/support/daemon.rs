@@ -69,6 +69,15 @@ impl Paced {
 
     /// As [`Paced::start`], for those who report errors themselves.
     pub async fn try_start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<Self, String> {
+        Self::launch(config, args, envs, None).await
+    }
+
+    async fn launch(
+        config: &str,
+        args: &[&str],
+        envs: &[(&str, &str)],
+        stderr: Option<Stdio>,
+    ) -> Result<Self, String> {
         let folder = TempDir::new_in(scratch()?).map_err(|error| error.to_string())?;
         let file = folder.path().join("paced.toml");
         std::fs::write(&file, config).map_err(|error| error.to_string())?;
@@ -78,15 +87,18 @@ impl Paced {
         command.args(["--log-format", "json", "-c"]).arg(&file).arg("run").args(args);
         prepare(&mut command);
         command.envs(envs.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(Stdio::piped());
+        command.stderr(stderr.unwrap_or_else(Stdio::piped));
         // The signal comes when the spawning *thread* ends: this one never does.
         let mut child = apart(async move { command.spawn() })
             .await
             .map_err(|error| format!("cannot start {}: {error}", binary().display()))?;
         let log = Arc::new(Lines::default());
-        if let Some(stderr) = child.stderr.take() {
-            let log = log.clone();
-            std::thread::spawn(move || log.follow(stderr));
+        match child.stderr.take() {
+            Some(stderr) => {
+                let log = log.clone();
+                std::thread::spawn(move || log.follow(stderr));
+            }
+            None => log.complete.store(true, Ordering::SeqCst),
         }
         Ok(Self { pid: child.id(), child: Mutex::new(child), log, folder })
     }
@@ -119,6 +131,12 @@ impl Paced {
     /// Waits for a line that contains `text`; panics with its log if it ends or is too slow.
     pub async fn wait_line(&self, text: &str, within: Duration) -> String {
         self.line(within, |line| line.contains(text)).await.unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Runs with this configuration, and writes its log to `stderr` instead of to the test. It is up when its
+    /// jobs arrive: there is no log to wait for.
+    pub async fn mute(config: &str, stderr: Stdio) -> Self {
+        Self::launch(config, &[], &[], Some(stderr)).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {

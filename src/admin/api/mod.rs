@@ -6,7 +6,7 @@ mod desk;
 mod reply;
 mod view;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::body::Body;
@@ -16,6 +16,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use futures_util::future::try_join_all;
+use paced::bounded_log::BoundedLog;
 use serde_json::json;
 
 pub(crate) use access::{Access, Peer};
@@ -47,6 +48,14 @@ pub(crate) fn api(api: Api) -> Router {
         .with_state(api)
 }
 
+/// Of requests that are refused: whoever reaches the address can have it said for each.
+static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
+    BoundedLog::new(|summary| {
+        let (requests, kinds) = (summary.lines, &summary);
+        tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
+    })
+});
+
 /// Lets through what may be asked, and says in JSON what is no route.
 async fn guard(
     State(api): Shared,
@@ -58,7 +67,9 @@ async fn guard(
     if let Err(refusal) = api.access.check(asked, peer.local.ip()) {
         let (remote, status) = (peer.remote, refusal.status().as_u16());
         let (method, path) = (request.method(), request.uri().path());
-        tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
+        REFUSALS.line(refusal.status().canonical_reason().unwrap_or("other"), || {
+            tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
+        });
         return refusal.into_response();
     }
     let response = next.run(request).await;

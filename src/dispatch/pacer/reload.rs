@@ -30,7 +30,7 @@ impl Pacer {
     /// the old ones.
     pub(super) fn apply(&mut self, options: Options) {
         let (tolerance, opening) = lateness(&options);
-        let Gear { downstream, sink, gate, meters, .. } = &*self.gear;
+        let Gear { downstream, sink, gate, meters, letters, .. } = &*self.gear;
         self.gear = Arc::new(Gear {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
@@ -40,6 +40,7 @@ impl Pacer {
             tolerance,
             opening,
             meters: meters.clone(),
+            letters: Arc::clone(letters),
         });
         self.places.resize(options.concurrency);
         self.turns.follow(&options);

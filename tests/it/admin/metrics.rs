@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 21] = [
+const METRICS: [(&str, &str); 22] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_build_info", "gauge"),
@@ -16,6 +16,7 @@ const METRICS: [(&str, &str); 21] = [
     ("paced_jobs_rejected_total", "counter"),
     ("paced_jobs_released_total", "counter"),
     ("paced_jobs_settled_total", "counter"),
+    ("paced_log_dropped_total", "counter"),
     ("paced_paused", "gauge"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
     ("paced_release_lateness_seconds", "histogram"),

@@ -1,0 +1,201 @@
+//! Bounds how much of the log a stranger can fill: log lines that follow from what others send are written
+//! one by one up to so many a second, and the rest of them is summarized.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Lines that are logged singly in a second, at most.
+const SINGLY: u32 = 10;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How long lines are counted before a summary tells of them.
+const SUMMARY: Duration = Duration::from_secs(10);
+
+/// Logs singly, or counts for a summary. One is shared by all whose lines have one bound.
+pub struct BoundedLog {
+    budget: Mutex<Budget>,
+    summarize: Box<dyn Fn(Summary) + Send + Sync>,
+}
+
+/// The lines that were not logged singly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// How many there were.
+    pub lines: u64,
+    /// How many of each kind, by kind.
+    pub kinds: BTreeMap<&'static str, u64>,
+}
+
+impl fmt::Display for Summary {
+    /// Such as `bad-id 3, status 12`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (kind, lines)) in self.kinds.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{kind} {lines}")?;
+        }
+        Ok(())
+    }
+}
+
+impl BoundedLog {
+    /// Summaries go to `summarize`, which writes a line for each.
+    pub fn new(summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { budget: Mutex::new(Budget::new(Instant::now())), summarize: Box::new(summarize) })
+    }
+
+    /// Calls `single`, which writes a line of this kind, or counts the line for a summary.
+    ///
+    /// Summaries come from a task; outside a tokio runtime only when the last owner drops the log.
+    pub fn line(self: &Arc<Self>, kind: &'static str, single: impl FnOnce()) {
+        let line = self.lock().line(Instant::now(), kind);
+        match line {
+            Line::Single => single(),
+            Line::Counted { first: false } => {}
+            Line::Counted { first: true } => {
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    // The task must not keep the log: whoever drops it wants the summary at once.
+                    let log = Arc::downgrade(self);
+                    drop(runtime.spawn(Self::summarize_later(log)));
+                }
+            }
+        }
+    }
+
+    async fn summarize_later(log: Weak<Self>) {
+        tokio::time::sleep(SUMMARY).await;
+        if let Some(log) = log.upgrade() {
+            log.tell();
+        }
+    }
+
+    fn tell(&self) {
+        let summary = self.lock().take();
+        if let Some(summary) = summary {
+            (self.summarize)(summary);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Budget> {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for BoundedLog {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
+impl fmt::Debug for BoundedLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoundedLog").finish_non_exhaustive()
+    }
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    Single,
+    Counted {
+        /// It is the first one that the next summary tells of.
+        first: bool,
+    },
+}
+
+/// What of a second's lines is used up, and what the next summary tells of: pure.
+#[derive(Debug)]
+struct Budget {
+    second: Instant,
+    singles: u32,
+    counted: BTreeMap<&'static str, u64>,
+}
+
+impl Budget {
+    const fn new(now: Instant) -> Self {
+        Self { second: now, singles: 0, counted: BTreeMap::new() }
+    }
+
+    fn line(&mut self, now: Instant, kind: &'static str) -> Line {
+        if now.saturating_duration_since(self.second) >= SECOND {
+            (self.second, self.singles) = (now, 0);
+        }
+        if self.singles < SINGLY {
+            self.singles += 1;
+            return Line::Single;
+        }
+        let first = self.counted.is_empty();
+        *self.counted.entry(kind).or_default() += 1;
+        Line::Counted { first }
+    }
+
+    fn take(&mut self) -> Option<Summary> {
+        let kinds = std::mem::take(&mut self.counted);
+        (!kinds.is_empty()).then(|| Summary { lines: kinds.values().sum(), kinds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Told = Arc<Mutex<Vec<String>>>;
+
+    fn log() -> (Arc<BoundedLog>, Told) {
+        let told = Told::default();
+        let theirs = Arc::clone(&told);
+        let log = BoundedLog::new(move |summary| {
+            theirs.lock().unwrap().push(format!("{}: {summary}", summary.lines));
+        });
+        (log, told)
+    }
+
+    fn singles(log: &Arc<BoundedLog>, kind: &'static str, lines: u32) -> u32 {
+        let mut singles = 0;
+        (0..lines).for_each(|_| log.line(kind, || singles += 1));
+        singles
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ten_a_second_are_logged_and_the_rest_is_summarized() {
+        let (log, told) = log();
+        assert_eq!(singles(&log, "status", 7), 7);
+        assert_eq!(singles(&log, "bad-id", 20), 3);
+        assert_eq!(singles(&log, "status", 1), 0);
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(singles(&log, "bad-id", 12), 10, "another second");
+        assert!(told.lock().unwrap().is_empty(), "not yet");
+        tokio::time::sleep(SUMMARY - SECOND + Duration::from_millis(1)).await;
+        assert_eq!(*told.lock().unwrap(), ["20: bad-id 19, status 1"]);
+        tokio::time::sleep(10 * SUMMARY).await;
+        assert_eq!(told.lock().unwrap().len(), 1, "nothing more happened");
+
+        assert_eq!(singles(&log, "status", 11), 10);
+        drop(log);
+        assert_eq!(told.lock().unwrap()[1..], ["1: status 1"], "the end tells of the rest");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_takes_eleven_lines_a_second_at_most() {
+        let (log, told) = log();
+        let mut all = 0;
+        for _ in 0..600 {
+            all += singles(&log, "bad-id", 100);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(all, 600, "60 seconds");
+        drop(log);
+        let counts: Vec<u64> = told
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|line| line.split(':').next().unwrap().parse().unwrap())
+            .collect();
+        assert_eq!(counts.iter().sum::<u64>(), 60_000 - 600, "every one is told of");
+        assert!(counts.len() <= 7, "{counts:?}");
+    }
+}

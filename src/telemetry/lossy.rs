@@ -1,0 +1,396 @@
+//! Log lines to a writer that may be slow, full or gone, without ever waiting for it.
+//!
+//! `tracing-appender`'s non-blocking writer does most of this, but bounds lines instead of bytes, does not
+//! count lines whose write failed, and prints to stdout at exit when its queue is full.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io::{self, ErrorKind, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use paced::text;
+use tokio::time::Instant;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::LogFormat;
+
+/// Bytes of log lines that wait to be written, at most.
+const CAPACITY: usize = 1 << 20;
+
+/// What a line takes in the queue besides its own bytes, about.
+const PER_LINE: usize = 64;
+
+/// While lines are dropped, so often at most a line says how many.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// How long to wait before the next attempt to write to a full pipe that does not block.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Takes log lines and gives them to a thread that writes them. A line that finds the queue full, or whose
+/// write fails, is dropped and counted; once lines can be written again, one of them says how many were
+/// dropped. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct LossyWriter {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// There is a line to write.
+    filled: Condvar,
+    /// Every line has been written or dropped.
+    drained: Condvar,
+    capacity: usize,
+    format: LogFormat,
+    /// The formatter colours lines: its escape characters pass. It escapes those of others itself.
+    color: bool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    /// Of `lines` and of the line that is being written.
+    bytes: usize,
+    /// A line has left `lines` and is being written.
+    writing: bool,
+    /// Lines dropped since the start.
+    dropped: u64,
+    /// Those among them that a line has told of.
+    reported: u64,
+}
+
+impl Queue {
+    fn is_drained(&self) -> bool {
+        self.lines.is_empty() && !self.writing
+    }
+}
+
+impl LossyWriter {
+    /// Starts the thread that writes to `out`.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(crate) fn start(
+        out: impl Write + Send + 'static,
+        format: LogFormat,
+        color: bool,
+    ) -> io::Result<Self> {
+        Self::with_capacity(out, format, color, CAPACITY)
+    }
+
+    fn with_capacity(
+        out: impl Write + Send + 'static,
+        format: LogFormat,
+        color: bool,
+        capacity: usize,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            filled: Condvar::new(),
+            drained: Condvar::new(),
+            capacity,
+            format,
+            color,
+        });
+        let theirs = Arc::clone(&shared);
+        // It ends with the process: a write that blocks cannot be called back.
+        thread::Builder::new().name("paced-log".to_owned()).spawn(move || theirs.write_all_to(out))?;
+        Ok(Self { shared })
+    }
+
+    /// Queues a line, which ends in a line feed, or drops it. Never waits for the writer.
+    pub(crate) fn push(&self, line: &[u8]) {
+        self.enqueue(self.shared.safe(line));
+    }
+
+    /// Queues a message for people as a line, or drops it. Never waits for the writer.
+    pub(crate) fn push_message(&self, message: &str) {
+        self.enqueue(format!("{}\n", text::escaped(message)).into_bytes());
+    }
+
+    fn enqueue(&self, line: Vec<u8>) {
+        let cost = line.len() + PER_LINE;
+        let mut queue = self.shared.lock();
+        if queue.bytes + cost > self.shared.capacity {
+            queue.dropped += 1;
+            return;
+        }
+        queue.bytes += cost;
+        queue.lines.push_back(line);
+        drop(queue);
+        self.shared.filled.notify_one();
+    }
+
+    /// How many lines were dropped since the start.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.shared.lock().dropped
+    }
+
+    /// Waits until all that was queued is written, for `within` at most; false where it is not.
+    pub(crate) fn flush(&self, within: Duration) -> bool {
+        let queue = self.shared.lock();
+        let waited = self.shared.drained.wait_timeout_while(queue, within, |queue| !queue.is_drained());
+        let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.is_drained()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The line as one line that steers no terminal.
+    fn safe(&self, line: &[u8]) -> Vec<u8> {
+        let text = String::from_utf8_lossy(line);
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        let passes = |c: char| !text::is_unsafe(c) || (self.color && c == '\u{1b}');
+        let mut safe = String::with_capacity(text.len() + 1);
+        for c in text.chars() {
+            match self.format {
+                _ if passes(c) => safe.push(c),
+                LogFormat::Text => safe.extend(c.escape_default()),
+                // Such characters stand inside strings only, and all have four digits at most.
+                LogFormat::Json => drop(write!(safe, "\\u{:04x}", u32::from(c))),
+            }
+        }
+        safe.push('\n');
+        safe.into_bytes()
+    }
+
+    /// The work of the thread.
+    fn write_all_to(&self, out: impl Write) {
+        let mut lines = LineWriter { out, in_line: false };
+        let mut reported_at: Option<Instant> = None;
+        let mut queue = self.lock();
+        loop {
+            let Some(line) = queue.lines.pop_front() else {
+                self.drained.notify_all();
+                queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            queue.writing = true;
+            drop(queue);
+            let written = lines.write(&line);
+            queue = self.lock();
+            queue.bytes -= line.len() + PER_LINE;
+            queue.dropped += u64::from(written.is_err());
+            let dropped = queue.dropped;
+            let due = queue.lines.is_empty() || reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
+            if written.is_ok() && dropped > queue.reported && due {
+                let report = self.report(dropped - queue.reported);
+                drop(queue);
+                let written = lines.write(report.as_bytes());
+                reported_at = Some(Instant::now());
+                queue = self.lock();
+                if written.is_ok() {
+                    queue.reported = dropped;
+                }
+            }
+            queue.writing = false;
+        }
+    }
+
+    /// The line that tells of dropped lines, in the form of the log.
+    fn report(&self, lines: u64) -> String {
+        let now = jiff::Timestamp::now();
+        match self.format {
+            LogFormat::Text => format!("{now:.6}  WARN {lines} log lines were dropped\n"),
+            LogFormat::Json => format!(
+                "{{\"timestamp\":\"{now:.6}\",\"level\":\"WARN\",\"message\":\"{lines} log lines were dropped\",\
+                 \"dropped\":{lines}}}\n"
+            ),
+        }
+    }
+}
+
+/// Writes whole lines: the rest of one that was cut off by an error does not run into the next.
+struct LineWriter<W> {
+    out: W,
+    in_line: bool,
+}
+
+impl<W: Write> LineWriter<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.in_line {
+            self.bytes(b"\n")?;
+        }
+        self.bytes(line)?;
+        self.in_line = false;
+        Ok(())
+    }
+
+    fn bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.out.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.in_line = true;
+                    bytes = bytes.get(count..).unwrap_or_default();
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::park_timeout(PAUSE),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One event of the log is one call.
+impl Write for &LossyWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for LossyWriter {
+    type Writer = &'a Self;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A writer that says what it is to write, and then waits to be told how that ends.
+    struct Scripted {
+        begun: Sender<String>,
+        ends: Receiver<io::Result<()>>,
+    }
+
+    impl Write for Scripted {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.begun.send(String::from_utf8_lossy(bytes).into_owned());
+            // Without a script it blocks for ever, as a pipe does that nobody reads.
+            let end = self.ends.recv().unwrap_or_else(|_| {
+                loop {
+                    thread::park();
+                }
+            });
+            end.map(|()| bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn scripted(
+        format: LogFormat,
+        capacity: usize,
+    ) -> (LossyWriter, Receiver<String>, SyncSender<io::Result<()>>) {
+        let (begun, seen) = channel();
+        let (end, ends) = sync_channel(1000);
+        let log = LossyWriter::with_capacity(Scripted { begun, ends }, format, false, capacity).unwrap();
+        (log, seen, end)
+    }
+
+    fn next(seen: &Receiver<String>) -> String {
+        seen.recv_timeout(LONG).expect("a line")
+    }
+
+    #[test]
+    fn a_writer_that_blocks_costs_lines_and_no_time() {
+        let (log, seen, end) = scripted(LogFormat::Text, 10 * (PER_LINE + 2));
+        log.push(b"a\n");
+        assert_eq!(next(&seen), "a\n", "it blocks in this one");
+        for _ in 0..100 {
+            log.push(b"b\n");
+        }
+        assert_eq!(log.dropped(), 91, "one is being written, nine wait");
+        assert!(!log.flush(Duration::from_millis(10)), "the end does not wait for ever either");
+
+        for _ in 0..12 {
+            end.send(Ok(())).unwrap();
+        }
+        // One report as soon as lines can be written again.
+        let report = next(&seen);
+        assert!(report.ends_with("  WARN 91 log lines were dropped\n"), "{report}");
+        for _ in 0..9 {
+            assert_eq!(next(&seen), "b\n");
+        }
+        assert!(log.flush(LONG));
+        log.push(b"c\n");
+        assert_eq!(next(&seen), "c\n", "and only one");
+        assert!(log.flush(LONG));
+        assert_eq!((seen.try_recv().ok(), log.dropped()), (None, 91));
+    }
+
+    #[test]
+    fn failed_writes_are_counted_and_told_once_they_succeed() {
+        let (log, seen, end) = scripted(LogFormat::Json, CAPACITY);
+        for _ in 0..3 {
+            end.send(Err(ErrorKind::StorageFull.into())).unwrap();
+            log.push(b"lost\n");
+            assert_eq!(next(&seen), "lost\n");
+        }
+        assert!(log.flush(LONG));
+        assert_eq!(log.dropped(), 3);
+        end.send(Ok(())).unwrap();
+        end.send(Ok(())).unwrap();
+        log.push(b"kept\n");
+        assert_eq!(next(&seen), "kept\n");
+        let report: serde_json::Value = serde_json::from_str(&next(&seen)).unwrap();
+        assert_eq!((&report["level"], &report["dropped"]), (&"WARN".into(), &3.into()));
+        assert_eq!(report["message"], "3 log lines were dropped");
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_does_not_run_into_the_next() {
+        struct Cut(u32, Sender<u8>);
+        impl Write for Cut {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0 += 1;
+                match self.0 {
+                    1 => Err(ErrorKind::Interrupted.into()),
+                    2 => Err(ErrorKind::WouldBlock.into()),
+                    5 => Err(ErrorKind::StorageFull.into()),
+                    _ => {
+                        let _ = self.1.send(bytes[0]);
+                        Ok(1)
+                    }
+                }
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (sender, written) = channel();
+        let log = LossyWriter::start(Cut(0, sender), LogFormat::Text, false).unwrap();
+        log.push(b"whole\n");
+        assert!(log.flush(LONG));
+        log.push(b"x\n");
+        assert!(log.flush(LONG));
+        let written: Vec<u8> = written.try_iter().collect();
+        let written = String::from_utf8(written).unwrap();
+        assert!(written.starts_with("wh\nx\n") && written.contains("1 log lines were dropped"), "{written}");
+    }
+
+    #[test]
+    fn a_line_stays_one_line_and_steers_no_terminal() {
+        let line = "a\u{202e}b\u{1b}[2J\nfeigned\r\u{2028}\u{9b}ü\n".as_bytes();
+        let (text, seen, _end) = scripted(LogFormat::Text, CAPACITY);
+        text.push(line);
+        assert_eq!(next(&seen), "a\\u{202e}b\\u{1b}[2J\\nfeigned\\r\\u{2028}\\u{9b}ü\n");
+        let (json, seen, _end) = scripted(LogFormat::Json, CAPACITY);
+        json.push("{\"a\":\"\u{202e}\u{7f}ü\"}\n".as_bytes());
+        assert_eq!(next(&seen), "{\"a\":\"\\u202e\\u007fü\"}\n");
+    }
+}

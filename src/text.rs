@@ -1,0 +1,95 @@
+//! Foreign text before people's eyes: nothing in it may steer a terminal or feign another line.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Whether a terminal may obey `c` instead of showing it: control characters (Unicode's `Cc`), the marks
+/// and embeddings that change the direction of writing, and the separators of lines and paragraphs.
+#[must_use]
+pub fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200e}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// The text with every character for which [`is_unsafe`] holds as its escape, such as `\u{202e}` or `\n`.
+#[must_use]
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    escaped_but(text, |_| false)
+}
+
+/// As [`escaped`], but for the line feeds: for text of several lines.
+#[must_use]
+pub fn escaped_lines(text: &str) -> Cow<'_, str> {
+    escaped_but(text, |c| c == '\n')
+}
+
+/// JSON as a terminal may be given it: the same value, with the characters that [`escaped`] escapes as JSON's
+/// own escapes. The text is one JSON value on one line.
+#[must_use]
+pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    if !json.contains(is_unsafe) {
+        return Cow::Borrowed(json);
+    }
+    let mut out = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if is_unsafe(c) {
+            // JSON has them in strings only, and each is a single unit of UTF-16.
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+fn escaped_but(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let escapes = |c: char| is_unsafe(c) && !keep(c);
+    if !text.contains(escapes) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if escapes(c) { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped() {
+        for c in ['\0', '\n', '\r', '\u{1b}', '\u{7f}', '\u{85}', '\u{9b}'] {
+            assert!(is_unsafe(c), "{c:?}");
+        }
+        for c in ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {
+            assert!(is_unsafe(c), "{c:?}");
+        }
+        for c in ['\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}'] {
+            assert!(is_unsafe(c), "{c:?}");
+        }
+        assert_eq!(escaped("a\u{202e}b\nc\u{1b}[2J"), "a\\u{202e}b\\nc\\u{1b}[2J");
+        assert_eq!(escaped_json("{\"a\":\"\u{202e}\u{7f}\"}"), "{\"a\":\"\\u202e\\u007f\"}");
+        assert_eq!(escaped_lines("a\u{2028}\nb\r"), "a\\u{2028}\nb\\r");
+    }
+
+    #[test]
+    fn other_text_stays_as_it_is() {
+        for text in [
+            "",
+            "grüße, 你好, שלום",
+            "👩\u{200d}👩\u{200d}👧",
+            "a\u{200b}b\u{2060}c",
+            "\u{2027}\u{202f}\u{206a}",
+        ] {
+            assert!(matches!(escaped(text), Cow::Borrowed(same) if same == text), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The log can stop nothing: a stderr that is full, closed or not read costs log lines, and nothing else.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::support::client::Client;
+use crate::support::count;
+use crate::support::daemon::Paced;
+use crate::support::prometheus::Scrape;
+use crate::support::publish::Job;
+use crate::support::servers::free_port;
+use crate::support::site::{Site, compare};
+use crate::support::until;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a busy machine may add.
+const NOISE: Duration = Duration::from_millis(150);
+
+const GOOD: usize = 200;
+const BAD: usize = 3000;
+
+/// 200 good jobs among 3 000 bad messages, to a daemon with this stderr.
+async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
+    let mut site = Site::shared(topic, "rate = '100/s'").await;
+    let admin = free_port();
+    site.http = format!("[admin]\nlisten = '127.0.0.1:{admin}'\n");
+    let replica = Paced::mute(&site.config(), stderr).await;
+    let (client, ready) = (Client::new(), format!("http://127.0.0.1:{admin}/readyz"));
+    until("a daemon that is ready", LONG, async || {
+        client.get(&ready).await.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
+    let bad = |n: usize| match n % 3 {
+        0 => Job::new(format!("bad-{n}")).header("paced-nonsense", "1"),
+        1 => Job::new(format!("bad-{n}")).header("paced-path", "../up"),
+        _ => Job::new(format!("bad-{n}")).header("paced-cost", "three"),
+    };
+    let mut jobs = Vec::with_capacity(GOOD + BAD);
+    for n in 0..BAD {
+        jobs.push(bad(n));
+        if n % (BAD / GOOD) == 0 {
+            jobs.push(Job::new(format!("good-{}", n / (BAD / GOOD))));
+        }
+    }
+    site.publish(jobs).await;
+    let arrivals = site.api.wait_for(GOOD, LONG).await;
+    let tally = compare("good", GOOD, &arrivals);
+    assert!(tally.is_clean(), "{topic}: {tally:?}");
+    let stamps = site.api.stamps();
+    count::assert_paced(&stamps, "100/s".parse().unwrap(), NOISE);
+    let span = count::span(&stamps);
+    // 2 s at pace; the broker takes a while over 3 000 dead letters.
+    assert!(span < Duration::from_secs(10), "{topic}: {span:?}");
+    site.depth(&site.dead_queue(), u32::try_from(BAD).unwrap(), LONG).await;
+
+    let metrics = client.get(&format!("http://127.0.0.1:{admin}/metrics")).await.unwrap().text;
+    let scrape = Scrape::read(&metrics);
+    let dropped = scrape.sum("paced_log_dropped_total").unwrap();
+    if topic == "logblocked" {
+        // Less than its queue holds was logged: nothing is lost yet.
+        assert!(dropped == 0.0, "{dropped}");
+    } else {
+        // One by one the dead letters would be 3 000 and more.
+        assert!((10.0..1000.0).contains(&dropped), "{topic}: {dropped} lines were dropped");
+    }
+    let begun = Instant::now();
+    assert_eq!(replica.stop().await, 0, "{topic}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{topic}: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_full_disk_under_the_log_stops_nothing() {
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    good_jobs_among_bad_ones("logfull", full.into()).await;
+}
+
+#[tokio::test]
+async fn a_log_whose_reader_has_gone_stops_nothing() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    good_jobs_among_bad_ones("logclosed", writer.into()).await;
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_stops_nothing() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // Full from the start: the first line of the log finds no room.
+    writer.write_all(&[b'x'; 65_536]).unwrap();
+    good_jobs_among_bad_ones("logblocked", writer.into()).await;
+    drop(reader);
+}
+
+#[tokio::test]
+async fn dead_letters_are_summarized_and_every_line_of_the_log_is_one_line() {
+    let site = Site::shared("logsummary", "rate = '100/s'").await;
+    let replica = site.replica().await;
+    let evil = "\u{202e}\u{1b}[2J\r\nfeigned\u{2028}\u{9b}";
+    let jobs = (0..100).map(|n| Job::new(format!("bad-{n}")).header(&format!("paced-{evil}"), "1"));
+    site.publish(jobs.collect()).await;
+    site.depth(&site.dead_queue(), 100, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    let log = replica.log();
+    let singly = log.iter().filter(|line| line.contains("\"dead-lettered\"")).count();
+    assert!((10..=60).contains(&singly), "{singly} lines of 100");
+    let summaries = log.iter().filter_map(|line| {
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        value["message"].as_str()?.contains("too many").then(|| value["letters"].as_u64()).flatten()
+    });
+    assert_eq!(summaries.sum::<u64>(), 100 - singly as u64, "{}", log.join("\n"));
+    for line in &log {
+        assert!(!line.contains(paced::text::is_unsafe), "{line:?}");
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    }
+
+    // What lies in the dead queue reaches no terminal as it is either.
+    let table = site.cli(&["dead", "list", "billing", "--limit", "1"]).await;
+    let json = site.cli(&["-o", "json", "dead", "list", "billing", "--limit", "1"]).await;
+    assert_eq!((table.code, json.code), (0, 0), "{} {}", table.stderr, json.stderr);
+    assert!(table.stdout.contains("\\u{202e}"), "{}", table.stdout);
+    for text in [table.stdout.replace('\n', ""), json.stdout.replace('\n', "")] {
+        assert!(!text.contains(paced::text::is_unsafe), "{text:?}");
+    }
+}
