@@ -11,11 +11,13 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 use super::connection::ask;
 use super::error::Error;
 use super::tags::{Frame, Tags};
 use super::topology::short;
+use super::window::Unsettled;
 
 /// So many settled deliveries are written at once.
 const GROUP: usize = 64;
@@ -30,6 +32,7 @@ pub(super) struct Acker {
     queue: String,
     runtime: Handle,
     state: Mutex<State>,
+    settled: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +45,13 @@ struct State {
 impl Acker {
     /// Must be called on a tokio runtime.
     pub(super) fn new(channel: Channel, queue: String) -> Arc<Self> {
-        Arc::new(Self { channel, queue, runtime: Handle::current(), state: Mutex::default() })
+        Arc::new(Self {
+            channel,
+            queue,
+            runtime: Handle::current(),
+            state: Mutex::default(),
+            settled: Notify::new(),
+        })
     }
 
     pub(super) const fn channel(&self) -> &Channel {
@@ -54,11 +63,29 @@ impl Acker {
         self.lock().tags.delivered(tag);
     }
 
+    /// Another consumer comes next on this channel.
+    pub(super) fn another_consumer(&self) {
+        self.lock().tags.another_consumer();
+    }
+
+    /// How many are delivered and not settled.
+    pub(super) fn unsettled(&self) -> Unsettled {
+        self.lock().tags.unsettled()
+    }
+
+    /// Waits until something is settled, unless that was so since the last call.
+    ///
+    /// Cancel safe.
+    pub(super) async fn settled(&self) {
+        self.settled.notified().await;
+    }
+
     /// Acks with the next group.
     pub(super) fn ack(self: &Arc<Self>, tag: u64) {
         let mut state = self.lock();
         if state.tags.ack(tag) {
             self.write_soon(&mut state);
+            self.settled.notify_one();
         }
     }
 
@@ -67,6 +94,7 @@ impl Acker {
         let mut state = self.lock();
         if state.tags.give_back(tag) {
             self.write_soon(&mut state);
+            self.settled.notify_one();
         }
     }
 

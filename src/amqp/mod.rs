@@ -28,6 +28,8 @@ pub use lapin::types::{AMQPValue, FieldTable};
 
 mod acker;
 mod address;
+#[allow(dead_code, reason = "the valve uses the rest")]
+mod budget;
 mod check;
 mod connection;
 mod dead;
@@ -44,7 +46,11 @@ mod supervisor;
 mod tags;
 mod ticket;
 mod topology;
+mod weight;
+#[allow(dead_code, reason = "the valve uses the rest")]
+mod window;
 
+use budget::Account;
 use gate::Gate;
 use source::{Slot, Subscriber};
 use status::Roll;
@@ -60,6 +66,8 @@ pub struct Options {
     pub prefix: String,
     /// False: exchanges and queues are checked passively only.
     pub declare: bool,
+    /// The bytes of messages that are held unsettled at once, over all downstreams.
+    pub window_bytes: u64,
     /// The downstreams, by their names.
     pub downstreams: Vec<Downstream>,
 }
@@ -73,6 +81,8 @@ pub struct Downstream {
     pub queue: Option<String>,
     /// Messages unacked at once, at least 1.
     pub prefetch: u16,
+    /// Bytes of messages that are held unsettled at once; one message is always held.
+    pub prefetch_bytes: u64,
 }
 
 impl Options {
@@ -116,6 +126,7 @@ pub struct Amqp {
     gate: Arc<Gate>,
     attached: BTreeMap<String, watch::Sender<bool>>,
     slots: Mutex<BTreeMap<String, Slot>>,
+    accounts: BTreeMap<String, Arc<Account>>,
     /// Ends the sources.
     closing: CancellationToken,
     /// Ends the connections.
@@ -155,7 +166,11 @@ impl Amqp {
     fn idle(options: Options) -> Self {
         let attached =
             options.downstreams.iter().map(|d| (d.name.clone(), watch::Sender::new(false))).collect();
+        let most: Vec<u64> = options.downstreams.iter().map(|d| d.prefetch_bytes).collect();
+        let accounts = budget::accounts(options.window_bytes, &most);
+        let names = options.downstreams.iter().map(|d| d.name.clone());
         Self {
+            accounts: names.zip(accounts).collect(),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: None,
@@ -203,6 +218,7 @@ impl Amqp {
             line: self.consuming.clone().ok_or_else(unknown)?,
             gate: Arc::clone(&self.gate),
             log: ticket::publish_log(downstream),
+            account: Arc::clone(self.accounts.get(downstream).ok_or_else(unknown)?),
         };
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);

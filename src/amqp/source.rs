@@ -2,11 +2,9 @@
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 use tokio::sync::{mpsc, watch};
@@ -16,15 +14,17 @@ use tracing::{info, warn};
 
 use super::acker::Acker;
 use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, ask, channel, close, closed};
-use super::error::{Error, text};
+use super::error::Error;
 use super::message::message;
 use super::supervisor::up;
 use super::ticket::{AmqpTicket, Desk, Subscription};
 use super::topology::short;
+use super::weight::weight;
+use super::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::{Delivery, Source};
+use pump::Pump;
 
-/// For the broker's answer to the cancel: a drain has little time.
-const CANCEL: Duration = Duration::from_secs(3);
+mod pump;
 
 /// The current generation of one downstream, for the last flush.
 pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
@@ -50,7 +50,7 @@ impl Source for AmqpSource {
         }
     }
 
-    /// What is unsettled stays so: until it is settled it comes on top of the new window.
+    /// What is unsettled stays so, and counts for the new window: nothing comes until less is unsettled.
     fn resize(&mut self, window: u16) {
         self.window.send_if_modified(|known| std::mem::replace(known, window) != window);
     }
@@ -82,8 +82,9 @@ pub(super) async fn flush(slot: &Slot) -> bool {
 pub(super) struct Subscriber {
     desk: Arc<Desk>,
     arrivals: mpsc::UnboundedSender<Delivery>,
-    /// The prefetch.
+    /// As many messages as the dispatcher wants unsettled at once.
     window: watch::Receiver<u16>,
+    sizes: Sizes,
     closing: CancellationToken,
     attached: watch::Sender<bool>,
     slot: Slot,
@@ -106,7 +107,18 @@ impl Subscriber {
         let (sender, arrivals) = mpsc::unbounded_channel();
         let (tell, window) = watch::channel(desk.downstream.prefetch);
         let source = AmqpSource { arrivals, window: tell, closing: closing.clone() };
-        (Self { desk: Arc::new(desk), arrivals: sender, window, closing, attached, slot }, source)
+        (
+            Self {
+                desk: Arc::new(desk),
+                arrivals: sender,
+                window,
+                sizes: Sizes::default(),
+                closing,
+                attached,
+                slot,
+            },
+            source,
+        )
     }
 
     pub(super) async fn run(mut self) {
@@ -121,13 +133,14 @@ impl Subscriber {
             };
             match attached {
                 Ok(None) => return,
-                Ok(Some((subscription, consumer))) => {
+                Ok(Some((subscription, consumer, consuming))) => {
                     if troubled.take().is_some() {
                         info!(downstream = %self.name(), "consuming again");
                     }
                     let since = Instant::now();
                     self.attached.send_replace(true);
-                    let end = self.pump(&subscription, consumer).await;
+                    let pump = Pump::new(&mut self, Arc::clone(&subscription), consumer, consuming);
+                    let end = pump.run().await;
                     self.attached.send_replace(false);
                     let End::Lost(reason) = end else { return };
                     // What was settled just now still counts where the channel is there.
@@ -154,7 +167,7 @@ impl Subscriber {
     async fn attach(
         &self,
         troubled: &mut Option<String>,
-    ) -> Result<Option<(Arc<Subscription>, Consumer)>, Error> {
+    ) -> Result<Option<(Arc<Subscription>, Consumer, Consuming)>, Error> {
         let Desk { options, downstream, line, gate, .. } = &*self.desk;
         let mut line = line.clone();
         let (connection, place) = loop {
@@ -169,11 +182,11 @@ impl Subscriber {
         let channel = channel(&connection).await?;
         let unused = CloseUnlessUsed::new(channel.clone());
         match self.consume(&channel).await {
-            Ok((queue, consumer)) => {
+            Ok((queue, consumer, consuming)) => {
                 unused.used();
                 let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
                 *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
-                Ok(Some((subscription, consumer)))
+                Ok(Some((subscription, consumer, consuming)))
             }
             Err(error) => {
                 // A broker that is late is busy with this channel until it has closed it: one more each
@@ -194,20 +207,28 @@ impl Subscriber {
     }
 
     /// Makes sure of the downstream's queues and consumes, all on one channel.
-    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer), Error> {
+    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
         let Desk { options, downstream, gate, .. } = &*self.desk;
         gate.own(channel, options, downstream).await?;
-        let queue = options.names().queue(downstream);
-        let consumer = self.subscribe(channel, &queue).await?;
-        Ok((queue, consumer))
+        let target = self.sizes.target(self.bounds());
+        let consumer = self.subscribe(channel, target).await?;
+        Ok((options.names().queue(downstream), consumer, Consuming { prefetch: target, target }))
     }
 
-    /// Consumes with the prefetch of now.
-    async fn subscribe(&self, channel: &Channel, queue: &str) -> Result<Consumer, Error> {
-        let prefetch = (*self.window.borrow()).max(1);
-        ask("setting the prefetch", channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+    /// What bounds the messages that are unsettled, as things are.
+    fn bounds(&self) -> Bounds {
+        Bounds { wanted: *self.window.borrow(), bytes: self.desk.account.allowance(), shared: true }
+    }
+
+    /// Consumes with this prefetch.
+    async fn subscribe(&self, channel: &Channel, prefetch: u16) -> Result<Consumer, Error> {
+        let Desk { options, downstream, .. } = &*self.desk;
+        let queue = options.names().queue(downstream);
+        // Where it is 0 RabbitMQ gives as many as it likes.
+        let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
+        ask("setting the prefetch", qos).await?;
         let consume = channel.basic_consume(
-            short(queue)?,
+            short(&queue)?,
             "".into(),
             BasicConsumeOptions::default(),
             FieldTable::default(),
@@ -215,71 +236,11 @@ impl Subscriber {
         ask(&format!("queue {queue}"), consume).await
     }
 
-    /// Hands on what comes until the consumer ends or is closed.
-    async fn pump(&self, subscription: &Arc<Subscription>, mut consumer: Consumer) -> End {
-        let mut window = self.window.clone();
-        loop {
-            let item = tokio::select! {
-                () = self.closing.cancelled() => break,
-                Ok(()) = window.changed() => {
-                    consumer = match self.consume_anew(subscription, consumer).await {
-                        Ok(consumer) => consumer,
-                        Err(error) => return End::Lost(error.to_string()),
-                    };
-                    continue;
-                }
-                item = consumer.next() => item,
-            };
-            match item {
-                Some(Ok(delivery)) => self.hand_on(subscription, delivery),
-                Some(Err(error)) => return End::Lost(text(&error)),
-                None => return End::Lost("the broker ended the consumer".to_owned()),
-            }
-        }
-        let cancel = subscription.acker.channel().basic_cancel(consumer.tag(), BasicCancelOptions::default());
-        match tokio::time::timeout(CANCEL, cancel).await {
-            Ok(Ok(())) => {}
-            // The channel is gone, and all that is unacked comes again.
-            Ok(Err(_)) => {
-                subscription.end();
-                return End::Closed;
-            }
-            // A broker that is slow may take the acks of the drain all the same: the channel stays until
-            // the shutdown. What still comes was handed to nobody, and goes back with the channel.
-            Err(_) => return End::Closed,
-        }
-        // The stream ends behind the last message that had arrived.
-        while let Some(Ok(delivery)) = consumer.next().await {
-            self.hand_on(subscription, delivery);
-        }
-        End::Closed
-    }
-
-    /// Consumes with another prefetch, which a broker takes for consumers to come. On the same channel, so
-    /// that what is unacked stays so.
-    async fn consume_anew(
-        &self,
-        subscription: &Arc<Subscription>,
-        mut consumer: Consumer,
-    ) -> Result<Consumer, Error> {
-        let channel = subscription.acker.channel();
-        let cancel = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
-        ask("consuming with another prefetch", cancel).await?;
-        // The stream ends behind the last message that had arrived.
-        while let Some(Ok(delivery)) = consumer.next().await {
-            self.hand_on(subscription, delivery);
-        }
-        if self.closing.is_cancelled() {
-            // Nothing may be consumed any more. That it is cancelled twice is answered alike.
-            return Ok(consumer);
-        }
-        let Desk { options, downstream, .. } = &*self.desk;
-        self.subscribe(channel, &options.names().queue(downstream)).await
-    }
-
-    fn hand_on(&self, subscription: &Arc<Subscription>, delivery: lapin::message::Delivery) {
+    fn hand_on(&mut self, subscription: &Arc<Subscription>, delivery: lapin::message::Delivery) {
         let tag = delivery.delivery_tag;
         subscription.acker.delivered(tag);
+        let bytes = weight(delivery.data.len(), &delivery.properties);
+        self.sizes.note(bytes);
         let body = Bytes::from(delivery.data);
         let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone());
         let ticket = AmqpTicket {
@@ -289,6 +250,7 @@ impl Subscriber {
             routing_key: delivery.routing_key,
             properties: delivery.properties,
             body,
+            charge: self.desk.account.charge(bytes),
         };
         // Nobody takes it where the source was dropped: then its ticket gives it back.
         let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket) });

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::window::Unsettled;
+
 /// One frame to the broker. They must be written in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
@@ -20,24 +22,47 @@ pub(super) struct Tags {
     outstanding: BTreeSet<u64>,
     acked: BTreeSet<u64>,
     given_back: Vec<u64>,
+    /// The last tag that came.
+    last: u64,
+    /// The last tag of the consumers before the present one, and how many of theirs are outstanding.
+    earlier: (u64, usize),
 }
 
 impl Tags {
     /// A message has come. Tags come in order.
     pub(super) fn delivered(&mut self, tag: u64) {
         self.outstanding.insert(tag);
+        self.last = tag;
+    }
+
+    /// From now on tags come from another consumer.
+    pub(super) fn another_consumer(&mut self) {
+        self.earlier = (self.last, self.outstanding.len());
+    }
+
+    /// How many are delivered and not settled.
+    pub(super) fn unsettled(&self) -> Unsettled {
+        Unsettled { all: self.outstanding.len(), earlier: self.earlier.1 }
     }
 
     /// The message is done with. False where it was settled before.
     pub(super) fn ack(&mut self, tag: u64) -> bool {
-        self.outstanding.remove(&tag) && self.acked.insert(tag)
+        self.settle(tag) && self.acked.insert(tag)
     }
 
     /// The message goes back. False where it was settled before.
     pub(super) fn give_back(&mut self, tag: u64) -> bool {
-        let outstanding = self.outstanding.remove(&tag);
+        let outstanding = self.settle(tag);
         if outstanding {
             self.given_back.push(tag);
+        }
+        outstanding
+    }
+
+    fn settle(&mut self, tag: u64) -> bool {
+        let outstanding = self.outstanding.remove(&tag);
+        if outstanding && tag <= self.earlier.0 {
+            self.earlier.1 -= 1;
         }
         outstanding
     }
@@ -183,6 +208,20 @@ mod tests {
         assert_eq!(tags.flush(), [Frame::AckUpTo(2), Frame::Ack(4), Frame::Ack(5)]);
         assert!(tags.ack(3));
         assert_eq!(tags.flush(), [Frame::Ack(3)]);
+    }
+
+    #[test]
+    fn what_an_earlier_consumer_brought_is_known() {
+        let mut tags = delivered(5);
+        assert_eq!(tags.unsettled(), Unsettled { all: 5, earlier: 0 });
+        assert!(tags.ack(2));
+        tags.another_consumer();
+        assert_eq!(tags.unsettled(), Unsettled { all: 4, earlier: 4 });
+        (6..=8).for_each(|tag| tags.delivered(tag));
+        assert!(tags.ack(7) && tags.give_back(5) && !tags.ack(5));
+        assert_eq!(tags.unsettled(), Unsettled { all: 5, earlier: 3 });
+        tags.another_consumer();
+        assert_eq!(tags.unsettled(), Unsettled { all: 5, earlier: 5 });
     }
 
     #[test]

@@ -10,6 +10,7 @@ use lapin::types::ShortString;
 use tracing::{info, warn};
 
 use super::acker::Acker;
+use super::budget::{Account, Charge};
 use super::connection::Backoff;
 use super::gate::Gate;
 use super::letter;
@@ -57,6 +58,8 @@ pub(super) struct Desk {
     pub(super) gate: Arc<Gate>,
     /// Of publishes that fail, one line or more for each job.
     pub(super) log: Arc<BoundedLog>,
+    /// The bytes of the messages that are held.
+    pub(super) account: Arc<Account>,
 }
 
 /// The log of the publishes of one downstream that fail.
@@ -95,6 +98,7 @@ pub(super) struct AmqpTicket {
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
     pub(super) body: Bytes,
+    pub(super) charge: Charge,
 }
 
 impl fmt::Debug for AmqpTicket {
@@ -102,6 +106,7 @@ impl fmt::Debug for AmqpTicket {
         f.debug_struct("AmqpTicket")
             .field("downstream", &self.desk.downstream.name)
             .field("tag", &self.tag)
+            .field("bytes", &self.charge.bytes())
             .field("live", &self.is_live())
             .finish_non_exhaustive()
     }

@@ -65,11 +65,13 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
         name: name.clone(),
         queue: downstream.queue.name.clone(),
         prefetch: downstream.effective_prefetch(),
+        prefetch_bytes: downstream.queue.prefetch_bytes,
     });
     Ok(amqp::Options {
         address,
         prefix: settings.amqp.prefix.clone(),
         declare: settings.amqp.declare,
+        window_bytes: settings.amqp.window_bytes,
         downstreams: downstreams.collect(),
     })
 }

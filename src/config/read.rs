@@ -60,7 +60,8 @@ fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {
     let url = reader.secret(&table, "url", Absent::Default("amqp://127.0.0.1:5672/%2f"), url::amqp);
     let prefix = reader.parsed(&table, "prefix", Absent::Default("paced"), value::prefix);
     let declare = reader.boolean(&table, "declare", true);
-    Some(Amqp { url: url?, prefix: prefix?, declare: declare? })
+    let window_bytes = reader.parsed(&table, "window_bytes", Absent::Default("256MiB"), value::window_size);
+    Some(Amqp { url: url?, prefix: prefix?, declare: declare?, window_bytes: window_bytes? })
 }
 
 fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
@@ -220,7 +221,9 @@ fn queue<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Queue> {
     let table = reader.table(downstream, "queue");
     let name = reader.parsed(&table, "name", Absent::Unset, value::queue_name);
     let prefetch = reader.integer(&table, "prefetch", 1000, 1..=65_535);
-    Some(Queue { name, prefetch: u16::try_from(prefetch?).ok()? })
+    let prefetch_bytes =
+        reader.parsed(&table, "prefetch_bytes", Absent::Default("64MiB"), value::window_size);
+    Some(Queue { name, prefetch: u16::try_from(prefetch?).ok()?, prefetch_bytes: prefetch_bytes? })
 }
 
 fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {

@@ -34,6 +34,8 @@ pub struct Amqp {
     pub prefix: String,
     /// False: exchanges and queues are checked passively only.
     pub declare: bool,
+    /// The bytes of messages that this process holds unsettled, over all downstreams.
+    pub window_bytes: u64,
 }
 
 /// `[store]`
@@ -119,6 +121,8 @@ pub struct Queue {
     pub name: Option<String>,
     /// The window: messages unacked at once.
     pub prefetch: u16,
+    /// The window: bytes of messages that are held unsettled.
+    pub prefetch_bytes: u64,
 }
 
 /// `[downstreams.NAME.http]`
@@ -325,7 +329,7 @@ mod tests {
                 revision: None,
                 horizon: Duration::from_millis(100),
                 concurrency: 64,
-                queue: Queue { name: None, prefetch },
+                queue: Queue { name: None, prefetch, prefetch_bytes: 64 << 20 },
                 http: Http {
                     base_url: Secret::new("http://localhost/"),
                     timeout: Duration::from_secs(30),

@@ -46,7 +46,17 @@ pub(super) fn duration_within(text: &str, low: &str, high: &str) -> Result<Durat
 
 /// An integer and one of `B`, `KiB`, `MiB`, `GiB`; from 1B to 128MiB.
 pub(super) fn body_size(text: &str) -> Result<usize, String> {
-    const HIGHEST: u64 = 128 << 20;
+    let size = size_within(text, 1, 128 << 20, "1B to 128MiB")?;
+    // At most 2^27, which every usize that tokio runs on holds.
+    usize::try_from(size).map_err(|error| error.to_string())
+}
+
+/// As [`body_size`], for what is held in memory; from 1MiB to 1024GiB.
+pub(super) fn window_size(text: &str) -> Result<u64, String> {
+    size_within(text, 1 << 20, 1 << 40, "1MiB to 1024GiB")
+}
+
+fn size_within(text: &str, low: u64, high: u64, range: &str) -> Result<u64, String> {
     let syntax =
         || format!("{} is no size; write an integer and B, KiB, MiB or GiB, such as 1MiB", shown(text));
     let (number, unit) = integer_and_unit(text).ok_or_else(syntax)?;
@@ -57,9 +67,8 @@ pub(super) fn body_size(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         _ => return Err(syntax()),
     };
-    let size = number.checked_mul(bytes).filter(|size| (1..=HIGHEST).contains(size));
-    let size = size.and_then(|size| usize::try_from(size).ok());
-    size.ok_or_else(|| format!("{} is out of range; use 1B to 128MiB", shown(text)))
+    let size = number.checked_mul(bytes).filter(|size| (low..=high).contains(size));
+    size.ok_or_else(|| format!("{} is out of range; use {range}", shown(text)))
 }
 
 fn integer_and_unit(text: &str) -> Option<(u64, &str)> {

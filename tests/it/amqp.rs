@@ -33,11 +33,13 @@ fn url(rabbit: &Rabbit, login: &str) -> String {
 }
 
 fn options(rabbit: &Rabbit, prefix: &str) -> Options {
-    let downstream = Downstream { name: "billing".into(), queue: None, prefetch: 100 };
+    let downstream =
+        Downstream { name: "billing".into(), queue: None, prefetch: 100, prefetch_bytes: 64 << 20 };
     Options {
         address: url(rabbit, "guest:guest").parse::<Address>().unwrap(),
         prefix: prefix.into(),
         declare: true,
+        window_bytes: 256 << 20,
         downstreams: vec![downstream],
     }
 }

@@ -30,6 +30,7 @@ async fn a_missing_downstream_holds_up_no_other() {
         name: "absent".into(),
         queue: Some("partial.theirs".into()),
         prefetch: 10,
+        prefetch_bytes: 64 << 20,
     });
     let amqp = Amqp::start(options.clone());
     let mut source = amqp.source("billing").unwrap();
@@ -129,6 +130,7 @@ async fn a_peer_that_never_answers_is_given_up() {
         address: format!("amqp://127.0.0.1:{port}").parse().unwrap(),
         prefix: "silent".into(),
         declare: true,
+        window_bytes: 256 << 20,
         downstreams: Vec::new(),
     };
     let attempt = tokio::spawn(Amqp::publishing(options));

@@ -18,11 +18,13 @@ pub(super) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
 }
 
 fn many(url: &str, prefix: &str) -> Options {
-    let downstream = |n| Downstream { name: format!("d{n}"), queue: None, prefetch: 10 };
+    let downstream =
+        |n| Downstream { name: format!("d{n}"), queue: None, prefetch: 10, prefetch_bytes: 64 << 20 };
     Options {
         address: url.parse().unwrap(),
         prefix: prefix.into(),
         declare: true,
+        window_bytes: 256 << 20,
         downstreams: (0..ALL).map(downstream).collect(),
     }
 }

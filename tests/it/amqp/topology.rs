@@ -10,6 +10,7 @@ async fn a_check_changes_nothing() {
         name: "theirs".into(),
         queue: Some("check.theirs".into()),
         prefetch: 10,
+        prefetch_bytes: 64 << 20,
     });
     // What run would declare may be missing, an existing queue may not.
     let errors = within("the check", check_online(&options)).await.unwrap_err();

@@ -54,6 +54,11 @@ fn each_wrong_value_is_told_with_what_is_right() {
         ),
         ("concurrency = 1.5", "a float where an integer belongs; write such as 64"),
         ("queue.prefetch = 0", "out of range; use an integer from 1 to 65535"),
+        ("queue.prefetch_bytes = \"1023KiB\"", "`1023KiB` is out of range; use 1MiB to 1024GiB"),
+        (
+            "queue.prefetch_bytes = 64",
+            "an integer where a string belongs; write it in quotes, such as \"64MiB\"",
+        ),
         ("queue.name = \"\"", "no name of a queue; use 1 to 255 bytes without control characters"),
         ("http.timeout = \"0s\"", "`0s` is out of range; use 1us to 365d"),
         (

@@ -1,0 +1,206 @@
+//! The bytes of messages that are held in memory: each downstream's, and those of the process.
+//!
+//! Half of the process's bytes is shared out evenly: no downstream whose jobs cannot go takes that part from
+//! another. The other half is for whoever needs it first. So the sum never exceeds the process's bytes, but
+//! for the one message that every downstream may hold however long it is.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Waker;
+
+use futures_util::task::AtomicWaker;
+
+/// What the downstreams of one process share.
+#[derive(Debug, Default)]
+struct Budget {
+    /// The bytes that are not shared out.
+    pool: u64,
+    /// The bytes that downstreams hold beyond their fair shares.
+    borrowed: AtomicU64,
+    accounts: Mutex<Vec<Weak<Account>>>,
+}
+
+/// The bytes that one downstream holds.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// The most that it may hold.
+    most: u64,
+    /// What it may hold whatever the others do; at most `most`.
+    fair: u64,
+    held: AtomicU64,
+    messages: AtomicUsize,
+    budget: Arc<Budget>,
+    /// Whoever waits until it is not full any more.
+    waiting: AtomicWaker,
+}
+
+/// One message that is held. Dropped, its bytes are free again.
+#[derive(Debug)]
+pub(super) struct Charge {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+/// Opens an account for each downstream, given the most that each may hold, out of `window` bytes in all.
+pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
+    let even = window / 2 / (most.len() as u64).max(1);
+    let fair = |most: u64| even.min(most);
+    let given: u64 = most.iter().copied().map(fair).sum();
+    let budget = Arc::new(Budget { pool: window.saturating_sub(given), ..Budget::default() });
+    let account = |most: u64| {
+        Arc::new(Account {
+            most,
+            fair: fair(most),
+            held: AtomicU64::new(0),
+            messages: AtomicUsize::new(0),
+            budget: Arc::clone(&budget),
+            waiting: AtomicWaker::new(),
+        })
+    };
+    let accounts: Vec<_> = most.iter().copied().map(account).collect();
+    *budget.accounts.lock().unwrap_or_else(PoisonError::into_inner) =
+        accounts.iter().map(Arc::downgrade).collect();
+    accounts
+}
+
+impl Account {
+    /// Counts a message as held, also where that is more than there should be.
+    pub(super) fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
+        let before = self.held.fetch_add(bytes, Ordering::SeqCst);
+        self.messages.fetch_add(1, Ordering::SeqCst);
+        let borrowed = self.beyond(before + bytes) - self.beyond(before);
+        self.budget.borrowed.fetch_add(borrowed, Ordering::SeqCst);
+        Charge { account: Arc::clone(self), bytes }
+    }
+
+    /// The most that this downstream may hold.
+    pub(super) const fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// What this downstream may hold as things are: less than [`Account::most`] while others use what is
+    /// not shared out.
+    pub(super) fn allowance(&self) -> u64 {
+        let own = self.beyond(self.held.load(Ordering::SeqCst));
+        let others = self.budget.borrowed.load(Ordering::SeqCst).saturating_sub(own);
+        let free = self.budget.pool.saturating_sub(others);
+        self.most.min(self.fair.saturating_add(free)).max(1)
+    }
+
+    /// True where this downstream, with `more` bytes that are on their way, holds as much as it may.
+    pub(super) fn is_full(&self, more: u64) -> bool {
+        self.held.load(Ordering::SeqCst).saturating_add(more) >= self.allowance()
+    }
+
+    /// True where at least one message is held, which will be settled some day.
+    pub(super) fn holds_any(&self) -> bool {
+        self.messages.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wakes this one when [`Account::is_full`] may have changed; only the last one that asked is woken.
+    pub(super) fn register(&self, waker: &Waker) {
+        self.waiting.register(waker);
+    }
+
+    /// Wakes whoever waits.
+    pub(super) fn wake(&self) {
+        self.waiting.wake();
+    }
+
+    const fn beyond(&self, held: u64) -> u64 {
+        held.saturating_sub(self.fair)
+    }
+}
+
+impl Charge {
+    /// The bytes that it stands for.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let Self { account, bytes } = self;
+        let before = account.held.fetch_sub(*bytes, Ordering::SeqCst);
+        account.messages.fetch_sub(1, Ordering::SeqCst);
+        let budget = &account.budget;
+        let returned = account.beyond(before) - account.beyond(before - *bytes);
+        let borrowed = budget.borrowed.fetch_sub(returned, Ordering::SeqCst);
+        account.wake();
+        // Others wait for the pool only while nothing is left of it.
+        if returned > 0 && borrowed >= budget.pool {
+            let accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+            accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn one_downstream_holds_its_own_most_and_no_more() {
+        let accounts = accounts(256, &[64]);
+        let [account] = accounts.as_slice() else { panic!() };
+        assert_eq!(account.allowance(), 64);
+        let first = account.charge(63);
+        assert!(!account.is_full(0) && account.is_full(1) && account.holds_any());
+        let second = account.charge(1);
+        assert!(account.is_full(0));
+        drop(second);
+        assert!(!account.is_full(0));
+        drop(first);
+        assert!(!account.holds_any());
+    }
+
+    #[test]
+    fn those_that_are_full_leave_the_others_their_shares() {
+        // 10 of 100 for each of five, 50 for whoever needs them.
+        let accounts = accounts(100, &[64, 64, 64, 64, 64]);
+        assert!(accounts.iter().all(|account| account.allowance() == 60));
+        let stuck = accounts[0].charge(60);
+        assert!(accounts[0].is_full(0));
+        assert_eq!(accounts[1].allowance(), 10, "nothing is left but its share");
+        let own: Vec<_> = accounts[1..].iter().map(|account| account.charge(10)).collect();
+        assert!(accounts.iter().all(|account| account.is_full(0)));
+        let held: u64 = own.iter().map(Charge::bytes).sum();
+        assert_eq!(held + stuck.bytes(), 100);
+    }
+
+    #[test]
+    fn what_is_freed_wakes_its_own_and_those_that_wait_for_the_pool() {
+        let accounts = accounts(100, &[64, 64]);
+        let woken = [Arc::<Woken>::default(), Arc::default()];
+        let count = |n: usize| woken[n].0.swap(0, Ordering::SeqCst);
+        let register = || {
+            for (account, woken) in accounts.iter().zip(&woken) {
+                account.register(&Arc::clone(woken).into());
+            }
+        };
+        // 25 each, and 50 in the pool.
+        let (large, small, rest) = (accounts[0].charge(25), accounts[0].charge(40), accounts[1].charge(36));
+        register();
+        drop(small);
+        assert_eq!((count(0), count(1)), (1, 1), "the pool was used up");
+        register();
+        drop(large);
+        assert_eq!((count(0), count(1)), (1, 0), "the other one never waited for that");
+        drop(rest);
+        assert_eq!(accounts[0].budget.borrowed.load(Ordering::SeqCst), 0);
+    }
+}

@@ -1,0 +1,191 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn seen(sizes: &[(usize, u64)]) -> Sizes {
+    let mut known = Sizes::default();
+    for (count, bytes) in sizes {
+        (0..*count).for_each(|_| known.note(*bytes));
+    }
+    known
+}
+
+fn bounds(wanted: u16, shared: bool) -> Bounds {
+    Bounds { wanted, bytes: 64 * MIB, shared }
+}
+
+#[test]
+fn the_window_starts_small_and_grows_with_what_is_seen() {
+    for (sizes, shared, target) in [
+        (&[][..], true, 2),
+        (&[(1, KIB)], true, 2),
+        (&[(2, KIB)], true, 16),
+        (&[(16, KIB)], true, 128),
+        (&[(127, KIB)], true, 128),
+        (&[(128, KIB)], true, 1000),
+        (&[(2, 32 * MIB)], true, 2),
+        (&[(1, 100 * MIB)], true, 1),
+        (&[(1, 100 * MIB)], false, 1),
+        (&[(200, MIB)], true, 64),
+        (&[(200, MIB)], false, 64),
+        // The longest counts where nothing else bounds what is read, the mean where the valve does.
+        (&[(1000, KIB), (1, 32 * MIB)], true, 2),
+        (&[(1000, KIB), (1, 32 * MIB)], false, 31),
+        (&[(10, 32 * MIB), (600, MIB)], true, 64),
+        (&[(10, 32 * MIB), (600, MIB)], false, 64),
+        (&[(500, 0)], false, 1000),
+    ] {
+        assert_eq!(seen(sizes).target(bounds(1000, shared)), target, "{sizes:?}, shared {shared}");
+    }
+    assert_eq!(seen(&[(500, KIB)]).target(bounds(7, true)), 7, "never more than was asked for");
+    assert_eq!(seen(&[(500, KIB)]).target(bounds(0, true)), 1, "never none: that has no bound");
+}
+
+#[test]
+fn long_jobs_are_those_of_which_few_fit() {
+    for (sizes, wanted, long) in [
+        (&[][..], 1000, false),
+        (&[(3, MIB)], 1000, false),
+        (&[(3, MIB + MIB / 16)], 1000, true),
+        (&[(1000, KIB), (1, 2 * MIB)], 1000, true),
+        (&[(1, 2 * MIB), (1000, KIB)], 1000, false),
+        // All that is wanted fits.
+        (&[(3, 32 * MIB)], 2, false),
+        (&[(3, 32 * MIB)], 3, true),
+    ] {
+        assert_eq!(seen(sizes).are_long(64 * MIB, wanted), long, "{sizes:?}, {wanted} wanted");
+    }
+}
+
+#[test]
+fn each_step() {
+    use Step::{Cancel, Consume, Keep};
+    // Target, wanted, the consumer's prefetch and target, unsettled in all and by earlier consumers, waited.
+    for (target, wanted, consumer, all, earlier, waited, expected) in [
+        // Without a consumer: what is left of the window, once half of it is.
+        (1000, 1000, None, 0, 0, false, Consume(1000)),
+        (1000, 1000, None, 500, 500, false, Consume(500)),
+        (1000, 1000, None, 501, 501, false, Keep),
+        (1000, 1000, None, 501, 501, true, Consume(499)),
+        (1000, 1000, None, 1000, 1000, true, Keep),
+        (10, 10, None, 1000, 1000, true, Keep),
+        (1, 1, None, 0, 0, false, Consume(1)),
+        (1, 1, None, 1, 1, true, Keep),
+        // It grows where that doubles it.
+        (16, 1000, Some((2, 2)), 2, 0, false, Cancel),
+        (128, 1000, Some((14, 16)), 16, 2, false, Cancel),
+        (1000, 1000, Some((112, 128)), 128, 16, false, Cancel),
+        (1000, 1000, Some((400, 1000)), 300, 0, false, Keep),
+        // Where all that may come is here, it grows with what is wanted, and where half is missing.
+        (20, 20, Some((16, 16)), 16, 0, false, Cancel),
+        (20, 20, Some((16, 16)), 15, 0, false, Keep),
+        (19, 19, Some((16, 16)), 16, 0, false, Keep),
+        (1000, 1000, Some((500, 1000)), 500, 0, false, Cancel),
+        (1000, 1000, Some((300, 1000)), 501, 201, false, Keep),
+        // And otherwise after a while.
+        (1000, 1000, Some((872, 1000)), 872, 0, false, Keep),
+        (1000, 1000, Some((872, 1000)), 872, 0, true, Cancel),
+        (1000, 1000, Some((872, 1000)), 871, 0, true, Keep),
+        (1000, 1000, Some((1000, 1000)), 1000, 0, true, Keep),
+        // And where there is nearly nothing in hand.
+        (1000, 1000, Some((872, 1000)), 125, 0, true, Keep),
+        (1000, 1000, Some((872, 1000)), 19, 0, false, Cancel),
+        (1000, 1000, Some((1000, 1000)), 0, 0, true, Keep),
+        // In a small window each counts.
+        (3, 3, Some((2, 2)), 2, 0, false, Cancel),
+        (3, 3, Some((2, 3)), 2, 0, false, Keep),
+        (3, 3, Some((2, 3)), 2, 0, true, Cancel),
+        (3, 3, Some((2, 3)), 0, 0, false, Cancel),
+        // It is cut at once where fewer are wanted, and with reserve where they are long.
+        (500, 500, Some((1000, 1000)), 0, 0, false, Cancel),
+        (500, 500, Some((400, 500)), 500, 101, false, Cancel),
+        (500, 500, Some((400, 500)), 500, 100, false, Keep),
+        (500, 1000, Some((1000, 1000)), 1000, 0, false, Keep),
+        (499, 1000, Some((1000, 1000)), 1000, 0, false, Cancel),
+    ] {
+        let unsettled = Unsettled { all, earlier };
+        let consumer = consumer.map(|(prefetch, target)| Consuming { prefetch, target });
+        let found = step(target, wanted, consumer, unsettled, waited);
+        assert_eq!(found, expected, "{target} of {wanted}, {consumer:?}, {unsettled:?}, waited {waited}");
+    }
+}
+
+/// A broker that always has messages, and gives as many as it may.
+#[derive(Default)]
+struct Broker {
+    consumer: Option<Consuming>,
+    earlier: usize,
+    current: usize,
+    consumers: usize,
+}
+
+impl Broker {
+    fn fill(&mut self) {
+        self.current = self.consumer.map_or(self.current, |consumer| usize::from(consumer.prefetch));
+    }
+
+    fn unsettled(&self) -> Unsettled {
+        Unsettled { all: self.earlier + self.current, earlier: self.earlier }
+    }
+
+    fn settle(&mut self, count: usize) {
+        let earlier = count.min(self.earlier);
+        self.earlier -= earlier;
+        self.current -= (count - earlier).min(self.current);
+    }
+
+    fn turn(&mut self, target: u16, wanted: u16, waited: bool) {
+        if step(target, wanted, self.consumer, self.unsettled(), waited) == Step::Cancel {
+            self.consumer = None;
+            self.earlier += std::mem::take(&mut self.current);
+        }
+        if self.consumer.is_some() {
+            return;
+        }
+        if let Step::Consume(prefetch) = step(target, wanted, None, self.unsettled(), waited) {
+            (self.consumer, self.consumers) = (Some(Consuming { prefetch, target }), self.consumers + 1);
+        }
+    }
+}
+
+proptest! {
+    /// Whatever is asked for, what is unacked never exceeds the window that was in force when it came.
+    #[test]
+    fn there_is_never_a_second_window(
+        turns in prop::collection::vec((1_u16..1200, 0_usize..1200, any::<bool>()), 1..100),
+    ) {
+        let mut broker = Broker::default();
+        for (window, settled, waited) in turns {
+            broker.settle(settled);
+            let bound = broker.unsettled().all.max(usize::from(window));
+            broker.turn(window, window, waited);
+            broker.fill();
+            prop_assert!(broker.unsettled().all <= bound, "{:?} of {}", broker.unsettled(), bound);
+        }
+    }
+
+    /// A window that stays is had whole, whatever is never settled, and takes few consumers.
+    #[test]
+    fn a_window_is_had_whole(window in 1_u16..2000, settled in prop::collection::vec(0_usize..300, 1..50)) {
+        let mut broker = Broker::default();
+        let mut sizes = Sizes::default();
+        for settled in settled {
+            broker.settle(settled);
+            broker.turn(sizes.target(bounds(window, true)), window, false);
+            broker.fill();
+            (0..broker.unsettled().all).for_each(|_| sizes.note(100));
+        }
+        // Nothing is settled any more: some stages at once, and the rest after a while.
+        let before = broker.consumers;
+        for waited in [false, false, false, false, true, true] {
+            broker.turn(sizes.target(bounds(window, true)), window, waited);
+            broker.fill();
+            (0..broker.unsettled().all).for_each(|_| sizes.note(100));
+        }
+        prop_assert_eq!(broker.unsettled().all, usize::from(window));
+        prop_assert!(broker.consumers <= before + 6);
+    }
+}
