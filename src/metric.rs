@@ -71,6 +71,11 @@ pub const JOBS_RECEIVED: Metric = counter(
     "paced_jobs_received_total",
     "Messages taken from the broker, those delivered again and bad ones included.",
 );
+/// Messages that no client could parse.
+pub const POISON: Metric = counter(
+    "paced_poison_total",
+    "Messages that the AMQP client could not have parsed; their bodies lie in the dead letters.",
+);
 /// Jobs handed to the sink.
 pub const JOBS_RELEASED: Metric =
     counter("paced_jobs_released_total", "Jobs handed to the downstream at their slot; each attempt counts.");
@@ -160,8 +165,9 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 22] = [
+pub const ALL: [Metric; 23] = [
     JOBS_RECEIVED,
+    POISON,
     JOBS_RELEASED,
     JOBS_SETTLED,
     JOB_RETRIES,

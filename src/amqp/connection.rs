@@ -13,7 +13,7 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 
 use super::address::Address;
 use super::error::Error;
-use super::guard::{self, GuardedStream};
+use super::guard::{self, FrameMax, GuardedStream};
 
 /// For the whole of connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
@@ -46,6 +46,8 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
         lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;
     let guard = CutUnlessTaken::default();
     let cord = Arc::clone(&guard.0);
+    let frame_max = FrameMax::default();
+    let guards = frame_max.clone();
     let connecting = Connection::connector(
         address.uri(),
         guard::runtime(),
@@ -67,13 +69,14 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
                 AMQPScheme::AMQP => stream,
                 AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
             };
-            Ok(AsyncTcpStream::Plain(GuardedStream::new(stream)))
+            Ok(AsyncTcpStream::Plain(GuardedStream::new(stream, guards.clone())))
         },
         properties,
     );
     match tokio::time::timeout(CONNECT, connecting).await {
         Ok(Ok(connection)) => {
             guard.take();
+            frame_max.set(connection.configuration().frame_max());
             Ok(connection)
         }
         Ok(Err(error)) => Err(Error::connecting(address.to_string(), &error)),

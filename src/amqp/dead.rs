@@ -10,13 +10,14 @@ use lapin::{BasicProperties, Channel, Connection};
 
 use super::connection::{ask, channel, close, connect};
 use super::error::Error;
+use super::guard::take_mark;
 use super::letter::{self, Edits};
 use super::message::message;
 use super::publisher::{PublishError, Publisher};
 use super::supervisor::fixed;
 use super::topology::{self, find_queue, short};
 use super::{Downstream, Options};
-use crate::job::Message;
+use crate::job::{Message, Reason};
 
 /// How often, and how long apart, we look whether letters are back: a second at most, since others
 /// may have taken some.
@@ -74,7 +75,7 @@ pub struct Replay {
     pub replayed: u32,
     /// Not matched: still there, untouched.
     pub kept: u32,
-    /// Could not be published: still there.
+    /// Could not be published, or were malformed and are no jobs: still there.
     pub failed: u32,
     /// The last reason for that.
     pub error: Option<PublishError>,
@@ -119,8 +120,8 @@ impl DeadLetters {
         let found = hand.found;
         let mut letters = Vec::new();
         for _ in 0..found.min(max) {
-            let Some(delivery) = hand.next().await? else { break };
-            letters.push(open_letter(delivery));
+            let Some(taken) = hand.next().await? else { break };
+            letters.push(open_letter(taken));
         }
         hand.lay_down().await?;
         self.settle(found).await?;
@@ -129,6 +130,9 @@ impl DeadLetters {
 
     /// Makes sure that the downstream's queues are there, and publishes the letters that match as jobs
     /// again, at most `limit`, oldest first; each is gone from here once its copy is confirmed. A crash in between leaves two copies, never none.
+    ///
+    /// A letter that is malformed, as [`Letter::message`] tells, fails and stays: what could be read of it
+    /// may be another job.
     ///
     /// `progress` is told after each letter. Ends early where the broker takes no more.
     ///
@@ -150,10 +154,10 @@ impl DeadLetters {
         let mut hand = self.take_up().await?;
         let mut replay = Replay { found: hand.found, ..Replay::default() };
         while replay.seen < replay.found && limit.is_none_or(|limit| replay.replayed < limit) {
-            let Some(delivery) = hand.next().await? else { break };
+            let Some(taken) = hand.next().await? else { break };
             replay.seen += 1;
-            if filter.takes(&delivery.properties) {
-                match self.publish(&publisher, delivery, edits).await? {
+            if filter.takes(&taken) {
+                match self.publish(&publisher, taken, edits).await? {
                     Ok(()) => {
                         hand.done().await?;
                         replay.replayed += 1;
@@ -161,7 +165,10 @@ impl DeadLetters {
                     Err(error) => {
                         replay.failed += 1;
                         // What ails the connection or the queue ails the next letter too.
-                        let over = !matches!(error, PublishError::HeadersTooLarge { .. });
+                        let over = !matches!(
+                            error,
+                            PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_)
+                        );
                         replay.error = Some(error);
                         if over {
                             break;
@@ -212,9 +219,12 @@ impl DeadLetters {
     async fn publish(
         &self,
         publisher: &Publisher,
-        delivery: Delivery,
+        Taken { delivery, malformed }: Taken,
         edits: &Edits,
     ) -> Result<Result<(), PublishError>, Error> {
+        if let Some(detail) = malformed {
+            return Ok(Err(PublishError::Malformed(detail)));
+        }
         let properties = letter::replay(&delivery.properties, edits).map_err(Error::NameTooLong)?;
         let (exchange, key) = match &self.downstream.queue {
             Some(queue) => (String::new(), queue.clone()),
@@ -238,12 +248,19 @@ impl DeadLetters {
 }
 
 impl Filter {
-    fn takes(&self, properties: &BasicProperties) -> bool {
-        let reason = letter::header(properties, letter::REASON);
-        let id = properties.message_id().as_ref().map(|id| id.as_str());
+    fn takes(&self, taken: &Taken) -> bool {
+        let reason = reason(taken);
+        let id = taken.delivery.properties.message_id().as_ref().map(|id| id.as_str());
         self.reason.as_ref().is_none_or(|wanted| reason.as_ref() == Some(wanted))
             && self.id.as_ref().is_none_or(|wanted| id == Some(wanted.as_str()))
     }
+}
+
+/// A letter that we hold.
+struct Taken {
+    delivery: Delivery,
+    /// What is wrong with it, where lapin could not have parsed it.
+    malformed: Option<String>,
 }
 
 /// The letters that we hold; dropped, they all go back, in any order.
@@ -260,15 +277,15 @@ struct Hand {
 }
 
 impl Hand {
-    async fn next(&mut self) -> Result<Option<Delivery>, Error> {
+    async fn next(&mut self) -> Result<Option<Taken>, Error> {
         let get = self.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
         let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
-        if let Some(delivery) = &got {
-            self.seen += 1;
-            self.tags.push(delivery.delivery_tag);
-            self.returned_before = delivery.redelivered;
-        }
-        Ok(got)
+        let Some(mut delivery) = got else { return Ok(None) };
+        self.seen += 1;
+        self.tags.push(delivery.delivery_tag);
+        self.returned_before = delivery.redelivered;
+        let malformed = take_mark(&mut delivery.properties);
+        Ok(Some(Taken { delivery, malformed }))
     }
 
     /// The letter that was taken last is gone for good.
@@ -299,17 +316,29 @@ impl Hand {
     }
 }
 
-fn open_letter(delivery: Delivery) -> Letter {
+/// `paced-reason`. What the broker dead-lettered, or somebody put there, may be malformed: then that is
+/// what ails it, whatever it says.
+fn reason(Taken { delivery, malformed }: &Taken) -> Option<String> {
+    match malformed {
+        Some(_) => Some(Reason::MalformedHeader.to_string()),
+        None => letter::header(&delivery.properties, letter::REASON),
+    }
+}
+
+fn open_letter(taken: Taken) -> Letter {
+    let reason = reason(&taken);
+    let Taken { delivery, malformed } = taken;
     let properties = &delivery.properties;
     let header = |name| letter::header(properties, name);
     let routing_key = letter::routing_key(properties);
+    let key = routing_key.clone().unwrap_or_default();
     Letter {
-        reason: header(letter::REASON),
-        detail: header(letter::DETAIL),
+        reason,
+        detail: malformed.clone().or_else(|| header(letter::DETAIL)),
         status: header(letter::STATUS),
         attempts: header(letter::ATTEMPTS),
         dead_at: header(letter::DEAD_AT),
-        message: message(routing_key.as_deref().unwrap_or_default(), properties, Bytes::from(delivery.data)),
+        message: message(&key, properties, Bytes::from(delivery.data), malformed),
         routing_key,
     }
 }

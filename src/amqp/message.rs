@@ -6,8 +6,13 @@ use lapin::types::{AMQPValue, ShortString};
 
 use crate::job::{Message, Value};
 
-/// Takes over what jobs are made of; the body is shared, not copied.
-pub(super) fn message(routing_key: &str, properties: &BasicProperties, body: Bytes) -> Message {
+/// Takes over what jobs are made of; the body is shared, not copied. `malformed` is the guard's mark.
+pub(super) fn message(
+    routing_key: &str,
+    properties: &BasicProperties,
+    body: Bytes,
+    malformed: Option<String>,
+) -> Message {
     let text = |field: &Option<ShortString>| field.as_ref().map(ToString::to_string);
     Message {
         routing_key: routing_key.to_owned(),
@@ -19,6 +24,7 @@ pub(super) fn message(routing_key: &str, properties: &BasicProperties, body: Byt
         correlation_id: text(properties.correlation_id()),
         reply_to: text(properties.reply_to()),
         headers: headers(properties),
+        malformed,
     }
 }
 
@@ -78,7 +84,7 @@ mod tests {
     #[test]
     fn a_body_is_shared() {
         let body = Bytes::from(vec![7; 1024]);
-        let message = message("d", &BasicProperties::default(), body.clone());
+        let message = message("d", &BasicProperties::default(), body.clone(), None);
         assert_eq!(message.body.as_ptr(), body.as_ptr());
     }
 }

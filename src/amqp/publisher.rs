@@ -100,6 +100,9 @@ pub enum PublishError {
     /// A name is longer than 255 bytes.
     #[error("the name `{0}` is longer than 255 bytes")]
     NameTooLong(String),
+    /// A dead letter that is no job: its properties could not be parsed as they are.
+    #[error("a dead letter is malformed: {0}; read its body, publish it as a new job, and purge the letter")]
+    Malformed(String),
     /// The headers do not fit one frame.
     #[error("the headers take {size} bytes and must fit {max}; send less in headers, more in the body")]
     HeadersTooLarge {

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::acker::Acker;
 use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, ask, channel, close, closed};
 use super::error::Error;
+use super::guard::take_mark;
 use super::message::message;
 use super::supervisor::up;
 use super::ticket::{AmqpTicket, Desk, Subscription};
@@ -236,13 +237,14 @@ impl Subscriber {
         ask(&format!("queue {queue}"), consume).await
     }
 
-    fn hand_on(&mut self, subscription: &Arc<Subscription>, delivery: lapin::message::Delivery) {
+    fn hand_on(&mut self, subscription: &Arc<Subscription>, mut delivery: lapin::message::Delivery) {
+        let malformed = take_mark(&mut delivery.properties);
         let tag = delivery.delivery_tag;
         subscription.acker.delivered(tag);
         let bytes = weight(delivery.data.len(), &delivery.properties);
         self.sizes.note(bytes);
         let body = Bytes::from(delivery.data);
-        let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone());
+        let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone(), malformed);
         let ticket = AmqpTicket {
             subscription: Arc::clone(subscription),
             desk: Arc::clone(&self.desk),

@@ -15,6 +15,8 @@ use crate::sink::{Outcome, RETRY_REASONS};
 pub(super) struct Meters {
     downstream: String,
     pub(super) received: Counter,
+    /// Messages that the broker delivered malformed.
+    pub(super) poison: Counter,
     pub(super) released: Counter,
     pub(super) delivered: Counter,
     pub(super) retried: Counter,
@@ -80,6 +82,7 @@ impl Meters {
         Self {
             downstream: downstream.to_owned(),
             received: series.plain_counter(metric::JOBS_RECEIVED.name),
+            poison: series.plain_counter(metric::POISON.name),
             released: series.plain_counter(metric::JOBS_RELEASED.name),
             delivered: settled("delivered"),
             retried: settled("retried"),

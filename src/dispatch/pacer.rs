@@ -275,7 +275,9 @@ impl Pacer {
     }
 
     fn take_in(&mut self, delivery: Delivery) {
-        self.gear.meters.received.increment(1);
+        let meters = &self.gear.meters;
+        meters.received.increment(1);
+        meters.poison.increment(delivery.message.malformed.is_some().into());
         let seq = self.next_seq;
         self.next_seq += 1;
         match intake(delivery, &self.options.rules, seq) {

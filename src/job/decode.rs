@@ -29,6 +29,9 @@ const MAX_PRIORITY: u8 = 9;
 /// # Errors
 /// The first thing that is wrong with it. Nothing of what is wrong is ignored.
 pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
+    if let Some(detail) = &message.malformed {
+        return Err(Rejection::malformed(detail));
+    }
     let id = id(message.message_id.as_deref())?;
     let content_type = header::property("content_type", message.content_type.as_deref())?;
     let content_encoding = header::property("content_encoding", message.content_encoding.as_deref())?;

@@ -41,6 +41,9 @@ pub struct Message {
     pub reply_to: Option<String>,
     /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`.
     pub headers: Vec<(String, Value)>,
+    /// What is wrong with the message as its broker delivered it: then it is no job, and what could not
+    /// be read of it is missing here.
+    pub malformed: Option<String>,
 }
 
 /// The value of a header, as far as jobs use any.

@@ -13,7 +13,7 @@ use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
 use lapin::AsyncTcpStream;
 
-use super::GuardedStream;
+use super::{FrameMax, GuardedStream};
 
 /// tokio's timers and sockets; each socket is guarded.
 #[derive(Clone, Debug)]
@@ -50,6 +50,6 @@ impl Reactor for Sockets {
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<GuardedStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
-        async move { Ok(GuardedStream::new(AsyncTcpStream::Plain(connecting.await?))) }
+        async move { Ok(GuardedStream::new(AsyncTcpStream::Plain(connecting.await?), FrameMax::default())) }
     }
 }

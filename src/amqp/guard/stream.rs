@@ -3,42 +3,142 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, ready};
 
 use async_rs::traits::Reactor;
 use futures_io::{AsyncRead, AsyncWrite};
 use lapin::AsyncTcpStream;
 
+use super::filter::Filter;
+
 /// The socket as it was opened, with or without TLS.
 type Socket = AsyncTcpStream<<async_rs::Tokio as Reactor>::TcpStream>;
+
+/// How many held bytes are put before the bytes that come next, in the reader's buffer. More stay where
+/// they are, so that none is moved again for every segment that arrives.
+const MOVED: usize = 4 * 1024;
+
+/// Room in the reader's buffer that is worth a read.
+const ROOM: usize = 1024;
+
+/// How much is read at once into a buffer of our own.
+const ASIDE: usize = 4 * 1024;
+
+/// After so many reads that brought nothing for lapin, it may write a heartbeat.
+const READS: usize = 32;
+
+/// How long a frame may be on one connection, as it was negotiated. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrameMax(Arc<AtomicU32>);
+
+impl FrameMax {
+    /// RabbitMQ's default, for as long as nothing is negotiated. No content comes before.
+    const DEFAULT: usize = 128 * 1024;
+
+    /// A content header that is longer is cut even where the broker allows it: it is held in memory.
+    const MOST: usize = 1024 * 1024;
+
+    /// To be called before anything is consumed.
+    pub(crate) fn set(&self, negotiated: u32) {
+        self.0.store(negotiated, Ordering::Release);
+    }
+
+    fn get(&self) -> usize {
+        match self.0.load(Ordering::Acquire) {
+            0 => Self::DEFAULT,
+            negotiated => usize::try_from(negotiated).map_or(Self::MOST, |max| max.min(Self::MOST)),
+        }
+    }
+}
 
 /// A connection to the broker, as lapin reads and writes it.
 ///
 /// All that the broker sends passes through [`AsyncRead::poll_read`].
-pub(crate) struct GuardedStream {
-    socket: Socket,
+pub(crate) struct GuardedStream<S = Socket> {
+    socket: S,
+    filter: Filter,
+    frame_max: FrameMax,
 }
 
-impl GuardedStream {
+impl<S> GuardedStream<S> {
     /// Guards a socket on which nothing has been read yet.
-    pub(crate) const fn new(socket: Socket) -> Self {
-        Self { socket }
+    pub(crate) fn new(socket: S, frame_max: FrameMax) -> Self {
+        Self { socket, filter: Filter::default(), frame_max }
     }
 }
 
-impl fmt::Debug for GuardedStream {
+#[cfg(test)]
+impl<S> GuardedStream<S> {
+    /// Bytes that it has set aside for itself.
+    pub(super) fn memory(&self) -> usize {
+        self.filter.memory()
+    }
+}
+
+impl<S> fmt::Debug for GuardedStream<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GuardedStream").finish_non_exhaustive()
     }
 }
 
-impl AsyncRead for GuardedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_read(cx, buf)
+impl<S: AsyncRead + Unpin> GuardedStream<S> {
+    /// Reads once and filters what came: the number of bytes that are ready in `buf`, or `None` at the end
+    /// of the stream.
+    fn poll_once(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<Option<usize>>> {
+        let max = self.frame_max.get();
+        let held = self.filter.held().len();
+        if held > MOVED || buf.len() < held + ROOM {
+            return self.poll_aside(cx, max);
+        }
+        let count = ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buf[held..]))?;
+        if count == 0 {
+            return Poll::Ready(Ok(None));
+        }
+        buf[..held].copy_from_slice(self.filter.held());
+        Poll::Ready(Ok(Some(self.filter.filter(buf, held + count, max))))
+    }
+
+    /// Reads behind what is held.
+    fn poll_aside(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Option<usize>>> {
+        let held = self.filter.held();
+        let before = held.len();
+        held.resize(before + ASIDE, 0);
+        let read = Pin::new(&mut self.socket).poll_read(cx, &mut held[before..]);
+        let count = if let Poll::Ready(Ok(count)) = read { count } else { 0 };
+        held.truncate(before + count);
+        if ready!(read)? == 0 {
+            return Poll::Ready(Ok(None));
+        }
+        self.filter.filter_held(max);
+        Poll::Ready(Ok(Some(0)))
     }
 }
 
-impl AsyncWrite for GuardedStream {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
+    /// A frame that was cut off by the end of the stream is not handed on.
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        if buf.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        for _ in 0..READS {
+            let owed = self.filter.drain(buf);
+            if owed > 0 {
+                return Poll::Ready(Ok(owed));
+            }
+            match ready!(self.poll_once(cx, buf))? {
+                None => return Poll::Ready(Ok(0)),
+                Some(0) => {}
+                Some(count) => return Poll::Ready(Ok(count)),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.socket).poll_write(cx, buf)
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 22] = [
+const METRICS: [(&str, &str); 23] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_build_info", "gauge"),
@@ -18,6 +18,7 @@ const METRICS: [(&str, &str); 22] = [
     ("paced_jobs_settled_total", "counter"),
     ("paced_log_dropped_total", "counter"),
     ("paced_paused", "gauge"),
+    ("paced_poison_total", "counter"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
     ("paced_release_lateness_seconds", "histogram"),
     ("paced_reservation_batch_jobs", "histogram"),
@@ -29,8 +30,9 @@ const METRICS: [(&str, &str); 22] = [
 ];
 
 /// The label of each series of a downstream, and its values.
-const LABELS: [(&str, &str, &[&str]); 17] = [
+const LABELS: [(&str, &str, &[&str]); 18] = [
     ("paced_jobs_received_total", "", &[]),
+    ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
     ("paced_jobs_settled_total", "outcome", &["delivered", "retried", "parked", "dead", "returned"]),
     (

@@ -1,0 +1,295 @@
+//! Content headers: which of them lapin can parse, and the others without what it cannot: pure.
+
+use super::frame::{Reader, length};
+use super::mark;
+use super::table::{self, Flaw, MAX_DEPTH, MAX_VALUES, Seen, check_value, skip_value};
+
+/// Class, weight and body size, which any content header must have.
+const FIXED: usize = 12;
+
+/// The properties in the order of their flags, from the highest bit on.
+const PROPERTIES: [(&str, Kind); 14] = [
+    ("content_type", Kind::Short),
+    ("content_encoding", Kind::Short),
+    ("headers", Kind::Table),
+    ("delivery_mode", Kind::Octets(1)),
+    ("priority", Kind::Octets(1)),
+    ("correlation_id", Kind::Short),
+    ("reply_to", Kind::Short),
+    ("expiration", Kind::Short),
+    ("message_id", Kind::Short),
+    ("timestamp", Kind::Octets(8)),
+    ("type", Kind::Short),
+    ("user_id", Kind::Short),
+    ("app_id", Kind::Short),
+    ("cluster_id", Kind::Short),
+];
+
+/// The place of the headers among [`PROPERTIES`].
+const HEADERS: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Short,
+    Table,
+    Octets(usize),
+}
+
+/// The flag of a property.
+const fn flag(index: usize) -> u16 {
+    1 << (15 - index)
+}
+
+/// True where lapin parses this payload of a content header and may do so.
+pub(super) fn is_sound(payload: &[u8]) -> bool {
+    let mut reader = Reader(payload);
+    let Some(flags) = reader.take(FIXED).and_then(|_| reader.u16()) else { return false };
+    for (index, (_, kind)) in PROPERTIES.into_iter().enumerate() {
+        if flags & flag(index) != 0 {
+            let sound = match kind {
+                Kind::Short => reader.short().is_some_and(|text| std::str::from_utf8(text).is_ok()),
+                Kind::Octets(count) => reader.take(count).is_some(),
+                Kind::Table => reader.long().is_some_and(|entries| table::check(entries).is_ok()),
+            };
+            if !sound {
+                return false;
+            }
+        }
+    }
+    reader.is_empty()
+}
+
+/// The payload without what lapin cannot parse, with a mark, and of `max` bytes at most.
+///
+/// `trouble` is what is known to be wrong with the message already. `None` where the payload has not even
+/// the size of the body: that is no message.
+pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
+    let fixed = payload.get(..FIXED)?;
+    let mut parts = Parts { trouble, ..Parts::default() };
+    parts.collect(Reader(&payload[FIXED..]));
+    // What lapin refuses by a rule that this code does not know would be no trouble so far.
+    let trouble = parts.trouble.take().unwrap_or_else(|| "the message is malformed".to_owned());
+
+    let mut table = mark::entry(&trouble);
+    let others: usize = parts.fields.iter().flatten().map(|field| field.len()).sum();
+    let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
+    // The broker's account of dead-letterings grows with each, and means nothing to a job.
+    let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
+        parts.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
+    for entry in jobs.into_iter().chain(brokers) {
+        if entry.len() <= room {
+            room -= entry.len();
+            table.extend_from_slice(entry);
+        }
+    }
+
+    let mut new = Vec::with_capacity(FIXED + 2 + 4 + others + table.len());
+    new.extend_from_slice(fixed);
+    let flags =
+        |flags: u16, index: usize| if parts.fields[index].is_some() { flags | flag(index) } else { flags };
+    new.extend_from_slice(&(0..PROPERTIES.len()).fold(flag(HEADERS), flags).to_be_bytes());
+    for (index, field) in parts.fields.iter().enumerate() {
+        if index == HEADERS {
+            new.extend_from_slice(&length(&table));
+            new.extend_from_slice(&table);
+        }
+        new.extend_from_slice(field.unwrap_or_default());
+    }
+    Some(new)
+}
+
+/// What of a content header can be kept.
+#[derive(Default)]
+struct Parts<'a> {
+    /// Each property but the headers, with its length where it has one.
+    fields: [Option<&'a [u8]>; PROPERTIES.len()],
+    /// The entries of the headers.
+    headers: Vec<&'a [u8]>,
+    /// The first thing that is wrong.
+    trouble: Option<String>,
+}
+
+impl<'a> Parts<'a> {
+    fn note(&mut self, trouble: impl FnOnce() -> String) {
+        self.trouble.get_or_insert_with(trouble);
+    }
+
+    /// Takes the properties, their flags first, as far as they can be read.
+    fn collect(&mut self, mut reader: Reader<'a>) {
+        if self.collect_fields(&mut reader).is_none() {
+            self.note(|| "the properties are broken: a length in them is wrong".to_owned());
+        } else if !reader.is_empty() {
+            self.note(|| "the properties are broken: there are bytes behind them".to_owned());
+        }
+    }
+
+    fn collect_fields(&mut self, reader: &mut Reader<'a>) -> Option<()> {
+        let flags = reader.u16()?;
+        for (index, (name, kind)) in PROPERTIES.into_iter().enumerate() {
+            if flags & flag(index) == 0 {
+                continue;
+            }
+            let all = reader.0;
+            match kind {
+                Kind::Table => {
+                    let long = reader.long();
+                    // Where the length is wrong, the entries begin where they should all the same.
+                    self.collect_headers(Reader(long.or_else(|| all.get(4..)).unwrap_or_default()));
+                    long?;
+                    continue;
+                }
+                Kind::Octets(count) => drop(reader.take(count)?),
+                Kind::Short => {
+                    let text = reader.short()?;
+                    if std::str::from_utf8(text).is_err() {
+                        self.note(|| format!("`{name}` is not UTF-8: `{}`; send text", escaped(text)));
+                        continue;
+                    }
+                }
+            }
+            self.fields[index] = Some(&all[..all.len() - reader.0.len()]);
+        }
+        Some(())
+    }
+
+    fn collect_headers(&mut self, mut reader: Reader<'a>) {
+        let mut seen = Seen::default();
+        while !reader.is_empty() {
+            let all = reader.0;
+            let Some(name) = reader.short() else {
+                return self.note(|| "the headers are broken: a length in them is wrong".to_owned());
+            };
+            let value = skip_value(&mut reader);
+            // What is dropped counts for nothing.
+            let mut counted = seen;
+            let mut sound = value.and_then(|value| check_value(value, &mut counted));
+            if std::str::from_utf8(name).is_err() {
+                sound = Err(Flaw::Name);
+            }
+            match sound {
+                Ok(()) => {
+                    seen = counted;
+                    self.headers.push(&all[..all.len() - reader.0.len()]);
+                }
+                Err(flaw) => self.note(|| describe(name, flaw)),
+            }
+            if value.is_err() {
+                // Nobody knows where the next entry would begin.
+                return;
+            }
+        }
+    }
+}
+
+fn describe(name: &[u8], flaw: Flaw) -> String {
+    let name = escaped(name);
+    match flaw {
+        Flaw::Broken => format!("the header `{name}` is broken: a length in it is wrong"),
+        Flaw::Name => format!("a name in the header `{name}` is not UTF-8; send text"),
+        Flaw::Type(kind) => format!("the header `{name}` has a value of the unknown type 0x{kind:02x}"),
+        Flaw::Depth => format!("the header `{name}` nests deeper than {MAX_DEPTH}; send it flatter"),
+        Flaw::Values => {
+            format!("the headers have over {MAX_VALUES} values; send less in headers, more in the body")
+        }
+    }
+}
+
+/// The start of foreign bytes, for a person's eye.
+pub(super) fn escaped(bytes: &[u8]) -> String {
+    const SHOWN: usize = 40;
+    let dots = if bytes.len() > SHOWN { "..." } else { "" };
+    format!("{}{dots}", bytes[..bytes.len().min(SHOWN)].escape_ascii())
+}
+
+/// A content header that is longer than a frame may be, taken in piece by piece.
+///
+/// Of its headers, only the beginning is kept; the properties behind them are.
+#[derive(Debug)]
+pub(super) struct Oversized {
+    /// Length of the payload.
+    length: usize,
+    /// Bytes of the payload that have come.
+    seen: usize,
+    /// The beginning of the payload.
+    start: Vec<u8>,
+    /// The last bytes of the payload that are not in `start`.
+    end: Vec<u8>,
+    max: usize,
+}
+
+/// All properties behind the headers fit this.
+const REST: usize = 4096;
+
+impl Oversized {
+    /// For a payload of this length where at most `max` bytes are allowed.
+    pub(super) const fn new(length: usize, max: usize) -> Self {
+        Self { length, seen: 0, start: Vec::new(), end: Vec::new(), max }
+    }
+
+    /// Takes in as much of the payload as there is; tells how many bytes that were.
+    pub(super) fn take(&mut self, input: &[u8]) -> usize {
+        let input = &input[..input.len().min(self.length - self.seen)];
+        let (start, rest) = input.split_at(input.len().min(self.max - self.start.len()));
+        self.start.extend_from_slice(start);
+        self.end.extend_from_slice(&rest[rest.len().saturating_sub(REST)..]);
+        self.end.drain(..self.end.len().saturating_sub(REST));
+        self.seen += input.len();
+        input.len()
+    }
+
+    /// True once the whole payload has come.
+    pub(super) const fn is_complete(&self) -> bool {
+        self.seen == self.length
+    }
+
+    /// The payload that takes its place.
+    pub(super) fn rebuild(&self, trouble: Option<String>) -> Option<Vec<u8>> {
+        let (is, max) = (self.length, self.max);
+        let trouble = trouble.unwrap_or_else(|| {
+            format!(
+                "the properties take {is} bytes and must fit {max}; send less in headers, more in the body"
+            )
+        });
+        rebuild(&self.shortened().unwrap_or_else(|| self.start.clone()), Some(trouble), max)
+    }
+
+    /// The payload with as much of its headers as there is.
+    fn shortened(&self) -> Option<Vec<u8>> {
+        let mut reader = Reader(&self.start);
+        reader.take(FIXED)?;
+        let flags = reader.u16()?;
+        for index in 0..HEADERS {
+            if flags & flag(index) != 0 {
+                reader.short()?;
+            }
+        }
+        if flags & flag(HEADERS) == 0 {
+            return None;
+        }
+        let before = self.start.len() - reader.0.len();
+        let headers = usize::try_from(reader.u32()?).ok()?;
+        let after = before.checked_add(4)?.checked_add(headers)?;
+        let headers = &reader.0[..headers.min(reader.0.len())];
+        // Of what lies behind the headers, all is there or nothing can be used.
+        let behind = self.length.checked_sub(after)?;
+        let (first, last) = match self.end.len().checked_sub(behind) {
+            Some(from) => (&[][..], &self.end[from..]),
+            None if self.start.len() + self.end.len() == self.length => (&self.start[after..], &self.end[..]),
+            None => return None,
+        };
+        let mut payload = self.start[..before].to_vec();
+        payload.extend_from_slice(&length(headers));
+        for part in [headers, first, last] {
+            payload.extend_from_slice(part);
+        }
+        Some(payload)
+    }
+}
+
+#[cfg(test)]
+impl Oversized {
+    /// Capacity of what it keeps.
+    pub(super) const fn memory(&self) -> usize {
+        self.start.capacity() + self.end.capacity()
+    }
+}

@@ -1,0 +1,241 @@
+//! What the broker sends, frame by frame, made into what lapin can parse: pure.
+
+use super::content::{self, Oversized};
+use super::frame::{self, BODY, END, HEAD, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
+use super::method;
+
+/// The longest method that is looked at; RabbitMQ's have a few hundred bytes.
+const MAX_METHOD: u64 = 64 * 1024;
+
+/// From which capacity on a buffer is freed as soon as it is empty.
+const LARGE: usize = 64 * 1024;
+
+/// Lets good frames pass as they are, in place, and changes the others.
+///
+/// Bodies pass unseen. Methods and content headers are held back until they are complete.
+#[derive(Debug, Default)]
+pub(super) struct Filter {
+    /// The beginning of a frame that is not complete.
+    held: Vec<u8>,
+    /// What passed but found no place in the reader's buffer.
+    out: Vec<u8>,
+    /// How much of `out` is gone.
+    out_gone: usize,
+    /// Bytes of a frame, or of what is no frame, that pass unseen.
+    passing: u64,
+    /// The content header that is longer than a frame may be, and the head of its frame.
+    oversized: Option<(Head, Oversized)>,
+    /// Channels whose next content header belongs to a malformed method, and what was wrong.
+    tainted: Vec<(u16, String)>,
+}
+
+/// What becomes of the next bytes.
+enum Step {
+    /// So many pass.
+    Pass(usize),
+    /// Others take the place of so many.
+    Replace(usize, Vec<u8>),
+    /// They can be judged only once there are more.
+    Wait,
+}
+
+impl Filter {
+    /// The beginning of a frame that is held back. Whoever reads puts it before what comes next, or reads
+    /// behind it.
+    pub(super) const fn held(&mut self) -> &mut Vec<u8> {
+        &mut self.held
+    }
+
+    /// Moves to `buf` what has passed and is owed.
+    pub(super) fn drain(&mut self, buf: &mut [u8]) -> usize {
+        let owed = &self.out[self.out_gone..];
+        let count = owed.len().min(buf.len());
+        buf[..count].copy_from_slice(&owed[..count]);
+        self.out_gone += count;
+        if self.out_gone == self.out.len() {
+            self.out_gone = 0;
+            clear(&mut self.out);
+        }
+        count
+    }
+
+    /// Filters the first `filled` bytes of `buf`, which follow all that was filtered before and begin with
+    /// what was held; tells how many may be handed on. [`Filter::drain`] may owe some behind them.
+    ///
+    /// `max` is how long a frame may be.
+    pub(super) fn filter(&mut self, buf: &mut [u8], filled: usize, max: usize) -> usize {
+        clear(&mut self.held);
+        let (mut read, mut written) = (0, 0);
+        loop {
+            match self.step(&mut buf[read..filled], max) {
+                Step::Pass(count) => {
+                    if read != written {
+                        buf.copy_within(read..read + count, written);
+                    }
+                    read += count;
+                    written += count;
+                }
+                Step::Replace(count, with) => {
+                    read += count;
+                    let end = written + with.len();
+                    if end <= read {
+                        buf[written..end].copy_from_slice(&with);
+                        written = end;
+                    } else {
+                        // It would overwrite what has not been looked at.
+                        self.out = with;
+                        self.held.extend_from_slice(&buf[read..filled]);
+                        self.filter_held(max);
+                        return written;
+                    }
+                }
+                Step::Wait => {
+                    self.held.extend_from_slice(&buf[read..filled]);
+                    return written;
+                }
+            }
+        }
+    }
+
+    /// Filters what is held; [`Filter::drain`] owes what passes.
+    pub(super) fn filter_held(&mut self, max: usize) {
+        let mut input = std::mem::take(&mut self.held);
+        let mut read = 0;
+        loop {
+            match self.step(&mut input[read..], max) {
+                Step::Pass(count) => {
+                    self.out.extend_from_slice(&input[read..read + count]);
+                    read += count;
+                }
+                Step::Replace(count, with) => {
+                    self.out.extend_from_slice(&with);
+                    read += count;
+                }
+                Step::Wait => break,
+            }
+        }
+        input.drain(..read);
+        if input.is_empty() {
+            clear(&mut input);
+        }
+        self.held = input;
+    }
+
+    /// Judges the first bytes of `input`, at most one frame; it may repair them in place.
+    fn step(&mut self, input: &mut [u8], max: usize) -> Step {
+        if input.is_empty() {
+            return Step::Wait;
+        }
+        if self.passing > 0 {
+            return self.pass(input.len());
+        }
+        if self.oversized.is_some() {
+            return self.take_oversized(input);
+        }
+        let Some(head) = Head::read(input) else { return Step::Wait };
+        match head.kind {
+            METHOD if head.total() <= MAX_METHOD => match whole(input, head) {
+                Some(frame) => self.method(head, frame),
+                None => Step::Wait,
+            },
+            HEADER if head.total() <= max as u64 => match whole(input, head) {
+                Some(frame) => self.header(head, frame, max),
+                None => Step::Wait,
+            },
+            HEADER => {
+                let length = usize::try_from(head.payload).unwrap_or(usize::MAX);
+                self.oversized = Some((head, Oversized::new(length, max.saturating_sub(OVERHEAD))));
+                Step::Replace(HEAD, Vec::new())
+            }
+            // lapin refuses a method that is too long.
+            METHOD | BODY | HEARTBEAT => {
+                self.passing = head.total();
+                self.pass(input.len())
+            }
+            _ => self.give_up(input.len()),
+        }
+    }
+
+    fn pass(&mut self, available: usize) -> Step {
+        let count = usize::try_from(self.passing).map_or(available, |passing| passing.min(available));
+        self.passing -= count as u64;
+        Step::Pass(count)
+    }
+
+    /// What comes is no AMQP: lapin shall fail on it.
+    fn give_up(&mut self, available: usize) -> Step {
+        self.passing = u64::MAX;
+        self.pass(available)
+    }
+
+    fn method(&mut self, head: Head, frame: &mut [u8]) -> Step {
+        let (total, end) = (frame.len(), frame[frame.len() - 1]);
+        if end != END {
+            return self.give_up(total);
+        }
+        if !self.tainted.is_empty() {
+            self.tainted.retain(|(channel, _)| *channel != head.channel);
+        }
+        if let Some(trouble) = method::repair(&mut frame[HEAD..total - 1]) {
+            self.tainted.push((head.channel, trouble));
+        }
+        Step::Pass(total)
+    }
+
+    fn header(&mut self, head: Head, frame: &[u8], max: usize) -> Step {
+        let (payload, end) = (&frame[HEAD..frame.len() - 1], frame[frame.len() - 1]);
+        if end != END {
+            return self.give_up(frame.len());
+        }
+        let trouble = self.taint(head.channel);
+        if trouble.is_none() && content::is_sound(payload) {
+            return Step::Pass(frame.len());
+        }
+        match content::rebuild(payload, trouble, max.saturating_sub(OVERHEAD)) {
+            Some(payload) => Step::Replace(frame.len(), frame::header(head.channel, &payload, END)),
+            None => self.give_up(frame.len()),
+        }
+    }
+
+    fn take_oversized(&mut self, input: &[u8]) -> Step {
+        let Some((head, mut oversized)) = self.oversized.take() else { return Step::Wait };
+        let count = oversized.take(input);
+        let Some(end) = input.get(count).filter(|_| oversized.is_complete()) else {
+            self.oversized = Some((head, oversized));
+            return if count == 0 { Step::Wait } else { Step::Replace(count, Vec::new()) };
+        };
+        if *end != END {
+            self.passing = u64::MAX;
+        }
+        let trouble = self.taint(head.channel);
+        let payload = oversized.rebuild(trouble).unwrap_or_default();
+        Step::Replace(count + 1, frame::header(head.channel, &payload, *end))
+    }
+
+    /// What was wrong with the method that this channel's content header belongs to.
+    fn taint(&mut self, channel: u16) -> Option<String> {
+        let index = self.tainted.iter().position(|(tainted, _)| *tainted == channel)?;
+        Some(self.tainted.swap_remove(index).1)
+    }
+}
+
+#[cfg(test)]
+impl Filter {
+    /// Capacity of all that it holds.
+    pub(super) fn memory(&self) -> usize {
+        let oversized = self.oversized.as_ref().map_or(0, |(_, oversized)| oversized.memory());
+        self.held.capacity() + self.out.capacity() + oversized
+    }
+}
+
+/// The whole frame, if it has come.
+fn whole(input: &mut [u8], head: Head) -> Option<&mut [u8]> {
+    input.get_mut(..usize::try_from(head.total()).ok()?)
+}
+
+fn clear(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    if buffer.capacity() > LARGE {
+        *buffer = Vec::new();
+    }
+}
