@@ -5,21 +5,91 @@ use lapin::Connection;
 use super::Options;
 use super::connection::{channel, close, connect};
 use super::error::Error;
+use super::foreign::{self, Returns};
+use super::greeting::{Server, greeting};
 use super::topology::{find_exchange, find_queue};
 
+/// What a look at the broker has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Findings {
+    /// The broker's product and version; `None` where it could not be reached or does not say.
+    pub server: Option<Server>,
+    /// What keeps `run` from working.
+    pub errors: Vec<Error>,
+    /// What works, and may lose jobs or fail later.
+    pub warnings: Vec<Warning>,
+}
+
+/// What works, and may lose jobs or fail later.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A foreign queue drops jobs that come back often.
+    #[error(
+        "queue {queue} of downstream {downstream} has no dead-letter exchange, and the broker drops a job that comes \
+         back to it more than {limit} times; have it declared with x-dead-letter-exchange, or set one by a policy, \
+         which cannot be seen from here"
+    )]
+    NoDeadLetterExchange {
+        /// Who consumes it.
+        downstream: String,
+        /// `queue.name`.
+        queue: String,
+        /// How often a job may come back.
+        limit: String,
+    },
+    /// A foreign queue may drop jobs that come back often.
+    #[error(
+        "if queue {queue} of downstream {downstream} is a quorum queue without a dead-letter exchange, {server} drops a \
+         job that comes back to it more than {DEFAULT_LIMIT} times; have it declared with x-dead-letter-exchange, or \
+         set one by a policy (with the permission to configure the queue this looks for the argument itself)"
+    )]
+    PerhapsNoDeadLetterExchange {
+        /// Who consumes it.
+        downstream: String,
+        /// `queue.name`.
+        queue: String,
+        /// Which has such a limit by default.
+        server: Server,
+    },
+    /// RabbitMQ 4.3.0, and no other, wants a permission for passive declarations.
+    #[error(
+        "{server} wants the permission to configure even what is only looked up; grant it on {}, or update RabbitMQ",
+        names.join(", ")
+    )]
+    PassiveNeedsConfigure {
+        /// The one version that does.
+        server: Server,
+        /// What is looked up.
+        names: Vec<String>,
+    },
+}
+
+/// How often a message may come back to a quorum queue of RabbitMQ 4.0 or later that names no limit.
+const DEFAULT_LIMIT: u32 = 20;
+
 /// Connects and looks for every exchange and queue, passively. One that `run` would declare may be
-/// missing.
+/// missing. Queues that are not paced's own are asked for what may lose jobs there, by declarations that
+/// cannot succeed.
 ///
 /// Cancel safe: a dropped future closes what it opened.
-///
-/// # Errors
-/// All that is wrong; only the first where the broker cannot be reached.
-pub async fn check_online(options: &Options) -> Result<(), Vec<Error>> {
-    let connection = connect(&options.address, "check").await.map_err(|error| vec![error])?;
-    let mut errors = Vec::new();
-    for thing in things(options) {
-        match look(&connection, &thing).await {
-            Ok(()) => {}
+pub async fn check_online(options: &Options) -> Findings {
+    let connection = match connect(&options.address, "check").await {
+        Ok(connection) => connection,
+        Err(error) => return Findings { errors: vec![error], ..Findings::default() },
+    };
+    let server = greeting(&options.address).await;
+    let (mut errors, mut warnings) = (Vec::new(), Vec::new());
+    let things = things(options);
+    for thing in &things {
+        match look(&connection, thing).await {
+            Ok(()) => {
+                if let Some(downstream) = &thing.foreign {
+                    warnings
+                        .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
+                }
+            }
             Err(Error::NotFound { .. }) if thing.declared => {}
             Err(error) => {
                 let over = error.is_unreachable();
@@ -30,9 +100,10 @@ pub async fn check_online(options: &Options) -> Result<(), Vec<Error>> {
             }
         }
     }
+    warnings.extend(server.as_ref().and_then(|server| warn_of_passive(server, &things)));
     // The answer is known: a close that fails changes nothing about it.
     let _ = super::connection::ask("closing the connection", connection.close(200, "OK".into())).await;
-    if errors.is_empty() { Ok(()) } else { Err(errors) }
+    Findings { server, errors, warnings }
 }
 
 struct Thing {
@@ -40,21 +111,26 @@ struct Thing {
     is_exchange: bool,
     /// `run` creates it.
     declared: bool,
+    /// Who consumes this queue that is not paced's own.
+    foreign: Option<String>,
 }
 
 fn things(options: &Options) -> Vec<Thing> {
     let names = options.names();
     let declared = options.declare;
     let mut things = Vec::new();
+    let mut add = |name, is_exchange, declared, foreign| {
+        things.push(Thing { name, is_exchange, declared, foreign });
+    };
     if declared || options.downstreams.iter().any(|downstream| downstream.queue.is_none()) {
-        things.push(Thing { name: names.jobs(), is_exchange: true, declared });
-        things.push(Thing { name: names.unroutable(), is_exchange: true, declared });
-        things.push(Thing { name: names.unroutable(), is_exchange: false, declared });
+        add(names.jobs(), true, declared, None);
+        add(names.unroutable(), true, declared, None);
+        add(names.unroutable(), false, declared, None);
     }
     for downstream in &options.downstreams {
-        let own = downstream.queue.is_none();
-        things.push(Thing { name: names.queue(downstream), is_exchange: false, declared: declared && own });
-        things.push(Thing { name: names.dead(&downstream.name), is_exchange: false, declared });
+        let foreign = downstream.queue.as_ref().map(|_| downstream.name.clone());
+        add(names.queue(downstream), false, declared && foreign.is_none(), foreign);
+        add(names.dead(&downstream.name), false, declared, None);
     }
     things
 }
@@ -69,4 +145,69 @@ async fn look(connection: &Connection, thing: &Thing) -> Result<(), Error> {
     }
     close(&channel).await;
     Ok(())
+}
+
+/// Whether a queue that is not paced's own drops what comes back often.
+async fn warn_of_returns(
+    connection: &Connection,
+    downstream: &str,
+    queue: &str,
+    server: Option<&Server>,
+) -> Option<Warning> {
+    let (downstream, queue) = (downstream.to_owned(), queue.to_owned());
+    let limited = server.filter(|server| server.release() >= Some((4, 0, 0)));
+    match (foreign::returns(connection, &queue).await, limited) {
+        (Returns::Harmless, _) | (Returns::Dropped(None) | Returns::Unknown, None) => None,
+        (Returns::Dropped(Some(limit)), _) => {
+            Some(Warning::NoDeadLetterExchange { downstream, queue, limit })
+        }
+        (Returns::Dropped(None), Some(_)) => {
+            Some(Warning::NoDeadLetterExchange { downstream, queue, limit: DEFAULT_LIMIT.to_string() })
+        }
+        (Returns::Unknown, Some(server)) => {
+            Some(Warning::PerhapsNoDeadLetterExchange { downstream, queue, server: server.clone() })
+        }
+    }
+}
+
+/// Whether the broker wants a permission for looking that others do not want.
+fn warn_of_passive(server: &Server, things: &[Thing]) -> Option<Warning> {
+    let passive = things.iter().filter(|thing| !thing.declared);
+    let names: Vec<String> = passive.map(|thing| thing.name.clone()).collect();
+    let wants = server.release() == Some((4, 3, 0)) && !names.is_empty();
+    wants.then(|| Warning::PassiveNeedsConfigure { server: server.clone(), names })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amqp::Downstream;
+
+    #[test]
+    fn one_version_wants_a_permission_for_looking() {
+        let address = "amqp://localhost".parse().unwrap();
+        let own = Downstream { name: "own".to_owned(), queue: None, prefetch: 1 };
+        let theirs = Downstream { name: "theirs".to_owned(), queue: Some("q".to_owned()), prefetch: 1 };
+        let options = |declare, downstreams: &[&Downstream]| Options {
+            address: Clone::clone(&address),
+            prefix: "p".to_owned(),
+            declare,
+            downstreams: downstreams.iter().copied().cloned().collect(),
+        };
+        let warned = |version: &str, options: &Options| {
+            let server = Server { product: "RabbitMQ".to_owned(), version: version.to_owned() };
+            match warn_of_passive(&server, &things(options)) {
+                Some(Warning::PassiveNeedsConfigure { names, .. }) => names.join(" "),
+                Some(other) => panic!("{other}"),
+                None => String::new(),
+            }
+        };
+        let passive = options(false, &[&own]);
+        assert_eq!(warned("4.3.0", &passive), "p.jobs p.unroutable p.unroutable p.jobs.own p.dead.own");
+        assert_eq!(warned("4.3.0", &options(true, &[&own, &theirs])), "q");
+        assert_eq!(warned("4.3.0", &options(true, &[&own])), "");
+        for version in ["3.10.8", "4.2.9", "4.3.1", "4.3.6", "5.0.0"] {
+            assert_eq!(warned(version, &passive), "", "{version}");
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! `paced check`: is the configuration right, and with `--online`, are the servers there?
 
+use paced::amqp::{Findings, Server};
+use paced::config::Settings;
+
 use super::exit::Exit;
 use super::{Global, out, parts};
 
@@ -25,13 +28,16 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
         return Ok(());
     }
     let options = parts::amqp(&settings)?;
-    let mut wrong = Vec::new();
-    match paced::amqp::check_online(&options).await {
-        Ok(()) => out::line(format_args!("broker ok: {}", settings.amqp.url))?,
-        Err(errors) => {
-            errors.iter().for_each(|error| out::say(format_args!("paced: {error}")));
-            wrong.extend(errors.iter().map(Exit::from));
-        }
+    let Findings { server, errors, warnings, .. } = paced::amqp::check_online(&options).await;
+    let mut wrong: Vec<Exit> = errors.iter().map(Exit::from).collect();
+    errors.iter().for_each(|error| out::say(format_args!("paced: {error}")));
+    warnings.iter().for_each(|warning| out::say(format_args!("paced: warning: {warning}")));
+    if let Some(server) = &server {
+        warn_of_bodies(server, &settings);
+    }
+    if errors.is_empty() {
+        let server = server.map_or_else(String::new, |server| format!(" ({server})"));
+        out::line(format_args!("broker ok: {}{server}", settings.amqp.url))?;
     }
     let store = match parts::store(&settings) {
         Ok(store) => store.ping().await,
@@ -45,4 +51,18 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
         }
     }
     Exit::worst(wrong).map_or(Ok(()), Err)
+}
+
+/// Bodies that a downstream takes and the broker does not.
+fn warn_of_bodies(server: &Server, settings: &Settings) {
+    let Some(bound) = server.max_message_size() else { return };
+    for (name, downstream) in &settings.downstreams {
+        let max_body = downstream.http.max_body;
+        if max_body > bound {
+            out::say(format_args!(
+                "paced: warning: downstreams.{name}.http.max_body is {max_body} bytes, and {server} takes messages of \
+                 {bound} bytes at most unless its max_message_size says otherwise; raise that, or lower max_body"
+            ));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use paced::amqp::{Address, Amqp, AmqpSource, Downstream, Options};
 use paced::dispatch::{Delivery, Report, Source};
 use paced::sink::{Receipt, Response};
 
+mod check;
 mod dead;
 mod late;
 mod loss;

@@ -67,6 +67,10 @@ impl At {
     fn explain_text(&self, text: String) -> StoreError {
         if text.contains("user executing the script") || text.contains("ACL failure in script") {
             self.refused(format!("{text}; grant the user what paced needs"))
+        } else if lacks_scripts(&text) {
+            self.refused(format!(
+                "{text}; it has no scripting engine: load the module of Valkey that runs Lua, or use a server that does"
+            ))
         } else {
             self.unexpected(text)
         }
@@ -82,6 +86,16 @@ fn passes(error: &RedisError) -> bool {
     // Redis 6.2 wraps what a command in a script was refused with.
     let wrapped = |code: &str| text.contains(&format!("-{code} "));
     PASSING.iter().any(|code| wrapped(code)) || PASSING_TEXTS.iter().any(|known| text.contains(known))
+}
+
+/// Whether a server that was asked to load or run a script cannot run any: Valkey 9.1 without its module for
+/// Lua says so, others do not know the command.
+fn lacks_scripts(text: &str) -> bool {
+    let text = text.to_lowercase();
+    let unknown =
+        text.split_once("unknown command").map(|(_, rest)| rest.trim_start_matches([' ', ':', '\'', '`']));
+    text.contains("scripting engine")
+        || unknown.is_some_and(|command| command.starts_with("script") || command.starts_with("eval"))
 }
 
 #[cfg(test)]
@@ -104,6 +118,9 @@ mod tests {
                 "-ERR ACL failure in script: User paced has no permissions to run the 'get' command script: 99, on @user_script:1.\r\n",
                 "grant the user",
             ),
+            ("-ERR Could not find scripting engine 'lua'\r\n", "load the module"),
+            ("-ERR unknown command 'SCRIPT', with args beginning with: 'LOAD' 'x' \r\n", "load the module"),
+            ("-ERR unknown command `evalsha`, with args beginning with: \r\n", "load the module"),
             ("-MOVED 5798 10.0.0.1:6379\r\n", "write its URL as redis+cluster://"),
             ("-ERR unknown command\r\n", "is it Redis 6.2 or later"),
             (
@@ -114,7 +131,7 @@ mod tests {
             let value = redis::parse_redis_value(answer.as_bytes()).unwrap();
             let text = at.explain(&value.extract_error().unwrap_err()).to_string();
             assert!(text.contains(hint) && text.contains("store.example:6379"), "{text}");
-            let odd = answer.starts_with("-ERR unknown") || answer.starts_with("-WRONGTYPE");
+            let odd = answer == "-ERR unknown command\r\n" || answer.starts_with("-WRONGTYPE");
             assert_eq!(text.contains("Redis 6.2"), odd, "{text}");
         }
         for answer in [

@@ -13,13 +13,15 @@ async fn a_check_changes_nothing() {
         prefetch_bytes: 64 << 20,
     });
     // What run would declare may be missing, an existing queue may not.
-    let errors = within("the check", check_online(&options)).await.unwrap_err();
-    assert_eq!(errors, [Error::NotFound { what: "queue check.theirs".into() }]);
+    let findings = within("the check", check_online(&options)).await;
+    assert_eq!(findings.errors, [Error::NotFound { what: "queue check.theirs".into() }]);
+    assert_eq!(findings.warnings, [], "of what is not there nothing can be known");
+    assert_eq!(findings.server.unwrap().to_string(), format!("RabbitMQ {}", rabbit.version().await));
     options.downstreams.pop();
-    within("the check", check_online(&options)).await.unwrap();
+    assert_eq!(within("the check", check_online(&options)).await.errors, []);
 
     options.declare = false;
-    let errors = within("the check", check_online(&options)).await.unwrap_err();
+    let errors = within("the check", check_online(&options)).await.errors;
     let missing = [
         "exchange check.jobs",
         "exchange check.unroutable",
@@ -34,7 +36,7 @@ async fn a_check_changes_nothing() {
     let amqp = Amqp::publishing(options.clone()).await.unwrap();
     assert!(amqp.shutdown(Duration::from_secs(30)).await);
     options.declare = false;
-    within("the check", check_online(&options)).await.unwrap();
+    assert_eq!(within("the check", check_online(&options)).await.errors, []);
     let (amqp, _source) = consuming(options).await;
     assert!(amqp.shutdown(Duration::from_secs(30)).await);
 }
@@ -62,12 +64,12 @@ async fn a_wrong_login_is_told_from_a_missing_broker() {
     let elsewhere = format!("{}/none", url(rabbit, "guest:guest"));
     for wrong in [url(rabbit, "guest:s3cret"), elsewhere] {
         options.address = wrong.parse().unwrap();
-        let errors = within("the refusal", check_online(&options)).await.unwrap_err();
+        let errors = within("the refusal", check_online(&options)).await.errors;
         assert!(errors[0].is_unauthorized(), "{errors:?}");
         assert!(!errors[0].to_string().contains("s3cret"), "{errors:?}");
     }
     options.address = "amqp://127.0.0.1:1".parse().unwrap();
-    let errors = within("the refusal", check_online(&options)).await.unwrap_err();
+    let errors = within("the refusal", check_online(&options)).await.errors;
     assert!(errors[0].is_unreachable() && !errors[0].is_unauthorized(), "{errors:?}");
 }
 

@@ -66,6 +66,16 @@ impl Redis {
         Ok(Self::process(guardian, "sentinel", port, script, "+monitor master"))
     }
 
+    /// One that runs no scripts: Valkey without its module for Lua, Redis without the commands.
+    pub async fn without_scripts() -> Self {
+        if root::redis_server() == "valkey-server" {
+            let redis = Self::with(|| "--enable-module-command yes".to_owned()).await;
+            redis.command(&["MODULE", "UNLOAD", "lua"]).await.unwrap();
+            return redis;
+        }
+        Self::with(|| "--rename-command SCRIPT '' --rename-command EVALSHA ''".to_owned()).await
+    }
+
     /// As [`Redis::dedicated`], on a clock of its own, which [`Redis::set_clock`] steps: with
     /// libfaketime (`install-servers.sh chaos`).
     pub async fn with_own_clock() -> Self {

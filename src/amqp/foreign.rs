@@ -1,0 +1,168 @@
+//! What a queue is like that others have declared: whether it may drop a job that comes back too often.
+//!
+//! AMQP shows no arguments of a queue. But a declaration that differs is refused (406) with the name and the
+//! value of the first argument that does, which leads to the next one. Every such declaration has an argument
+//! that is valid for no queue, so that nothing is ever created, should the queue be gone by then.
+
+use std::collections::BTreeMap;
+
+use lapin::Connection;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::connection::{ask, channel, close};
+use super::error::Error;
+use super::topology::short;
+
+/// The argument that is compared behind all that matter here, and a value that it never has.
+const IMPOSSIBLE: (&str, &str) = ("x-queue-leader-locator", "paced-check");
+
+/// More arguments than a queue has that are compared before the last one.
+const MOST: usize = 24;
+
+/// What happens to a job that comes back to its queue again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Returns {
+    /// It is kept, or dead-lettered.
+    Harmless,
+    /// A quorum queue without a dead-letter exchange: it is dropped over the limit, which is this one or, where
+    /// the queue names none, the broker's.
+    Dropped(Option<String>),
+    /// The broker does not let us know.
+    Unknown,
+}
+
+/// Finds out by declarations that cannot succeed; they need the `configure` permission on the queue.
+///
+/// Cancel safe.
+pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
+    let mut arguments = BTreeMap::from([
+        ("x-queue-type".to_owned(), text("quorum")),
+        (IMPOSSIBLE.0.to_owned(), text(IMPOSSIBLE.1)),
+    ]);
+    for _ in 0..MOST {
+        let Some(refusal) = declare(connection, queue, &arguments).await else { break };
+        let Some(Difference { argument, current }) = difference(&refusal) else { break };
+        match argument {
+            // A queue of another kind has no delivery limit.
+            "durable" | "auto_delete" | "x-queue-type" | "x-dead-letter-exchange" => {
+                return Returns::Harmless;
+            }
+            "x-delivery-limit" => return Returns::Dropped(current.map(|(limit, _)| limit.to_owned())),
+            name if name == IMPOSSIBLE.0 => return Returns::Dropped(None),
+            name => {
+                let Some(value) = current.and_then(|(value, kind)| typed(value, kind)) else { break };
+                if arguments.insert(name.to_owned(), value).is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    Returns::Unknown
+}
+
+/// Why the broker refuses the declaration; `None` where that is not over an argument.
+async fn declare(
+    connection: &Connection,
+    queue: &str,
+    arguments: &BTreeMap<String, AMQPValue>,
+) -> Option<String> {
+    let mut table = FieldTable::default();
+    for (name, value) in arguments {
+        table.insert(short(name).ok()?, value.clone());
+    }
+    // The broker closes it over what it refuses.
+    let channel = channel(connection).await.ok()?;
+    let declared = channel.queue_declare(short(queue).ok()?, QueueDeclareOptions::durable(), table);
+    let declared = ask(&format!("queue {queue}"), declared).await;
+    close(&channel).await;
+    match declared {
+        Err(Error::Inequivalent { detail, .. }) => Some(detail),
+        _ => None,
+    }
+}
+
+/// An argument in which the declaration differs from the queue.
+#[derive(Debug, PartialEq, Eq)]
+struct Difference<'a> {
+    argument: &'a str,
+    /// Its value and the type of that, as far as the broker says so.
+    current: Option<(&'a str, &'a str)>,
+}
+
+/// Reads "inequivalent arg 'NAME' for queue ...: received ... but current is the value 'VALUE' of type 'TYPE'",
+/// which ends "but current is none", or "but current is 'VALUE'" where we have sent another value.
+fn difference(refusal: &str) -> Option<Difference<'_>> {
+    let (_, rest) = refusal.split_once("inequivalent arg '")?;
+    let (argument, rest) = rest.split_once('\'')?;
+    let current = rest.rsplit_once(" but current is ").map(|(_, current)| current);
+    let current = current.and_then(|current| {
+        match current.strip_prefix("the value '").and_then(|rest| rest.split_once("' of type '")) {
+            Some((value, kind)) => Some((value, kind.strip_suffix('\'')?)),
+            None => Some((current.strip_prefix('\'')?.strip_suffix('\'')?, "")),
+        }
+    });
+    Some(Difference { argument, current })
+}
+
+/// The value as the broker has it.
+fn typed(value: &str, kind: &str) -> Option<AMQPValue> {
+    Some(match kind {
+        "longstr" => text(value),
+        "bool" => AMQPValue::Boolean(value.parse().ok()?),
+        "byte" | "short" | "signedint" | "long" | "unsignedbyte" | "unsignedshort" | "unsignedint" => {
+            AMQPValue::LongLongInt(value.parse().ok()?)
+        }
+        _ => return None,
+    })
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_name_the_argument_and_its_value() {
+        let refusal = |name: &str, rest: &str| {
+            format!("PRECONDITION_FAILED - inequivalent arg '{name}' for queue 'q' in vhost '/': {rest}")
+        };
+        for (name, rest, current) in [
+            ("durable", "received 'true' but current is 'false'", Some(("false", ""))),
+            ("x-queue-type", "received 'quorum' but current is 'classic'", Some(("classic", ""))),
+            (
+                "x-dead-letter-exchange",
+                "received none but current is the value 'dlx' of type 'longstr'",
+                Some(("dlx", "longstr")),
+            ),
+            (
+                "x-message-ttl",
+                "received none but current is the value '100000' of type 'signedint'",
+                Some(("100000", "signedint")),
+            ),
+            ("x-max-length", "received the value '-1' of type 'signedint' but current is none", None),
+            // Long names of queues push the rest beyond AMQP's 255 bytes.
+            ("x-expires", "received none but curr", None),
+        ] {
+            assert_eq!(
+                difference(&refusal(name, rest)),
+                Some(Difference { argument: name, current }),
+                "{rest}"
+            );
+        }
+        for other in ["", "PRECONDITION_FAILED - invalid arg 'x-queue-leader-locator' for queue 'q'"] {
+            assert_eq!(difference(other), None);
+        }
+    }
+
+    #[test]
+    fn values_get_their_type_back() {
+        assert_eq!(typed("reject-publish", "longstr"), Some(text("reject-publish")));
+        assert_eq!(typed("7", "signedint"), Some(AMQPValue::LongLongInt(7)));
+        assert_eq!(typed("true", "bool"), Some(AMQPValue::Boolean(true)));
+        assert_eq!((typed("x", "signedint"), typed("x", "array")), (None, None));
+    }
+}
