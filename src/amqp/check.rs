@@ -7,6 +7,7 @@ use super::connection::{channel, close, connect};
 use super::error::Error;
 use super::foreign::{self, Returns};
 use super::greeting::{Server, greeting};
+use super::rights;
 use super::topology::{find_exchange, find_queue};
 
 /// What a look at the broker has found.
@@ -53,6 +54,26 @@ pub enum Warning {
         /// Which has such a limit by default.
         server: Server,
     },
+    /// The user may not look at what paced could work without.
+    #[error(
+        "not allowed to look at {name}: {detail}; paced works without, but what is missing there shows only when it is \
+         needed; grant the user the rights that docs/rabbitmq.md lists"
+    )]
+    MayNotLook {
+        /// The exchange or queue.
+        name: String,
+        /// What the broker said.
+        detail: String,
+    },
+    /// The user may not write to the default exchange.
+    #[error(
+        "not allowed to publish dead letters and replies: {detail}; until the user may write to amq.default, jobs that \
+         fail for good stay unacked, and replies are given up"
+    )]
+    MayNotPublish {
+        /// What the broker said.
+        detail: String,
+    },
     /// RabbitMQ 4.3.0, and no other, wants a permission for passive declarations.
     #[error(
         "{server} wants the permission to configure even what is only looked up; grant it on {}, or update RabbitMQ",
@@ -70,8 +91,8 @@ pub enum Warning {
 const DEFAULT_LIMIT: u32 = 20;
 
 /// Connects and looks for every exchange and queue, passively. One that `run` would declare may be
-/// missing. Queues that are not paced's own are asked for what may lose jobs there, by declarations that
-/// cannot succeed.
+/// missing. What the user may do, and what a queue that is not paced's own may lose, is found out by calls that
+/// cannot succeed: nothing is declared, no queue takes what is published, and no message is taken out of one.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub async fn check_online(options: &Options) -> Findings {
@@ -100,6 +121,10 @@ pub async fn check_online(options: &Options) -> Findings {
             }
         }
     }
+    if !errors.iter().any(Error::is_unreachable) {
+        let detail = rights::refused_publish(&connection).await;
+        warnings.extend(detail.map(|detail| Warning::MayNotPublish { detail }));
+    }
     warnings.extend(server.as_ref().and_then(|server| warn_of_passive(server, &things)));
     // The answer is known: a close that fails changes nothing about it.
     let _ = super::connection::ask("closing the connection", connection.close(200, "OK".into())).await;
@@ -111,6 +136,8 @@ struct Thing {
     is_exchange: bool,
     /// `run` creates it.
     declared: bool,
+    /// It is the queue of a downstream's jobs.
+    consumed: bool,
     /// Who consumes this queue that is not paced's own.
     foreign: Option<String>,
 }
@@ -119,18 +146,26 @@ fn things(options: &Options) -> Vec<Thing> {
     let names = options.names();
     let declared = options.declare;
     let mut things = Vec::new();
-    let mut add = |name, is_exchange, declared, foreign| {
-        things.push(Thing { name, is_exchange, declared, foreign });
+    let mut add = |name, is_exchange, declared| {
+        things.push(Thing { name, is_exchange, declared, consumed: false, foreign: None });
     };
     if declared || options.downstreams.iter().any(|downstream| downstream.queue.is_none()) {
-        add(names.jobs(), true, declared, None);
-        add(names.unroutable(), true, declared, None);
-        add(names.unroutable(), false, declared, None);
+        add(names.jobs(), true, declared);
+        add(names.unroutable(), true, declared);
+        add(names.unroutable(), false, declared);
     }
     for downstream in &options.downstreams {
         let foreign = downstream.queue.as_ref().map(|_| downstream.name.clone());
-        add(names.queue(downstream), false, declared && foreign.is_none(), foreign);
-        add(names.dead(&downstream.name), false, declared, None);
+        let (name, declared) = (names.queue(downstream), declared && foreign.is_none());
+        things.push(Thing { name, is_exchange: false, declared, consumed: true, foreign });
+        let dead = names.dead(&downstream.name);
+        things.push(Thing {
+            name: dead,
+            is_exchange: false,
+            declared: options.declare,
+            consumed: false,
+            foreign: None,
+        });
     }
     things
 }
@@ -144,7 +179,7 @@ async fn look(connection: &Connection, thing: &Thing) -> Result<(), Error> {
         find_queue(&channel, &thing.name).await?;
     }
     close(&channel).await;
-    Ok(())
+    if thing.consumed { rights::check_consume(connection, &thing.name).await } else { Ok(()) }
 }
 
 /// Whether a queue that is not paced's own drops what comes back often.
@@ -186,11 +221,17 @@ mod tests {
     #[test]
     fn one_version_wants_a_permission_for_looking() {
         let address = "amqp://localhost".parse().unwrap();
-        let own = Downstream { name: "own".to_owned(), queue: None, prefetch: 1 };
-        let theirs = Downstream { name: "theirs".to_owned(), queue: Some("q".to_owned()), prefetch: 1 };
+        let own = Downstream { name: "own".to_owned(), queue: None, prefetch: 1, prefetch_bytes: 1 };
+        let theirs = Downstream {
+            name: "theirs".to_owned(),
+            queue: Some("q".to_owned()),
+            prefetch: 1,
+            prefetch_bytes: 1,
+        };
         let options = |declare, downstreams: &[&Downstream]| Options {
             address: Clone::clone(&address),
             prefix: "p".to_owned(),
+            window_bytes: 1,
             declare,
             downstreams: downstreams.iter().copied().cloned().collect(),
         };

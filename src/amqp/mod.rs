@@ -43,6 +43,7 @@ mod letter;
 mod message;
 mod properties;
 mod publisher;
+mod rights;
 mod source;
 mod status;
 mod supervisor;

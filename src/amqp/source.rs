@@ -154,6 +154,7 @@ impl Subscriber {
                         backoff.reset();
                     }
                 }
+                Err(error) if self.desk.gate.goes_on_without(self.name(), &error) => {}
                 Err(error) => self.say(&mut troubled, &error.to_string()),
             }
             tokio::select! {

@@ -16,6 +16,7 @@ mod late;
 mod loss;
 mod many;
 mod publish;
+mod rights;
 mod settle;
 mod topology;
 mod window;

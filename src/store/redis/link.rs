@@ -216,8 +216,12 @@ impl Link {
         };
         let mut answers = answers.into_iter();
         let server = section(at, answers.next())?;
-        let memory = section(at, answers.next())?;
-        let replication = section(at, answers.next())?;
+        let memory = section(at, answers.next())?.unwrap_or_default();
+        let replication = section(at, answers.next())?.unwrap_or_default();
+        if server.is_none() {
+            self.warn_blind(at);
+        }
+        let server = server.unwrap_or_default();
         fit::check(at, &server, &replication)?;
         if let Some(policy) = fit::evicts(&memory) {
             self.warn(at, policy);
@@ -234,11 +238,26 @@ impl Link {
         asked.err().filter(|why| why.code() == Some("NOAUTH")).unwrap_or(error)
     }
 
-    /// Once, not with every connection.
-    fn warn(&self, at: &At, policy: &str) {
+    /// Whether this server is another one than was warned of last: once, not with every connection.
+    fn is_new_to_warnings(&self, at: &At) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if *warned != at.0 {
-            warned.clone_from(&at.0);
+        let is_new = *warned != at.0;
+        warned.clone_from(&at.0);
+        is_new
+    }
+
+    fn warn_blind(&self, at: &At) {
+        if self.is_new_to_warnings(at) {
+            tracing::warn!(
+                store = %at.0,
+                "the user may not ask the store for INFO: its version, its role and whether it evicts are not checked, \
+                 and a replica that starts after a loss of its data does not know of it; grant +info"
+            );
+        }
+    }
+
+    fn warn(&self, at: &At, policy: &str) {
+        if self.is_new_to_warnings(at) {
             tracing::warn!(
                 store = %at.0, policy,
                 "the store may evict the state of limits, which resets their pace; set maxmemory-policy noeviction"
@@ -247,11 +266,11 @@ impl Link {
     }
 }
 
-/// A section of INFO; empty where it is not permitted.
-fn section(at: &At, answer: Option<Result<String, RedisError>>) -> Result<String, StoreError> {
+/// A section of INFO; none where it is not permitted.
+fn section(at: &At, answer: Option<Result<String, RedisError>>) -> Result<Option<String>, StoreError> {
     match answer {
-        Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(String::new()),
-        Some(other) => other.map_err(|error| at.explain(&error)),
+        Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
+        Some(other) => other.map(Some).map_err(|error| at.explain(&error)),
         None => Err(at.unexpected("no answer to INFO")),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 
 use super::servers::Servers;
+use crate::store::StoreError;
 use crate::store::changes::Watchers;
 
 /// Before the next try, at first and at most.
@@ -41,10 +42,13 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
             }
             Err(error) => {
                 drop(open);
-                if !told {
+                if !told && matches!(error, StoreError::Unreachable { .. }) {
+                    // The calls say so too.
                     tracing::debug!(%error, channel, "changes by other replicas are seen later");
-                    told = true;
+                } else if !told {
+                    tracing::warn!(%error, channel, "changes by other replicas are seen with the next call only");
                 }
+                told = true;
                 wait = (wait * 2).min(most);
             }
         }

@@ -35,8 +35,12 @@ async fn warned_of(
     let declare = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.as_str().into(), declare, table(arguments)).await.unwrap();
     let mut options = options.clone();
-    options.downstreams =
-        vec![Downstream { name: "theirs".into(), queue: Some(queue.clone()), prefetch: 10 }];
+    options.downstreams = vec![Downstream {
+        name: "theirs".into(),
+        queue: Some(queue.clone()),
+        prefetch: 10,
+        prefetch_bytes: 64 << 20,
+    }];
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, [], "{queue}");
     channel.queue_delete(queue.into(), Default::default()).await.unwrap();
@@ -60,12 +64,12 @@ async fn a_foreign_queue_that_drops_what_comes_back_often_is_warned_of() {
     ];
     for (durable, arguments, dropped_after) in [
         (false, &[][..], None),
-        (true, &[bound.clone()], None),
+        (true, std::slice::from_ref(&bound), None),
         (true, &[("x-queue-type", text("stream"))], None),
         (true, &[quorum.clone(), exchange.clone()], None),
         (true, &[quorum.clone(), exchange, limit.clone()], None),
-        (true, &[quorum.clone()], Some("20")),
-        (true, &[quorum, bound], Some("20")),
+        (true, std::slice::from_ref(&quorum), Some("20")),
+        (true, &[quorum.clone(), bound.clone()], Some("20")),
         (true, &more, Some("20")),
         (true, &[more[4].clone(), limit], Some("7")),
     ] {

@@ -7,7 +7,9 @@ use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, Store};
 use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::tend::attentive;
+use crate::support::publish::Job;
 use crate::support::servers::{Cluster, Redis, Sentinels};
+use crate::support::site::{Site, compare};
 
 const DOCS: &str = include_str!("../../../docs/redis.md");
 
@@ -213,4 +215,30 @@ async fn the_rights_are_enough_behind_sentinels() {
     let store = RedisStore::connect(&url, options("paced")).await.unwrap();
     use_all(&store).await.unwrap();
     hears(&url).await;
+}
+
+/// What is less known for want of a right is said, once.
+#[tokio::test]
+async fn rights_that_are_missing_and_not_needed_are_warned_of_once() {
+    let redis = Redis::dedicated().await;
+    let mut site = Site::shared("blind", "rate = '500/s'").await;
+    let mut words = documented("paced", &site.prefix);
+    words.extend(["-info", "-subscribe"].map(str::to_owned));
+    grant(&redis, &words).await;
+    site.store = redis.url().replace("redis://", "redis://paced:PASSWORD@");
+    let replica = site.replica().await;
+    site.publish(Job::many("job", 50)).await;
+    let arrivals = site.api.wait_for(50, Duration::from_secs(60)).await;
+    assert!(compare("job", 50, &arrivals).is_clean());
+    replica.wait_line("seen with the next call only", Duration::from_secs(30)).await;
+    // The connection breaks, and another one is opened: that is no news.
+    redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.ok();
+    site.publish(Job::many("more", 50)).await;
+    site.api.wait_for(100, Duration::from_secs(60)).await;
+    let log = replica.log();
+    for warning in ["grant +info", "seen with the next call only"] {
+        let count = log.iter().filter(|line| line.contains("WARN") && line.contains(warning)).count();
+        assert_eq!(count, 1, "{warning}: {}", log.join("\n"));
+    }
+    assert_eq!(replica.stop().await, 0);
 }

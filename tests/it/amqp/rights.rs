@@ -1,0 +1,201 @@
+//! Users with no more rights than docs/rabbitmq.md lists.
+
+use paced::amqp::{DeadLetters, Edits, Filter, PublishError, Warning, check_online};
+use paced::dispatch::DeadLetter;
+use paced::job::Reason;
+
+use super::*;
+use crate::support::api::Answer;
+use crate::support::publish::{self, Job};
+use crate::support::site::{Site, compare};
+use crate::support::unique;
+
+const DOCS: &str = include_str!("../../../docs/rabbitmq.md");
+
+/// The words of the lines `rabbitmqctl COMMAND USER ...` that the page has for the user.
+fn documented(user: &str) -> Vec<Vec<String>> {
+    let lines = DOCS.lines().filter_map(|line| line.trim().strip_prefix("rabbitmqctl "));
+    let words = lines.map(|line| line.split_whitespace().map(|word| word.replace('\'', "")).collect());
+    let of_user: Vec<Vec<String>> = words.filter(|words: &Vec<String>| words[1] == user).collect();
+    assert!(of_user.len() >= 2, "docs/rabbitmq.md has no rights of {user}");
+    of_user
+}
+
+/// Makes the user as the page says, with this prefix of names; its login.
+async fn grant(rabbit: &Rabbit, user: &str, prefix: &str) -> String {
+    let name = unique(user);
+    for words in documented(user) {
+        let words: Vec<String> = words
+            .iter()
+            .enumerate()
+            .map(|(place, word)| match (place, word.as_str()) {
+                (0, command) => command.to_owned(),
+                (1, _) => name.clone(),
+                // A name of an exchange, and patterns.
+                _ => {
+                    word.replace("paced.", &format!("{prefix}.")).replace("paced[.]", &format!("{prefix}[.]"))
+                }
+            })
+            .collect();
+        rabbit.ctl(&words.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    format!("{name}:PASSWORD")
+}
+
+fn as_user(rabbit: &Rabbit, options: &Options, login: &str) -> Options {
+    Options { address: url(rabbit, login).parse().unwrap(), ..options.clone() }
+}
+
+async fn bury(delivery: Delivery) {
+    let report = Report { attempts: 1, status: Some(400), released_at: None };
+    let letter = DeadLetter { reason: Reason::BadId, detail: "too bad".into(), report };
+    within("the dead letter", delivery.ticket.bury(letter)).await;
+}
+
+async fn shut(amqp: Amqp) {
+    assert!(amqp.shutdown(Duration::from_secs(30)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
+    let rabbit = shared().await;
+    let prefix = unique("rights");
+    let declaring = as_user(rabbit, &options(rabbit, &prefix), &grant(rabbit, "paced", &prefix).await);
+    let (amqp, mut source) = consuming(declaring.clone()).await;
+    publish(&amqp, &declaring, numbered(0..3)).await;
+    let mut taken = take(&mut source, 3).await;
+    bury(taken.pop().unwrap()).await;
+    taken.into_iter().for_each(ack);
+    drop(source);
+    shut(amqp).await;
+    let findings = within("the check", check_online(&declaring)).await;
+    assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
+
+    // What belongs to others is out of reach, but by way of the default exchange.
+    let elsewhere = Options { prefix: unique("elsewhere"), ..declaring.clone() };
+    let error = within("the refusal", Amqp::publishing(elsewhere)).await.unwrap_err();
+    assert!(error.is_unauthorized(), "{error}");
+
+    // Where all is there, one that declares nothing needs less.
+    let mut running = as_user(rabbit, &declaring, &grant(rabbit, "paced-run", &prefix).await);
+    running.declare = false;
+    let findings = within("the check", check_online(&running)).await;
+    assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
+    let (amqp, mut source) = consuming(running.clone()).await;
+    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 2)).await;
+    let mut taken = take(&mut source, 2).await;
+    bury(taken.pop().unwrap()).await;
+    taken.into_iter().for_each(ack);
+    let (publisher, exchange, body) = (amqp.publisher(), running.jobs_exchange(), Bytes::new());
+    let refused = publisher.publish(&exchange, "billing", Default::default(), &body);
+    let refused = within("the refusal", refused).await;
+    assert!(matches!(refused, Err(PublishError::Refused(_))), "{refused:?}");
+    drop(source);
+    shut(amqp).await;
+
+    // Both dead letters are looked at by one, and sent again by another.
+    let mut looking = as_user(rabbit, &declaring, &grant(rabbit, "dead-list", &prefix).await);
+    looking.declare = false;
+    let dead = within("the dead letters", DeadLetters::open(&looking, "billing")).await.unwrap();
+    assert_eq!(within("the list", dead.list(10)).await.unwrap().len(), 2);
+    let (filter, edits) = (Filter::default(), Edits::default());
+    let replayed = within("the refusal", dead.replay(&filter, None, &edits, |_| {})).await.unwrap();
+    assert!(matches!(replayed.error, Some(PublishError::Refused(_))), "{replayed:?}");
+    within("the close", dead.close()).await;
+    let mut sending = as_user(rabbit, &declaring, &grant(rabbit, "dead-replay", &prefix).await);
+    sending.declare = false;
+    let dead = within("the dead letters", DeadLetters::open(&sending, "billing")).await.unwrap();
+    let replayed = within("the replay", dead.replay(&filter, None, &edits, |_| {})).await.unwrap();
+    assert_eq!((replayed.replayed, replayed.error), (2, None));
+    within("the close", dead.close()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_producer_reaches_its_own_downstream_alone() {
+    let rabbit = shared().await;
+    let prefix = unique("rights");
+    let mut all = options(rabbit, &prefix);
+    all.downstreams.push(Downstream {
+        name: "other".into(),
+        queue: None,
+        prefetch: 10,
+        prefetch_bytes: 64 << 20,
+    });
+    shut(within("declarations", Amqp::publishing(all.clone())).await.unwrap()).await;
+    let mut options = as_user(rabbit, &all, &grant(rabbit, "producer", &prefix).await);
+    options.declare = false;
+    let amqp = within("the connection", Amqp::publishing(options.clone())).await.unwrap();
+    let exchange = options.jobs_exchange();
+    for (key, may) in [("billing", true), ("billing.eu", true), ("other", false), ("billings", false)] {
+        let (publisher, body) = (amqp.publisher(), Bytes::new());
+        let published = publisher.publish_routed(&exchange, key, Default::default(), &body);
+        let published = within("an answer", published).await;
+        assert_eq!(published.is_ok(), may, "{key}: {published:?}");
+    }
+    let direct = amqp.publisher();
+    let direct =
+        direct.publish_routed("", &format!("{prefix}.jobs.other"), Default::default(), &Bytes::new()).await;
+    assert!(matches!(direct, Err(PublishError::Refused(_))), "{direct:?}");
+    shut(amqp).await;
+    publish::publish_to(&rabbit.url(), "", &format!("{prefix}.dead.billing"), Job::many("dead", 1)).await;
+    let dead = within("the connection", DeadLetters::open(&options, "billing")).await.unwrap();
+    let error = within("the refusal", dead.list(10)).await.unwrap_err();
+    assert!(error.is_unauthorized(), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_right_that_is_documented_is_needed_or_its_lack_is_said() {
+    let rabbit = shared().await;
+    let prefix = unique("rights");
+    let everything = options(rabbit, &prefix);
+    shut(within("declarations", Amqp::publishing(everything.clone())).await.unwrap()).await;
+    let user = unique("less");
+    rabbit.ctl(&["add_user", &user, "pw"]).await;
+    let mut options = as_user(rabbit, &everything, &format!("{user}:pw"));
+    options.declare = false;
+    let own = format!("^{prefix}[.]");
+
+    rabbit.ctl(&["set_permissions", &user, "^$", "^$", &own]).await;
+    let findings = within("the check", check_online(&options)).await;
+    assert_eq!(findings.errors, []);
+    let [Warning::MayNotPublish { detail }] = &findings.warnings[..] else {
+        panic!("{:?}", findings.warnings)
+    };
+    assert!(detail.contains("amq.default"), "{detail}");
+
+    rabbit.ctl(&["set_permissions", &user, "^$", "^amq[.]default$", &format!("^{prefix}[.]dead[.]")]).await;
+    let findings = within("the check", check_online(&options)).await;
+    let [paced::amqp::Error::Refused { what, .. }] = &findings.errors[..] else {
+        panic!("{:?}", findings.errors)
+    };
+    assert_eq!(*what, format!("queue {prefix}.jobs.billing"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning() {
+    let rabbit = shared().await;
+    let mut site = Site::shared("degraded", "rate = '500/s'").await;
+    site.api.rule(|arrival| Answer::status(if arrival.id() == "job-7" { 400 } else { 200 }));
+    site.publish(vec![]).await;
+    let replica = site.replica().await;
+    assert_eq!(replica.stop().await, 0, "now all is declared");
+
+    // amqp.declare is true, and the user may consume the jobs and publish dead letters, and nothing else.
+    let user = unique("degraded");
+    rabbit.ctl(&["add_user", &user, "pw"]).await;
+    let read = format!("^{}[.]jobs[.]", site.prefix);
+    rabbit.ctl(&["set_permissions", &user, "^$", "^amq[.]default$", &read]).await;
+    site.publish(Job::many("job", 50)).await;
+    let own = std::mem::replace(&mut site.amqp, url(rabbit, &format!("{user}:pw")));
+    let replica = site.replica().await;
+    let arrivals = site.api.wait_for(50, LONG).await;
+    assert!(compare("job", 50, &arrivals).is_clean());
+    site.amqp = own;
+    let dead = site.dead(1, LONG).await;
+    assert_eq!(dead.len(), 1);
+    let log = replica.log();
+    let warned = log.iter().filter(|line| line.contains("WARN") && line.contains("not allowed"));
+    // Of what all share, and of the downstream's own.
+    assert_eq!(warned.count(), 2, "{}", log.join("\n"));
+    assert_eq!(replica.stop().await, 0);
+}
