@@ -261,6 +261,27 @@ impl Terms {
         }
     }
 
+    /// The limit of this name as it counts at `now`, or without a name all of them: the downstream's, and then
+    /// those that plans add.
+    ///
+    /// # Errors
+    /// [`TermsError::NoSuchLimit`], with the names there are.
+    pub fn counted(&self, name: Option<&str>, now: Micros) -> Result<Vec<Limit>, TermsError> {
+        let (limits, plans) = self.effective(now);
+        let mut counted: Vec<Limit> = Vec::new();
+        for limit in std::iter::once(&limits).chain(plans.values()).flat_map(LimitSet::iter) {
+            let is_meant = name.is_none_or(|name| name == limit.name());
+            if is_meant && counted.iter().all(|other| other.name() != limit.name()) {
+                counted.push(limit.clone());
+            }
+        }
+        if counted.is_empty() {
+            // Says which there are.
+            self.limit(name)?;
+        }
+        Ok(counted)
+    }
+
     /// Sets a rate over a limit, in place of one that was set before; see [`Terms::limit`] for which one.
     /// The limit's name comes back.
     ///

@@ -13,6 +13,7 @@ mod pipe;
 mod publish;
 mod rate;
 mod reload;
+mod reset;
 mod run;
 mod signals;
 
@@ -96,6 +97,8 @@ enum Command {
     Pause(pause::PauseArgs),
     /// Ends a pause: one of `paced pause`, and one that the downstream asked for
     Resume(pause::ResumeArgs),
+    /// Has the counts of a downstream's limits begin at 0, in every replica
+    Reset(reset::Args),
     /// Shows and sets the rates that a running downstream goes by
     #[command(subcommand)]
     Rate(rate::Command),
@@ -132,6 +135,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Dead(command) => dead::run(&global, command).await,
             Command::Pause(args) => pause::pause(&global, &args).await,
             Command::Resume(args) => pause::resume(&global, &args).await,
+            Command::Reset(args) => reset::run(&global, args).await,
             Command::Rate(command) => rate::run(&global, command).await,
             Command::Config(command) => config::run(&global, &command),
         }

@@ -374,6 +374,17 @@ impl Limit {
         }
     }
 
+    /// The state of a limit whose counts begin at 0: nothing goes before `from`, the latest slot there was.
+    /// The GCRA family goes on at its pace from there, without a burst; a window has all its units.
+    #[must_use]
+    pub fn restarted(&self, from: Micros) -> State {
+        let level = match self.tat() {
+            Some((pace, _)) => Level::Tat(pace.advance(Tat::whole(from), pace.burst().into()), pace.rate()),
+            None => self.fresh().level,
+        };
+        State { last: from, level }
+    }
+
     /// Whether a pause until then makes any difference at `now`: the burst has not all come back.
     pub(crate) fn feels(&self, until: Micros, now: Micros) -> bool {
         self.tat().map_or(until, |(pace, _)| pace.paused(until).ceil()) > now

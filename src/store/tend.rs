@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::StoreError;
+use crate::limit::Limit;
 use crate::time::Micros;
 
 /// What a downstream's record says besides slots.
@@ -14,6 +15,9 @@ pub struct Status {
     pub pause: Pause,
     /// Of the terms in force; 0: there are none.
     pub generation: u64,
+    /// Rises with every [`Change::Reset`]; 0: there was none. What is remembered of limits from before it
+    /// says nothing any more.
+    pub reset: u64,
 }
 
 /// An operator's pause.
@@ -76,6 +80,13 @@ pub enum Change<'a> {
         of: u64,
         /// Opaque to the store.
         text: &'a str,
+    },
+    /// The counts of these limits of the whole downstream begin at 0, behind the latest slot that each of
+    /// them granted. The GCRA family goes on at its pace from there, without a burst, and whatever else was
+    /// charged is forgotten; a window has all its units.
+    Reset {
+        /// As they are in force.
+        limits: &'a [Limit],
     },
     /// What a worker knows of a record that the store has lost.
     Recall(Recall<'a>),

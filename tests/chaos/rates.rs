@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paced::Rate;
 
-use crate::rig::{Chaos, REPLICAS, Rig, rest};
+use crate::rig::{Chaos, RATE, REPLICAS, Rig, rest};
 use crate::support::api::stamp;
 use crate::support::count::busiest;
 use crate::support::servers::Redis;
@@ -152,6 +152,24 @@ async fn a_rolling_restart_ends_on_the_last_load() {
         let (count, least) = (run.count(second.clone()), 180 - run.missed(second).min(60));
         assert!(count >= least, "{count} in a second, at least {least}; {run}");
     }
+}
+
+/// Counts begin at 0 again and again: the pace holds, and no slot is lost.
+#[tokio::test]
+async fn resets_keep_the_pace() {
+    let mut chaos = Chaos::begin("resets");
+    let moments = chaos.moments(12);
+    let redis = Redis::dedicated().await;
+    let rig = Rig::with(chaos, &format!("rate = '{RATE}'"), [&redis.url(); REPLICAS]).await;
+    rig.publish().await;
+    for moment in moments {
+        rig.reach(moment).await;
+        rig.cli(&["reset", "billing", "--yes", "--reason", "chaos"]).await;
+    }
+    let run = rig.finish().await;
+    run.assert_once();
+    run.assert_paced();
+    run.assert_no_gap_over(Duration::from_millis(100));
 }
 
 /// What a replica says whose file is not what is in force.

@@ -14,6 +14,7 @@ mod losses;
 mod mishaps;
 mod paces;
 mod parity;
+mod reset;
 mod sentinels;
 mod tend;
 

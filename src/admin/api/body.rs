@@ -53,6 +53,14 @@ pub(super) struct UnsetRate {
     reason: Option<String>,
 }
 
+/// `POST .../reset`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reset {
+    limit: Option<String>,
+    reason: Option<String>,
+}
+
 /// What a change is to be, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -60,6 +68,7 @@ pub(super) enum Order {
     Resume,
     SetRate { rate: Amount, limit: Option<String>, span: Option<Duration>, reason: Option<String> },
     UnsetRate { limit: Option<String> },
+    Reset { limit: Option<String> },
 }
 
 /// An order, and why it is given.
@@ -97,6 +106,14 @@ impl TryFrom<UnsetRate> for Given {
 
     fn try_from(UnsetRate { limit, reason }: UnsetRate) -> Result<Self, Refusal> {
         Ok((Order::UnsetRate { limit }, checked(reason)?))
+    }
+}
+
+impl TryFrom<Reset> for Given {
+    type Error = Refusal;
+
+    fn try_from(Reset { limit, reason }: Reset) -> Result<Self, Refusal> {
+        Ok((Order::Reset { limit }, checked(reason)?))
     }
 }
 
@@ -172,6 +189,10 @@ mod tests {
         let body = r#"{"rate": "20/s", "limit": "a", "for": "10m", "reason": "because"}"#;
         assert_eq!(text::<SetRate>(body).await, Ok((order, because)));
         assert_eq!(text::<UnsetRate>("{}").await, Ok((Order::UnsetRate { limit: None }, None)));
+        assert_eq!(text::<Reset>("").await, Ok((Order::Reset { limit: None }, None)));
+        let order = Order::Reset { limit: Some("daily".to_owned()) };
+        let body = r#"{"limit": "daily", "reason": "because"}"#;
+        assert_eq!(text::<Reset>(body).await, Ok((order, Some("because".to_owned()))));
     }
 
     #[tokio::test]
@@ -188,6 +209,7 @@ mod tests {
             ),
             (text::<Pause>(r#"{"for": "0s"}"#).await, "for: no time at all"),
             (text::<Resume>(r#"{"for": "1s"}"#).await, "unknown field `for`"),
+            (text::<Reset>(r#"{"limits": ["a"]}"#).await, "unknown field `limits`"),
             (text::<Resume>(&long).await, "reason: use up to 200"),
             (text::<Resume>(r#"{"reason": "a\nb"}"#).await, "on one line"),
             (text::<SetRate>("").await, "missing field `rate`"),

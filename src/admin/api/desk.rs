@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use paced::StoreError;
+use paced::limit::Limit;
 use paced::store::{Change, Store, Tended};
 use paced::terms::{Override, Terms};
 use serde_json::Value;
@@ -71,11 +72,27 @@ impl Desk {
             Order::Pause { span } => Change::Pause(*span),
             Order::Resume => Change::Resume,
             Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
+            Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,
         };
         let before = self.tend(name, Change::Look).await?;
         let after = self.tend(name, change).await?;
         let told = told(name, &after, own);
         Ok(Done { before: pause(&before), after: pause(&after), told })
+    }
+
+    /// Has the counts of one limit or of all begin at 0.
+    async fn reset(&self, name: &str, own: Terms, limit: Option<&str>) -> Result<Done, Refusal> {
+        let before = self.tend(name, Change::Look).await?;
+        let limits = in_force(&before, own.clone())?.counted(limit, before.now)?;
+        let after = self.tend(name, Change::Reset { limits: &limits }).await?;
+        let names: Vec<&str> = limits.iter().map(Limit::name).collect();
+        let mut told = told(name, &after, own);
+        told["reset"] = names.clone().into();
+        Ok(Done {
+            before: counts(&before),
+            after: format!("{} of {}", counts(&after), names.join(", ")),
+            told,
+        })
     }
 
     /// Changes the terms, by compare and swap.
@@ -153,7 +170,7 @@ fn changed(terms: &mut Terms, order: &Order, tended: &Tended) -> Result<String, 
             terms.set_rate(limit.as_deref(), set)?
         }
         Order::UnsetRate { limit } => terms.unset_rate(limit.as_deref())?.0,
-        Order::Pause { .. } | Order::Resume => String::new(),
+        Order::Pause { .. } | Order::Resume | Order::Reset { .. } => String::new(),
     })
 }
 
@@ -164,6 +181,14 @@ fn pause(tended: &Tended) -> String {
         true => "paused until resumed".to_owned(),
         false if until > tended.now => format!("paused for {:?}", until.since(tended.now)),
         false => "not paused".to_owned(),
+    }
+}
+
+/// For the audit log.
+fn counts(tended: &Tended) -> String {
+    match tended.status.reset {
+        0 => "never reset".to_owned(),
+        version => format!("reset {version}"),
     }
 }
 

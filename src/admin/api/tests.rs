@@ -160,6 +160,20 @@ async fn rates_are_set_for_a_while_and_unset() {
 }
 
 #[tokio::test]
+async fn counts_begin_at_0_of_one_limit_or_all() {
+    let bench = Bench::new();
+    let reset = async || bench.store.tend("billing", Change::Look).await.unwrap().status.reset;
+    assert_eq!(reset().await, 0);
+    let told = bench.ok("POST", "/reset", r#"{"limit": "plan.pro.gcra-0", "reason": "trial"}"#).await;
+    assert_eq!(told["reset"], json!(["plan.pro.gcra-0"]));
+    let first = reset().await;
+    assert!(first > 0);
+    let told = bench.ok("POST", "/reset", "").await;
+    assert_eq!(told["reset"], json!(["leaky-bucket-0", "plan.pro.gcra-0"]));
+    assert!(reset().await > first);
+}
+
+#[tokio::test]
 async fn two_who_change_the_terms_at_once_both_get_their_way() {
     let bench = Bench::new();
     let set = |rate: u32, limit: &str| format!(r#"{{"rate": "{rate}/s", "limit": "{limit}"}}"#);
@@ -192,6 +206,15 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
             "there are `leaky-bucket-0`, `plan.pro.gcra-0`",
         ),
         ("DELETE", RATE, r#"{"limit": "x"}"#, 400, "no limit is called `x`"),
+        (
+            "POST",
+            "/api/v1/downstreams/billing/reset",
+            r#"{"limit": "x"}"#,
+            400,
+            "there are `leaky-bucket-0`, `plan.pro.gcra-0`",
+        ),
+        ("POST", "/api/v1/downstreams/other/reset", "", 404, "no such downstream"),
+        ("GET", "/api/v1/downstreams/billing/reset", "", 405, "header `allow`"),
     ] {
         let told = bench.wrong(method, path, body).await;
         assert_eq!(told.0, status, "{method} {path} {body}: {}", told.1);

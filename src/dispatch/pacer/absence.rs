@@ -97,6 +97,11 @@ impl Heard {
         self.replicas = replicas;
     }
 
+    /// The counts of the limits began at 0: what was in use is so no more.
+    pub(super) fn reset(&mut self) {
+        self.marks.fill(None);
+    }
+
     /// Slots of a queue were granted, for so many units.
     pub(super) fn granted(&mut self, queue: usize, reserved: &Reserved, units: u64) {
         self.next = reserved.next;

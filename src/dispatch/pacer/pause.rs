@@ -148,6 +148,9 @@ impl Pacer {
             return false;
         }
         self.accord.hear(status.generation);
+        if status.reset > self.pauses.known.reset {
+            self.reset();
+        }
         if status.pause.version > self.pauses.known.pause.version && status.pause.until == Micros(0) {
             // Somebody resumed since: what is remembered of pauses is over too.
             (self.pauses.penalty, self.pauses.pause) = (None, None);
@@ -166,6 +169,15 @@ impl Pacer {
             self.obey();
         }
         true
+    }
+
+    /// Somebody had the counts of limits begin at 0: what was learnt of the next slots says nothing any more.
+    /// Those that are held stay good.
+    fn reset(&mut self) {
+        self.shared.reset();
+        self.turns.forget();
+        self.ask_at = self.ask_at.min(Instant::now());
+        tracing::info!(downstream = self.options.downstream, "reset: the counts of limits began at 0");
     }
 
     /// Gives up what is held for slots in a pause, and says when one begins and ends.

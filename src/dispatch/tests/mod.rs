@@ -7,6 +7,7 @@ mod pauses;
 mod plans;
 mod police;
 mod reload;
+mod resets;
 mod settle;
 mod share;
 mod steps;

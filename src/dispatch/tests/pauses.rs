@@ -19,7 +19,7 @@ fn asks(status: u16, seconds: u64) -> Outcome {
 }
 
 /// Replicas of unequal distance to one store, with so many jobs each.
-fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
+pub(super) fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
     let store = Arc::new(MemoryStore::new());
     [200, 400, 1000, 3000].map(|micros| {
         let mut bench = Bench::new(rate, QUICK);
@@ -32,19 +32,19 @@ fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
 }
 
 /// Millis from `start` to each hand-over by any of them, in order.
-fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
+pub(super) fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
     let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
     all.sort_unstable();
     all
 }
 
 /// The most in any window of so many ms.
-fn densest(millis: &[u128], window: u128) -> usize {
+pub(super) fn densest(millis: &[u128], window: u128) -> usize {
     let upto = |from: u128| millis.partition_point(|at| *at < from + window);
     millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
 }
 
-async fn tend(bench: &Bench, change: Change<'_>) -> Status {
+pub(super) async fn tend(bench: &Bench, change: Change<'_>) -> Status {
     bench.store.inner().tend("billing", change).await.unwrap().status
 }
 

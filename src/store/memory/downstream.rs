@@ -85,7 +85,7 @@ impl Downstream {
 
     /// Makes a change; says whether there was anything to change.
     pub(super) fn tend(&mut self, change: Change<'_>, now: Micros) -> bool {
-        let (status, terms) = (self.status, &mut self.terms);
+        let status = self.status;
         // Later than every version before a loss too, so that what was done last counts.
         let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
         let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
@@ -102,7 +102,15 @@ impl Downstream {
             Change::Terms { of, text } => {
                 if of == status.generation {
                     self.status.generation += 1;
-                    *terms = Some(text.to_owned());
+                    self.terms = Some(text.to_owned());
+                }
+            }
+            Change::Reset { limits } => {
+                let least = now.max(Micros(self.epoch.0 + 1));
+                self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
+                for limit in limits {
+                    let last = self.last(limit);
+                    self.write(limit, "", limit.restarted(last.max(now)), true);
                 }
             }
             Change::Recall(Recall { penalty, pause: left, version, generation, terms: known }) => {
@@ -114,12 +122,12 @@ impl Downstream {
                     self.status.pause = Pause { until, version };
                 }
                 let newer = |generation: u64| match generation.cmp(&status.generation) {
-                    Ordering::Equal => terms.is_none(),
+                    Ordering::Equal => self.terms.is_none(),
                     ordering => ordering.is_gt(),
                 };
                 if let Some(known) = known.filter(|_| newer(generation)) {
                     self.status.generation = generation;
-                    *terms = Some(known.to_owned());
+                    self.terms = Some(known.to_owned());
                 }
             }
         }
@@ -170,6 +178,13 @@ impl Downstream {
             *held = Held { state: state.clone(), shift, whole };
         }
         state
+    }
+
+    /// The latest slot of a limit of the whole downstream, on the clock as it is now.
+    fn last(&mut self, limit: &Limit) -> Micros {
+        let shift = self.shift;
+        let held = self.get(limit, "");
+        held.map_or(Micros(0), |held| Micros(held.state.last.0 - (shift - held.shift).max(0)))
     }
 
     /// Takes `cost` from the one limit whose states have this place, if it fits from now on until an

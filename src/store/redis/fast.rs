@@ -86,8 +86,8 @@ pub(super) fn reply(answer: &Value) -> Result<Option<ReserveReply>, String> {
         Value::BulkString(packed) => packed,
         other => return Err(format!("{other:?} for slots")),
     };
-    let (head, before) = packed.split_at_checked(8 * 9).unwrap_or((packed, &[]));
-    let Some([now, epoch, granted, refused, limit, status @ ..]) = state::doubles::<9>(head) else {
+    let (head, before) = packed.split_at_checked(8 * 10).unwrap_or((packed, &[]));
+    let Some([now, epoch, granted, refused, limit, status @ ..]) = state::doubles::<10>(head) else {
         return Err(format!("slots in {} bytes", packed.len()));
     };
     let before = before.as_chunks().0.iter().map(|double| state::integer(*double)).collect();

@@ -27,6 +27,13 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
     keys
 }
 
+/// The key of the record, those of the states of `limits`, and that of the terms.
+pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec<String> {
+    let [record, terms] = tended(prefix, scope);
+    let states = limits.iter().map(|limit| state(prefix, scope, limit));
+    std::iter::once(record).chain(states).chain([terms]).collect()
+}
+
 pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }

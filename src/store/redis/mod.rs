@@ -25,7 +25,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::changes::{Changes, Watchers};
-use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
+use super::{
+    BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Status, Store, StoreError, Tended,
+};
 use crate::limit::{Level, Limit, LimitSet, Mark};
 use crate::time::{Clock, Micros, wall_now};
 use scripts::{Ask, Now, ReserveReply, Scripts, Windows};
@@ -84,6 +86,8 @@ struct Known {
     ahead: Duration,
     /// When so far ahead was asked for last: such slots have passed once it is as long ago.
     asked: Option<Instant>,
+    /// As in [`Status::reset`].
+    reset: u64,
 }
 
 impl Known {
@@ -166,24 +170,37 @@ impl RedisStore {
         self.all_known().get(downstream).copied().unwrap_or_default()
     }
 
-    fn remember(&self, downstream: &str, epoch: Micros, ahead: Option<Duration>) {
+    /// Takes in an answer; false where it was overtaken: given before a loss or a reset that is known.
+    fn remember(&self, downstream: &str, epoch: Micros, status: &Status, ahead: Option<Duration>) -> bool {
         let mut all = self.all_known();
         let known = match all.get_mut(downstream) {
             Some(known) => known,
             None => all.entry(downstream.to_owned()).or_default(),
         };
-        // Answers may overtake each other; epochs only rise.
-        known.epoch = epoch.max(known.epoch);
         ahead.into_iter().for_each(|ahead| known.asked(ahead));
+        // Answers may overtake each other; epochs only rise, and within one so do resets.
+        let is_newer = (epoch, status.reset) >= (known.epoch, known.reset);
+        if is_newer {
+            if status.reset > known.reset {
+                // What was in use is so no more: a store that loses its state must not be told it again.
+                self.all_windows().remove(downstream);
+            }
+            (known.epoch, known.reset) = (epoch, status.reset);
+        }
+        is_newer
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn all_windows(&self) -> MutexGuard<'_, HashMap<String, Windows>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The windows of the limits of a whole downstream. Those of keys are too many to remember.
     fn windows(&self, scope: Scope<'_>) -> Windows {
-        let all = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all_windows();
         all.get(scope.downstream).filter(|_| scope.key.is_empty()).cloned().unwrap_or_default()
     }
 
@@ -198,7 +215,7 @@ impl RedisStore {
         if !scope.key.is_empty() || !limits.iter().any(is_window) {
             return;
         }
-        let mut all = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all_windows();
         let known = all.entry(scope.downstream.to_owned()).or_default();
         for (limit, mark) in limits.iter().zip(marks()) {
             let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
@@ -301,9 +318,11 @@ impl Store for RedisStore {
             let reply = self.ask(call.scope, ask, call.now).await?;
             let reserved =
                 scripts::reserved(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
-            self.remember(call.scope.downstream, reserved.epoch, Some(call.ahead));
-            let marks = || scripts::marks_after(&call, &reserved);
-            self.remember_windows(call.scope, call.limits, reserved.epoch, marks);
+            let (epoch, status) = (reserved.epoch, &reserved.status);
+            if self.remember(call.scope.downstream, epoch, status, Some(call.ahead)) {
+                let marks = || scripts::marks_after(&call, &reserved);
+                self.remember_windows(call.scope, call.limits, epoch, marks);
+            }
             Ok(reserved)
         })
     }
@@ -325,8 +344,9 @@ impl Store for RedisStore {
             let reply = self.ask(call.scope, ask, call.now).await?;
             let (checked, marks) =
                 scripts::checked(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
-            self.remember(call.scope.downstream, checked.epoch, None);
-            self.remember_windows(call.scope, call.limits, checked.epoch, || marks);
+            if self.remember(call.scope.downstream, checked.epoch, &checked.status, None) {
+                self.remember_windows(call.scope, call.limits, checked.epoch, || marks);
+            }
             Ok(checked)
         })
     }
@@ -360,7 +380,11 @@ impl Store for RedisStore {
             let scope = Scope { downstream, key: "" };
             scope.check()?;
             change.check()?;
-            let (keys, channel) = (keys::tended(&self.prefix, scope), keys::channel(&self.prefix));
+            let keys = match change {
+                Change::Reset { limits } => keys::restarted(&self.prefix, scope, limits),
+                _ => keys::tended(&self.prefix, scope).to_vec(),
+            };
+            let channel = keys::channel(&self.prefix);
             let known = self.known(downstream);
             let tend = |run| {
                 let known = (known.epoch, known.ahead, run);
@@ -368,7 +392,7 @@ impl Store for RedisStore {
             };
             let tended = scripts::tended(self.servers.invoke(downstream, tend).await?)
                 .map_err(|detail| self.servers.unexpected(detail))?;
-            self.remember(downstream, tended.epoch, None);
+            self.remember(downstream, tended.epoch, &tended.status, None);
             Ok(tended)
         })
     }

@@ -25,6 +25,7 @@ pub(super) struct Scripts {
     cancel: Script,
     reset: Script,
     tend: Script,
+    restart: Script,
 }
 
 /// The instant that a script decides at.
@@ -42,7 +43,7 @@ pub(super) enum Now {
 pub(super) type ReserveReply = (i64, i64, u32, usize, i64, usize, i64, Vec<i64>, Vec<i64>, Vec<i64>);
 
 /// The answer of `tend.lua`.
-pub(super) type TendReply = (i64, i64, i64, i64, i64, i64, Option<String>);
+pub(super) type TendReply = (i64, i64, i64, i64, i64, i64, i64, Option<String>);
 
 /// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
@@ -73,8 +74,9 @@ impl<'a> Call<'a> {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [one, many, tat, reserve, cancel, reset, tend] = sources().map(|source| Script::new(&source));
-        Self { one, many, tat, reserve, cancel, reset, tend }
+        let [one, many, tat, reserve, cancel, reset, tend, restart] =
+            sources().map(|source| Script::new(&source));
+        Self { one, many, tat, reserve, cancel, reset, tend, restart }
     }
 
     /// The call of a script that answers [`fast::reply`].
@@ -109,7 +111,7 @@ impl Scripts {
             Combine::OneOf => "one",
         });
         cmd.arg(if ask.police { "police" } else { "shape" }).arg(u8::from(derived)).arg(ask.generation);
-        tell_limits(cmd, ask.limits, Some(ask));
+        tell_limits(cmd, ask.limits.iter().as_slice(), Some(ask));
         tell_costs(cmd, ask, derived);
         call
     }
@@ -119,7 +121,7 @@ impl Scripts {
         let cmd = &mut call.command;
         tell_now(cmd, now);
         cmd.arg(cancel.slot.0);
-        tell_limits(cmd, cancel.limits, None);
+        tell_limits(cmd, cancel.limits.iter().as_slice(), None);
         for ((before, after), cost) in cancel.before.iter().zip(cancel.after).zip(cancel.charged) {
             cmd.arg(cost);
             for number in [before.numbers(), after.numbers()].as_flattened() {
@@ -132,7 +134,7 @@ impl Scripts {
     pub(super) fn reset(&self, keys: &[String], limits: &LimitSet, now: Now) -> Call<'_> {
         let mut call = Call::new(&self.reset, keys, 16);
         tell_now(&mut call.command, now);
-        tell_limits(&mut call.command, limits, None);
+        tell_limits(&mut call.command, limits.iter().as_slice(), None);
         call
     }
 
@@ -145,7 +147,8 @@ impl Scripts {
         now: Now,
         (known, ahead, run): (Micros, Duration, i64),
     ) -> Call<'_> {
-        let mut call = Call::new(&self.tend, keys, 16);
+        let script = if let Change::Reset { .. } = change { &self.restart } else { &self.tend };
+        let mut call = Call::new(script, keys, 16);
         let cmd = &mut call.command;
         tell_now(cmd, now);
         cmd.arg(known.0).arg(run).arg(horizon(ahead).0).arg(channel).arg(downstream);
@@ -157,6 +160,10 @@ impl Scripts {
             Change::Pause(span) => cmd.arg("pause").arg(pause(*span)),
             Change::Resume => cmd.arg("resume"),
             Change::Terms { of, text } => cmd.arg("terms").arg(of).arg(text),
+            Change::Reset { limits } => {
+                tell_limits(cmd, limits, None);
+                cmd
+            }
             Change::Recall(recall) => {
                 let left = pause(recall.pause);
                 cmd.arg("recall").arg(micros(recall.penalty)).arg(left).arg(recall.version);
@@ -173,8 +180,8 @@ fn horizon(ahead: Duration) -> Micros {
 }
 
 /// The scripts: most calls for one limit and for several, reserve for the GCRA family alone and for
-/// all, cancel, reset, tend.
-pub(super) fn sources() -> [String; 7] {
+/// all, cancel, reset, tend, restart.
+pub(super) fn sources() -> [String; 8] {
     let fast = |main| format!("{FAST}{main}");
     let all = |main| format!("{LIB}{WINDOWS}{main}");
     let reserve = include_str!("lua/reserve.lua");
@@ -186,6 +193,7 @@ pub(super) fn sources() -> [String; 7] {
         all(include_str!("lua/cancel.lua")),
         all(include_str!("lua/reset.lua")),
         format!("{}{}", include_str!("lua/lib.lua"), include_str!("lua/tend.lua")),
+        all(include_str!("lua/restart.lua")),
     ]
 }
 
@@ -217,9 +225,9 @@ fn tell_now(cmd: &mut Cmd, now: Now) {
     };
 }
 
-fn tell_limits(cmd: &mut Cmd, limits: &LimitSet, ask: Option<&Ask<'_>>) {
+fn tell_limits(cmd: &mut Cmd, limits: &[Limit], ask: Option<&Ask<'_>>) {
     cmd.arg(limits.len());
-    for limit in limits.iter() {
+    for limit in limits {
         match limit.algorithm() {
             Algorithm::LeakyBucket(bucket) => tell_pace(cmd, "t", bucket.rate(), bucket.burst()),
             Algorithm::Gcra(gcra) => tell_pace(cmd, "g", gcra.rate(), gcra.burst()),
@@ -336,16 +344,17 @@ fn heard(limits: &LimitSet, reply: &ReserveReply) -> Result<Heard, String> {
     Ok(Heard { now: Micros(*now), epoch: Micros(*epoch), before, status: status(numbers)? })
 }
 
-/// Reads penalty, pause, version and generation.
+/// Reads penalty, pause, version, generation and reset.
 ///
 /// # Errors
 /// What is wrong with them.
 pub(super) fn status(numbers: &[i64]) -> Result<Status, String> {
     let count = |number: i64| u64::try_from(number).ok();
     let read = || {
-        let &[penalty, until, version, generation] = numbers else { return None };
+        let &[penalty, until, version, generation, reset] = numbers else { return None };
         let pause = Pause { until: Micros(until), version: count(version)? };
-        Some(Status { penalty: Micros(penalty), pause, generation: count(generation)? })
+        let (generation, reset) = (count(generation)?, count(reset)?);
+        Some(Status { penalty: Micros(penalty), pause, generation, reset })
     };
     read().ok_or_else(|| format!("the status {numbers:?}"))
 }
@@ -355,8 +364,8 @@ pub(super) fn status(numbers: &[i64]) -> Result<Status, String> {
 /// # Errors
 /// What is wrong with the answer.
 pub(super) fn tended(reply: TendReply) -> Result<Tended, String> {
-    let (now, epoch, penalty, pause, version, generation, terms) = reply;
-    let status = status(&[penalty, pause, version, generation])?;
+    let (now, epoch, penalty, pause, version, generation, reset, terms) = reply;
+    let status = status(&[penalty, pause, version, generation, reset])?;
     Ok(Tended { now: Micros(now), epoch: Micros(epoch), status, terms })
 }
 

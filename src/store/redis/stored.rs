@@ -29,12 +29,13 @@ impl RedisStore {
         }
         let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) =
             self.servers.read(scope.downstream, &asked).await?;
-        let Some([epoch, _, _, _, high, shift, status @ ..]) =
+        let Some([epoch, _, reset, _, high, shift, penalty, pause, version, generation]) =
             record.as_deref().and_then(state::doubles::<10>)
         else {
             return Ok(dump::nothing(limits));
         };
-        let status = scripts::status(&status).map_err(|detail| self.servers.unexpected(detail))?;
+        let status = scripts::status(&[penalty, pause, version, generation, reset])
+            .map_err(|detail| self.servers.unexpected(detail))?;
         let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };

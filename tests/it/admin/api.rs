@@ -66,7 +66,7 @@ impl Desk {
     }
 
     /// So many lines of the audit log, once they are there.
-    async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
+    pub(super) async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
         let lines = || -> Vec<Value> {
             let lines =
                 self.paced.log().into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());

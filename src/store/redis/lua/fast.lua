@@ -12,7 +12,7 @@
 --         intervals after TAT;
 --         then runs of a cost for each limit and how many jobs have them
 -- Answer nil, or doubles: now, epoch, granted, first slot refused or -1, its limit, penalty, pause,
---         version, generation; then last, tat, rem of each limit before
+--         version, generation, reset; then last, tat, rem of each limit before
 --
 -- Written for speed: closures, tables and an answer of several parts cost as much as the decision.
 
@@ -37,7 +37,7 @@ local told = call('MGET', unpack(KEYS))
 if not told[1] or #told[1] ~= RECORD_BYTES then
   return false
 end
-local epoch, ran, since, fence, hw, shift, penalty, pause, version, generation = take('<dddddddddd', told[1])
+local epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation = take('<dddddddddd', told[1])
 if ran ~= run or known > epoch or hw - now > STEP or (terms > 0 and terms ~= generation) then
   return false
 end

@@ -3,8 +3,8 @@
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- A record (string, no TTL): the doubles epoch, run, at, fence, hw, shift, then penalty, pause (until
--- when), version (of the pause) and generation (of the terms), packed.
+-- A record (string, no TTL): the doubles epoch, run, reset (the version of the last one), fence, hw, shift,
+-- then penalty, pause (until when), version (of the pause) and generation (of the terms), packed.
 -- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
 -- of the record when it was written. What follows is the kind's own. In the GCRA family's, which most
 -- calls read and write, and in a log's the letter is followed by packed doubles instead of text.
@@ -39,7 +39,7 @@ local function load_record()
     return nil -- none, or an older version's
   end
   local r = {}
-  r.epoch, r.run, r.at, r.fence, r.hw, r.shift, r.penalty, r.pause, r.version, r.generation =
+  r.epoch, r.run, r.reset, r.fence, r.hw, r.shift, r.penalty, r.pause, r.version, r.generation =
     struct.unpack(RECORD, packed)
   return r
 end
@@ -49,7 +49,7 @@ local function save_record(r)
     RECORD,
     r.epoch,
     r.run,
-    r.at,
+    r.reset,
     r.fence,
     r.hw,
     r.shift,
@@ -76,7 +76,7 @@ end
 local function follow_record(now, is_live, known, run, horizon)
   local r, changed, lost = load_record(), false, false
   if not r then
-    r = { epoch = 0, run = run_now(), at = now, fence = 0, hw = 0, shift = 0 }
+    r = { epoch = 0, run = run_now(), reset = 0, fence = 0, hw = 0, shift = 0 }
     r.penalty, r.pause, r.version, r.generation = 0, 0, 0, 0
     changed, lost = true, known > 0
   else
@@ -94,7 +94,6 @@ local function follow_record(now, is_live, known, run, horizon)
     local behind = r.hw - now
     if behind > STEP then
       r.shift = r.shift + behind
-      r.at = math.max(r.at - behind, 0)
       r.fence = math.max(r.fence - behind, 0)
       r.penalty = math.max(r.penalty - behind, 0)
       if r.pause ~= NEVER then
@@ -110,7 +109,6 @@ local function follow_record(now, is_live, known, run, horizon)
   if lost or r.epoch == 0 then
     -- Later than every epoch seen, so that epochs compare although clocks step.
     r.epoch = math.max(now, known + 1, r.epoch + 1)
-    r.at = now
     changed = true
   end
   if lost then
@@ -132,6 +130,7 @@ end
 --   mark(l, s)               two numbers that, with last, tell states apart
 --   undo(l, s, last, a, b, at, cost)   to the mark before
 --   lose(l, s)               the state after a loss, behind the fence
+--   restart(l, s, from)      the level of counts that begin at 0 at `from`; none where that is a fresh one
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- windows also
 --   recall(l, s, now, epoch) with what the caller knows from before a loss; whether that is more

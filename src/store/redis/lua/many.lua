@@ -85,7 +85,7 @@ while at <= size and refused < 0 do
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, since, fence, hw, shift, penalty, pause, version, generation))
+  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation))
 end
 for i = 1, count do
   local l = all[i]
@@ -95,4 +95,4 @@ for i = 1, count do
     call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
   end
 end
-return pack('<ddddddddd', now, epoch, granted, refused, binding, penalty, pause, version, generation) .. before
+return pack('<dddddddddd', now, epoch, granted, refused, binding, penalty, pause, version, generation, reset) .. before

@@ -78,7 +78,7 @@ while at <= size and refused < 0 do
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, since, fence, hw, shift, penalty, pause, version, generation))
+  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation))
 end
 if taken then
   local lives = (tat > now and tat - now or 0) + GRACE + 999
@@ -86,7 +86,7 @@ if taken then
   call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
 end
 return pack(
-  '<dddddddddddd',
+  '<ddddddddddddd',
   now,
   epoch,
   granted,
@@ -96,6 +96,7 @@ return pack(
   pause,
   version,
   generation,
+  reset,
   before_last,
   before_tat,
   before_rem

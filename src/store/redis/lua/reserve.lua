@@ -14,7 +14,7 @@
 --       jobs have them
 -- Answer {now, epoch, replicas that live (0 without a lease), granted, first slot refused or -1,
 --         its limit, the next slot, {last, a, b of each limit before}, {outcomes},
---         {penalty, pause, version, generation}}
+--         {penalty, pause, version, generation, reset}}
 --        An outcome is slot, charge of each job granted; for a policer earliest, charge, limit of each
 --        job, and for each limit whose standing is not in its mark units remaining and when it is
 --        whole. A charge has bit i set for the limit at place i.
@@ -66,7 +66,8 @@ for i = 1, count do
       kind.lose(l, s)
     end
   end
-  if kind.recall and kind.recall(l, s, now, record.epoch) then
+  -- After a reset under this epoch nothing counts that was known before a loss.
+  if kind.recall and record.reset <= record.epoch and kind.recall(l, s, now, record.epoch) then
     l.corrected = true
   end
   if paused > 0 then
@@ -234,5 +235,5 @@ if replica ~= '' then
   redis.call('PEXPIRE', leases, int(math.ceil(ttl / 1000) + GRACE / 1000))
   replicas = redis.call('ZCARD', leases)
 end
-local status = { record.penalty, record.pause, record.version, record.generation }
+local status = { record.penalty, record.pause, record.version, record.generation, record.reset }
 return { now, record.epoch, replicas, granted, refused, binding, next_slot, before, outcomes, status }

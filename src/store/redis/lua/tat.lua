@@ -88,6 +88,11 @@ function tat.lose(l, s)
   s.last = math.max(s.last, l.fence)
 end
 
+-- The burst used up at `from`.
+function tat.restart(l, s, from)
+  s.tat, s.rem = advance(l, from, 0, l.burst)
+end
+
 function tat.pause(l, s, till, now)
   local at, rem = advance(l, till, 0, l.burst - 1)
   if ceil(at, rem) > now and raise(s, at, rem) then

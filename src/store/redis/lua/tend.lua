@@ -12,7 +12,7 @@
 --         'terms', the generation that they replace, the terms
 --         'recall', how much of the penalty is left, how much of the pause (-1: all of it), its version,
 --         and where the worker knows terms their generation and the terms
--- Answer {now, epoch, penalty, pause, version, generation, the terms or nil}
+-- Answer {now, epoch, penalty, pause, version, generation, reset, the terms or nil}
 
 local now, is_live = instant(ARGV[1], ARGV[2])
 local r, followed = follow_record(now, is_live, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
@@ -76,4 +76,4 @@ if changed then
   -- Where it is not permitted the others look now and then.
   redis.pcall('PUBLISH', ARGV[6], ARGV[7])
 end
-return { now, r.epoch, r.penalty, r.pause, r.version, r.generation, redis.call('GET', KEYS[2]) }
+return { now, r.epoch, r.penalty, r.pause, r.version, r.generation, r.reset, redis.call('GET', KEYS[2]) }

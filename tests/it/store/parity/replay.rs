@@ -68,7 +68,7 @@ enum Call<'a> {
     Check { costs: Costs<'a> },
     Cancel(&'a Held),
     Reset,
-    Tend(Change<'static>),
+    Tend(Change<'a>),
 }
 
 impl<'a> Pair<'a> {
@@ -139,6 +139,13 @@ impl<'a> Pair<'a> {
             Op::Cancel { back } => granted.iter().cloned().enumerate().rev().nth(*back),
             _ => None,
         };
+        let is_meant = |place: usize| matches!(op, Op::Restart { limits } if limits >> place & 1 == 1);
+        let restarted: Vec<Limit> = limits
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| is_meant(*place))
+            .map(|(_, limit)| limit.clone())
+            .collect();
         let call = match op {
             Op::Reserve { ahead, lease, .. } => Call::Reserve {
                 costs: costs.costs(),
@@ -154,6 +161,7 @@ impl<'a> Pair<'a> {
                 None => return Ok(()),
             },
             Op::Tend(change) => Call::Tend(*change),
+            Op::Restart { .. } => Call::Tend(Change::Reset { limits: &restarted }),
             _ => Call::Reset,
         };
         let when = (now, *generation);

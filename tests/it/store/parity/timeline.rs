@@ -59,6 +59,10 @@ pub enum Op {
         back: usize,
     },
     Reset,
+    /// [`Change::Reset`] of the limits whose bits are set.
+    Restart {
+        limits: u8,
+    },
     /// Redis forgets its scripts.
     Flush,
     /// The other numbers.
@@ -118,8 +122,9 @@ fn op() -> impl Strategy<Value = Op> {
         10 => (jobs(), ahead(), lease, prop::bool::weighted(0.2))
             .prop_map(|(jobs, ahead, lease, policing)| Op::Reserve { jobs, ahead, lease, policing }),
         10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
-        5 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
+        6 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
         2 => Just(Op::Reset),
+        1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
         1 => Just(Op::Flush),
         1 => Just(Op::Swap),
         3 => change().prop_map(Op::Tend),

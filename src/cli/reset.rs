@@ -1,0 +1,66 @@
+//! `paced reset`: the counts of limits begin at 0, everywhere and at once.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+
+use hyper::Method;
+use serde_json::json;
+
+use super::ask::Daemon;
+use super::exit::Exit;
+use super::{Global, Output, out};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The downstream, as in the daemon's configuration
+    downstream: String,
+    /// Only this limit, which may be a plan's [default: all of them]
+    #[arg(long, value_name = "NAME")]
+    limit: Option<String>,
+    /// Asks nothing
+    #[arg(long)]
+    yes: bool,
+    /// Why, for the audit log
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+pub(super) async fn run(global: &Global, args: Args) -> Exit {
+    let outcome = async {
+        // Whoever has no right to change anything need not be asked first.
+        let daemon = Daemon::of(global)?;
+        confirm(&args)?;
+        let Args { downstream, limit, reason, .. } = args;
+        let body = json!({ "limit": limit, "reason": reason });
+        let told = daemon.ask(Method::POST, &downstream, "reset", Some(body)).await?;
+        if global.output == Output::Json {
+            return out::line(told);
+        }
+        let names = told["reset"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+        let names: Vec<String> = names.map(|name| format!("`{}`", out::printable(name))).collect();
+        out::line(format_args!("{downstream}: the counts of {} begin at 0", names.join(", ")))
+    };
+    outcome.await.err().unwrap_or(Exit::Ok)
+}
+
+/// Asks on a terminal whether it is meant; elsewhere `--yes` has to say so.
+fn confirm(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
+    if *yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        eprintln!("paced: a reset forgets what was used of the limits; say --yes if it is meant");
+        return Err(Exit::Usage);
+    }
+    let what =
+        limit.as_ref().map_or_else(|| "every limit".to_owned(), |limit| format!("the limit `{limit}`"));
+    eprint!("Forget what was used of {what} of {downstream}? [y/N] ");
+    // Should it fail, the answer does not come, either.
+    let _ = std::io::stderr().flush();
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    eprintln!("paced: nothing was changed");
+    Err(Exit::Usage)
+}

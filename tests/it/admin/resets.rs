@@ -1,0 +1,73 @@
+//! `paced reset` while jobs are on their way.
+
+use serde_json::json;
+
+use super::api::{Desk, TOKEN};
+use super::*;
+use crate::support::count;
+use crate::support::site::compare;
+
+#[tokio::test]
+async fn resets_under_load_keep_the_pace() {
+    const JOBS: usize = 600;
+    let site = Site::shared("resetload", "rate = '200/s'\nqueue.prefetch = 100").await;
+    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    site.publish(Job::many("job", JOBS)).await;
+    for number in 1..=10 {
+        site.api.wait_for(number * 50, LONG).await;
+        let desk = if number % 2 == 0 { &one } else { &other };
+        assert_eq!(desk.send(Method::POST, "/reset", &[], "").await.0, 200);
+    }
+    let arrivals = site.api.wait_for(JOBS, LONG).await;
+    assert!(compare("job", JOBS, &arrivals).is_clean());
+    let (stamps, rate) = (site.api.stamps(), "200/s".parse().unwrap());
+    count::assert_paced(&stamps, rate, Duration::from_millis(100));
+    assert!(count::span(&stamps) < Duration::from_millis(4500), "resets cost no slots");
+    assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
+}
+
+#[tokio::test]
+async fn what_was_used_up_is_free_again_for_every_replica() {
+    let limits = "rate = '200/s'\nqueue.prefetch = 100\n\
+                  limits = [{ algorithm = 'fixed-window', rate = '30/30d', name = 'monthly' }]";
+    let site = Site::shared("resetwindow", limits).await;
+    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    site.publish(Job::many("job", 80)).await;
+    site.api.wait_for(30, LONG).await;
+    for (args, told) in [
+        (&["reset", "billing"][..], "say --yes"),
+        (&["reset", "billing", "--limit", "daily", "--yes"], "there are `leaky-bucket-0`, `monthly`"),
+        (&["reset", "biling", "--yes"], "no such downstream; this daemon has billing"),
+    ] {
+        let output = one.tool(TOKEN, args).await;
+        assert!(output.code == 2 && output.stderr.contains(told), "{args:?} {output:?}");
+    }
+    let output = one.tool("wrong", &["reset", "billing", "--yes"]).await;
+    assert_eq!(output.code, 77, "{output:?}");
+    // The pace alone gives no more of the month.
+    let output = one.tool(TOKEN, &["reset", "billing", "--limit", "leaky-bucket-0", "--yes"]).await;
+    assert_eq!(output.stdout, "billing: the counts of `leaky-bucket-0` begin at 0\n", "{output:?}");
+    assert_eq!(site.api.count(), 30);
+
+    let args = ["-o", "json", "reset", "billing", "--limit", "monthly", "--yes", "--reason", "they asked"];
+    let output = other.tool(TOKEN, &args).await;
+    let told: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((&told["name"], &told["reset"]), (&json!("billing"), &json!(["monthly"])));
+    site.api.wait_for(60, LONG).await;
+    let output = one.tool(TOKEN, &["reset", "billing", "--yes"]).await;
+    assert_eq!(
+        output.stdout, "billing: the counts of `leaky-bucket-0`, `monthly` begin at 0\n",
+        "{output:?}"
+    );
+    let arrivals = site.api.wait_for(80, LONG).await;
+    assert!(compare("job", 80, &arrivals).is_clean());
+
+    let audit = other.audit("admin: changed", 1).await;
+    let field = |name: &str| audit[0][name].as_str().unwrap_or_default();
+    assert_eq!((field("change"), field("reason"), field("downstream")), ("reset", "they asked", "billing"));
+    assert!(field("before").starts_with("reset ") && field("after").ends_with(" of monthly"), "{audit:?}");
+    for desk in [&one, &other] {
+        desk.paced.wait_line("reset: the counts of limits began at 0", LONG).await;
+        assert_eq!(desk.paced.stop().await, 0);
+    }
+}
