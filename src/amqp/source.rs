@@ -250,6 +250,7 @@ impl Subscriber {
             subscription: Arc::clone(subscription),
             desk: Arc::clone(&self.desk),
             tag,
+            redelivered: delivery.redelivered,
             routing_key: delivery.routing_key,
             properties: delivery.properties,
             body,

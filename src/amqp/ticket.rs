@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use lapin::BasicProperties;
@@ -30,11 +30,17 @@ mod reply;
 pub(super) struct Subscription {
     pub(super) acker: Arc<Acker>,
     over: AtomicBool,
+    /// Rises from one to the next.
+    generation: u64,
 }
 
+/// Of the latest subscription.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
 impl Subscription {
-    pub(super) const fn new(acker: Arc<Acker>) -> Self {
-        Self { acker, over: AtomicBool::new(false) }
+    pub(super) fn new(acker: Arc<Acker>) -> Self {
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { acker, over: AtomicBool::new(false), generation }
     }
 
     /// Its deliveries come again elsewhere.
@@ -95,6 +101,7 @@ pub(super) struct AmqpTicket {
     pub(super) subscription: Arc<Subscription>,
     pub(super) desk: Arc<Desk>,
     pub(super) tag: u64,
+    pub(super) redelivered: bool,
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
     pub(super) body: Bytes,
@@ -124,6 +131,14 @@ impl Drop for AmqpTicket {
 impl Ticket for AmqpTicket {
     fn is_live(&self) -> bool {
         self.subscription.is_live()
+    }
+
+    fn generation(&self) -> u64 {
+        self.subscription.generation
+    }
+
+    fn is_redelivered(&self) -> bool {
+        self.redelivered
     }
 
     fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {

@@ -13,11 +13,15 @@ use super::intake::expired;
 use super::lane::Entry;
 use super::meters::Meters;
 use super::retry::RetryPolicy;
+use super::sending::{Sending, Underway};
 use super::source::{DeadLetter, Report, Ticket};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
+
+/// A job whose answers nobody can read is repeated so often: each time it may have been done.
+const MAX_UNREADABLE: u32 = 1;
 
 /// What all flights of a downstream share.
 pub(super) struct Gear {
@@ -36,6 +40,8 @@ pub(super) struct Gear {
     pub(super) meters: Meters,
     /// Of dead letters, which anybody who publishes can cause.
     pub(super) letters: Arc<BoundedLog>,
+    /// What is being sent.
+    pub(super) sending: Arc<Sending>,
 }
 
 /// What a flight tells its pacer.
@@ -92,12 +98,14 @@ pub(super) struct Flight {
     entry: Entry,
     slot: Micros,
     deadline: Deadline,
+    underway: Underway,
 }
 
 impl Flight {
     pub(super) fn new(gear: Arc<Gear>, place: Place, held: Held) -> Self {
         let Held { entry, slot, deadline } = held;
-        Self { gear, place, entry, slot, deadline }
+        let underway = gear.sending.begin(&entry);
+        Self { gear, place, entry, slot, deadline, underway }
     }
 
     /// Takes a last look, releases the job to the sink, and settles it by the outcome.
@@ -109,10 +117,11 @@ impl Flight {
     }
 
     /// The last look before the hand-over: is the job still ours, is the slot still one, and now?
-    async fn check(self) -> Option<Self> {
+    async fn check(mut self) -> Option<Self> {
         let meters = &self.gear.meters;
         if !self.entry.ticket.is_live() {
             meters.stale.increment(1);
+            self.give_up();
             return None;
         }
         if self.gear.gate.refuses(self.slot, self.deadline) {
@@ -128,6 +137,7 @@ impl Flight {
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
             meters.slot_outdated();
             let report = self.report(None);
+            self.inherit();
             self.bury(expired(deadline, report), Response::default()).await;
             return None;
         }
@@ -174,14 +184,24 @@ impl Flight {
         outcome
     }
 
+    /// The send is over. Where its message was delivered again meanwhile the job goes on with the ticket of
+    /// that delivery.
+    fn inherit(&mut self) {
+        if let Some(heir) = self.underway.end() {
+            self.entry.ticket = heir;
+        }
+    }
+
     /// The slot is not used: the job waits for another one.
-    fn give_up(self) {
+    fn give_up(mut self) {
+        self.inherit();
         let (downstream, late) = (&self.gear.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used, reserving anew");
         self.place.tell(Event::Back(self.entry));
     }
 
     async fn settle(mut self, outcome: Outcome) {
+        self.inherit();
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
@@ -203,6 +223,16 @@ impl Flight {
                 }
                 let wait = self.gear.retry.throttled(self.entry.tries.throttled, after);
                 self.try_again(wait, detail, Some(status), response).await;
+            }
+            Outcome::Unreadable { detail } => {
+                self.gear.meters.retry("answer");
+                self.entry.tries.unreadable += 1;
+                if self.entry.tries.unreadable > MAX_UNREADABLE {
+                    let letter = DeadLetter { reason: Reason::Status, detail, report: self.report(None) };
+                    return self.bury(letter, Response::default()).await;
+                }
+                let wait = self.gear.retry.backoff(self.entry.tries.failed(), None);
+                self.try_again(wait, detail, None, None).await;
             }
             Outcome::Retry { reason, detail, status, after, response } => {
                 self.gear.meters.retry(reason);
@@ -269,7 +299,7 @@ const fn is_answered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Delivered(_) => true,
         Outcome::Missed | Outcome::Unreachable { .. } => false,
-        Outcome::Throttled { .. } => true,
+        Outcome::Throttled { .. } | Outcome::Unreadable { .. } => true,
         Outcome::Retry { status, .. } | Outcome::Dead { status, .. } => status.is_some(),
     }
 }

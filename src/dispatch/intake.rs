@@ -1,5 +1,7 @@
 //! From a message to a job, or to the dead letters: a bad message never panics and never blocks.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::lane::Entry;
@@ -34,7 +36,8 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
     }
     let not_before = job.not_before.filter(|start| *start > now);
     let since = Instant::now();
-    let entry = Entry { job, ticket, tries: Tries::default(), since, seq };
+    let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
+    let entry = Entry { job, has_own_id, ticket, tries: Tries::default(), since, seq };
     match not_before {
         Some(start) => Intake::Later(since + start.since(now), entry),
         None => Intake::Ready(entry),

@@ -1,6 +1,7 @@
 //! What waits for a slot: first in, first out within each plan and priority.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -11,7 +12,9 @@ use crate::job::Job;
 /// A job in this replica's hands, with the right to settle it.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) job: Job,
+    pub(super) job: Arc<Job>,
+    /// The job's id is its producer's. Otherwise it was made up here, and again with each delivery.
+    pub(super) has_own_id: bool,
     pub(super) ticket: Box<dyn Ticket>,
     /// What became of the attempts at it so far.
     pub(super) tries: Tries,

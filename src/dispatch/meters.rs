@@ -148,7 +148,10 @@ impl Meters {
     pub(super) fn dispatched(&self, outcome: &Outcome, took: Duration) {
         let duration = match outcome {
             Outcome::Delivered(_) => &self.delivering,
-            Outcome::Retry { .. } | Outcome::Throttled { .. } | Outcome::Unreachable { .. } => &self.retrying,
+            Outcome::Retry { .. }
+            | Outcome::Throttled { .. }
+            | Outcome::Unreachable { .. }
+            | Outcome::Unreadable { .. } => &self.retrying,
             Outcome::Dead { .. } => &self.dying,
             Outcome::Missed => return,
         };

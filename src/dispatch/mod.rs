@@ -24,6 +24,7 @@ mod pacer;
 mod part;
 mod places;
 mod retry;
+mod sending;
 mod source;
 mod turns;
 

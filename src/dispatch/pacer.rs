@@ -16,7 +16,7 @@ use super::flight::{self, Event, Flight, Gear, Place};
 use super::gate::Gate;
 use super::held;
 use super::intake::{Intake, intake};
-use super::lane::Lane;
+use super::lane::{Entry, Lane};
 use super::meters::Meters;
 use super::places::Places;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
@@ -136,6 +136,7 @@ impl Pacer {
             opening,
             meters: Meters::new(&options.downstream, options.on_limit),
             letters: flight::letter_log(&options.downstream),
+            sending: Arc::default(),
         };
         gear.meters.rate_from(options.limits.rate().per_second(), false);
         Self {
@@ -281,13 +282,30 @@ impl Pacer {
         let seq = self.next_seq;
         self.next_seq += 1;
         match intake(delivery, &self.options.rules, seq) {
-            Intake::Ready(entry) => self.lane.push(entry),
+            Intake::Ready(entry) => {
+                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push(entry))
+            }
             Intake::Later(due, entry) => self.lane.push_later(due, entry),
             Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
         }
         if self.lane.len() >= self.crowded {
             self.purge();
         }
+    }
+
+    /// The job, unless it is of a message that was delivered again and is still being sent.
+    fn unless_sending(&self, entry: Entry) -> Option<Entry> {
+        let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
+        let entry = self.gear.sending.hand_over(entry);
+        if entry.is_none() {
+            let downstream = &self.options.downstream;
+            tracing::debug!(
+                downstream,
+                id,
+                "delivered again while it is being sent: waiting for that outcome"
+            );
+        }
+        entry
     }
 
     /// Buries a job that needs no slot for it.

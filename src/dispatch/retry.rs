@@ -54,6 +54,8 @@ pub(super) struct Tries {
     pub(super) throttled: u32,
     /// How often in a row the downstream could not be reached.
     pub(super) unreachable: u32,
+    /// How often the downstream answered what nobody can read.
+    pub(super) unreadable: u32,
 }
 
 impl Tries {
@@ -98,7 +100,7 @@ mod tests {
         assert_eq!(POLICY.throttled(3, None), None);
         let unlimited = RetryPolicy { max_throttled: None, ..POLICY };
         assert!(unlimited.throttled(u32::MAX, None).unwrap() <= POLICY.max_backoff);
-        let tries = Tries { sent: 7, throttled: 5, unreachable: 9 };
+        let tries = Tries { sent: 7, throttled: 5, unreachable: 9, unreadable: 1 };
         assert_eq!(tries.failed(), 2);
     }
 

@@ -37,8 +37,8 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
 /// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it, a
 /// connection that broke, a downstream that asks its callers to slow down, or one that refuses this
 /// replica's credentials.
-pub const RETRY_REASONS: [&str; 6] =
-    ["status", "timeout", "connect", "connection", "throttled", "unauthorized"];
+pub const RETRY_REASONS: [&str; 7] =
+    ["status", "timeout", "connect", "connection", "throttled", "unauthorized", "answer"];
 
 /// Asked when a job is about to be handed over: false where its slot is missed. It may be asked again
 /// when the first hand-over came to nothing.
@@ -68,6 +68,12 @@ pub enum Outcome {
         after: Option<Duration>,
         /// The response, for `reply_to`, when no attempt is left.
         response: Option<Response>,
+    },
+    /// It answered, and nobody can tell what: it may have done the work. Worth one more attempt, at a new slot,
+    /// and no second one.
+    Unreadable {
+        /// For people.
+        detail: String,
     },
     /// Worth another attempt, at a new slot.
     Retry {

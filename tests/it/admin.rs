@@ -20,6 +20,7 @@ mod api;
 mod metrics;
 mod pauses;
 mod rates;
+mod redelivery;
 mod resets;
 
 const LONG: Duration = Duration::from_secs(60);

@@ -196,7 +196,7 @@ impl Pacer {
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
-        let costs = granted.clone().last().and_then(|cost| last.map(|slot| (when(slot), cost)));
+        let costs = granted.clone().next_back().and_then(|cost| last.map(|slot| (when(slot), cost)));
         let units = granted.map(u64::from).sum();
         self.turns.granted(queue, units, costs);
         if !newest {

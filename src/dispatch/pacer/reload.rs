@@ -30,7 +30,7 @@ impl Pacer {
     /// the old ones.
     pub(super) fn apply(&mut self, options: Options) {
         let (tolerance, opening) = lateness(&options);
-        let Gear { downstream, sink, gate, meters, letters, .. } = &*self.gear;
+        let Gear { downstream, sink, gate, meters, letters, sending, .. } = &*self.gear;
         self.gear = Arc::new(Gear {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
@@ -41,6 +41,7 @@ impl Pacer {
             opening,
             meters: meters.clone(),
             letters: Arc::clone(letters),
+            sending: Arc::clone(sending),
         });
         self.places.resize(options.concurrency);
         self.turns.follow(&options);

@@ -6,6 +6,7 @@ pub(super) mod parts;
 mod pauses;
 mod plans;
 mod police;
+mod redelivery;
 mod reload;
 mod resets;
 mod settle;

@@ -83,11 +83,21 @@ struct ScriptedTicket {
     reply_to: Option<String>,
     live: Arc<AtomicBool>,
     ledger: Ledger,
+    generation: u64,
+    redelivered: bool,
 }
 
 impl Ticket for ScriptedTicket {
     fn is_live(&self) -> bool {
         self.live.load(Ordering::SeqCst)
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn is_redelivered(&self) -> bool {
+        self.redelivered
     }
 
     fn ack(self: Box<Self>, _receipt: Receipt, report: Report) {
@@ -361,6 +371,8 @@ pub(super) struct Bench {
     pub(super) clock: Arc<dyn ReleaseClock>,
     pub(super) ledger: Ledger,
     pub(super) live: Arc<AtomicBool>,
+    /// Of the channel that messages come through.
+    generation: u64,
     pub(super) stop: CancellationToken,
     /// What the source was told.
     pub(super) windows: Arc<Mutex<Vec<u16>>>,
@@ -401,6 +413,7 @@ impl Bench {
             clock: Arc::new(TokioClock),
             ledger: Ledger::default(),
             live: Arc::new(AtomicBool::new(true)),
+            generation: 1,
             stop: CancellationToken::new(),
             messages: tell,
             source: Some(ScriptedSource { messages, windows: Arc::clone(&windows) }),
@@ -411,9 +424,25 @@ impl Bench {
 
     pub(super) fn publish(&self, message: Message) {
         let id = message.message_id.clone().unwrap_or_default();
+        self.deliver(message, id, false);
+    }
+
+    /// A message that was delivered before; the ledger knows this delivery by a name of its own.
+    pub(super) fn publish_again(&self, message: Message, label: &str) {
+        self.deliver(message, label.to_owned(), true);
+    }
+
+    /// The channel that all messages came through so far is lost; others come through another one.
+    pub(super) fn reconnect(&mut self) {
+        self.live.store(false, Ordering::SeqCst);
+        self.live = Arc::new(AtomicBool::new(true));
+        self.generation += 1;
+    }
+
+    fn deliver(&self, message: Message, id: String, redelivered: bool) {
         let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
-        let reply_to = message.reply_to.clone();
-        let ticket = Box::new(ScriptedTicket { id, reply_to, live, ledger });
+        let (reply_to, generation) = (message.reply_to.clone(), self.generation);
+        let ticket = Box::new(ScriptedTicket { id, reply_to, live, ledger, generation, redelivered });
         self.messages.send(Delivery { message, ticket }).unwrap();
     }
 
@@ -456,9 +485,11 @@ fn rules() -> Rules {
 pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
     let rules = rules();
     let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
-    let ticket = Box::new(ScriptedTicket { id, reply_to: None, live, ledger: Ledger::default() });
-    let job = decode(&message("0"), &rules).unwrap();
-    let entry = Entry { job, ticket, tries: Tries::default(), since: deadline, seq: 0 };
+    let (ledger, generation) = (Ledger::default(), 1);
+    let ticket =
+        Box::new(ScriptedTicket { id, reply_to: None, live, ledger, generation, redelivered: false });
+    let job = Arc::new(decode(&message("0"), &rules).unwrap());
+    let entry = Entry { job, has_own_id: true, ticket, tries: Tries::default(), since: deadline, seq: 0 };
     Held { entry, slot: Micros(0), deadline: Deadline::at(deadline) }
 }
 

@@ -1,6 +1,8 @@
 //! What becomes of a job: tried again, settled, or refused.
 
 use super::*;
+use crate::dispatch::Report;
+use crate::sink::Outcome;
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_job_is_tried_again_at_a_new_slot() {
@@ -198,4 +200,24 @@ async fn stale_retries_do_not_keep_a_dispatcher_whose_source_has_ended() {
     bench.end();
     done.await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+/// Nobody knows whether it did the work: each repeat may do it again.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_nobody_can_read_is_asked_for_once_more() {
+    let mut bench = Bench::new("100/s", QUICK);
+    let unreadable = || Outcome::Unreadable { detail: "the answer cannot be parsed: x".to_owned() };
+    bench.sink.answer("once", unreadable());
+    bench.sink.answer("always", unreadable());
+    bench.sink.answer("always", unreadable());
+    bench.publish(message("once"));
+    bench.publish(message("always"));
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.ids(), ["once", "always", "once", "always"]);
+    assert!(matches!(bench.ledger.of("once")[..], [Settled::Acked(Report { attempts: 2, .. })]));
+    let letter = bench.ledger.letter("always");
+    assert_eq!((letter.reason, letter.report.attempts, letter.report.status), (Reason::Status, 2, None));
+    assert_eq!(letter.detail, "the answer cannot be parsed: x");
 }

@@ -83,6 +83,7 @@ impl HttpSink {
                 outcome
             }
             Err(Failed::Unreachable(detail)) => Outcome::Unreachable { detail },
+            Err(Failed::Unreadable(detail)) => Outcome::Unreadable { detail },
             Err(Failed::Sent { reason, detail }) => {
                 Outcome::Retry { reason, detail, status: None, after: None, response: None }
             }
@@ -110,10 +111,7 @@ impl HttpSink {
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if reused => request = unsent,
                     Some(_) => return Err(Failed::Unreachable(chain(&error.into_error()))),
-                    None => {
-                        let detail = chain(&error.into_error());
-                        return Err(Failed::Sent { reason: "connection", detail });
-                    }
+                    None => return Err(Failed::after_sending(&error.into_error())),
                 },
             }
         }
@@ -128,8 +126,21 @@ impl HttpSink {
 enum Failed {
     /// Nothing of the request was written.
     Unreachable(String),
+    /// The downstream has the request, and answered what is no HTTP.
+    Unreadable(String),
     /// The downstream may have the request.
     Sent { reason: &'static str, detail: String },
+}
+
+impl Failed {
+    /// With this error, once a part of the request was written.
+    fn after_sending(error: &hyper::Error) -> Self {
+        let detail = chain(error);
+        if error.is_parse() {
+            return Self::Unreadable(format!("the answer cannot be parsed: {detail}"));
+        }
+        Self::Sent { reason: "connection", detail }
+    }
 }
 
 impl Sink for HttpSink {

@@ -38,7 +38,7 @@ const LABELS: [(&str, &str, &[&str]); 18] = [
     (
         "paced_job_retries_total",
         "reason",
-        &["status", "timeout", "connect", "connection", "throttled", "unauthorized"],
+        &["status", "timeout", "connect", "connection", "throttled", "unauthorized", "answer"],
     ),
     (
         "paced_jobs_rejected_total",
@@ -262,7 +262,8 @@ async fn the_counters_agree_with_what_the_api_saw() {
     {
         assert_eq!(count("paced_jobs_settled_total", "outcome", outcome), expected, "{outcome}");
     }
-    assert_eq!(count("paced_job_retries_total", "reason", "status"), 5);
+    assert_eq!(count("paced_job_retries_total", "reason", "status"), 4);
+    assert_eq!(count("paced_job_retries_total", "reason", "throttled"), 1);
     assert_eq!(last.total("paced_job_retries_total"), 8, "and three by broken connections");
     for (reason, expected) in [
         ("status", 2),

@@ -64,6 +64,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     ];
     for limits in every {
         let limits = LimitSet::new(limits).unwrap();
+        store.tend("billing", Change::Reset { limits: limits.iter().as_slice() }).await?;
         for key in ["", "tenant-42"] {
             let (scope, costs) = (Scope { downstream: "billing", key }, Costs::Each(&[1; 3]));
             let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });

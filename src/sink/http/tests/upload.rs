@@ -146,3 +146,42 @@ async fn a_server_that_writes_its_answer_before_it_reads_on_is_not_waited_for() 
     .await;
     assert_eq!((delivered(outcome).status, read), (200, LONG));
 }
+
+/// Answers one request after the other, each with so many headers; how many there were.
+async fn answers_with_headers(headers: usize) -> (Outcome, usize) {
+    let head = (0..headers).fold("HTTP/1.1 200 OK\r\n".to_owned(), |head, n| head + &format!("x-{n}: y\r\n"));
+    let (outcome, requests) = send_to(PATIENT, move |mut stream| async move {
+        let read = read_head(&mut stream).await;
+        assert_eq!(read_body(&mut stream, read, LONG).await, LONG);
+        stream
+            .write_all(format!("{head}content-length: 0\r\nconnection: close\r\n\r\n").as_bytes())
+            .await
+            .expect("an answer");
+        // No other request comes, here or on another connection.
+        1 + stream.read(&mut [0; 1]).await.unwrap_or(0)
+    })
+    .await;
+    (outcome, requests)
+}
+
+#[tokio::test]
+async fn an_answer_of_many_headers_is_read() {
+    for headers in [99, 150, 250] {
+        let (outcome, requests) = answers_with_headers(headers).await;
+        assert_eq!((delivered(outcome).status, requests), (200, 1), "{headers}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_parsed_is_told_apart() {
+    let (outcome, requests) = answers_with_headers(300).await;
+    let Outcome::Unreadable { detail } = outcome else { panic!("{outcome:?}") };
+    assert!(detail.starts_with("the answer cannot be parsed: ") && requests == 1, "{detail}");
+    let (outcome, ()) = send_to(PATIENT, |mut stream| async move {
+        let read = read_head(&mut stream).await;
+        read_body(&mut stream, read, LONG).await;
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n\r\n").await.expect("an answer");
+    })
+    .await;
+    assert!(matches!(outcome, Outcome::Unreadable { .. }), "{outcome:?}");
+}

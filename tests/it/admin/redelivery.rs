@@ -1,0 +1,58 @@
+//! A broker that is lost while requests are on their way: what it delivers again waits for their outcomes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::api::Desk;
+use super::*;
+use crate::support::proxy::Proxy;
+use crate::support::servers::redis;
+use crate::support::site::compare;
+
+const JOBS: usize = 10;
+
+/// Has the broker deliver jobs again while the API holds them; then it gives the first request for each of
+/// them `first`, and all others 200. It must be asked just so often, and no job be left.
+async fn lost_while_sending(topic: &str, first: fn() -> Answer, requests: usize) {
+    let broker = rabbit().await;
+    let way = Proxy::start(broker.port(), Duration::ZERO).unwrap();
+    let quick = "rate = '200/s'\nretry.min_backoff = '1ms'\nretry.max_backoff = '2ms'";
+    let mut site = Site::on(broker, redis().await, topic, quick);
+    site.amqp = site.amqp.replace(&format!(":{}", broker.port()), &format!(":{}", way.port()));
+    let (gate, asked) = (Gate::closed(), AtomicUsize::new(0));
+    site.api.rule({
+        let gate = gate.clone();
+        move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+            number if number < JOBS => first().gated(&gate),
+            _ => Answer::ok(),
+        }
+    });
+    let desk = Desk::with_token(&site).await;
+    site.publish(Job::many("job", JOBS)).await;
+    site.api.wait_for(JOBS, LONG).await;
+    way.cut();
+    desk.paced.wait_line("not consuming", LONG).await;
+    way.restore();
+    desk.paced.wait_line("consuming again", LONG).await;
+    until("all were delivered again", LONG, async || {
+        desk.metric("paced_jobs_received_total").await >= 2.0 * JOBS as f64
+    })
+    .await;
+    gate.open();
+    site.api.wait_for(requests, LONG).await;
+    assert_eq!(desk.paced.stop().await, 0);
+    site.depth(&site.queue(), 0, LONG).await;
+    let arrivals = site.api.arrivals();
+    assert_eq!(arrivals.len(), requests);
+    assert!(compare("job", JOBS, &arrivals[..JOBS]).is_clean());
+    assert!(compare("job", JOBS, &arrivals[requests - JOBS..]).is_clean());
+}
+
+#[tokio::test]
+async fn jobs_that_are_being_sent_are_not_sent_again() {
+    lost_while_sending("again", Answer::ok, JOBS).await;
+}
+
+#[tokio::test]
+async fn those_that_fail_are_tried_again_once_each() {
+    lost_while_sending("againfail", || Answer::status(503), 2 * JOBS).await;
+}
