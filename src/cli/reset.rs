@@ -1,6 +1,6 @@
 //! `paced reset`: the counts of limits begin at 0, everywhere and at once.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::{BufRead as _, IsTerminal as _};
 
 use hyper::Method;
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
         let body = json!({ "limit": limit, "reason": reason });
         let told = daemon.ask(Method::POST, &downstream, "reset", Some(body)).await?;
         if global.output == Output::Json {
-            return out::line(told);
+            return out::json(&told);
         }
         let names = told["reset"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
         let names: Vec<String> = names.map(|name| format!("`{}`", out::printable(name))).collect();
@@ -48,19 +48,17 @@ fn confirm(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        eprintln!("paced: a reset forgets what was used of the limits; say --yes if it is meant");
+        out::say("paced: a reset forgets what was used of the limits; say --yes if it is meant");
         return Err(Exit::Usage);
     }
     let what =
         limit.as_ref().map_or_else(|| "every limit".to_owned(), |limit| format!("the limit `{limit}`"));
-    eprint!("Forget what was used of {what} of {downstream}? [y/N] ");
-    // Should it fail, the answer does not come, either.
-    let _ = std::io::stderr().flush();
+    out::say(format_args!("Forget what was used of {what} of {downstream}? [y/N]"));
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
-    eprintln!("paced: nothing was changed");
+    out::say("paced: nothing was changed");
     Err(Exit::Usage)
 }
