@@ -112,6 +112,9 @@ pub async fn check_online(options: &Options) -> Findings {
                 }
             }
             Err(Error::NotFound { .. }) if thing.declared => {}
+            Err(Error::Refused { detail, .. }) if !thing.consumed => {
+                warnings.push(Warning::MayNotLook { name: thing.name.clone(), detail });
+            }
             Err(error) => {
                 let over = error.is_unreachable();
                 errors.push(error);
