@@ -2,7 +2,8 @@
 //!
 //! There are two connections, since a broker that blocks publishers would block the acks on the same
 //! connection too. Each is kept up by a supervisor of our own: lapin's recovery gives the holders of
-//! messages no sign that these will be delivered again.
+//! messages no sign that these will be delivered again. A third one is opened for replies once there are any:
+//! strangers choose their queues, and may choose one that costs the connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +44,7 @@ mod letter;
 mod message;
 mod properties;
 mod publisher;
+mod replies;
 mod rights;
 mod source;
 mod status;
@@ -56,6 +58,7 @@ mod window;
 
 use budget::Account;
 use gate::Gate;
+use replies::Replies;
 use source::{Slot, Subscriber};
 use status::Roll;
 use ticket::Desk;
@@ -123,6 +126,7 @@ impl Options {
 pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
+    replies: Arc<Replies>,
     consuming: Option<supervisor::Line>,
     /// Every connection that is kept up, by what it is for.
     lines: Vec<(&'static str, supervisor::Line)>,
@@ -175,6 +179,7 @@ impl Amqp {
         let names = options.downstreams.iter().map(|d| d.name.clone());
         Self {
             accounts: names.zip(accounts).collect(),
+            replies: Arc::new(Replies::new(options.address.clone())),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: None,
@@ -219,6 +224,7 @@ impl Amqp {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
+            replies: Arc::clone(&self.replies),
             line: self.consuming.clone().ok_or_else(unknown)?,
             gate: Arc::clone(&self.gate),
             log: ticket::publish_log(downstream),
@@ -297,6 +303,7 @@ impl Amqp {
                 .buffer_unordered(gate::PLACES)
                 .fold(true, async |all, flushed| all && flushed)
                 .await;
+            self.replies.close().await;
             self.stopping.cancel();
             self.supervisors.wait().await;
             flushed

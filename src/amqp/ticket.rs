@@ -15,6 +15,7 @@ use super::connection::Backoff;
 use super::gate::Gate;
 use super::letter;
 use super::publisher::{PublishError, Publisher};
+use super::replies::Replies;
 use super::supervisor::Line;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
@@ -58,6 +59,7 @@ pub(super) struct Desk {
     pub(super) options: Arc<Options>,
     pub(super) downstream: Downstream,
     pub(super) publisher: Publisher,
+    pub(super) replies: Arc<Replies>,
     /// The consuming connection, for declarations.
     pub(super) line: Line,
     /// Of the consuming connection.
@@ -93,8 +95,9 @@ impl Desk {
     }
 }
 
-/// How often a reply's queue may reject it: a requester whose queue stays full does not read it.
-const REPLY_REJECTIONS: u32 = 5;
+/// How often a reply may fail: a requester whose queue stays full does not read it, and a name that costs
+/// the channel each time is no requester's.
+const REPLY_FAILURES: u32 = 3;
 
 /// A delivery that is not settled yet. Dropped so, it goes back to its queue.
 pub(super) struct AmqpTicket {
@@ -182,12 +185,17 @@ impl Errand {
 
     /// True where trying on would only hold the job up: nobody waits for a dead letter, and it must not
     /// be lost, but a requester that is gone or broken can wait for ever.
-    fn is_lost(&self, error: &PublishError, rejections: u32) -> bool {
+    fn is_lost(&self, error: &PublishError, failures: u32) -> bool {
         match self {
             Self::Bury { .. } => false,
-            Self::Reply { .. } => !error.is_retryable() || rejections >= REPLY_REJECTIONS,
+            Self::Reply { .. } => !error.is_retryable() || failures >= REPLY_FAILURES,
         }
     }
+}
+
+/// Whether the broker takes nothing from anybody: that says nothing about this reply.
+const fn is_brokers(error: &PublishError) -> bool {
+    matches!(error, PublishError::TimedOut { blocked: true, .. })
 }
 
 impl AmqpTicket {
@@ -197,7 +205,7 @@ impl AmqpTicket {
         let (downstream, what) = (&self.desk.downstream.name, errand.name());
         let mut backoff = Backoff::default();
         let mut troubled = false;
-        let mut rejections = 0;
+        let mut failures = 0;
         while self.is_live() {
             match self.publish(errand).await {
                 Ok(()) => {
@@ -208,8 +216,8 @@ impl AmqpTicket {
                     return true;
                 }
                 Err(error) => {
-                    rejections += u32::from(error == PublishError::Rejected);
-                    if errand.is_lost(&error, rejections) {
+                    failures += u32::from(!is_brokers(&error));
+                    if errand.is_lost(&error, failures) {
                         let line = || warn!(%downstream, %error, "cannot publish a {what}; gave it up");
                         self.desk.log.line("given-up", line);
                         return false;
@@ -238,7 +246,7 @@ impl AmqpTicket {
             // A requester that is gone has no queue any more: nothing is left to do then.
             Errand::Reply { queue, body } => {
                 let properties = letter::reply(self.properties.correlation_id().as_ref());
-                publisher.publish("", queue, properties, body).await
+                self.desk.replies.publish(queue, properties, body).await
             }
         }
     }

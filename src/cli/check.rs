@@ -24,6 +24,12 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
     let settings = parts::load(global)?.settings;
     let names: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
     out::line(format_args!("configuration ok: {} downstream(s): {}", names.len(), names.join(", ")))?;
+    for (name, downstream) in &settings.downstreams {
+        out::line(format_args!("{name}: max_cost {}", downstream.max_cost()))?;
+        for plan in downstream.plan_rules() {
+            out::line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
+        }
+    }
     if !args.online {
         return Ok(());
     }

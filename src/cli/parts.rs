@@ -5,7 +5,7 @@ use std::sync::Arc;
 use paced::amqp;
 use paced::config::{self, Downstream, Loaded, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
-use paced::job::Rules;
+use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink};
 use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
 
@@ -77,13 +77,24 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
 }
 
 /// What a message to the downstream must obey.
-pub(super) fn rules(downstream: &Downstream) -> Rules {
+pub(super) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
     Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
         max_cost: downstream.max_cost(),
         plans: downstream.plan_rules(),
         default_plan: downstream.default_plan(),
+        reply: reply_rules(settings),
+    }
+}
+
+/// Where replies may go: never to a queue that a downstream of this configuration consumes.
+fn reply_rules(settings: &Settings) -> ReplyRules {
+    let queues = settings.downstreams.values().filter_map(|downstream| downstream.queue.name.clone());
+    ReplyRules {
+        allow: settings.reply.allow.clone(),
+        own: Some(format!("{}.", settings.amqp.prefix)),
+        consumed: queues.collect(),
     }
 }
 
@@ -116,7 +127,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         on_unavailable: downstream.on_unavailable,
         revision: downstream.revision,
         prefetch: downstream.queue.prefetch,
-        rules: rules(downstream),
+        rules: rules(settings, downstream),
         drain_timeout: settings.shutdown.drain_timeout,
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use paced::dispatch::{
-    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, Source,
+    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, Source, max_cost,
 };
-use paced::job::{MaxCost, Message, Rules, Value};
+use paced::job::{Message, ReplyRules, Rules, Value};
 use paced::pipe::{self, Notify, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::{Limit, LimitSet, MemoryStore, Rate};
@@ -37,6 +37,9 @@ pub(super) struct Args {
     /// Header of every request; repeat it for several
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<(String, String)>,
+    /// The highest cost of one job [default: what the rate releases in a minute]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_cost: Option<u32>,
     /// Requests at once
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
@@ -142,9 +145,11 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_body: MAX_BODY,
             // Whoever pipes chooses the jobs.
             allow_headers: vec![Rules::ANY_HEADER.to_owned()],
-            max_cost: MaxCost::new(limits.max_cost(), "rate"),
+            max_cost: max_cost(&limits, args.max_cost),
             plans: Vec::new(),
             default_plan: None,
+            // A line cannot ask for a reply.
+            reply: ReplyRules::default(),
         },
         limits,
         plans: Vec::new(),

@@ -73,7 +73,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
         out::say(format_args!("paced: nothing to publish; give a FILE, --body TEXT or --count N"));
         return Err(Exit::Usage);
     }
-    let rules = parts::rules(downstream);
+    let rules = parts::rules(&settings, downstream);
     let mut options = parts::amqp(&settings)?;
     options.downstreams.retain(|downstream| downstream.name == args.downstream);
     let lines = if args.count.is_some() || args.body.is_some() {

@@ -24,7 +24,9 @@ use figment::Provider as _;
 
 pub use error::{ConfigError, ConfigErrors};
 pub use reload::Reload;
-pub use settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
+pub use settings::{
+    Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
+};
 pub use show::show;
 pub use source::Sources;
 pub use value::duration;

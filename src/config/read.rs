@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::error::{ConfigError, Kind};
 use super::reader::{Absent, Found, Reader, Table};
-use super::settings::{Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Secret, Settings, Shutdown, Store};
+use super::settings::{
+    Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
+};
 use super::{limits, url, value};
 use crate::dispatch::{OnLimit, OnUnavailable, RetryPolicy};
 use crate::job::nearest;
@@ -22,6 +24,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let precision = reader.parsed(&root, "precision", Absent::Default("fine"), value::precision);
     let amqp = amqp(reader, &root);
     let store = store(reader, &root);
+    let reply = reply(reader, &root);
     let admin = admin(reader, &root);
     let shutdown = shutdown(reader, &root);
     let plans = plans(reader, &root);
@@ -49,6 +52,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
         precision: precision?,
         amqp: amqp?,
         store: store?,
+        reply: reply?,
         admin,
         shutdown: shutdown?,
         downstreams: downstreams?,
@@ -73,13 +77,20 @@ fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
     Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable? })
 }
 
+fn reply<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Reply> {
+    let table = reader.table(root, "reply");
+    let allow =
+        reader.texts(&table, "allow", &["amq.rabbitmq.reply-to", ""], "[\"replies.\"]", value::reply_prefix);
+    Some(Reply { allow: allow? })
+}
+
 /// What is wrong with it the reader has, also where a part is none.
 pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let table = reader.table(root, "admin");
     let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
     let token = reader.secret(&table, "token", Absent::Unset, value::token);
     let hosts = ("[\"paced.internal\"]", value::allowed_host);
-    let allow_hosts = reader.texts(&table, "allow_hosts", hosts.0, hosts.1).unwrap_or_default();
+    let allow_hosts = reader.texts(&table, "allow_hosts", &[], hosts.0, hosts.1).unwrap_or_default();
     Admin { listen, token, allow_hosts }
 }
 
@@ -126,6 +137,7 @@ fn downstream<'v>(
     let sets = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
     let horizon = reader.parsed(&table, "horizon", Absent::Default("100ms"), horizon);
+    let max_cost = reader.whole(&table, "max_cost", 1..=u32::MAX.into());
     let concurrency = reader.integer(&table, "concurrency", 64, 1..=65_535);
     let own_unavailable = reader.parsed(&table, "on_unavailable", Absent::Unset, value::on_unavailable);
     let revision = reader.whole(&table, "revision", 0..=MAX_REVISION);
@@ -142,6 +154,7 @@ fn downstream<'v>(
         on_unavailable: own_unavailable.unwrap_or(on_unavailable),
         revision,
         horizon: horizon?,
+        max_cost: max_cost.and_then(|cost| u32::try_from(cost).ok()),
         concurrency: usize::try_from(concurrency?).ok()?,
         queue: queue?,
         http: http?,
@@ -235,7 +248,8 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
     let age = Absent::Default("90s");
     let max_connection_age = reader.parsed(&table, "max_connection_age", age, value::duration);
     let max_body = reader.parsed(&table, "max_body", Absent::Default("1MiB"), value::body_size);
-    let allow_headers = reader.texts(&table, "allow_headers", "[\"x-request-id\"]", value::allowed_header);
+    let allow_headers =
+        reader.texts(&table, "allow_headers", &[], "[\"x-request-id\"]", value::allowed_header);
     let headers = headers(reader, &table);
     Some(Http {
         base_url: base_url?,

@@ -255,17 +255,23 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The texts of an array such as `example`, each as `parse` makes it; [] where nobody gives it.
+    /// The texts of an array such as `example`, each as `parse` makes it; `default` where nobody gives it.
     pub fn texts(
         &mut self,
         table: &Table<'v>,
         key: &str,
+        default: &[&str],
         example: &str,
         parse: impl Fn(&str) -> Result<String, String>,
     ) -> Option<Vec<String>> {
+        let array = |texts: &[String]| {
+            let shown: Vec<String> = texts.iter().map(|text| quote(text)).collect();
+            format!("[{}]", shown.join(", "))
+        };
         let Some(found) = self.find(table, key) else {
-            self.note(table, key, "[]".to_owned(), None);
-            return Some(Vec::new());
+            let default: Vec<String> = default.iter().map(|text| (*text).to_owned()).collect();
+            self.note(table, key, array(&default), None);
+            return Some(default);
         };
         let mut texts = Some(Vec::new());
         for item in self.items(&found, "an array of strings", example)? {
@@ -281,8 +287,7 @@ impl<'v> Reader<'v> {
                 _ => texts = None,
             }
         }
-        let shown: Vec<String> = texts.iter().flatten().map(|text| quote(text)).collect();
-        self.note(table, key, format!("[{}]", shown.join(", ")), Some(&found));
+        self.note(table, key, array(texts.as_deref().unwrap_or_default()), Some(&found));
         texts
     }
 

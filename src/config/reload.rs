@@ -7,12 +7,13 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that count at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 14] = [
+const LIVE: [&str; 15] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
     "downstreams.*.limits",
     "downstreams.*.revision",
+    "downstreams.*.max_cost",
     "downstreams.*.concurrency",
     "downstreams.*.horizon",
     "downstreams.*.on_unavailable",
@@ -151,6 +152,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
             downstream.lanes.default_plan.clone_from(&new.lanes.default_plan);
         }
         downstream.on_unavailable = new.on_unavailable;
+        downstream.max_cost = new.max_cost;
         downstream.concurrency = new.concurrency;
         downstream.horizon = new.horizon;
         downstream.retry = new.retry;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
-use crate::limit::{Algorithm, Limit, LimitSet};
+use crate::limit::LimitSet;
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct Settings {
     pub amqp: Amqp,
     /// `[store]`
     pub store: Store,
+    /// `[reply]`
+    pub reply: Reply,
     /// `[admin]`
     pub admin: Admin,
     /// `[shutdown]`
@@ -47,6 +49,13 @@ pub struct Store {
     pub key_prefix: String,
     /// For downstreams that do not say otherwise.
     pub on_unavailable: OnUnavailable,
+}
+
+/// `[reply]`
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// What the name of a queue that replies go to begins with.
+    pub allow: Vec<String>,
 }
 
 /// `[admin]`
@@ -84,6 +93,8 @@ pub struct Downstream {
     pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
+    /// The highest cost of one job; none: what the limits release in a minute.
+    pub max_cost: Option<u32>,
     /// Sends in flight per replica.
     pub concurrency: usize,
     /// `[downstreams.NAME.queue]`
@@ -220,7 +231,7 @@ impl Downstream {
         dispatch::window(self.queue.prefetch, &self.limits, self.on_limit)
     }
 
-    /// The highest cost of one job without a plan, and the limit that sets it.
+    /// The highest cost of one job without a plan, and what sets it; see [`dispatch::max_cost`].
     #[must_use]
     pub fn max_cost(&self) -> MaxCost {
         self.max_cost_in(&self.limits)
@@ -246,31 +257,14 @@ impl Downstream {
             OnLimit::Wait => limits.clone(),
             OnLimit::Reject => limits.clone().policing(),
         };
-        let each = limits.iter().zip(limits.unit());
-        let costs = each.map(|(limit, times)| (most(limit) / times.max(1), limit.name()));
-        // A set has at least one limit. One that was given so often that no unit fits is no use.
-        let (units, name) = costs.min().unwrap_or((1, ""));
-        MaxCost::new(units.max(1), name)
-    }
-}
-
-/// The highest cost that a limit takes. A leaky bucket charges behind: there it is what it releases
-/// in a day, but at least 100 units. A higher one is a mistake, and would hold up every other job
-/// for as long. The others hold what their burst, or the N of a window, is.
-fn most(limit: &Limit) -> u32 {
-    const DAY: Duration = Duration::from_secs(86_400);
-    match limit.algorithm() {
-        Algorithm::LeakyBucket(_) => {
-            let units = u32::try_from(limit.rate().units_in(DAY)).unwrap_or(u32::MAX);
-            units.max(100).min(limit.max_cost())
-        }
-        _ => limit.max_cost(),
+        dispatch::max_cost(&limits, self.max_cost)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Limit;
 
     #[test]
     fn urls_are_shown_without_what_is_secret() {
@@ -328,6 +322,7 @@ mod tests {
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
                 horizon: Duration::from_millis(100),
+                max_cost: None,
                 concurrency: 64,
                 queue: Queue { name: None, prefetch, prefetch_bytes: 64 << 20 },
                 http: Http {

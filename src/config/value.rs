@@ -133,6 +133,14 @@ pub(super) fn prefix(text: &str) -> Result<String, String> {
     Err("no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`".to_owned())
 }
 
+/// What the name of a queue begins with; "" is what every name begins with.
+pub(super) fn reply_prefix(text: &str) -> Result<String, String> {
+    if text.len() <= 255 {
+        return Ok(text.to_owned());
+    }
+    Err("longer than any name of a queue; use at most 255 bytes".to_owned())
+}
+
 /// `HOST:PORT`, an IPv6 address in brackets.
 pub(super) fn listen(text: &str) -> Result<String, String> {
     const RIGHT: &str = "write HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750";

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::lane::Entry;
 use super::retry::Tries;
 use super::source::{DeadLetter, Delivery, Report, Ticket};
-use crate::job::{self, Reason, Rejection, Rules};
+use crate::job::{self, Message, Reason, Rejection, Rules};
 use crate::limit::Limit;
 use crate::time::{Micros, wall_now};
 
@@ -27,7 +27,7 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
         Ok(job) => job,
         Err(Rejection { reason, detail }) => {
             let letter = DeadLetter { reason, detail, report: Report::UNSENT };
-            return Intake::Dead(ticket, letter, message.reply_to.is_some_and(|queue| !queue.is_empty()));
+            return Intake::Dead(ticket, letter, wants_reply(&message, rules));
         }
     };
     let now = wall_now();
@@ -42,6 +42,12 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
         Some(start) => Intake::Later(since + start.since(now), entry),
         None => Intake::Ready(entry),
     }
+}
+
+/// Whether somebody waits for the outcome of a message that is no job, where a reply may go.
+fn wants_reply(message: &Message, rules: &Rules) -> bool {
+    let queue = message.reply_to.as_deref().filter(|queue| !queue.is_empty());
+    queue.is_some_and(|queue| rules.reply.permit(queue).is_ok())
 }
 
 /// The letter of a job whose `paced-deadline` has passed.

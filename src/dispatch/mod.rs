@@ -14,6 +14,7 @@
 mod asking;
 mod clock;
 mod control;
+mod cost;
 mod flight;
 mod gate;
 mod held;
@@ -42,6 +43,7 @@ use control::News;
 
 pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use control::Control;
+pub use cost::max_cost;
 pub use retry::RetryPolicy;
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use super::clock::{Alarm, ring};
 use super::control::News;
+use super::cost::max_cost;
 use super::flight::{self, Event, Flight, Gear, Place};
 use super::gate::Gate;
 use super::held;
@@ -22,8 +23,7 @@ use super::places::Places;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
 use super::turns::Turns;
 use super::{Dispatcher, Drained, OnLimit, Options};
-use crate::job::MaxCost;
-use crate::limit::{Limit, LimitSet};
+use crate::limit::LimitSet;
 use crate::sink::Response;
 use crate::store::{Changes, SlotClock, Store};
 use crate::time::Deadline;
@@ -361,17 +361,12 @@ fn prepared(mut options: Options) -> Options {
     options
 }
 
-/// A job that costs more than its limits ever hold would be asked for over and over, and hold up all
-/// others: it is none.
+/// What a job may cost follows the limits in force.
 fn bound_costs(options: &mut Options) {
     let Options { rules, limits, plans, .. } = options;
     let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost).zip(plans);
     for (most, limits) in std::iter::once((&mut rules.max_cost, limits)).chain(plans) {
-        let units = limits.max_cost();
-        if units < most.units {
-            let binding = limits.iter().min_by_key(|limit| limit.max_cost()).map_or("", Limit::name);
-            *most = MaxCost::new(units, binding);
-        }
+        *most = max_cost(limits, most.given);
     }
 }
 

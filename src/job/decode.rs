@@ -4,7 +4,8 @@ use uuid::Uuid;
 
 use super::nearest::nearest;
 use super::{
-    Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Rules, Value, header, path, shown, value,
+    CostBound, Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Rules, Value, header, path,
+    shown, value,
 };
 use crate::time::Micros;
 
@@ -48,6 +49,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         ));
     }
     let reply = message.reply_to.as_deref().filter(|queue| !queue.is_empty());
+    reply.map_or(Ok(()), |queue| rules.reply.permit(queue)).map_err(Rejection::malformed)?;
     Ok(Job {
         id,
         lane: fields.lane.unwrap_or_default(),
@@ -183,8 +185,12 @@ fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
 /// The cost, if the limits of its job can hold it.
 pub(super) fn fitting(cost: i128, most: &MaxCost) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
-        let MaxCost { units, limit } = most;
-        format!("`paced-cost` is {cost}; the limit `{limit}` holds at most {units}: split the job")
+        let way = match most.bound {
+            CostBound::Given => "split the job, or raise it",
+            CostBound::Minute(_) => "split the job, or set `max_cost`",
+            CostBound::Held(_) => "split the job",
+        };
+        format!("`paced-cost` is {cost}; `max_cost` is {most}: {way}")
     })
 }
 

@@ -12,6 +12,7 @@ mod header;
 pub mod ndjson;
 mod nearest;
 mod path;
+mod reply;
 mod value;
 
 pub use decode::decode;
@@ -19,6 +20,7 @@ pub use decode::decode;
 pub(crate) use header::is_never_a_jobs;
 #[cfg(feature = "config")]
 pub(crate) use nearest::nearest;
+pub use reply::ReplyRules;
 
 /// A message as it came, without what only its broker understands.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -117,6 +119,8 @@ pub struct Rules {
     pub plans: Vec<PlanRules>,
     /// The plan of a job that names none, by its place in `plans`.
     pub default_plan: Option<usize>,
+    /// Where a reply may go.
+    pub reply: ReplyRules,
 }
 
 /// What a plan accepts.
@@ -128,19 +132,36 @@ pub struct PlanRules {
     pub max_cost: MaxCost,
 }
 
-/// The highest cost of one job, and the limit that sets it.
+/// The highest cost of one job, and what sets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxCost {
     /// Units; at least 1.
     pub units: u32,
-    /// The limit's name.
-    pub limit: String,
+    /// What sets it.
+    pub bound: CostBound,
+    /// What the configuration says, whether or not the limits hold as much.
+    pub given: Option<u32>,
 }
 
-impl MaxCost {
-    /// So many units, set by the limit of this name.
-    pub fn new(units: u32, limit: impl Into<String>) -> Self {
-        Self { units, limit: limit.into() }
+/// What sets the highest cost of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CostBound {
+    /// The configuration.
+    Given,
+    /// What the limit of this name releases in a minute, or at once.
+    Minute(String),
+    /// What the limit of this name can hold at all.
+    Held(String),
+}
+
+impl fmt::Display for MaxCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = self.units;
+        match &self.bound {
+            CostBound::Given => write!(f, "{units}"),
+            CostBound::Minute(limit) => write!(f, "{units}, what the limit `{limit}` releases in a minute"),
+            CostBound::Held(limit) => write!(f, "{units}, what the limit `{limit}` holds"),
+        }
     }
 }
 

@@ -76,15 +76,19 @@ fn decoded_once(path: &str) -> Option<&'static str> {
         return Some("has an encoded control character; leave it out");
     }
     let twice = ["00", "2e", "2f", "5c"].iter().any(|code| contains_escape(text, code));
-    if twice || text.split('/').any(is_dots) {
+    // Once more, since `%253f` is a `?` to a server that decodes twice.
+    let again = percent_decode_str(text).decode_utf8_lossy();
+    if twice || text.split('/').chain(again.split('/')).any(is_dots) {
         return Some("hides `.`, `/` or `\\` behind an encoding; write the path plainly");
     }
     None
 }
 
-/// Whether `segment` is `.` or `..`, also with parameters (`..;x`), which some servers cut first.
+/// Whether `segment` is `.` or `..` to some server: as it is; before parameters (`..;x`), a query or a fragment
+/// (`..?`, once `%3f` is decoded), which some cut first; before spaces, which some file systems ignore.
 fn is_dots(segment: &str) -> bool {
-    matches!(segment.split(';').next(), Some("." | ".."))
+    let name = segment.split([';', '?', '#']).next().unwrap_or_default();
+    matches!(name.trim_end_matches(' '), "." | "..")
 }
 
 /// Whether a URL parser would take the beginning for `scheme:`.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::dispatch::{DeadLetter, Delivery, Report, Source as _};
-use crate::job::{MaxCost, Rules, decode};
+use crate::job::{CostBound, MaxCost, ReplyRules, Rules, decode};
 use crate::sink::{Receipt, Response};
 use crate::time::Micros;
 
@@ -143,9 +143,14 @@ async fn a_line_that_is_too_long_is_skipped() {
 async fn an_absent_id_is_the_same_in_line_and_request() {
     let mut out = Vec::new();
     let (mut source, writer) = open(&b"{}\n{}\n"[..], &mut out, Notices::default().notify());
-    let max_cost = MaxCost::new(1, "rate");
-    let rules =
-        Rules { max_body: 0, allow_headers: Vec::new(), max_cost, plans: Vec::new(), default_plan: None };
+    let rules = Rules {
+        max_body: 0,
+        allow_headers: Vec::new(),
+        max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+        plans: Vec::new(),
+        default_plan: None,
+        reply: ReplyRules::default(),
+    };
     let mut ids = Vec::new();
     while let Some(delivery) = source.next().await {
         ids.push(decode(&delivery.message, &rules).expect("a job").id);

@@ -30,6 +30,8 @@ mod reload;
 #[cfg(feature = "daemon")]
 mod store;
 #[cfg(feature = "daemon")]
+mod strangers;
+#[cfg(feature = "daemon")]
 mod support_selftest;
 #[cfg(feature = "daemon")]
 mod systems;

@@ -225,7 +225,7 @@ async fn a_reply_is_there_before_the_ack() {
         "/no" => Answer::status(404).body("no such thing"),
         _ => Answer::ok().header("x-answer", "42").body("done"),
     });
-    let replies = format!("{}.replies", site.prefix);
+    let replies = format!("replies-{}", site.prefix);
     let (connection, channel) = crate::support::publish::open(&site.amqp).await;
     let options = lapin::options::QueueDeclareOptions::default();
     channel.queue_declare(replies.as_str().into(), options, Default::default()).await.unwrap();

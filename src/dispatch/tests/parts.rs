@@ -18,7 +18,7 @@ use crate::dispatch::{
     Alarm, Control, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
     Report, RetryPolicy, Source, Ticket, TokioClock,
 };
-use crate::job::{Job, MaxCost, Message, Reason, Rules, decode};
+use crate::job::{CostBound, Job, MaxCost, Message, Reason, ReplyRules, Rules, decode};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
 use crate::store::{
@@ -477,8 +477,18 @@ impl Bench {
 }
 
 fn rules() -> Rules {
-    let max_cost = MaxCost::new(1000, "leaky-bucket-0");
-    Rules { max_body: 100, allow_headers: Vec::new(), max_cost, plans: Vec::new(), default_plan: None }
+    Rules {
+        max_body: 100,
+        allow_headers: Vec::new(),
+        max_cost: at_most(1000),
+        plans: Vec::new(),
+        default_plan: None,
+        reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },
+    }
+}
+
+pub(super) fn at_most(units: u32) -> MaxCost {
+    MaxCost { units, bound: CostBound::Given, given: Some(units) }
 }
 
 /// A job that holds the slot of this instant.

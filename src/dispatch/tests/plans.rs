@@ -1,8 +1,9 @@
 //! Plans: jobs keep the downstream's limits and their plan's, and hold up no other plan's.
 
+use super::parts::at_most;
 use super::*;
 use crate::dispatch::{OnLimit, Options};
-use crate::job::{MaxCost, PlanRules};
+use crate::job::PlanRules;
 use crate::limit::{Edges, Limit, LimitSet};
 
 fn leaky(name: &str, rate: &str, burst: u32) -> Limit {
@@ -19,7 +20,7 @@ fn bench(rate: &str, plans: Vec<(&str, Limit)>) -> Bench {
 fn set_plans(options: &mut Options, plans: Vec<(&str, Limit)>) {
     for (name, limit) in plans {
         let name = name.to_owned();
-        options.rules.plans.push(PlanRules { name, max_cost: MaxCost::new(100, limit.name()) });
+        options.rules.plans.push(PlanRules { name, max_cost: at_most(100) });
         let limits = options.limits.iter().cloned().chain([limit]).collect();
         options.plans.push(LimitSet::new(limits).unwrap());
     }

@@ -91,7 +91,10 @@ async fn what_never_fits_is_no_job_and_holds_up_no_other() {
     assert_eq!(bench.sink.ids(), ["one"]);
     let letter = bench.ledger.letter("five");
     assert_eq!(letter.reason, Reason::CostTooLarge);
-    assert_eq!(letter.detail, "`paced-cost` is 5; the limit `rate` holds at most 1: split the job");
+    assert_eq!(
+        letter.detail,
+        "`paced-cost` is 5; `max_cost` is 1, what the limit `rate` holds: split the job"
+    );
 }
 
 #[tokio::test(start_paused = true)]

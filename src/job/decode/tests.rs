@@ -1,6 +1,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
+use super::super::ReplyRules;
 use super::*;
 
 fn rules() -> Rules {
@@ -18,14 +19,30 @@ fn rules() -> Rules {
         ]
         .map(str::to_owned)
         .to_vec(),
-        max_cost: MaxCost::new(100, "gcra-0"),
+        max_cost: held(100, "gcra-0"),
         plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
         default_plan: None,
+        reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },
     }
 }
 
+fn held(units: u32, limit: &str) -> MaxCost {
+    MaxCost { units, bound: CostBound::Held(limit.to_owned()), given: None }
+}
+
+#[test]
+fn a_reply_to_that_is_not_allowed_makes_it_no_job() {
+    let with =
+        |queue: &str| decode(&Message { reply_to: Some(queue.to_owned()), ..Message::default() }, &rules());
+    assert_eq!(with("replies").unwrap().reply.unwrap().queue, "replies");
+    assert_eq!(with("").unwrap().reply, None);
+    let refused = with("paced.jobs.other").unwrap_err();
+    assert_eq!(refused.reason, Reason::MalformedHeader);
+    assert!(refused.detail.contains("reply_to is `paced.jobs.other`"), "{refused}");
+}
+
 fn plan_rules(name: &str, cost: u32) -> PlanRules {
-    PlanRules { name: name.to_owned(), max_cost: MaxCost::new(cost, format!("plan.{name}.quota-0")) }
+    PlanRules { name: name.to_owned(), max_cost: held(cost, &format!("plan.{name}.quota-0")) }
 }
 
 fn text(value: &str) -> Value {
@@ -71,13 +88,13 @@ fn properties_become_fields() {
         message_id: Some("invoice-1".to_owned()),
         priority: Some(7),
         correlation_id: Some("c1".to_owned()),
-        reply_to: Some("amq.rabbitmq.reply-to.x".to_owned()),
+        reply_to: Some("replies".to_owned()),
         ..Message::default()
     });
     assert_eq!((job.id.as_str(), job.priority, &job.body[..]), ("invoice-1", 7, &b"{}"[..]));
     assert_eq!(job.content_type.as_deref(), Some("application/json; charset=utf-8"));
     assert_eq!(job.content_encoding.as_deref(), Some("gzip"));
-    let queue = "amq.rabbitmq.reply-to.x".to_owned();
+    let queue = "replies".to_owned();
     assert_eq!(job.reply, Some(ReplyTo { queue, correlation_id: Some("c1".to_owned()) }));
 }
 
@@ -307,11 +324,11 @@ fn a_cost_must_fit_the_limits_of_its_plan() {
     }
     assert_eq!(
         detail(&costing("free", 3)),
-        "`paced-cost` is 3; the limit `plan.free.quota-0` holds at most 2: split the job"
+        "`paced-cost` is 3; `max_cost` is 2, what the limit `plan.free.quota-0` holds: split the job"
     );
     assert_eq!(
         detail(&with("paced-cost", Value::Integer(101))),
-        "`paced-cost` is 101; the limit `gcra-0` holds at most 100: split the job"
+        "`paced-cost` is 101; `max_cost` is 100, what the limit `gcra-0` holds: split the job"
     );
 }
 

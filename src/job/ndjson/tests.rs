@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::{MaxCost, PlanRules, Rules, decode};
+use crate::job::{CostBound, MaxCost, PlanRules, ReplyRules, Rules, decode};
 
 fn line(text: &str) -> Line {
     parse(text.as_bytes()).expect(text)
@@ -36,9 +36,10 @@ fn every_key_has_its_place() {
     let rules = Rules {
         max_body: 10,
         allow_headers: vec!["x-tag".to_owned(), "x-n".to_owned()],
-        max_cost: MaxCost::new(1, "gcra-0"),
-        plans: vec![PlanRules { name: "pro".to_owned(), max_cost: MaxCost::new(3, "plan.pro.gcra-0") }],
+        max_cost: most(1),
+        plans: vec![PlanRules { name: "pro".to_owned(), max_cost: most(3) }],
         default_plan: None,
+        reply: ReplyRules::default(),
     };
     let job = decode(&line.message, &rules).expect("a job");
     assert_eq!((job.id.as_str(), job.lane.as_str(), job.method), ("i1", "acme", "PUT"));
@@ -184,4 +185,8 @@ proptest! {
         prop_assert_eq!(&line.message.body[..], body.as_bytes());
         prop_assert_eq!(header(&line, "paced-lane"), &Value::Text(lane.into()));
     }
+}
+
+fn most(units: u32) -> MaxCost {
+    MaxCost { units, bound: CostBound::Given, given: Some(units) }
 }

@@ -301,6 +301,39 @@ async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
     assert_eq!(depth(&channel, "unread.inbox").await, 1);
 }
 
+/// What intake would refuse: a name that costs the channel, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobody_else() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "killer");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let publisher = amqp.publisher();
+    let killer = BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to.x.y".into());
+    publisher.publish(&options.jobs_exchange(), "billing", killer, &Bytes::new()).await.unwrap();
+    let delivery = next(&mut source).await;
+    let response = Response::default();
+    let mut others = 0;
+    let empty = Bytes::new();
+    {
+        let ending = within("the end of the reply", delivery.ticket.reply(&response));
+        let mut ending = std::pin::pin!(ending);
+        loop {
+            let other = publisher.publish("", "killer.dead.billing", BasicProperties::default(), &empty);
+            tokio::select! {
+                () = &mut ending => break,
+                sent = other => sent.expect("others go on"),
+            }
+            others += 1;
+        }
+    }
+    assert!(others > 0, "others go on");
+    assert!(delivery.ticket.is_live(), "the connection is not lost");
+    ack(delivery);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    let (_connection, channel) = open(&rabbit.url()).await;
+    assert_eq!(depth(&channel, "killer.jobs.billing").await, 0, "it is settled");
+}
+
 /// A quorum queue takes few commands at a time and lets the rest wait in the channel: an ack must not
 /// be lost there when the channel closes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use paced::config::show;
 use paced::dispatch::OnLimit;
+use paced::job::CostBound;
 use paced::limit::{Algorithm, Calendar, Edges, Limit, calendar};
 
 use super::{LEAST, Scene, load_shipped, shipped};
@@ -308,8 +309,14 @@ fn plans_add_limits_with_states_of_their_own() {
     assert_eq!(names(1), ["leaky-bucket-0", "plan.pro.burst"]);
     assert_eq!((a.limits.len(), a.default_plan()), (1, Some(1)));
     let costs: Vec<_> =
-        a.plan_rules().into_iter().map(|plan| (plan.max_cost.units, plan.max_cost.limit)).collect();
-    assert_eq!(costs, [(100, "plan.free.quota-1".to_owned()), (9, "plan.pro.burst".to_owned())]);
+        a.plan_rules().into_iter().map(|plan| (plan.max_cost.units, plan.max_cost.bound)).collect();
+    assert_eq!(
+        costs,
+        [
+            (60, CostBound::Minute("leaky-bucket-0".to_owned())),
+            (9, CostBound::Held("plan.pro.burst".to_owned()))
+        ]
+    );
     let again = Scene::new(&show(&loaded)).right();
     assert_eq!(format!("{:?}", again.settings), format!("{:?}", loaded.settings));
 }
@@ -376,7 +383,7 @@ fn what_is_not_allowed_may_be_rejected() {
     // 1/s: who waits is not held for more than a minute; who polices holds nothing.
     assert_eq!((wait.effective_prefetch(), reject.effective_prefetch()), (60, 1000));
     // A leaky bucket charges behind, and polices as a meter of its burst.
-    assert_eq!((wait.max_cost().units, reject.max_cost().units), (86_400, 1));
+    assert_eq!((wait.max_cost().units, reject.max_cost().units), (60, 1));
     assert!(matches!(reject.limits.get(0).unwrap().algorithm(), Algorithm::Gcra(_)));
     assert_eq!(
         Scene::new(&format!("{LEAST}on_limit = 'drop'\n")).wrong(),
@@ -397,12 +404,28 @@ fn prefetch_and_costs_are_what_each_algorithm_holds() {
         ("{ algorithm = 'gcra', rate = '1/h', burst = 5 }", 5, 5, "gcra-0"),
         ("{ algorithm = 'token-bucket', rate = '1/s', capacity = 5 }", 64, 5, "token-bucket-0"),
         ("{ algorithm = 'sliding-log', rate = '100/minute' }, { rate = '3/s' }", 180, 100, "sliding-log-0"),
-        ("{ rate = '1/h' }", 1, 100, "leaky-bucket-0"),
-        ("{ rate = '1/h' }, { algorithm = 'gcra', rate = '9/s', burst = 9 }", 1, 9, "gcra-1"),
+        ("{ rate = '1/h' }", 1, 1, "leaky-bucket-0"),
+        ("{ rate = '1/s' }, { algorithm = 'gcra', rate = '9/s', burst = 9 }", 60, 9, "gcra-1"),
     ] {
         let a = load(limits);
         assert_eq!(a.effective_prefetch(), prefetch, "{limits}");
-        assert_eq!((a.max_cost().units, a.max_cost().limit.as_str()), (cost, name), "{limits}");
+        let most = a.max_cost();
+        let (CostBound::Minute(limit) | CostBound::Held(limit)) = most.bound else { panic!("{most:?}") };
+        assert_eq!((most.units, limit.as_str()), (cost, name), "{limits}");
+    }
+}
+
+#[test]
+fn what_a_job_may_cost_can_be_given() {
+    let load = |more: &str| Scene::new(&format!("{LEAST}{more}\n")).right().settings.downstreams["a"].clone();
+    let given = load("max_cost = 500").max_cost();
+    assert_eq!((given.units, given.bound, given.given), (500, CostBound::Given, Some(500)));
+    assert_eq!(load("max_cost = 500\non_limit = 'reject'").max_cost().units, 1, "no more than it holds");
+    for (value, problem) in
+        [("0", "out of range; use an integer from 1 to 4294967295"), ("'x'", "an integer")]
+    {
+        let lines = Scene::new(&format!("{LEAST}max_cost = {value}\n")).wrong();
+        assert!(lines.len() == 1 && lines[0].contains(problem), "{lines:?}");
     }
 }
 

@@ -261,7 +261,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -281,13 +281,13 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "[lanes]",
             "lanes",
-            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `shutdown`, `store`",
+            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `reply`, `shutdown`, `store`",
         ),
         ("[stroe]", "stroe", "did you mean `store`?"),
         (
             "[\"a b\"]",
             "\"a b\"",
-            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `shutdown`, `store`",
+            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `reply`, `shutdown`, `store`",
         ),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();
@@ -300,11 +300,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a shorter period",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
+    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

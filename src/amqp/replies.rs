@@ -1,0 +1,86 @@
+//! The connection of the replies: opened when the first one is due, and ever later where it is lost again and
+//! again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lapin::{BasicProperties, Connection};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+use super::address::Address;
+use super::connection::{Backoff, STABLE, connect};
+use super::publisher::{PublishError, Publisher};
+use super::supervisor::fixed;
+
+/// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some
+/// names make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To): that must
+/// cost neither dead letters nor the readiness of this replica.
+#[derive(Debug)]
+pub(super) struct Replies {
+    address: Address,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Option<(Arc<Connection>, Publisher)>,
+    /// When the last attempt to connect began, and the earliest instant of the next one.
+    attempt: Option<(Instant, Instant)>,
+    backoff: Backoff,
+}
+
+impl Replies {
+    pub(super) fn new(address: Address) -> Self {
+        Self { address, state: Mutex::default() }
+    }
+
+    /// Publishes a reply and waits for the confirm.
+    ///
+    /// Not cancel safe: a dropped future may or may not have published.
+    ///
+    /// # Errors
+    /// As [`Publisher::publish`].
+    pub(super) async fn publish(
+        &self,
+        queue: &str,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        self.publisher().await?.publish("", queue, properties, body).await
+    }
+
+    /// Over the connection that is up; connects where none is, after a wait if the last one was lost soon.
+    async fn publisher(&self) -> Result<Publisher, PublishError> {
+        let mut state = self.state.lock().await;
+        if let Some((_, publisher)) = state.open.as_ref().filter(|(open, _)| open.status().connected()) {
+            return Ok(publisher.clone());
+        }
+        state.open = None;
+        if let Some((began, next)) = state.attempt {
+            if began.elapsed() >= STABLE {
+                state.backoff.reset();
+            }
+            sleep_until(next).await;
+        }
+        let now = Instant::now();
+        state.attempt = Some((now, now + state.backoff.next()));
+        let connection = connect(&self.address, "replying").await.map_err(|error| {
+            tracing::debug!(%error, "no connection for replies");
+            PublishError::Unavailable
+        })?;
+        let connection = Arc::new(connection);
+        let publisher = Publisher::new(fixed(Arc::clone(&connection)));
+        state.open = Some((connection, publisher.clone()));
+        Ok(publisher)
+    }
+
+    /// Closes the connection, where there is one. A later reply opens another.
+    pub(super) async fn close(&self) {
+        let open = self.state.lock().await.open.take();
+        if let Some((connection, _)) = open.filter(|(open, _)| open.status().connected()) {
+            let _ =
+                super::connection::ask("closing the connection", connection.close(200, "OK".into())).await;
+        }
+    }
+}
