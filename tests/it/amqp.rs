@@ -15,6 +15,7 @@ mod dead;
 mod late;
 mod loss;
 mod many;
+mod poison;
 mod publish;
 mod rights;
 mod settle;

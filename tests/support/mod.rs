@@ -11,8 +11,10 @@ pub mod guardian;
 pub mod prometheus;
 pub mod proxy;
 pub mod publish;
+pub mod raw;
 pub mod servers;
 pub mod site;
+pub mod tls;
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;
