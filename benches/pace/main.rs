@@ -6,6 +6,7 @@
 
 mod api;
 mod figures;
+mod guarding;
 mod limits;
 mod loops;
 mod machine;
@@ -59,11 +60,15 @@ enum Scenario {
     Memory,
     /// One decision, in memory and in Redis, beside others
     Limits,
+    /// The guard before the AMQP parser, beside a build without it
+    Guard,
 }
 
 impl Scenario {
-    const ALL: [Self; 5] = [Self::Share, Self::Release, Self::Throughput, Self::Memory, Self::Limits];
-    const NAMES: [&str; 5] = [share::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME];
+    const ALL: [Self; 6] =
+        [Self::Share, Self::Release, Self::Throughput, Self::Memory, Self::Limits, Self::Guard];
+    const NAMES: [&str; 6] =
+        [share::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME, guarding::NAME];
 
     async fn run(self, stage: &Stage) -> Result<Section, String> {
         match self {
@@ -72,6 +77,7 @@ impl Scenario {
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,
             Self::Limits => limits::run(stage).await,
+            Self::Guard => guarding::run(stage).await,
         }
     }
 }

@@ -41,6 +41,9 @@ enum Cord {
 pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connection, Error> {
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
+    if guard::IS_OFF {
+        tracing::error!("built for a benchmark: one malformed message can end this process");
+    }
     // lapin runs on what is below; the sockets are opened on tokio itself and handed over guarded.
     let runtime =
         lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;

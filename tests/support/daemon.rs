@@ -69,10 +69,21 @@ impl Paced {
 
     /// As [`Paced::start`], for those who report errors themselves.
     pub async fn try_start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<Self, String> {
-        Self::launch(config, args, envs, None).await
+        Self::try_start_binary(&binary(), config, args, envs).await
+    }
+
+    /// As [`Paced::try_start`], with another build of it.
+    pub async fn try_start_binary(
+        binary: &Path,
+        config: &str,
+        args: &[&str],
+        envs: &[(&str, &str)],
+    ) -> Result<Self, String> {
+        Self::launch(binary, config, args, envs, None).await
     }
 
     async fn launch(
+        binary: &Path,
         config: &str,
         args: &[&str],
         envs: &[(&str, &str)],
@@ -83,7 +94,7 @@ impl Paced {
         std::fs::write(&file, config).map_err(|error| error.to_string())?;
         // It dies with this process, also on SIGKILL.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(binary());
+        command.args(["--pdeathsig", "KILL", "--"]).arg(binary);
         command.args(["--log-format", "json", "-c"]).arg(&file).arg("run").args(args);
         prepare(&mut command);
         command.envs(envs.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
@@ -91,7 +102,7 @@ impl Paced {
         // The signal comes when the spawning *thread* ends: this one never does.
         let mut child = apart(async move { command.spawn() })
             .await
-            .map_err(|error| format!("cannot start {}: {error}", binary().display()))?;
+            .map_err(|error| format!("cannot start {}: {error}", binary.display()))?;
         let log = Arc::new(Lines::default());
         match child.stderr.take() {
             Some(stderr) => {
@@ -136,7 +147,9 @@ impl Paced {
     /// Runs with this configuration, and writes its log to `stderr` instead of to the test. It is up when its
     /// jobs arrive: there is no log to wait for.
     pub async fn mute(config: &str, stderr: Stdio) -> Self {
-        Self::launch(config, &[], &[], Some(stderr)).await.unwrap_or_else(|error| panic!("{error}"))
+        Self::launch(&binary(), config, &[], &[], Some(stderr))
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
