@@ -150,6 +150,11 @@ pub const JOBS_IN_FLIGHT: Metric = gauge(
 );
 /// Whether the downstream is paused.
 pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
+/// Whether this replica takes jobs.
+pub const STOPPED: Metric = gauge(
+    "paced_stopped",
+    "1 while this replica takes no jobs for the downstream, by reason: it cannot connect (unreachable), or its credentials are refused (unauthorized).",
+);
 /// Whether the store answers.
 pub const STORE_CONNECTED: Metric =
     gauge("paced_store_connected", "1 if the store answered the last call to it.");
@@ -165,7 +170,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 23] = [
+pub const ALL: [Metric; 24] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -185,6 +190,7 @@ pub const ALL: [Metric; 23] = [
     RATE_LIMIT,
     JOBS_IN_FLIGHT,
     PAUSED,
+    STOPPED,
     STORE_CONNECTED,
     AMQP_CONNECTED,
     LOG_DROPPED,

@@ -41,7 +41,7 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("paced-") || name.starts_with("http-") || matches!(name, "traceparent" | "tracestate")
 }
 
-fn value(value: &AMQPValue) -> Value {
+pub(super) fn value(value: &AMQPValue) -> Value {
     match value {
         AMQPValue::Boolean(v) => Value::Bool(*v),
         AMQPValue::ShortShortInt(v) => Value::Integer((*v).into()),

@@ -23,6 +23,7 @@ use super::topology::short;
 use super::weight::weight;
 use super::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::{Delivery, Source};
+use crate::store::BoxFuture;
 use pump::Pump;
 
 mod pump;
@@ -36,8 +37,21 @@ pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
 #[derive(Debug)]
 pub struct AmqpSource {
     arrivals: mpsc::UnboundedReceiver<Delivery>,
+    /// 0 while it is paused.
     window: watch::Sender<u16>,
+    /// The window while it is not paused.
+    wanted: u16,
+    is_paused: bool,
+    /// True while nothing is consumed.
+    idle: watch::Receiver<bool>,
     closing: CancellationToken,
+}
+
+impl AmqpSource {
+    fn set_window(&self) {
+        let window = if self.is_paused { 0 } else { self.wanted.max(1) };
+        self.window.send_if_modified(|known| std::mem::replace(known, window) != window);
+    }
 }
 
 impl Source for AmqpSource {
@@ -53,7 +67,24 @@ impl Source for AmqpSource {
 
     /// What is unsettled stays so, and counts for the new window: nothing comes until less is unsettled.
     fn resize(&mut self, window: u16) {
-        self.window.send_if_modified(|known| std::mem::replace(known, window) != window);
+        self.wanted = window;
+        self.set_window();
+    }
+
+    /// Cancels the consumer. The channel stays, and what is unsettled with it.
+    fn pause(&mut self) -> BoxFuture<'static, ()> {
+        self.is_paused = true;
+        self.set_window();
+        let mut idle = self.idle.clone();
+        Box::pin(async move {
+            // Without a sender the source has ended, and hands out nothing more.
+            let _ = idle.wait_for(|idle| *idle).await;
+        })
+    }
+
+    fn resume(&mut self) {
+        self.is_paused = false;
+        self.set_window();
     }
 
     async fn close(&mut self) {
@@ -83,8 +114,10 @@ pub(super) async fn flush(slot: &Slot) -> bool {
 pub(super) struct Subscriber {
     desk: Arc<Desk>,
     arrivals: mpsc::UnboundedSender<Delivery>,
-    /// As many messages as the dispatcher wants unsettled at once.
+    /// As many messages as the dispatcher wants unsettled at once; 0: nothing is to be consumed.
     window: watch::Receiver<u16>,
+    /// Whether nothing is consumed.
+    idle: watch::Sender<bool>,
     sizes: Sizes,
     closing: CancellationToken,
     attached: watch::Sender<bool>,
@@ -106,13 +139,23 @@ impl Subscriber {
         slot: Slot,
     ) -> (Self, AmqpSource) {
         let (sender, arrivals) = mpsc::unbounded_channel();
-        let (tell, window) = watch::channel(desk.downstream.prefetch);
-        let source = AmqpSource { arrivals, window: tell, closing: closing.clone() };
+        let wanted = desk.downstream.prefetch;
+        let (tell, window) = watch::channel(wanted.max(1));
+        let (idle, is_idle) = watch::channel(true);
+        let source = AmqpSource {
+            arrivals,
+            window: tell,
+            wanted,
+            is_paused: false,
+            idle: is_idle,
+            closing: closing.clone(),
+        };
         (
             Self {
                 desk: Arc::new(desk),
                 arrivals: sender,
                 window,
+                idle,
                 sizes: Sizes::default(),
                 closing,
                 attached,
@@ -126,8 +169,15 @@ impl Subscriber {
         let mut backoff = Backoff::default();
         let mut troubled = None;
         while !self.closing.is_cancelled() {
+            let mut window = self.window.clone();
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                // Without a sender there is nobody to hand messages to.
+                wanted = window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
+            }
             // What changes from here on is changed once there is a consumer.
             self.window.mark_unchanged();
+            self.idle.send_replace(false);
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
                 attached = self.attach(&mut troubled) => attached,
@@ -157,6 +207,7 @@ impl Subscriber {
                 Err(error) if self.desk.gate.goes_on_without(self.name(), &error) => {}
                 Err(error) => self.say(&mut troubled, &error.to_string()),
             }
+            self.idle.send_replace(true);
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 () = tokio::time::sleep(backoff.next()) => {}

@@ -14,12 +14,14 @@ use super::budget::{Account, Charge};
 use super::connection::Backoff;
 use super::gate::Gate;
 use super::letter;
+use super::message::value;
 use super::publisher::{PublishError, Publisher};
 use super::replies::Replies;
 use super::supervisor::Line;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, Report, Ticket};
+use crate::job::Value;
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
 use crate::time::{Micros, wall_now};
@@ -99,6 +101,19 @@ impl Desk {
 /// the channel each time is no requester's.
 const REPLY_FAILURES: u32 = 3;
 
+/// A message that came back more often is not given back by choice: RabbitMQ 4.0 to 4.2 drop what came back 20
+/// times, where nobody sets another limit.
+const MOST_DELIVERIES: i128 = 10;
+
+/// How often the message came back, as a quorum queue counts it.
+fn delivery_count(properties: &BasicProperties) -> i128 {
+    let headers = properties.headers().as_ref();
+    match headers.and_then(|headers| headers.inner().get("x-delivery-count")).map(value) {
+        Some(Value::Integer(count)) => count,
+        _ => 0,
+    }
+}
+
 /// A delivery that is not settled yet. Dropped so, it goes back to its queue.
 pub(super) struct AmqpTicket {
     pub(super) subscription: Arc<Subscription>,
@@ -158,6 +173,10 @@ impl Ticket for AmqpTicket {
 
     fn give_back(self: Box<Self>) {
         self.subscription.acker.give_back(self.tag);
+    }
+
+    fn may_be_given_back(&self) -> bool {
+        self.desk.downstream.queue.is_none() && delivery_count(&self.properties) < MOST_DELIVERIES
     }
 
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
@@ -249,5 +268,25 @@ impl AmqpTicket {
                 self.desk.replies.publish(queue, properties, body).await
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::{AMQPValue, FieldTable};
+
+    use super::*;
+
+    #[test]
+    fn a_message_tells_how_often_it_came_back() {
+        let counted = |value| {
+            let mut headers = FieldTable::default();
+            headers.insert("x-delivery-count".into(), value);
+            delivery_count(&BasicProperties::default().with_headers(headers))
+        };
+        assert_eq!(counted(AMQPValue::LongLongInt(12)), 12);
+        assert_eq!(counted(AMQPValue::LongInt(3)), 3);
+        assert_eq!(counted(AMQPValue::Void), 0);
+        assert_eq!(delivery_count(&BasicProperties::default()), 0);
     }
 }

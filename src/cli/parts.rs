@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use paced::amqp;
-use paced::config::{self, Downstream, Loaded, Settings, Sources};
+use paced::config::{self, Downstream, Loaded, Secret, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{ReplyRules, Rules};
-use paced::sink::http::{HttpError, HttpOptions, HttpSink};
+use paced::sink::http::{HttpError, HttpOptions, HttpSink, ReadHeaders};
 use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
 
 use super::exit::Exit;
@@ -148,5 +148,20 @@ pub(super) fn dispatcher(
         headers: headers.collect(),
         max_connection_age: http.max_connection_age,
     })?;
+    let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
+        true => sink.reading_headers_again(read_headers(http.headers.clone())),
+        false => sink,
+    };
     Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
+}
+
+/// Reads the headers again that have files of their own.
+fn read_headers(headers: Vec<(String, Secret)>) -> ReadHeaders {
+    Arc::new(move || {
+        let read = |(name, value): &(String, Secret)| match value.read_again() {
+            Ok(value) => Ok((name.clone(), value.expose().to_owned())),
+            Err(why) => Err(format!("the header `{name}`: {why}")),
+        };
+        headers.iter().map(read).collect()
+    })
 }

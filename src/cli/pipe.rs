@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use paced::dispatch::{
-    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, Source, max_cost,
+    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RefusalStatuses, RetryPolicy, Source,
+    max_cost,
 };
 use paced::job::{Message, ReplyRules, Rules, Value};
 use paced::pipe::{self, Notify, Totals};
@@ -161,6 +162,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_throttled: None,
             // People wait for the outcome, and a mistyped URL is the likeliest reason.
             outlast: false,
+            on_unauthorized: RefusalStatuses::NONE,
             min_backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(300),
         },

@@ -9,7 +9,7 @@ use super::settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
 use super::{limits, url, value};
-use crate::dispatch::{OnLimit, OnUnavailable, RetryPolicy};
+use crate::dispatch::{OnLimit, OnUnavailable, RefusalStatuses, RetryPolicy};
 use crate::job::nearest;
 
 /// The highest revision: any more is not the same number everywhere.
@@ -284,6 +284,7 @@ fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPo
     let table = reader.table(downstream, "retry");
     let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
     let max_throttled = reader.whole(&table, "max_throttled", 1..=u32::MAX.into());
+    let on_unauthorized = on_unauthorized(reader, &table);
     let min_backoff = reader.parsed(&table, "min_backoff", Absent::Default("1s"), value::duration);
     let max_backoff = reader.parsed(&table, "max_backoff", Absent::Default("5m"), value::duration);
     let max_pause = reader.parsed(&table, "max_pause", Absent::Default("5m"), value::duration);
@@ -296,10 +297,24 @@ fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPo
         max_attempts: max_attempts?,
         max_throttled: max_throttled.and_then(|most| u32::try_from(most).ok()),
         outlast: true,
+        on_unauthorized: on_unauthorized?,
         min_backoff,
         max_backoff,
     };
     Some((policy, max_pause?))
+}
+
+/// The statuses that may mean that the credentials are refused.
+fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<RefusalStatuses> {
+    let known = RefusalStatuses::KNOWN;
+    let is_known = |number: u64| match u16::try_from(number) {
+        Ok(status) if known.contains(&status) => Ok(status),
+        _ => Err(format!("no status that refuses credentials; use any of {known:?}")),
+    };
+    match reader.numbers(table, "on_unauthorized", "[401, 403]", "[401]", is_known)? {
+        Some(statuses) => RefusalStatuses::new(&statuses),
+        None => Some(RefusalStatuses::default()),
+    }
 }
 
 /// Points at the one that was given; at the shortest if both were.

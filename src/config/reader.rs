@@ -212,6 +212,49 @@ impl<'v> Reader<'v> {
         number
     }
 
+    /// The integers of an array such as `example`, each as `parse` makes it; `Some(None)` where nobody gives it,
+    /// which is shown as `default`.
+    pub fn numbers(
+        &mut self,
+        table: &Table<'v>,
+        key: &str,
+        example: &str,
+        default: &str,
+        parse: impl Fn(u64) -> Result<u16, String>,
+    ) -> Option<Option<Vec<u16>>> {
+        let Some(found) = self.find(table, key) else {
+            self.note(table, key, default.to_owned(), None);
+            return Some(None);
+        };
+        let mut numbers = Some(Vec::new());
+        for item in self.items(&found, "an array of integers", example)? {
+            let given = match item.value {
+                Value::Num(_, number) => {
+                    let number =
+                        number.to_i128().or_else(|| number.to_u128().and_then(|n| n.try_into().ok()));
+                    // One below zero is as wrong as any other that is none.
+                    number.map(|number| u64::try_from(number).unwrap_or(0))
+                }
+                _ => None,
+            };
+            match (&mut numbers, given.map(&parse)) {
+                (Some(numbers), Some(Ok(number))) => numbers.push(number),
+                (_, Some(Ok(_))) => {}
+                (all, Some(Err(problem))) => {
+                    self.wrong(&item, problem);
+                    *all = None;
+                }
+                (all, None) => {
+                    self.wrong_type(&item, "an integer", "such as 401");
+                    *all = None;
+                }
+            }
+        }
+        let shown: Vec<String> = numbers.iter().flatten().map(u16::to_string).collect();
+        self.note(table, key, format!("[{}]", shown.join(", ")), Some(&found));
+        Some(Some(numbers?))
+    }
+
     pub fn boolean(&mut self, table: &Table<'v>, key: &str, default: bool) -> Option<bool> {
         let Some(found) = self.find(table, key) else {
             self.note(table, key, default.to_string(), None);

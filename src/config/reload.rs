@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that count at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 15] = [
+const LIVE: [&str; 16] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -19,6 +19,7 @@ const LIVE: [&str; 15] = [
     "downstreams.*.on_unavailable",
     "downstreams.*.retry.max_attempts",
     "downstreams.*.retry.max_throttled",
+    "downstreams.*.retry.on_unauthorized",
     "downstreams.*.retry.min_backoff",
     "downstreams.*.retry.max_backoff",
     "downstreams.*.retry.max_pause",

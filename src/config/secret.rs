@@ -1,9 +1,34 @@
 //! Secrets: given as they are, or in a file of their own.
 
+use std::io;
+use std::path::Path;
+
 use super::error::said;
 use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
 use super::settings::Secret;
 use super::source::read_text;
+
+/// The contents of a secret file, without one newline at its end.
+fn read(file: &Path) -> io::Result<String> {
+    const MAX_SECRET: u64 = 64 << 10;
+    let mut text = read_text(file, MAX_SECRET)?;
+    if text.ends_with('\n') {
+        text.truncate(text.len() - 1 - usize::from(text.ends_with("\r\n")));
+    }
+    Ok(text)
+}
+
+impl Secret {
+    /// As it is in its file now; as it is, where it has none of its own. Blocks while it reads.
+    ///
+    /// # Errors
+    /// The file cannot be read. The text names neither the file nor what is in it.
+    pub fn read_again(&self) -> Result<Self, String> {
+        let Some(file) = self.file() else { return Ok(self.clone()) };
+        let text = read(file).map_err(|error| format!("its file cannot be read: {}", said(&error)))?;
+        Ok(Self::of_file(text, file.to_owned()))
+    }
+}
 
 impl<'v> Reader<'v> {
     /// The secret under `key`, or in the file that `key_file` names. `check` returns the text to
@@ -45,12 +70,14 @@ impl<'v> Reader<'v> {
             return Some(secret);
         };
         let mut text = self.text(&found, IN_QUOTES)?;
-        if name.ends_with("_file") {
-            text = self.contents(&found, &text)?;
+        let file = name.ends_with("_file").then(|| self.layers[found.layer].dir.join(&text));
+        if let Some(file) = &file {
+            text = self.contents(&found, file)?;
         }
-        let checked = check(&text).map(|secret| {
+        let checked = check(&text).map(|secret| match file {
             // Whoever keeps a value in a file of its own means all of it: a path may be a key.
-            if name.ends_with("_file") { Secret::hidden(secret.expose()) } else { secret }
+            Some(file) => Secret::of_file(secret.expose(), file),
+            None => secret,
         });
         match checked {
             Ok(secret) => {
@@ -67,16 +94,10 @@ impl<'v> Reader<'v> {
     /// The contents of a secret file, without one newline at its end.
     ///
     /// Its name is not shown: it may be the secret itself, under the wrong key.
-    fn contents(&mut self, found: &Found<'v>, name: &str) -> Option<String> {
-        const MAX_SECRET: u64 = 64 << 10;
+    fn contents(&mut self, found: &Found<'v>, file: &Path) -> Option<String> {
         let dir = &self.layers[found.layer].dir;
-        match read_text(&dir.join(name), MAX_SECRET) {
-            Ok(mut text) => {
-                if text.ends_with('\n') {
-                    text.truncate(text.len() - 1 - usize::from(text.ends_with("\r\n")));
-                }
-                Some(text)
-            }
+        match read(file) {
+            Ok(text) => Some(text),
             Err(error) => {
                 let problem = format!(
                     "the file it names cannot be read ({}); give a path, absolute or from {}",

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
@@ -159,19 +160,33 @@ pub struct Http {
 pub struct Secret {
     text: String,
     hidden: bool,
+    /// The file of its own that it was read from.
+    file: Option<PathBuf>,
 }
 
 impl Secret {
     /// Wraps a text; if it is a URL, it is shown without user information and query.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), hidden: false }
+        Self { text: text.into(), hidden: false, file: None }
     }
 
     /// Wraps a text of which nothing is ever shown.
     #[must_use]
     pub fn hidden(text: impl Into<String>) -> Self {
-        Self { text: text.into(), hidden: true }
+        Self { text: text.into(), hidden: true, file: None }
+    }
+
+    /// Wraps the text of a file, of which nothing is ever shown.
+    #[must_use]
+    pub fn of_file(text: impl Into<String>, file: PathBuf) -> Self {
+        Self { text: text.into(), hidden: true, file: Some(file) }
+    }
+
+    /// The file that it was read from, where it has one of its own.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// The text itself: for the connection, never for a log.
@@ -337,6 +352,7 @@ mod tests {
                     max_attempts: 1,
                     max_throttled: None,
                     outlast: true,
+                    on_unauthorized: dispatch::RefusalStatuses::default(),
                     min_backoff: Duration::ZERO,
                     max_backoff: Duration::ZERO,
                 },

@@ -53,15 +53,47 @@ pub(super) enum Event {
     Retry(Instant, Entry),
     /// The downstream asks for a pause until then.
     Pause(Deadline),
-    /// Nothing is being sent any more; how long that took, where there was an answer.
-    Landed(Option<Duration>),
+    /// The downstream refused the credentials that the job was sent with.
+    Refused(Box<Refused>),
+    /// Nothing is being sent any more.
+    Landed(Landed),
+}
+
+/// A job that was refused, and the letter that it becomes if that is its own fault.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) entry: Entry,
+    pub(super) sent: Instant,
+    pub(super) letter: DeadLetter,
+    pub(super) response: Response,
+}
+
+/// How a flight ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Landed {
+    /// When it began.
+    pub(super) since: Instant,
+    /// How long the downstream took, where it answered.
+    pub(super) took: Option<Duration>,
+    pub(super) contact: Contact,
+}
+
+/// How far a job got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contact {
+    /// It was not to be sent after all.
+    None,
+    /// There was no connection.
+    Unreachable,
+    /// It was sent, and not delivered.
+    Sent,
+    Delivered,
 }
 
 /// Tells the pacer that the place is free, however the flight ends.
 pub(super) struct Place {
     events: mpsc::UnboundedSender<Event>,
-    since: Instant,
-    took: Option<Duration>,
+    landed: Landed,
 }
 
 impl Event {
@@ -69,6 +101,7 @@ impl Event {
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
+            Self::Refused(refused) => Some(refused.entry),
             Self::Pause(_) | Self::Landed(_) => None,
         }
     }
@@ -76,7 +109,8 @@ impl Event {
 
 impl Place {
     pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        Self { events, since: Instant::now(), took: None }
+        let landed = Landed { since: Instant::now(), took: None, contact: Contact::None };
+        Self { events, landed }
     }
 
     fn tell(&self, event: Event) {
@@ -87,7 +121,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.tell(Event::Landed(self.took));
+        self.tell(Event::Landed(self.landed));
     }
 }
 
@@ -112,7 +146,7 @@ impl Flight {
     pub(super) async fn fly(self) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
-        cleared.gear.meters.dispatched(&outcome, cleared.place.since.elapsed());
+        cleared.gear.meters.dispatched(&outcome, cleared.place.landed.since.elapsed());
         cleared.settle(outcome).await;
     }
 
@@ -178,8 +212,10 @@ impl Flight {
             entry.tries.unreachable = 0;
             entry.tries.sent += 1;
         }
+        let landed = &mut self.place.landed;
+        landed.contact = contact(&outcome);
         if is_answered(&outcome) {
-            self.place.took = Some(self.place.since.elapsed());
+            landed.took = Some(landed.since.elapsed());
         }
         outcome
     }
@@ -240,6 +276,16 @@ impl Flight {
                 let wait = self.gear.retry.backoff(self.entry.tries.failed(), after);
                 self.try_again(wait, detail, status, response).await;
             }
+            Outcome::Dead { reason, detail, status: Some(status), response }
+                if self.gear.retry.on_unauthorized.contains(status) =>
+            {
+                self.entry.tries.refused += 1;
+                let response = response.unwrap_or_else(|| Response::without_body(Some(status)));
+                let letter = DeadLetter { reason, detail, report: self.report(Some(status)) };
+                let Self { place, entry, .. } = self;
+                let sent = place.landed.since;
+                place.tell(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
+            }
             Outcome::Dead { reason, detail, status, response } => {
                 let response = response.unwrap_or_else(|| Response::without_body(status));
                 let report = self.report(status);
@@ -291,6 +337,20 @@ impl Flight {
     fn report(&self, status: Option<u16>) -> Report {
         let attempts = self.entry.tries.sent;
         Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
+    }
+}
+
+const fn contact(outcome: &Outcome) -> Contact {
+    match outcome {
+        Outcome::Missed => Contact::None,
+        Outcome::Unreachable { .. } => Contact::Unreachable,
+        Outcome::Delivered(_) => Contact::Delivered,
+        // Without a status it was found that it can never be sent.
+        Outcome::Dead { status: None, .. } => Contact::None,
+        Outcome::Throttled { .. }
+        | Outcome::Unreadable { .. }
+        | Outcome::Retry { .. }
+        | Outcome::Dead { .. } => Contact::Sent,
     }
 }
 

@@ -10,6 +10,9 @@ use crate::job::Reason;
 use crate::metric;
 use crate::sink::{Outcome, RETRY_REASONS};
 
+/// Why a replica may take no jobs.
+const STOPPED_REASONS: [&str; 2] = ["unreachable", "unauthorized"];
+
 /// The series of one downstream.
 #[derive(Clone)]
 pub(super) struct Meters {
@@ -29,6 +32,8 @@ pub(super) struct Meters {
     pub(super) stale: Counter,
     /// Slots of jobs for which there was no connection to the downstream.
     pub(super) unreachable: Counter,
+    /// Slots of jobs while the downstream refuses the credentials.
+    pub(super) unauthorized: Counter,
     /// Slots that lie in a pause.
     pub(super) paused_slots: Counter,
     /// Slots of a pace of one's own, once the store is there again.
@@ -73,6 +78,9 @@ impl Meters {
         let duration = |outcome| series.histogram(metric::DISPATCH_DURATION.name, "outcome", outcome);
         let state = |state| series.gauge(metric::JOBS_IN_FLIGHT.name, "state", state);
         let _ = settled("parked");
+        for reason in STOPPED_REASONS {
+            series.gauge(metric::STOPPED.name, "reason", reason).set(0.0);
+        }
         for reason in RETRY_REASONS {
             let _ = series.counter(metric::JOB_RETRIES.name, "reason", reason);
         }
@@ -95,6 +103,7 @@ impl Meters {
             paused_slots: abandoned("paused"),
             own_slots: abandoned("store-back"),
             unreachable: abandoned("unreachable"),
+            unauthorized: abandoned("unauthorized"),
             store_errors: series.counter(metric::STORE_ERRORS.name, "op", op),
             tend_errors: series.counter(metric::STORE_ERRORS.name, "op", "tend"),
             paused: series.plain_gauge(metric::PAUSED.name),
@@ -175,6 +184,13 @@ impl Meters {
             let rate = if counts { jobs_per_second } else { 0.0 };
             series.gauge(metric::RATE_LIMIT.name, "source", source).set(rate);
         }
+    }
+
+    /// Whether this replica takes no jobs for this reason.
+    pub(super) fn stopped_for(&self, reason: &'static str, stopped: bool) {
+        Series(&self.downstream)
+            .gauge(metric::STOPPED.name, "reason", reason)
+            .set(f64::from(u8::from(stopped)));
     }
 
     /// How many jobs wait for a slot or for when they are due, hold a slot that is still to come, and
@@ -281,6 +297,7 @@ mod tests {
             "connection-lost",
             "clock-stepped",
             "unreachable",
+            "unauthorized",
             "expired",
             "stopped",
             "paused",

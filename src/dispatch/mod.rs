@@ -17,6 +17,7 @@ mod control;
 mod cost;
 mod flight;
 mod gate;
+mod health;
 mod held;
 mod intake;
 mod lane;
@@ -44,7 +45,7 @@ use control::News;
 pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use control::Control;
 pub use cost::max_cost;
-pub use retry::RetryPolicy;
+pub use retry::{RefusalStatuses, RetryPolicy};
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 
 /// What one downstream's dispatcher goes by.

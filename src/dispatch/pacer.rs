@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ mod absence;
 mod ask;
 mod call;
 mod drain;
+mod halt;
 mod hear;
 mod pause;
 mod reload;
@@ -40,6 +41,7 @@ mod terms;
 
 use absence::{Absence, Heard, Probe, probed};
 use call::{Call, answer};
+use halt::{Halt, Steps};
 use pause::Pauses;
 use tend::{Tending, told};
 use terms::Accord;
@@ -70,6 +72,7 @@ pub(super) struct Pacer {
     /// Of the pace that all share.
     shared: Heard,
     absence: Option<Absence>,
+    halt: Halt,
     /// Not to ask before whether the store is there.
     probe_at: Instant,
     /// The source is to hand out so many unsettled messages at most.
@@ -105,6 +108,8 @@ struct Ears {
     call: Option<Call>,
     tending: Option<Tending>,
     probe: Option<Probe>,
+    /// What is done while this replica takes no jobs.
+    steps: Steps,
     changes: Changes,
     news: News,
 }
@@ -116,7 +121,17 @@ impl Pacer {
         let news = std::mem::take(&mut parts.news);
         let (tell, events) = mpsc::unbounded_channel();
         let changes = parts.store.changes(&parts.options.downstream);
-        let ears = Ears { stop, alarm, events, call: None, tending: None, probe: None, changes, news };
+        let ears = Ears {
+            stop,
+            alarm,
+            events,
+            call: None,
+            tending: None,
+            probe: None,
+            steps: Steps::new(),
+            changes,
+            news,
+        };
         Self::new(parts, tell).listen(source, ears).await
     }
 
@@ -154,6 +169,7 @@ impl Pacer {
             accord,
             shared,
             absence: None,
+            halt: Halt::default(),
             probe_at: Instant::now(),
             resize: None,
             look: false,
@@ -193,6 +209,7 @@ impl Pacer {
             if !open && ears.call.is_none() && self.is_idle() {
                 break;
             }
+            self.tend_halt(&mut source, &ears.steps, now);
             if let Some(window) = self.resize.take() {
                 source.resize(window);
             }
@@ -225,6 +242,7 @@ impl Pacer {
                     ears.probe = None;
                     self.found(reply);
                 }
+                Some(step) = ears.steps.next() => self.stepped(step),
                 () = ears.changes.next() => self.changed(),
                 options = ears.news.next() => self.reload((*options).clone()),
                 () = &mut timer, if timed.is_some() => timed = None,
@@ -243,7 +261,7 @@ impl Pacer {
     }
 
     fn is_idle(&self) -> bool {
-        self.places.sending() == 0 && self.held.len() == 0 && self.lane.is_empty()
+        self.places.sending() == 0 && self.held.len() == 0 && self.lane.is_empty() && self.halt.has_no_jobs()
     }
 
     /// When the next job is to be released.
@@ -259,6 +277,7 @@ impl Pacer {
         let since = self.gather_until.map_or(from, |until| until.max(from));
         let asking = !calling && self.free() > 0 && self.may_ask();
         let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
+        let ask = if self.halt.is_halted() { self.trial_wake(calling) } else { ask };
         let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
         let probe = if ears.probe.is_some() { None } else { self.probe_due() };
         let rest = [self.lane.next_due(), self.lift_due(), self.expire_due()];
@@ -316,6 +335,7 @@ impl Pacer {
     /// Forgets jobs whose connection is gone.
     fn purge(&mut self) {
         self.lane.drop_stale();
+        self.halt.drop_stale();
         self.gear.meters.stale.increment(self.held.drop_stale() as u64);
         self.crowded = (2 * self.lane.len()).max(CROWDED);
     }
@@ -326,7 +346,11 @@ impl Pacer {
             Event::Back(entry) => self.lane.push(entry),
             Event::Retry(due, entry) => self.lane.push_later(due, entry),
             Event::Pause(end) => self.penalized(end),
-            Event::Landed(took) => self.places.landed(took),
+            Event::Refused(refused) => self.refused(*refused),
+            Event::Landed(landed) => {
+                self.places.landed(landed.took);
+                self.judge(landed);
+            }
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::health::Suspicion;
+
 /// When a failed job is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
@@ -14,10 +16,46 @@ pub struct RetryPolicy {
     /// connections in a row that fail no more jobs are taken until there is one. Otherwise it costs an attempt:
     /// for a tool that people wait for.
     pub outlast: bool,
+    /// The answers that may mean that this replica's credentials are refused, whatever the job.
+    pub on_unauthorized: RefusalStatuses,
     /// The shortest wait.
     pub min_backoff: Duration,
     /// The longest wait.
     pub max_backoff: Duration,
+}
+
+/// Statuses by which a downstream may refuse the caller's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusalStatuses(u8);
+
+impl RefusalStatuses {
+    /// The statuses that can be among them.
+    pub const KNOWN: [u16; 3] = [401, 403, 407];
+    /// No status: each is about its job.
+    pub const NONE: Self = Self(0);
+
+    /// These statuses; none where one of them is not among [`RefusalStatuses::KNOWN`].
+    #[must_use]
+    pub fn new(statuses: &[u16]) -> Option<Self> {
+        statuses.iter().try_fold(Self::NONE, |all, status| Some(Self(all.0 | Self::bit(*status)?)))
+    }
+
+    /// Whether this status is among them.
+    #[must_use]
+    pub fn contains(self, status: u16) -> bool {
+        Self::bit(status).is_some_and(|bit| self.0 & bit != 0)
+    }
+
+    fn bit(status: u16) -> Option<u8> {
+        Self::KNOWN.iter().position(|known| *known == status).map(|place| 1 << place)
+    }
+}
+
+impl Default for RefusalStatuses {
+    /// 401 alone: a 403 is more often about what the job asks for.
+    fn default() -> Self {
+        Self(1)
+    }
 }
 
 impl RetryPolicy {
@@ -52,16 +90,20 @@ pub(super) struct Tries {
     pub(super) sent: u32,
     /// How many of these the downstream answered by asking for patience.
     pub(super) throttled: u32,
+    /// How many of these the downstream answered by refusing the credentials.
+    pub(super) refused: u32,
     /// How often in a row the downstream could not be reached.
     pub(super) unreachable: u32,
     /// How often the downstream answered what nobody can read.
     pub(super) unreadable: u32,
+    /// In which row of refused jobs it was, if it may be the credentials' fault.
+    pub(super) suspicion: Option<Suspicion>,
 }
 
 impl Tries {
     /// How many of [`RetryPolicy::max_attempts`] are used up.
     pub(super) const fn failed(self) -> u32 {
-        self.sent - self.throttled
+        self.sent - self.throttled - self.refused
     }
 }
 
@@ -73,6 +115,7 @@ mod tests {
         max_attempts: 40,
         max_throttled: Some(3),
         outlast: true,
+        on_unauthorized: RefusalStatuses::NONE,
         min_backoff: Duration::from_secs(1),
         max_backoff: Duration::from_secs(300),
     };
@@ -100,8 +143,19 @@ mod tests {
         assert_eq!(POLICY.throttled(3, None), None);
         let unlimited = RetryPolicy { max_throttled: None, ..POLICY };
         assert!(unlimited.throttled(u32::MAX, None).unwrap() <= POLICY.max_backoff);
-        let tries = Tries { sent: 7, throttled: 5, unreachable: 9, unreadable: 1 };
-        assert_eq!(tries.failed(), 2);
+        let tries =
+            Tries { sent: 7, throttled: 5, refused: 1, unreachable: 9, unreadable: 1, suspicion: None };
+        assert_eq!(tries.failed(), 1);
+    }
+
+    #[test]
+    fn statuses_that_refuse_credentials() {
+        let default = RefusalStatuses::default();
+        assert!(default.contains(401) && !default.contains(403) && !default.contains(200));
+        let both = RefusalStatuses::new(&[403, 401, 403]).unwrap();
+        assert!(both.contains(401) && both.contains(403) && !both.contains(407));
+        assert_eq!(RefusalStatuses::new(&[]), Some(RefusalStatuses::NONE));
+        assert_eq!(RefusalStatuses::new(&[401, 404]), None);
     }
 
     #[test]

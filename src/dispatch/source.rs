@@ -24,6 +24,17 @@ pub trait Source: Send + 'static {
         let _ = window;
     }
 
+    /// Hands out no new messages until [`Source::resume`]: what is given back is for others. What is unsettled
+    /// stays so. The future ends once that is so and all that had arrived can be had from [`Source::next`].
+    ///
+    /// A source that cannot do so ignores it.
+    fn pause(&mut self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Hands out messages again.
+    fn resume(&mut self) {}
+
     /// Stops new messages; [`Source::next`] then yields what has arrived already and ends.
     ///
     /// Cancel safe.
@@ -67,6 +78,12 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
 
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);
+
+    /// Whether the message may be given back for no fault of its own: false where its broker could take that
+    /// for a sign that nobody can process it, and drop it. Then it is held as long as it can be.
+    fn may_be_given_back(&self) -> bool {
+        true
+    }
 
     /// Publishes the outcome to the message's `reply_to`, confirmed. Retries until it is done, the
     /// message is not live any more, or it is clear that nobody takes the reply.

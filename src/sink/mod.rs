@@ -32,6 +32,22 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     /// Connects in the background, within the runtime that it is called in. A failure is silent: the
     /// send will tell.
     fn warm(&self) {}
+
+    /// Tries whether the downstream can be reached, without a job: opens a connection, which the next send
+    /// uses. The error is for people.
+    ///
+    /// Cancel safe.
+    fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Reads again the secrets that it sends, where it knows where they are kept; whether they have changed.
+    /// What is sent from then on has the new ones. The error is for people, without any secret.
+    ///
+    /// Cancel safe.
+    fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }
 
 /// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it, a

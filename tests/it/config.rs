@@ -122,6 +122,7 @@ fn the_default_file_holds_the_defaults() {
     assert!(billing.http.allow_headers.is_empty() && billing.http.headers.is_empty());
     let retry = billing.retry;
     assert_eq!((retry.max_attempts, retry.max_throttled), (8, None));
+    assert!(retry.on_unauthorized.contains(401) && !retry.on_unauthorized.contains(403));
     assert_eq!((retry.min_backoff, retry.max_backoff), (Duration::from_secs(1), Duration::from_secs(300)));
 }
 

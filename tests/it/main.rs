@@ -15,6 +15,8 @@ mod admin;
 #[cfg(feature = "daemon")]
 mod amqp;
 mod config;
+#[cfg(feature = "daemon")]
+mod fault;
 #[cfg(feature = "config")]
 mod house;
 #[cfg(feature = "daemon")]

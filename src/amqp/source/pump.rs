@@ -98,6 +98,11 @@ impl<'a> Pump<'a> {
 
     /// Cancels, or consumes anew, where the window calls for it.
     async fn adjust(&mut self, waited: bool) -> Result<(), Error> {
+        if *self.subscriber.window.borrow() == 0 {
+            self.cancel().await?;
+            self.subscriber.idle.send_replace(true);
+            return Ok(());
+        }
         if self.consumer.is_some() {
             if self.step(waited).1 != Step::Cancel {
                 return Ok(());
@@ -109,6 +114,7 @@ impl<'a> Pump<'a> {
             return Ok(());
         }
         if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.patience) {
+            self.subscriber.idle.send_replace(false);
             // Ahead of the consumer: the broker, too, counts them as settled then.
             self.subscription.acker.write_now();
             self.subscription.acker.another_consumer();

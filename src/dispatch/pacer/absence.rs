@@ -24,6 +24,9 @@ const PROBE: Duration = Duration::from_millis(100);
 /// Who may have to pace alone asks at least as often how many there are, if it asks at all.
 pub(super) const COUNT: Duration = Duration::from_millis(500);
 
+/// The shortest lease: it is over at once.
+const RELEASED: Duration = Duration::from_millis(1);
+
 /// How long to wait for the others, once the store is there again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -231,7 +234,7 @@ impl Pacer {
 
     /// Releases what waits without a slot, where that is wanted.
     pub(super) fn go_open(&mut self, now: Instant) {
-        if !self.is_open() || self.is_paused() {
+        if !self.is_open() || self.is_paused() || self.halt.is_halted() {
             return;
         }
         while self.free() > 0 {
@@ -254,7 +257,10 @@ impl Pacer {
     pub(super) fn probe(&mut self, now: Instant) -> Option<Probe> {
         self.probe_due().filter(|due| *due <= now)?;
         let (store, options) = (Arc::clone(&self.store), Arc::clone(&self.options));
-        let (replica, ttl) = (Arc::clone(&self.replica), self.turns.lease());
+        let replica = Arc::clone(&self.replica);
+        // One that takes no jobs has no share: the others go on at the whole pace.
+        let ttl = if self.halt.is_halted() { RELEASED } else { self.turns.lease() };
+        self.halt.lease_is_ended();
         Some(Box::pin(async move {
             let call = Reserve {
                 scope: Scope { downstream: &options.downstream, key: "" },
@@ -275,7 +281,8 @@ impl Pacer {
     /// each other, since jobs may come while the store is away.
     pub(super) fn probe_due(&self) -> Option<Instant> {
         let counted = self.options.on_unavailable == OnUnavailable::Local;
-        (self.absence.is_some() || counted).then_some(self.probe_at)
+        let release = self.halt.ends_lease().then(Instant::now);
+        release.or_else(|| (self.absence.is_some() || counted).then_some(self.probe_at))
     }
 
     /// Learns whether the store is there.

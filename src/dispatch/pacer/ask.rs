@@ -20,6 +20,10 @@ use crate::time::wall_now;
 impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Call> {
+        if self.halt.is_halted() {
+            self.gather_until = None;
+            return self.ask_for_trial(now);
+        }
         let may = self.may_ask() && now >= self.ask_from();
         let Some(next) = may.then(|| self.turns.next(&self.lane, now)).flatten() else {
             self.gather_until = None;
@@ -39,9 +43,19 @@ impl Pacer {
         if batch.is_empty() {
             return None;
         }
+        Some(self.call(next.queue, next.ahead, batch, now))
+    }
+
+    /// A call for slots for these jobs of one queue, at most so far ahead.
+    pub(super) fn call(
+        &mut self,
+        queue: usize,
+        ahead: Duration,
+        batch: VecDeque<Entry>,
+        now: Instant,
+    ) -> Call {
         // A connection takes as long to open as the call and the hold take together, or longer.
         self.gear.sink.warm();
-        let Next { queue, ahead, .. } = next;
         let alone = self.paced_alone();
         let options = alone.as_ref().map_or(&self.options, |alone| &alone.options);
         // A part of the limits may hold less than the whole does: more than all of it cannot be charged.
@@ -52,12 +66,14 @@ impl Pacer {
         let ahead = ahead.saturating_add(options.limits.reach(first));
         if let Some(Alone { store, options }) = alone {
             let asked = Ask { queue, costs, ahead, lease: None, generation: 0 };
-            return Some(Call { queue, batch, alone: true, reply: Box::pin(ask(store, options, asked)) });
+            return Call { queue, batch, alone: true, reply: Box::pin(ask(store, options, asked)) };
         }
         let generation = self.accord.settled().unwrap_or_default();
-        let asked = Ask { queue, costs, ahead, lease: self.lease(now), generation };
+        // A trial is no share of the pace.
+        let lease = if self.halt.is_halted() { None } else { self.lease(now) };
+        let asked = Ask { queue, costs, ahead, lease, generation };
         let reply = ask(Arc::clone(&self.store), Arc::clone(&self.options), asked);
-        Some(Call { queue, batch, alone: false, reply: Box::pin(reply) })
+        Call { queue, batch, alone: false, reply: Box::pin(reply) }
     }
 
     /// Takes up to so many jobs out of the lane, and sorts out those that need no slot any more.

@@ -30,6 +30,7 @@ impl Pacer {
         self.gear.meters.slots_stopped(self.held.len());
         let mut entries: Vec<Entry> = self.lane.drain();
         entries.extend(self.held.drain());
+        entries.extend(self.halt.take_jobs());
         entries.extend(call.into_iter().flat_map(|call| call.batch));
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
         entries.sort_by_key(|entry| entry.seq);

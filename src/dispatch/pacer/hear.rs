@@ -18,6 +18,9 @@ use crate::time::{Deadline, Micros};
 /// fails for want of an answer and the fence of a store that lost its state, all goes on within 2 s.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
+/// A trial job that was granted no slot is not asked for again before.
+const TRIAL_AGAIN: Duration = Duration::from_millis(20);
+
 impl Pacer {
     /// Holds the jobs that were granted a slot until then, and buries those that were rejected; the
     /// others go back to the lane.
@@ -61,6 +64,10 @@ impl Pacer {
                 self.failed(&error);
             }
         }
+        if self.halt.is_halted() && !batch.is_empty() {
+            // Whatever refused the trial, it is asked for again before long.
+            self.ask_at = self.ask_at.max(received + TRIAL_AGAIN);
+        }
         batch.into_iter().for_each(|entry| self.lane.push(entry));
     }
 
@@ -70,6 +77,11 @@ impl Pacer {
         for &slot in &reserved.slots {
             let Some(entry) = batch.pop_front() else { break };
             let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
+            if !self.halt.may_use_slots() {
+                self.halted_slots().increment(1);
+                self.lane.push(entry);
+                continue;
+            }
             if self.gear.gate.refuses(slot, deadline) {
                 // The pause began while the call was under way.
                 self.gear.meters.paused_slots.increment(1);
@@ -99,6 +111,11 @@ impl Pacer {
             let Some(entry) = batch.pop_front() else { break };
             // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
             self.turns.granted(queue, entry.job.cost.into(), None);
+            if verdict.earliest <= slot && !self.halt.may_use_slots() {
+                self.halted_slots().increment(1);
+                self.lane.push(entry);
+                continue;
+            }
             if verdict.earliest <= slot {
                 let waited = sent.saturating_duration_since(entry.since);
                 self.gear.meters.granted(waited, Duration::ZERO);

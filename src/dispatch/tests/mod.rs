@@ -2,6 +2,7 @@
 
 mod absence;
 mod drain;
+mod halt;
 pub(super) mod parts;
 mod pauses;
 mod plans;

@@ -15,8 +15,8 @@ use crate::dispatch::held::Held;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::retry::Tries;
 use crate::dispatch::{
-    Alarm, Control, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
-    Report, RetryPolicy, Source, Ticket, TokioClock,
+    Alarm, Control, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options,
+    RefusalStatuses, ReleaseClock, Report, RetryPolicy, Source, Ticket, TokioClock,
 };
 use crate::job::{CostBound, Job, MaxCost, Message, Reason, ReplyRules, Rules, decode};
 use crate::limit::{Limit, LimitSet};
@@ -85,9 +85,14 @@ struct ScriptedTicket {
     ledger: Ledger,
     generation: u64,
     redelivered: bool,
+    may_be_given_back: bool,
 }
 
 impl Ticket for ScriptedTicket {
+    fn may_be_given_back(&self) -> bool {
+        self.may_be_given_back
+    }
+
     fn is_live(&self) -> bool {
         self.live.load(Ordering::SeqCst)
     }
@@ -126,18 +131,35 @@ impl Ticket for ScriptedTicket {
 pub(super) struct ScriptedSource {
     messages: mpsc::UnboundedReceiver<Delivery>,
     windows: Arc<Mutex<Vec<u16>>>,
+    pauses: Arc<Mutex<Vec<bool>>>,
+    is_paused: bool,
 }
 
 impl Source for ScriptedSource {
+    fn pause(&mut self) -> BoxFuture<'static, ()> {
+        self.is_paused = true;
+        self.pauses.lock().unwrap().push(true);
+        Box::pin(tokio::time::sleep(Duration::from_millis(3)))
+    }
+
+    fn resume(&mut self) {
+        self.is_paused = false;
+        self.pauses.lock().unwrap().push(false);
+    }
+
     fn resize(&mut self, window: u16) {
         self.windows.lock().unwrap().push(window);
     }
 
     async fn next(&mut self) -> Option<Delivery> {
+        if self.is_paused {
+            std::future::pending::<()>().await;
+        }
         self.messages.recv().await
     }
 
     async fn close(&mut self) {
+        self.is_paused = false;
         self.messages.close();
     }
 }
@@ -162,6 +184,20 @@ pub(super) struct RecordingSink {
     /// When it was told that a job will be sent soon.
     pub(super) warmed: Mutex<Vec<Instant>>,
     arrivals: watch::Sender<usize>,
+    deliveries: watch::Sender<usize>,
+    /// There is a way to it.
+    pub(super) reachable: AtomicBool,
+    /// It accepts the credentials.
+    pub(super) accepts: AtomicBool,
+    /// Better ones are there once they are read.
+    pub(super) new_secrets: AtomicBool,
+    /// Jobs that it refuses whatever the credentials.
+    refused: Mutex<Vec<String>>,
+    /// Connections that were tried without a job.
+    pub(super) tried: AtomicUsize,
+    /// Jobs that found no connection.
+    pub(super) unreached: AtomicUsize,
+    pub(super) secrets_read: AtomicUsize,
 }
 
 impl RecordingSink {
@@ -175,7 +211,25 @@ impl RecordingSink {
             connects: Mutex::default(),
             warmed: Mutex::default(),
             arrivals: watch::Sender::new(0),
+            deliveries: watch::Sender::new(0),
+            reachable: AtomicBool::new(true),
+            accepts: AtomicBool::new(true),
+            new_secrets: AtomicBool::new(false),
+            refused: Mutex::default(),
+            tried: AtomicUsize::new(0),
+            unreached: AtomicUsize::new(0),
+            secrets_read: AtomicUsize::new(0),
         }
+    }
+
+    /// These jobs are answered 401 always.
+    pub(super) fn refuse<'a>(&self, ids: impl IntoIterator<Item = &'a str>) {
+        self.refused.lock().unwrap().extend(ids.into_iter().map(str::to_owned));
+    }
+
+    /// Waits until so many were delivered.
+    pub(super) async fn accepted(&self, count: usize) {
+        self.deliveries.subscribe().wait_for(|seen| *seen >= count).await.unwrap();
     }
 
     pub(super) fn answer(&self, id: &str, outcome: Outcome) {
@@ -203,6 +257,10 @@ impl Sink for RecordingSink {
             if let Some(connects) = connects {
                 tokio::time::sleep(connects).await;
             }
+            if !self.reachable.load(Ordering::SeqCst) {
+                self.unreached.fetch_add(1, Ordering::SeqCst);
+                return unreachable();
+            }
             if !look() {
                 return Outcome::Missed;
             }
@@ -213,8 +271,28 @@ impl Sink for RecordingSink {
             tokio::time::sleep(self.takes).await;
             self.flying.fetch_sub(1, Ordering::SeqCst);
             let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
+            let is_refused = self.refused.lock().unwrap().contains(&job.id);
+            if scripted.is_none() && (is_refused || !self.accepts.load(Ordering::SeqCst)) {
+                return dead(401);
+            }
+            self.deliveries.send_modify(|seen| *seen += 1);
             scripted.unwrap_or_else(|| Outcome::Delivered(Receipt::new(Response::without_body(Some(200)))))
         })
+    }
+
+    fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
+        self.tried.fetch_add(1, Ordering::SeqCst);
+        let reachable = self.reachable.load(Ordering::SeqCst);
+        Box::pin(std::future::ready(reachable.then_some(()).ok_or_else(|| "refused".to_owned())))
+    }
+
+    fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
+        self.secrets_read.fetch_add(1, Ordering::SeqCst);
+        let new = self.new_secrets.swap(false, Ordering::SeqCst);
+        if new {
+            self.accepts.store(true, Ordering::SeqCst);
+        }
+        Box::pin(std::future::ready(Ok(new)))
     }
 
     fn warm(&self) {
@@ -376,6 +454,9 @@ pub(super) struct Bench {
     pub(super) stop: CancellationToken,
     /// What the source was told.
     pub(super) windows: Arc<Mutex<Vec<u16>>>,
+    /// Whether its messages may go back while the downstream cannot be used.
+    pub(super) may_be_given_back: bool,
+    pauses: Arc<Mutex<Vec<bool>>>,
     messages: mpsc::UnboundedSender<Delivery>,
     source: Option<ScriptedSource>,
     control: Option<Control>,
@@ -385,7 +466,7 @@ impl Bench {
     pub(super) fn new(rate: &str, takes: Duration) -> Self {
         let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
         let (tell, messages) = mpsc::unbounded_channel();
-        let windows = Arc::default();
+        let (windows, pauses) = (Arc::default(), Arc::default());
         Self {
             options: Options {
                 downstream: "billing".to_owned(),
@@ -398,6 +479,7 @@ impl Bench {
                     max_attempts: 3,
                     max_throttled: None,
                     outlast: true,
+                    on_unauthorized: RefusalStatuses::default(),
                     min_backoff: Duration::from_secs(1),
                     max_backoff: Duration::from_secs(1),
                 },
@@ -416,8 +498,15 @@ impl Bench {
             generation: 1,
             stop: CancellationToken::new(),
             messages: tell,
-            source: Some(ScriptedSource { messages, windows: Arc::clone(&windows) }),
+            source: Some(ScriptedSource {
+                messages,
+                windows: Arc::clone(&windows),
+                pauses: Arc::clone(&pauses),
+                is_paused: false,
+            }),
             windows,
+            may_be_given_back: true,
+            pauses,
             control: None,
         }
     }
@@ -442,7 +531,16 @@ impl Bench {
     fn deliver(&self, message: Message, id: String, redelivered: bool) {
         let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
         let (reply_to, generation) = (message.reply_to.clone(), self.generation);
-        let ticket = Box::new(ScriptedTicket { id, reply_to, live, ledger, generation, redelivered });
+        let may_be_given_back = self.may_be_given_back;
+        let ticket = Box::new(ScriptedTicket {
+            id,
+            reply_to,
+            live,
+            ledger,
+            generation,
+            redelivered,
+            may_be_given_back,
+        });
         self.messages.send(Delivery { message, ticket }).unwrap();
     }
 
@@ -470,6 +568,11 @@ impl Bench {
         self.control.clone().expect("started")
     }
 
+    /// What the source was told, in order: to pause (true), to go on (false).
+    pub(super) fn pauses(&self) -> Vec<bool> {
+        self.pauses.lock().unwrap().clone()
+    }
+
     /// Ends the source: the dispatcher ends once every job is settled.
     pub(super) fn end(&mut self) {
         self.messages = mpsc::unbounded_channel().0;
@@ -495,9 +598,15 @@ pub(super) fn at_most(units: u32) -> MaxCost {
 pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
     let rules = rules();
     let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
-    let (ledger, generation) = (Ledger::default(), 1);
-    let ticket =
-        Box::new(ScriptedTicket { id, reply_to: None, live, ledger, generation, redelivered: false });
+    let ticket = Box::new(ScriptedTicket {
+        id,
+        reply_to: None,
+        live,
+        ledger: Ledger::default(),
+        generation: 1,
+        redelivered: false,
+        may_be_given_back: true,
+    });
     let job = Arc::new(decode(&message("0"), &rules).unwrap());
     let entry = Entry { job, has_own_id: true, ticket, tries: Tries::default(), since: deadline, seq: 0 };
     Held { entry, slot: Micros(0), deadline: Deadline::at(deadline) }

@@ -12,6 +12,7 @@ mod upload;
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -39,9 +40,14 @@ const MAX_ERROR: usize = 200;
 /// connects to a link-local or metadata address. Cloning is not needed: share it by reference.
 pub struct HttpSink {
     pool: Pool,
+    read_headers: Option<ReadHeaders>,
     target: Target,
     timeout: Duration,
 }
+
+/// Reads the headers of every request anew, from where their secrets are kept. It may block. The error is for
+/// people, without any secret.
+pub type ReadHeaders = Arc<dyn Fn() -> Result<Vec<(String, String)>, String> + Send + Sync>;
 
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,12 +66,19 @@ impl HttpSink {
         Self::with(options, guard::system, connect::system)
     }
 
+    /// Where the headers of every request can be read again, for [`Sink::read_secrets`].
+    #[must_use]
+    pub fn reading_headers_again(mut self, read: ReadHeaders) -> Self {
+        self.read_headers = Some(read);
+        self
+    }
+
     fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let max_age = options.max_connection_age;
         let target = Target::new(options)?;
         let connector = Connector::new(&target.base, timeout, lookup, tls)?;
-        Ok(Self { pool: Pool::new(connector, max_age), target, timeout })
+        Ok(Self { pool: Pool::new(connector, max_age), target, timeout, read_headers: None })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
@@ -150,6 +163,19 @@ impl Sink for HttpSink {
 
     fn warm(&self) {
         self.pool.warm();
+    }
+
+    fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(self.pool.open_another())
+    }
+
+    fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
+        Box::pin(async move {
+            let Some(read) = self.read_headers.clone() else { return Ok(false) };
+            let read = tokio::task::spawn_blocking(move || read()).await;
+            let headers = read.map_err(|error| format!("reading was broken off: {error}"))??;
+            self.target.replace_headers(headers).map_err(|error| error.to_string())
+        })
     }
 }
 

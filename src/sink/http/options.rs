@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -108,8 +109,10 @@ pub(super) struct Target {
     pub(super) base: Url,
     /// The `Host` of every request, unless one is configured.
     pub(super) host: HeaderValue,
+    /// What the base URL's user information stands for.
+    authorization: Option<HeaderValue>,
     /// Win over a job's.
-    pub(super) headers: HeaderMap,
+    headers: RwLock<Arc<HeaderMap>>,
 }
 
 impl Target {
@@ -118,18 +121,41 @@ impl Target {
             return Err(HttpError::NoTimeout);
         }
         let (base, authorization) = base(&options.base_url)?;
-        let mut headers = HeaderMap::with_capacity(options.headers.len() + 1);
-        if let Some(value) = authorization {
-            headers.insert(AUTHORIZATION, value);
-        }
-        for (name, value) in options.headers {
-            let (name, value) = header(name, &value)?;
-            headers.insert(name, value);
-        }
+        let headers = RwLock::new(Arc::new(headers(authorization.as_ref(), options.headers)?));
         let host = HeaderValue::from_str(&base[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
-        Ok(Self { base, host, headers })
+        Ok(Self { base, host, authorization, headers })
     }
+
+    /// The headers of every request, which win over a job's.
+    pub(super) fn headers(&self) -> Arc<HeaderMap> {
+        Arc::clone(&self.headers.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Has requests to come send these headers; whether they are others than before.
+    pub(super) fn replace_headers(&self, given: Vec<(String, String)>) -> Result<bool, HttpError> {
+        let new = headers(self.authorization.as_ref(), given)?;
+        let mut headers = self.headers.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = **headers != new;
+        *headers = Arc::new(new);
+        Ok(changed)
+    }
+}
+
+/// The headers of every request: the given ones win over the base URL's user information.
+fn headers(
+    authorization: Option<&HeaderValue>,
+    given: Vec<(String, String)>,
+) -> Result<HeaderMap, HttpError> {
+    let mut headers = HeaderMap::with_capacity(given.len() + 1);
+    if let Some(value) = authorization {
+        headers.insert(AUTHORIZATION, value.clone());
+    }
+    for (name, value) in given {
+        let (name, value) = header(name, &value)?;
+        headers.insert(name, value);
+    }
+    Ok(headers)
 }
 
 fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {

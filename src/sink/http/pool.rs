@@ -113,6 +113,16 @@ impl Pool {
         waiting.await.unwrap_or_else(|_| Err("the runtime is shutting down".to_owned()))
     }
 
+    /// Opens a connection, whether or not there are free ones, and keeps it for the next send; else why there is
+    /// none.
+    ///
+    /// Cancel safe.
+    pub(super) async fn open_another(&self) -> Result<(), String> {
+        let connection = self.0.connector.open().await?;
+        self.put(Aging::new(connection, self.0.max_age));
+        Ok(())
+    }
+
     /// Takes back a connection that is idle; one that is too old is closed.
     pub(super) fn put(&self, aging: Aging) {
         if aging.expires.is_none_or(|expires| Instant::now() < expires) {

@@ -29,7 +29,7 @@ impl Target {
         *request.method_mut() = Method::from_bytes(job.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
         *request.uri_mut() = self.uri(&job.path)?;
-        *request.headers_mut() = self.headers(job)?;
+        *request.headers_mut() = self.headers_of(job)?;
         if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
             // hyper leaves it out then, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
@@ -61,8 +61,9 @@ impl Target {
         Some(url[Position::BeforePath..Position::AfterQuery].to_owned())
     }
 
-    fn headers(&self, job: &Job) -> Result<HeaderMap, Refusal> {
-        let mut headers = HeaderMap::with_capacity(job.headers.len() + self.headers.len() + 7);
+    fn headers_of(&self, job: &Job) -> Result<HeaderMap, Refusal> {
+        let fixed = self.headers();
+        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 7);
         headers.insert(HOST, self.host.clone());
         for (name, value) in &job.headers {
             let shown = || shown(name.as_bytes(), 60);
@@ -82,7 +83,7 @@ impl Target {
         }
         headers.entry(USER_AGENT).or_insert(AGENT);
         headers.entry(ACCEPT).or_insert(ANYTHING);
-        for (name, value) in &self.headers {
+        for (name, value) in &*fixed {
             headers.insert(name, value.clone());
         }
         let id = text(&job.id).map_err(|()| (Reason::BadId, "the job's id is no header value".to_owned()))?;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 23] = [
+const METRICS: [(&str, &str); 24] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_build_info", "gauge"),
@@ -24,13 +24,14 @@ const METRICS: [(&str, &str); 23] = [
     ("paced_reservation_batch_jobs", "histogram"),
     ("paced_slots_abandoned_total", "counter"),
     ("paced_slots_reserved_total", "counter"),
+    ("paced_stopped", "gauge"),
     ("paced_store_connected", "gauge"),
     ("paced_store_errors_total", "counter"),
     ("paced_store_roundtrip_seconds", "histogram"),
 ];
 
 /// The label of each series of a downstream, and its values.
-const LABELS: [(&str, &str, &[&str]); 18] = [
+const LABELS: [(&str, &str, &[&str]); 19] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
@@ -66,6 +67,7 @@ const LABELS: [(&str, &str, &[&str]); 18] = [
             "connection-lost",
             "clock-stepped",
             "unreachable",
+            "unauthorized",
             "expired",
             "stopped",
             "paused",
@@ -75,6 +77,7 @@ const LABELS: [(&str, &str, &[&str]); 18] = [
     ("paced_store_errors_total", "op", &["reserve", "tend"]),
     ("paced_jobs_in_flight", "state", &["lane", "held", "sending", "settling"]),
     ("paced_paused", "", &[]),
+    ("paced_stopped", "reason", &["unreachable", "unauthorized"]),
     ("paced_job_queue_wait_seconds_count", "", &[]),
     ("paced_job_shaping_delay_seconds_count", "", &[]),
     ("paced_release_lateness_seconds_count", "", &[]),

@@ -103,6 +103,7 @@ fn each_wrong_value_is_told_with_what_is_right() {
             "`5 minutes` is no duration; write an integer and us, ms, s, m, h or d, such as 30s",
         ),
         ("retry.max_throttled = 0", "out of range; use an integer from 1 to 4294967295"),
+        ("retry.on_unauthorized = 401", "an integer where an array of integers belongs; write [401, 403]"),
         ("queue = 5", "an integer where a table belongs; write [downstreams.a.queue] or queue = { ... }"),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();

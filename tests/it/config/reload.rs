@@ -59,7 +59,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
         (&[a("revision = 1\non_unavailable = 'open'\n")], &["downstreams.a.on_unavailable"], &[]),
         (
             &[a(
-                "revision = 1\nretry = { max_attempts = 2, max_throttled = 5, min_backoff = '2s', max_backoff = '3s', max_pause = '4s' }\n",
+                "revision = 1\nretry = { max_attempts = 2, max_throttled = 5, on_unauthorized = [403], min_backoff = '2s', max_backoff = '3s', max_pause = '4s' }\n",
             )],
             &[
                 "downstreams.a.retry.max_attempts",
@@ -67,6 +67,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
                 "downstreams.a.retry.max_pause",
                 "downstreams.a.retry.max_throttled",
                 "downstreams.a.retry.min_backoff",
+                "downstreams.a.retry.on_unauthorized",
             ],
             &[],
         ),

@@ -1,0 +1,255 @@
+//! Whether this replica can use its downstream, or the fault lies between them: pure.
+//!
+//! One replica may have lost its way to the API, or hold credentials that the API does not accept any more. Its
+//! jobs are not to blame: they must not use up their attempts, and the other replicas are to go on at the whole
+//! pace. So a replica that sees signs of it stops taking jobs, and tries until the downstream can be used again.
+//!
+//! | state | what is seen | next state | verdict on the job, action |
+//! |---|---|---|---|
+//! | serving | connection fails, the 1st to 4th in a row | serving | waits |
+//! | serving | connection fails, the 5th in a row | unreachable | waits; stop, try a connection soon |
+//! | serving | a request was sent | serving | the row of failed connections ends |
+//! | serving | refused (401), no job of this row before, or the 2nd | serving | waits, suspected |
+//! | serving | refused, suspected in this row already | serving | waits, suspected |
+//! | serving | refused, suspected in an earlier row | serving | dead |
+//! | serving | refused, the 3rd different job of this row | unauthorized | waits, suspected; stop, read the secrets again |
+//! | serving | delivered, sent after the last refused one | serving | the row of refused jobs ends |
+//! | unreachable | the trial connection fails | unreachable | try again, later each time |
+//! | unreachable | the trial connection is open | serving | go on |
+//! | unreachable | connection fails, refused, delivered (sent before) | unreachable | waits |
+//! | unauthorized | the secrets were read | unauthorized | one job may go as a trial |
+//! | unauthorized | the trial is refused, or has another end | unauthorized | waits; read them again, later each time |
+//! | unauthorized | delivered, sent after the last refused one | serving | go on; the row of refused jobs ends |
+//! | unauthorized | nothing is left to try with | serving | go on |
+//!
+//! A success that was sent before the last refused job proves nothing: the credentials may have ended in between.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// So many connections in a row must fail.
+const FAILED_CONNECTIONS: u32 = 5;
+
+/// So many different jobs in a row must be refused.
+const REFUSED_JOBS: u32 = 3;
+
+/// The wait before a trial connection: at first, and at most.
+const CONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// The wait before a trial job: at first, and at most.
+const TRIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Whether the downstream can be used, as far as this replica has seen.
+#[derive(Debug)]
+pub(super) struct Health {
+    state: State,
+    /// Connections that failed in a row.
+    failed_connections: u32,
+    row: Row,
+    /// How often it was tried without a job being sent, or delivered, since.
+    trials: u32,
+}
+
+/// What a replica does about its downstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It takes jobs.
+    Serving,
+    /// It takes none, since it cannot connect.
+    Unreachable(Trial),
+    /// It takes none, since its credentials are refused.
+    Unauthorized(Trial),
+}
+
+/// How far a trial is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trial {
+    /// It is due then.
+    Due(Instant),
+    /// A connection is being opened, or the secrets are being read.
+    Started,
+    /// One job may go, and its end is awaited.
+    Job,
+}
+
+/// Jobs that were refused in a row, with no success between them.
+#[derive(Debug, Default)]
+struct Row {
+    number: u64,
+    jobs: u32,
+    /// When the last of them was sent.
+    last_sent: Option<Instant>,
+}
+
+/// A job was refused in the row of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Suspicion(u64);
+
+/// What becomes of a refused job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Others succeed: it is the job's fault.
+    Dead,
+    /// Not decided: it waits, with this mark.
+    Waits(Suspicion),
+}
+
+/// What changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// No more jobs are to be taken.
+    Stop,
+    /// Jobs are to be taken again.
+    GoOn,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { state: State::Serving, failed_connections: 0, row: Row::default(), trials: 0 }
+    }
+}
+
+impl Health {
+    pub(super) const fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.state == State::Serving
+    }
+
+    /// A connection failed.
+    pub(super) fn unreachable(&mut self, now: Instant) -> Option<Change> {
+        self.failed_connections = self.failed_connections.saturating_add(1);
+        let stops = self.is_serving() && self.failed_connections >= FAILED_CONNECTIONS;
+        stops.then(|| {
+            self.state = State::Unreachable(self.later(CONNECT_BACKOFF, now));
+            Change::Stop
+        })
+    }
+
+    /// A request was sent, whatever became of it.
+    pub(super) const fn connected(&mut self) {
+        if matches!(self.state, State::Serving) {
+            self.failed_connections = 0;
+        }
+    }
+
+    /// A job that was sent then was refused; with its mark, if it was refused before.
+    pub(super) fn refused(
+        &mut self,
+        before: Option<Suspicion>,
+        sent: Instant,
+        now: Instant,
+    ) -> (Verdict, Option<Change>) {
+        let this = Suspicion(self.row.number);
+        if self.is_serving() && before.is_some_and(|before| before != this) {
+            return (Verdict::Dead, None);
+        }
+        self.row.last_sent = self.row.last_sent.max(Some(sent));
+        self.row.jobs = self.row.jobs.saturating_add(u32::from(before.is_none()));
+        let stops = self.is_serving() && self.row.jobs >= REFUSED_JOBS;
+        if stops {
+            // The first time at once: the secrets may be there already.
+            let first = if self.trials == 0 { Trial::Due(now) } else { self.later(TRIAL_BACKOFF, now) };
+            self.state = State::Unauthorized(first);
+        }
+        (Verdict::Waits(this), stops.then_some(Change::Stop))
+    }
+
+    /// A job that was sent then was delivered.
+    pub(super) fn delivered(&mut self, sent: Instant) -> Option<Change> {
+        if self.row.last_sent.is_some_and(|last| sent <= last) {
+            return None;
+        }
+        match self.state {
+            State::Unreachable(_) => None,
+            State::Serving => {
+                self.trials = 0;
+                self.end_row();
+                None
+            }
+            State::Unauthorized(_) => {
+                self.trials = 0;
+                self.end_row();
+                Some(self.go_on())
+            }
+        }
+    }
+
+    /// When the next trial is due.
+    pub(super) const fn trial_due(&self) -> Option<Instant> {
+        match self.state {
+            State::Unreachable(Trial::Due(due)) | State::Unauthorized(Trial::Due(due)) => Some(due),
+            _ => None,
+        }
+    }
+
+    /// A trial has begun.
+    pub(super) const fn try_now(&mut self) {
+        match &mut self.state {
+            State::Unreachable(trial) | State::Unauthorized(trial) => *trial = Trial::Started,
+            State::Serving => {}
+        }
+    }
+
+    /// How the trial connection ended.
+    pub(super) fn tried_connection(&mut self, is_open: bool, now: Instant) -> Option<Change> {
+        let State::Unreachable(_) = self.state else { return None };
+        if is_open {
+            return Some(self.go_on());
+        }
+        self.state = State::Unreachable(self.later(CONNECT_BACKOFF, now));
+        None
+    }
+
+    /// The secrets were read again: a job may go.
+    pub(super) const fn secrets_read(&mut self) {
+        if let State::Unauthorized(trial) = &mut self.state {
+            *trial = Trial::Job;
+        }
+    }
+
+    /// Whether one job may go as a trial.
+    pub(super) const fn wants_trial_job(&self) -> bool {
+        matches!(self.state, State::Unauthorized(Trial::Job))
+    }
+
+    /// A job was sent, or could not be, and was not delivered.
+    pub(super) fn trial_job_failed(&mut self, now: Instant) {
+        if let State::Unauthorized(Trial::Job) = self.state {
+            self.state = State::Unauthorized(self.later(TRIAL_BACKOFF, now));
+        }
+    }
+
+    /// Nothing is left that could be a trial job.
+    pub(super) fn nothing_to_try(&mut self) -> Option<Change> {
+        matches!(self.state, State::Unauthorized(_)).then(|| {
+            self.end_row();
+            self.go_on()
+        })
+    }
+
+    fn go_on(&mut self) -> Change {
+        self.state = State::Serving;
+        self.failed_connections = 0;
+        Change::GoOn
+    }
+
+    fn end_row(&mut self) {
+        if self.row.jobs > 0 {
+            self.row = Row { number: self.row.number + 1, ..Row::default() };
+        }
+    }
+
+    /// The next trial, later each time; at a random moment, so that replicas do not try in step.
+    fn later(&mut self, (first, most): (Duration, Duration), now: Instant) -> Trial {
+        let ceiling = first.saturating_mul(2_u32.saturating_pow(self.trials)).min(most);
+        self.trials = self.trials.saturating_add(1);
+        Trial::Due(now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

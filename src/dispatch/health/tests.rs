@@ -1,0 +1,218 @@
+//! A test for each arrow of the table.
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A replica that sees things one millisecond apart.
+struct Scene {
+    health: Health,
+    now: Instant,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { health: Health::default(), now: Instant::now() }
+    }
+
+    fn tick(&mut self) -> Instant {
+        self.now += MS;
+        self.now
+    }
+
+    fn unreachable(&mut self) -> Option<Change> {
+        let now = self.tick();
+        self.health.unreachable(now)
+    }
+
+    fn refused(&mut self, before: Option<Suspicion>) -> (Verdict, Option<Change>) {
+        let now = self.tick();
+        self.health.refused(before, now, now)
+    }
+
+    /// The mark of a job that is refused for the first time.
+    fn suspected(&mut self) -> Suspicion {
+        match self.refused(None) {
+            (Verdict::Waits(mark), None) => mark,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn delivered(&mut self) -> Option<Change> {
+        let now = self.tick();
+        self.health.delivered(now)
+    }
+
+    /// Stopped, since connections failed.
+    fn unreachable_for_good() -> Self {
+        let mut scene = Self::new();
+        assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
+        assert_eq!(scene.unreachable(), Some(Change::Stop));
+        scene
+    }
+
+    /// Stopped, since three jobs were refused.
+    fn unauthorized() -> Self {
+        let mut scene = Self::new();
+        scene.suspected();
+        scene.suspected();
+        assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
+        scene
+    }
+
+    /// How long until the next trial.
+    fn due_in(&self) -> Duration {
+        self.health.trial_due().expect("a trial") - self.now
+    }
+}
+
+#[test]
+fn the_fifth_failed_connection_in_a_row_stops() {
+    let scene = Scene::unreachable_for_good();
+    assert!(matches!(scene.health.state(), State::Unreachable(Trial::Due(_))));
+    assert!(scene.due_in() <= CONNECT_BACKOFF.0, "{:?}", scene.due_in());
+}
+
+#[test]
+fn a_request_that_was_sent_ends_the_row_of_failed_connections() {
+    let mut scene = Scene::new();
+    for _ in 0..10 {
+        assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
+        scene.health.connected();
+    }
+    assert!(scene.health.is_serving());
+}
+
+#[test]
+fn a_trial_connection_that_fails_is_followed_by_another_later_each_time() {
+    let mut scene = Scene::unreachable_for_good();
+    let mut longest = Duration::ZERO;
+    for _ in 0..12 {
+        scene.health.try_now();
+        assert_eq!(scene.health.trial_due(), None, "one at a time");
+        assert_eq!(scene.health.tried_connection(false, scene.now), None);
+        longest = longest.max(scene.due_in());
+        assert!(!scene.health.is_serving());
+    }
+    assert!(longest > Duration::from_secs(1) && longest <= CONNECT_BACKOFF.1, "{longest:?}");
+}
+
+#[test]
+fn an_open_trial_connection_goes_on_and_a_new_row_begins() {
+    let mut scene = Scene::unreachable_for_good();
+    scene.health.try_now();
+    assert_eq!(scene.health.tried_connection(true, scene.now), Some(Change::GoOn));
+    assert!(scene.health.is_serving());
+    assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
+    assert_eq!(scene.unreachable(), Some(Change::Stop));
+}
+
+#[test]
+fn while_unreachable_nothing_else_counts() {
+    let mut scene = Scene::unreachable_for_good();
+    assert_eq!(scene.unreachable(), None);
+    scene.health.connected();
+    assert_eq!(scene.delivered(), None);
+    for _ in 0..5 {
+        assert!(matches!(scene.refused(None), (Verdict::Waits(_), None)));
+    }
+    scene.health.secrets_read();
+    scene.health.trial_job_failed(scene.now);
+    assert_eq!(scene.health.nothing_to_try(), None);
+    assert!(matches!(scene.health.state(), State::Unreachable(_)));
+}
+
+#[test]
+fn a_job_that_is_refused_again_after_a_success_is_dead() {
+    let mut scene = Scene::new();
+    let mark = scene.suspected();
+    assert_eq!(scene.delivered(), None);
+    assert_eq!(scene.refused(Some(mark)), (Verdict::Dead, None));
+    assert!(scene.health.is_serving());
+}
+
+#[test]
+fn one_job_that_is_refused_over_and_over_neither_dies_nor_stops_anything() {
+    let mut scene = Scene::new();
+    let mark = scene.suspected();
+    for _ in 0..100 {
+        assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), None));
+    }
+    assert!(scene.health.is_serving());
+}
+
+#[test]
+fn the_third_different_job_in_a_row_stops_and_the_secrets_are_read_at_once() {
+    let scene = Scene::unauthorized();
+    assert_eq!(scene.health.state(), State::Unauthorized(Trial::Due(scene.now)));
+}
+
+#[test]
+fn a_success_between_them_ends_the_row() {
+    let mut scene = Scene::new();
+    for _ in 0..10 {
+        scene.suspected();
+        scene.suspected();
+        assert_eq!(scene.delivered(), None);
+    }
+    assert!(scene.health.is_serving());
+}
+
+#[test]
+fn a_success_that_was_sent_before_them_proves_nothing() {
+    let mut scene = Scene::new();
+    let before = scene.now;
+    let mark = scene.suspected();
+    assert_eq!(scene.health.delivered(before), None);
+    assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), None), "not dead");
+    scene.suspected();
+    assert_eq!(scene.health.delivered(before), None);
+    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
+    assert_eq!(scene.health.delivered(before), None, "nor does it go on");
+}
+
+#[test]
+fn a_trial_job_goes_once_the_secrets_were_read_and_later_each_time() {
+    let mut scene = Scene::unauthorized();
+    let mut longest = Duration::ZERO;
+    for _ in 0..12 {
+        assert!(!scene.health.wants_trial_job());
+        scene.health.try_now();
+        assert_eq!((scene.health.trial_due(), scene.health.wants_trial_job()), (None, false));
+        scene.health.secrets_read();
+        assert!(scene.health.wants_trial_job());
+        let (verdict, change) = scene.refused(Some(Suspicion(0)));
+        assert!(matches!((verdict, change), (Verdict::Waits(_), None)));
+        scene.health.trial_job_failed(scene.now);
+        longest = longest.max(scene.due_in());
+    }
+    assert!(longest > Duration::from_secs(2) && longest <= TRIAL_BACKOFF.1, "{longest:?}");
+}
+
+#[test]
+fn a_trial_job_that_is_delivered_goes_on_and_whoever_is_refused_again_is_dead() {
+    let mut scene = Scene::unauthorized();
+    scene.health.try_now();
+    scene.health.secrets_read();
+    assert_eq!(scene.delivered(), Some(Change::GoOn));
+    assert!(scene.health.is_serving());
+    assert_eq!(scene.refused(Some(Suspicion(0))), (Verdict::Dead, None));
+    scene.suspected();
+    scene.suspected();
+    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
+}
+
+#[test]
+fn a_failed_connection_while_unauthorized_is_no_stop_of_its_own() {
+    let mut scene = Scene::unauthorized();
+    assert_eq!((0..10).find_map(|_| scene.unreachable()), None);
+    assert!(matches!(scene.health.state(), State::Unauthorized(_)));
+}
+
+#[test]
+fn without_anything_to_try_it_goes_on() {
+    let mut scene = Scene::unauthorized();
+    assert_eq!(scene.health.nothing_to_try(), Some(Change::GoOn));
+    assert!(scene.health.is_serving());
+    assert_eq!(scene.health.nothing_to_try(), None);
+}

@@ -1,0 +1,417 @@
+//! No jobs are taken for a downstream that cannot be used from here, until it can: what [`Health`] decides is
+//! done here.
+//!
+//! A replica that halts asks for no slots and gives up those it holds, has its source stopped, gives its jobs
+//! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are
+//! held.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::FuturesUnordered;
+use metrics::Counter;
+use tokio::time::Instant;
+
+use super::Pacer;
+use super::call::Call;
+use crate::dispatch::flight::{self, Contact, Landed, Refused};
+use crate::dispatch::health::{Change, Health, State, Verdict};
+use crate::dispatch::intake::expired;
+use crate::dispatch::lane::Entry;
+use crate::dispatch::source::{Report, Source};
+use crate::dispatch::{OnLimit, OnUnavailable};
+use crate::store::BoxFuture;
+use crate::time::wall_now;
+
+/// As many jobs that were not refused yet are kept for trials: a few refused ones may well be at fault.
+const UNSUSPECTED: usize = 4;
+
+/// What a replica does while it takes no jobs, and what it keeps for trials.
+#[derive(Debug, Default)]
+pub(super) struct Halt {
+    health: Health,
+    intake: Intake,
+    /// Counts the times that the source was stopped: an answer to an earlier one says nothing.
+    stops: u64,
+    /// The jobs in the lane when it was last looked which of them go back.
+    swept: Option<usize>,
+    /// One of them at a time is sent to find out whether the credentials are accepted again.
+    candidates: VecDeque<Entry>,
+    /// The lease is still to be ended.
+    lease: bool,
+    /// Why the last trial failed has been logged.
+    is_explained: bool,
+}
+
+/// What the source does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Intake {
+    /// It hands out jobs.
+    #[default]
+    Open,
+    /// It was told to stop, and may still hand out some.
+    Stopping,
+    /// It hands out none.
+    Stopped,
+    /// It hands out one for a trial.
+    One,
+}
+
+/// What ended while the replica takes no jobs.
+pub(super) enum Step {
+    /// The source has stopped, as it was told the last time that has this number.
+    SourceStopped(u64),
+    /// A connection was tried.
+    Connected(Result<(), String>),
+    /// The secrets were read again.
+    SecretsRead(Result<bool, String>),
+}
+
+/// What is under way.
+pub(super) type Steps = FuturesUnordered<BoxFuture<'static, Step>>;
+
+impl Halt {
+    pub(super) fn is_halted(&self) -> bool {
+        !self.health.is_serving()
+    }
+
+    /// Whether a job may use a slot.
+    pub(super) fn may_use_slots(&self) -> bool {
+        !self.is_halted() || self.health.wants_trial_job()
+    }
+
+    pub(super) fn has_no_jobs(&self) -> bool {
+        self.candidates.is_empty()
+    }
+
+    /// Takes the jobs that are kept for trials.
+    pub(super) fn take_jobs(&mut self) -> impl Iterator<Item = Entry> {
+        self.candidates.drain(..)
+    }
+
+    /// Forgets the jobs whose connection is gone.
+    pub(super) fn drop_stale(&mut self) {
+        self.candidates.retain(|entry| entry.ticket.is_live());
+    }
+
+    pub(super) const fn ends_lease(&self) -> bool {
+        self.lease
+    }
+
+    /// The store is told.
+    pub(super) const fn lease_is_ended(&mut self) {
+        self.lease = false;
+    }
+
+    /// The reason as metrics have it.
+    fn reason(&self) -> Option<&'static str> {
+        match self.health.state() {
+            State::Serving => None,
+            State::Unreachable(_) => Some("unreachable"),
+            State::Unauthorized(_) => Some("unauthorized"),
+        }
+    }
+
+    /// Whether the next trial can begin once it is due.
+    fn can_try(&self) -> bool {
+        matches!(self.health.state(), State::Unreachable(_)) || self.intake == Intake::Stopped
+    }
+
+    /// Keeps a job for trials, or hands it back.
+    fn keep(&mut self, entry: Entry) -> Option<Entry> {
+        if !matches!(self.health.state(), State::Unauthorized(_)) {
+            return Some(entry);
+        }
+        let is_suspected = entry.tries.suspicion.is_some();
+        if is_suspected || self.unsuspected() < UNSUSPECTED {
+            self.candidates.push_back(entry);
+            return None;
+        }
+        Some(entry)
+    }
+
+    fn unsuspected(&self) -> usize {
+        self.candidates.iter().filter(|entry| entry.tries.suspicion.is_none()).count()
+    }
+
+    /// The job for the next trial: one that was not refused yet, after one that was.
+    fn next_candidate(&mut self) -> Option<Entry> {
+        let first = self.candidates.pop_front()?;
+        if first.tries.suspicion.is_some() {
+            // The next time it is the turn of another.
+            let fresh = self.candidates.iter().position(|entry| entry.tries.suspicion.is_none());
+            if let Some(fresh) = fresh.and_then(|place| self.candidates.remove(place)) {
+                self.candidates.push_front(fresh);
+            }
+        }
+        Some(first)
+    }
+}
+
+impl Pacer {
+    /// Stops the source or lets it go on, gives back what is for others, and begins a trial that is due.
+    pub(super) fn tend_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
+        match (self.halt.is_halted(), self.halt.intake) {
+            (true, Intake::Open) => self.stop_source(source, steps),
+            (true, Intake::One) if !self.lane.is_empty() => self.stop_source(source, steps),
+            (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
+                self.halt.intake = Intake::Open;
+                source.resize(self.options.window());
+                source.resume();
+            }
+            _ => {}
+        }
+        self.sweep(now);
+        let is_due = self.halt.health.trial_due().is_some_and(|due| due <= now);
+        if is_due && self.halt.can_try() {
+            self.begin_trial(source, steps);
+        }
+    }
+
+    fn stop_source(&mut self, source: &mut impl Source, steps: &Steps) {
+        self.halt.intake = Intake::Stopping;
+        self.halt.stops += 1;
+        let (stopped, number) = (source.pause(), self.halt.stops);
+        steps.push(Box::pin(async move {
+            stopped.await;
+            Step::SourceStopped(number)
+        }));
+    }
+
+    fn begin_trial(&mut self, source: &mut impl Source, steps: &Steps) {
+        let sink = Arc::clone(&self.gear.sink);
+        if let State::Unreachable(_) = self.halt.health.state() {
+            self.halt.health.try_now();
+            steps.push(Box::pin(async move { Step::Connected(sink.try_connection().await) }));
+            return;
+        }
+        let in_hand = self.halt.candidates.len() + self.lane.len();
+        if in_hand == 0 {
+            let change = self.halt.health.nothing_to_try();
+            return self.follow_change(change);
+        }
+        self.halt.health.try_now();
+        steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
+        if self.halt.unsuspected() == 0 && in_hand < usize::from(self.options.window()) {
+            // All of these may be at fault themselves: whoever published them must not stop all others.
+            self.halt.intake = Intake::One;
+            source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
+            source.resume();
+        }
+    }
+
+    /// Something ended that was done meanwhile.
+    pub(super) fn stepped(&mut self, step: Step) {
+        let downstream = &self.options.downstream;
+        match step {
+            Step::SourceStopped(number) => {
+                if number == self.halt.stops && self.halt.intake == Intake::Stopping {
+                    (self.halt.intake, self.halt.swept) = (Intake::Stopped, None);
+                }
+            }
+            Step::Connected(tried) => {
+                if let Err(detail) = &tried {
+                    if self.halt.is_explained {
+                        tracing::debug!(downstream, detail, "the downstream is still not reached");
+                    } else {
+                        tracing::warn!(downstream, detail, "the downstream is still not reached; trying on");
+                    }
+                    self.halt.is_explained = true;
+                }
+                let change = self.halt.health.tried_connection(tried.is_ok(), Instant::now());
+                self.follow_change(change);
+            }
+            Step::SecretsRead(read) => {
+                match read {
+                    Ok(true) => tracing::info!(downstream, "the secrets were read again and have changed"),
+                    Ok(false) => tracing::debug!(downstream, "the secrets were read again and are the same"),
+                    Err(error) => {
+                        tracing::error!(downstream, error, "the secrets could not be read again");
+                    }
+                }
+                self.halt.health.secrets_read();
+            }
+        }
+    }
+
+    /// Learns from a flight that ended.
+    pub(super) fn judge(&mut self, Landed { since, contact, .. }: Landed) {
+        let (now, health) = (Instant::now(), &mut self.halt.health);
+        let change = match contact {
+            Contact::None => None,
+            Contact::Unreachable if !self.gear.retry.outlast => None,
+            Contact::Unreachable => {
+                health.trial_job_failed(now);
+                health.unreachable(now)
+            }
+            Contact::Sent => {
+                health.connected();
+                health.trial_job_failed(now);
+                None
+            }
+            Contact::Delivered => {
+                health.connected();
+                health.delivered(since)
+            }
+        };
+        self.follow_change(change);
+    }
+
+    /// The downstream refused the credentials of a job: it waits until it is clear whose fault that is.
+    pub(super) fn refused(&mut self, Refused { mut entry, sent, letter, response }: Refused) {
+        if !entry.ticket.is_live() {
+            return;
+        }
+        let now = Instant::now();
+        let (verdict, change) = self.halt.health.refused(entry.tries.suspicion, sent, now);
+        match verdict {
+            Verdict::Dead => {
+                let reply = entry.job.reply.is_some().then_some(response);
+                self.spawn(flight::bury(Arc::clone(&self.gear), entry.ticket, letter, reply));
+            }
+            Verdict::Waits(suspicion) => {
+                self.gear.meters.retry("unauthorized");
+                self.gear.meters.retried.increment(1);
+                entry.tries.suspicion = Some(suspicion);
+                let wait = self.gear.retry.wait(entry.tries.refused, None);
+                self.lane.push_later(now + wait, entry);
+            }
+        }
+        self.follow_change(change);
+    }
+
+    fn follow_change(&mut self, change: Option<Change>) {
+        match change {
+            Some(Change::Stop) => self.halt(),
+            Some(Change::GoOn) => self.go_on(),
+            None => {}
+        }
+    }
+
+    fn halt(&mut self) {
+        let Some(reason) = self.halt.reason() else { return };
+        self.halted_slots().increment(self.held.len() as u64);
+        self.held.drain().for_each(|entry| self.lane.push(entry));
+        let local = self.options.on_unavailable == OnUnavailable::Local;
+        self.halt.lease = self.options.on_limit == OnLimit::Wait || local;
+        self.halt.swept = None;
+        self.halt.is_explained = false;
+        self.gear.meters.stopped_for(reason, true);
+        let downstream = &self.options.downstream;
+        if reason == "unreachable" {
+            tracing::warn!(
+                downstream,
+                "the downstream cannot be reached from here: this replica takes no jobs for it until a connection opens"
+            );
+        } else {
+            tracing::error!(
+                downstream,
+                "the downstream refuses the credentials, job after job: this replica takes no jobs for it, reads its \
+                 secrets again and tries one job at a time; put right what `headers` of the downstream hold, or their files"
+            );
+        }
+    }
+
+    fn go_on(&mut self) {
+        let now = Instant::now();
+        for reason in ["unreachable", "unauthorized"] {
+            self.gear.meters.stopped_for(reason, false);
+        }
+        tracing::info!(
+            downstream = self.options.downstream,
+            "the downstream can be used again: this replica takes jobs for it"
+        );
+        // What waited for this has waited long enough.
+        let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
+        entries.extend(self.lane.drain());
+        for mut entry in entries {
+            let waited = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
+            match entry.since {
+                due if due > now && !waited => self.lane.push_later(due, entry),
+                since => {
+                    entry.since = since.min(now);
+                    self.lane.push(entry);
+                }
+            }
+        }
+        self.halt.lease = false;
+        (self.ask_at, self.lease_at, self.probe_at) = (now, now, now);
+        self.turns.forget();
+    }
+
+    /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.
+    fn sweep(&mut self, now: Instant) {
+        let is_stopped = self.halt.is_halted() && self.halt.intake == Intake::Stopped;
+        if !is_stopped || self.halt.swept == Some(self.lane.len()) {
+            return;
+        }
+        let mut entries = self.lane.drain();
+        entries.sort_by_key(|entry| entry.seq);
+        for entry in entries {
+            if !entry.ticket.is_live() {
+                continue;
+            }
+            let Some(entry) = self.halt.keep(entry) else { continue };
+            if entry.ticket.may_be_given_back() {
+                self.gear.meters.returned.increment(1);
+                entry.ticket.give_back();
+            } else if entry.since > now && entry.tries.unreachable == 0 {
+                self.lane.push_later(entry.since, entry);
+            } else {
+                self.lane.push(entry);
+            }
+        }
+        self.halt.swept = Some(self.lane.len());
+    }
+
+    /// Counts the slots that are not used since no jobs are taken.
+    pub(super) fn halted_slots(&self) -> &Counter {
+        match self.halt.reason() {
+            Some("unauthorized") => &self.gear.meters.unauthorized,
+            _ => &self.gear.meters.unreachable,
+        }
+    }
+
+    /// Asks for a slot for the job that tries whether the credentials are accepted again.
+    pub(super) fn ask_for_trial(&mut self, now: Instant) -> Option<Call> {
+        if !self.may_try_job() || now < self.ask_from() {
+            return None;
+        }
+        let entry = loop {
+            let Some(entry) = self.halt.next_candidate() else {
+                // Each trial looks again whether there are jobs.
+                self.halt.health.trial_job_failed(now);
+                return None;
+            };
+            if !entry.ticket.is_live() {
+                continue;
+            }
+            let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall_now()) else {
+                break entry;
+            };
+            let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
+            self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
+        };
+        let queue = entry.job.plan.map_or(0, |plan| plan + 1);
+        Some(self.call(queue, self.options.horizon, VecDeque::from([entry]), now))
+    }
+
+    /// Whether a job may be tried, and nothing else is on its way that would tell as much.
+    fn may_try_job(&self) -> bool {
+        let is_quiet = self.held.len() == 0 && self.places.sending() == 0;
+        self.halt.health.wants_trial_job() && is_quiet && self.may_ask()
+    }
+
+    /// When a trial is due, or is to be asked a slot for.
+    pub(super) fn trial_wake(&self, calling: bool) -> Option<Instant> {
+        let due = self.halt.health.trial_due().filter(|_| self.halt.can_try());
+        let ask = (!calling && self.may_try_job()).then(|| self.ask_from().max(self.soon()));
+        due.into_iter().chain(ask).min()
+    }
+
+    /// A trial that found no slot asks again when others would.
+    fn soon(&self) -> Instant {
+        Instant::now() + Duration::from_millis(1)
+    }
+}
