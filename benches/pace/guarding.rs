@@ -18,6 +18,13 @@ use crate::support::count::effective_rate;
 use crate::support::daemon::{Paced, binary};
 
 // The module itself, which the library does not show.
+#[path = "../../src/amqp/budget.rs"]
+#[allow(dead_code, unused, unreachable_pub, reason = "the guard stands on it; its tests run elsewhere")]
+mod budget;
+#[path = "../../src/amqp/valve.rs"]
+#[allow(dead_code, unused, unreachable_pub, reason = "the guard stands on it; its tests run elsewhere")]
+mod valve;
+
 #[path = "../../src/amqp/guard/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the bench uses a part of it")]
 mod guard;

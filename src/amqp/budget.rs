@@ -92,6 +92,13 @@ impl Account {
         self.held.load(Ordering::SeqCst).saturating_add(more) >= self.allowance()
     }
 
+    /// True where `more` bytes would be far more than this downstream may hold: they are beyond its most, or
+    /// twice what it may hold as things are. One message never is.
+    pub(super) fn overruns(&self, more: u64) -> bool {
+        let held = self.held.load(Ordering::SeqCst).saturating_add(more);
+        self.holds_any() && held > self.most.min(self.allowance().saturating_mul(2))
+    }
+
     /// True where at least one message is held, which will be settled some day.
     pub(super) fn holds_any(&self) -> bool {
         self.messages.load(Ordering::SeqCst) > 0

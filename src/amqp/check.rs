@@ -96,7 +96,7 @@ const DEFAULT_LIMIT: u32 = 20;
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub async fn check_online(options: &Options) -> Findings {
-    let connection = match connect(&options.address, "check").await {
+    let connection = match connect(&options.address, "check", None).await {
         Ok(connection) => connection,
         Err(error) => return Findings { errors: vec![error], ..Findings::default() },
     };

@@ -14,6 +14,7 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 use super::address::Address;
 use super::error::Error;
 use super::guard::{self, FrameMax, GuardedStream};
+use super::valve::{Meter, Valve};
 
 /// For the whole of connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
@@ -35,10 +36,14 @@ enum Cord {
     Abandoned,
 }
 
-/// Connects once.
+/// Connects once. What is read is counted by `meter`, where there is one.
 ///
 /// Cancel safe: a dropped future closes what it opened.
-pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connection, Error> {
+pub(super) async fn connect(
+    address: &Address,
+    purpose: &str,
+    meter: Option<&Arc<Meter>>,
+) -> Result<Connection, Error> {
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     if guard::IS_OFF {
@@ -51,6 +56,7 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
     let cord = Arc::clone(&guard.0);
     let frame_max = FrameMax::default();
     let guards = frame_max.clone();
+    let meter = meter.cloned();
     let connecting = Connection::connector(
         address.uri(),
         guard::runtime(),
@@ -71,6 +77,10 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
             let stream = match uri.scheme {
                 AMQPScheme::AMQP => stream,
                 AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
+            };
+            let stream = match meter.clone() {
+                Some(meter) => Valve::metered(stream, meter),
+                None => Valve::open(stream),
             };
             Ok(AsyncTcpStream::Plain(GuardedStream::new(stream, guards.clone())))
         },

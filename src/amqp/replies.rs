@@ -65,7 +65,7 @@ impl Replies {
         }
         let now = Instant::now();
         state.attempt = Some((now, now + state.backoff.next()));
-        let connection = connect(&self.address, "replying").await.map_err(|error| {
+        let connection = connect(&self.address, "replying", None).await.map_err(|error| {
             tracing::debug!(%error, "no connection for replies");
             PublishError::Unavailable
         })?;

@@ -10,8 +10,7 @@ const FIRST: u64 = 2;
 /// The window grows by this factor once as many messages were seen as it holds.
 const STAGE: u64 = 8;
 
-/// The window of a downstream whose jobs are short is never less, where the limits allow as many; one whose
-/// jobs are longer needs a connection of its own.
+/// Where no more messages than these fit into its bytes, a downstream's jobs are long.
 const SHORT: u64 = 64;
 
 /// What has been seen of the sizes of one downstream's messages, in bytes.
@@ -98,7 +97,8 @@ impl Sizes {
 
     /// True where so few messages fit into the bytes that it must be bytes that bound what is read.
     pub(super) fn are_long(&self, most: u64, wanted: u16) -> bool {
-        most / self.peak.max(1) < SHORT.min(u64::from(wanted))
+        let fit = most / self.peak.max(1);
+        fit <= SHORT && fit < u64::from(wanted)
     }
 }
 
