@@ -216,7 +216,10 @@ fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
         let Some(index) = largest else { return };
         let (name, _) = headers.remove(index);
         HEADER_LOG.line("dropped", || {
-            tracing::warn!(header = %name, "dropped a header of a dead letter: the headers do not fit one frame");
+            tracing::warn!(
+                header = name.as_str(),
+                "dropped a header of a dead letter: the headers do not fit one frame"
+            );
         });
     }
 }

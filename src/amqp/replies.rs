@@ -27,6 +27,8 @@ struct State {
     open: Option<(Arc<Connection>, Publisher)>,
     /// When the last attempt to connect began, and the earliest instant of the next one.
     attempt: Option<(Instant, Instant)>,
+    /// When the last attempt to connect failed.
+    failed_at: Option<Instant>,
     backoff: Backoff,
 }
 
@@ -51,12 +53,19 @@ impl Replies {
     }
 
     /// Over the connection that is up; connects where none is, after a wait if the last one was lost soon.
+    ///
+    /// An attempt that fails is the answer for everybody who waited for it: attempts one after another would
+    /// keep the jobs of many downstreams unsettled for as long as there is no connection to be had.
     async fn publisher(&self) -> Result<Publisher, PublishError> {
+        let asked = Instant::now();
         let mut state = self.state.lock().await;
         if let Some((_, publisher)) = state.open.as_ref().filter(|(open, _)| open.status().connected()) {
             return Ok(publisher.clone());
         }
         state.open = None;
+        if state.failed_at.is_some_and(|failed| failed >= asked) {
+            return Err(PublishError::Unavailable);
+        }
         if let Some((began, next)) = state.attempt {
             if began.elapsed() >= STABLE {
                 state.backoff.reset();
@@ -65,11 +74,14 @@ impl Replies {
         }
         let now = Instant::now();
         state.attempt = Some((now, now + state.backoff.next()));
-        let connection = connect(&self.address, "replying", None).await.map_err(|error| {
-            tracing::debug!(%error, "no connection for replies");
-            PublishError::Unavailable
-        })?;
-        let connection = Arc::new(connection);
+        let connection = match connect(&self.address, "replying", None).await {
+            Ok(connection) => Arc::new(connection),
+            Err(error) => {
+                tracing::debug!(%error, "no connection for replies");
+                state.failed_at = Some(Instant::now());
+                return Err(PublishError::Unavailable);
+            }
+        };
         let publisher = Publisher::new(fixed(Arc::clone(&connection)));
         state.open = Some((connection, publisher.clone()));
         Ok(publisher)
@@ -82,5 +94,29 @@ impl Replies {
             let _ =
                 super::connection::ask("closing the connection", connection.close(200, "OK".into())).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::future::join_all;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_attempt_that_fails_answers_all_who_waited_for_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("amqp://{}/%2f", listener.local_addr().unwrap());
+        drop(listener);
+        let replies = Replies::new(url.parse().unwrap());
+        let body = Bytes::new();
+        let publish = || replies.publish("q", BasicProperties::default(), &body);
+        let waiting: Vec<_> = std::iter::repeat_with(publish).take(500).collect();
+        // One by one, with the waits between attempts, they take minutes.
+        let answers = tokio::time::timeout(Duration::from_secs(20), join_all(waiting)).await.unwrap();
+        assert!(answers.iter().all(|answer| *answer == Err(PublishError::Unavailable)));
     }
 }

@@ -45,7 +45,7 @@ struct Shared {
     drained: Condvar,
     capacity: usize,
     format: LogFormat,
-    /// The formatter colours lines: its escape characters pass. It escapes those of others itself.
+    /// The formatter colours lines: sequences that do nothing else pass.
     color: bool,
 }
 
@@ -147,11 +147,11 @@ impl Shared {
     fn safe(&self, line: &[u8]) -> Vec<u8> {
         let text = String::from_utf8_lossy(line);
         let text = text.strip_suffix('\n').unwrap_or(&text);
-        let passes = |c: char| !text::is_unsafe(c) || (self.color && c == '\u{1b}');
         let mut safe = String::with_capacity(text.len() + 1);
-        for c in text.chars() {
+        for (at, c) in text.char_indices() {
             match self.format {
-                _ if passes(c) => safe.push(c),
+                _ if !text::is_unsafe(c) => safe.push(c),
+                _ if self.color && is_color(&text[at..]) => safe.push(c),
                 LogFormat::Text => safe.extend(c.escape_default()),
                 // Such characters stand inside strings only, and all have four digits at most.
                 LogFormat::Json => drop(write!(safe, "\\u{:04x}", u32::from(c))),
@@ -205,6 +205,13 @@ impl Shared {
             ),
         }
     }
+}
+
+/// True where the text begins with a sequence that sets a colour or style, and steers nothing.
+fn is_color(text: &str) -> bool {
+    let Some(sequence) = text.strip_prefix("\u{1b}[") else { return false };
+    let numbers = |c: char| c.is_ascii_digit() || c == ';';
+    sequence.trim_start_matches(numbers).starts_with('m')
 }
 
 /// Writes whole lines: the rest of one that was cut off by an error does not run into the next.

@@ -129,3 +129,24 @@ fn a_line_stays_one_line_and_steers_no_terminal() {
     json.push("{\"a\":\"\u{202e}\u{7f}ü\"}\n".as_bytes());
     assert_eq!(next(&seen), "{\"a\":\"\\u202e\\u007fü\"}\n");
 }
+
+#[test]
+fn a_coloured_line_keeps_its_colours_alone() {
+    let (sender, written) = channel();
+    struct Whole(std::sync::mpsc::Sender<Vec<u8>>);
+    impl Write for Whole {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.send(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = LossyWriter::start(Whole(sender), LogFormat::Text, true).unwrap();
+    log.push(b"\x1b[1;31mred\x1b[0m \x1b]52;c;x\x1b\\ \x1b[2J \x1b[31\n");
+    assert!(log.flush(LONG));
+    let written = String::from_utf8(written.recv().unwrap()).unwrap();
+    assert_eq!(written, "\x1b[1;31mred\x1b[0m \\u{1b}]52;c;x\\u{1b}\\ \\u{1b}[2J \\u{1b}[31\n");
+}
