@@ -135,8 +135,8 @@ impl Drop for Charge {
         let returned = account.beyond(before) - account.beyond(before - *bytes);
         let borrowed = budget.borrowed.fetch_sub(returned, Ordering::SeqCst);
         account.wake();
-        // Others wait for the pool only while nothing is left of it.
-        if returned > 0 && borrowed >= budget.pool {
+        // Others wait for the pool only while little is left of it: less than what is on its way to them.
+        if returned > 0 && borrowed >= budget.pool / 2 {
             let accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
             accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
         }

@@ -22,6 +22,11 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// For one question to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
+/// What the broker has not acknowledged by then, it will not: heartbeats are written even while nothing is
+/// read, so that a peer that is gone is noticed then too. In milliseconds.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_MS: u32 = 20_000;
+
 /// A connection or consumer that held this long has earned a quick return.
 pub(super) const STABLE: Duration = Duration::from_secs(10);
 
@@ -68,6 +73,9 @@ pub(super) async fn connect(
             let stream = tokio::time::timeout(CONNECT, dialled).await.map_err(std::io::Error::from)??;
             if let AsyncTcpStream::Plain(socket) = &stream {
                 let socket = socket.get_ref().as_fd().try_clone_to_owned()?;
+                #[cfg(target_os = "linux")]
+                rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS)
+                    .map_err(std::io::Error::from)?;
                 let mut cord = cord.lock().unwrap_or_else(PoisonError::into_inner);
                 if matches!(*cord, Cord::Abandoned) {
                     return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());

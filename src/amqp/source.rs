@@ -285,11 +285,16 @@ impl Subscriber {
         meter.disarm();
         let (connection, place) = loop {
             let connection = tokio::select! {
-                connection = up(&mut line) => connection,
+                biased;
                 () = self.route.guilty() => return Ok(Attached::Guilty),
+                connection = up(&mut line) => connection,
             };
             let Some(connection) = connection else { return Ok(Attached::Over) };
-            let place = gate.enter().await;
+            let place = tokio::select! {
+                biased;
+                () = self.route.guilty() => return Ok(Attached::Guilty),
+                place = gate.enter() => place,
+            };
             // Lost while we waited for our turn, it is no trouble of this downstream.
             if connection.status().connected() {
                 break (connection, place);
@@ -370,7 +375,10 @@ impl Subscriber {
         // Where it is 0 RabbitMQ gives as many as it likes.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
         self.answer("setting the prefetch", ANSWER, qos).await?;
-        self.route.link.meter.arm();
+        // Once it ends, an answer must not stand behind messages that are not read.
+        if !self.closing.is_cancelled() {
+            self.route.link.meter.arm();
+        }
         let consume = channel.basic_consume(
             short(&queue)?,
             "".into(),

@@ -10,6 +10,10 @@ const LOSSES: usize = 3;
 
 const SPAN: Duration = Duration::from_secs(60);
 
+/// How many are moved at once: where the broker itself flaps, everybody is there at each loss, and a connection
+/// for each would be more than it and this process may bear.
+const AT_ONCE: usize = 4;
+
 /// The last losses of the shared connection.
 #[derive(Debug, Default)]
 pub(super) struct Suspicion {
@@ -20,8 +24,8 @@ impl Suspicion {
     /// The connection was lost soon after it was made, while something came for these downstreams. Returns
     /// those of them that are to have a connection of their own.
     ///
-    /// All of them may be, where they were there each time: each does as well alone, and only the one whose
-    /// queue it is goes on to lose its connection.
+    /// Where several were there each time, they are moved a few at a time: each does as well alone, and only
+    /// the one whose queue it is goes on to lose its connection. The others stay suspected.
     pub(super) fn lost(&mut self, now: Instant, recent: BTreeSet<String>) -> Vec<String> {
         for name in recent {
             self.losses.entry(name).or_default().push_back(now);
@@ -32,8 +36,8 @@ impl Suspicion {
             }
         }
         let guilty = self.losses.iter().filter(|(_, losses)| losses.len() >= LOSSES);
-        let guilty: Vec<_> = guilty.map(|(name, _)| name.clone()).collect();
-        self.losses.retain(|_, losses| !losses.is_empty() && losses.len() < LOSSES);
+        let guilty: Vec<_> = guilty.map(|(name, _)| name.clone()).take(AT_ONCE).collect();
+        self.losses.retain(|name, losses| !losses.is_empty() && !guilty.contains(name));
         guilty
     }
 }
@@ -57,6 +61,17 @@ mod tests {
         // The others are suspected as before, and the first one anew.
         assert!(suspicion.lost(at(3), set(&["b"])).is_empty());
         assert_eq!(suspicion.lost(at(4), set(&["a"])), ["a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_flaps_separates_a_few_at_a_time() {
+        let mut suspicion = Suspicion::default();
+        let all = set(&["a", "b", "c", "d", "e", "f"]);
+        let now = Instant::now();
+        assert!(suspicion.lost(now, all.clone()).is_empty());
+        assert!(suspicion.lost(now, all.clone()).is_empty());
+        assert_eq!(suspicion.lost(now, all), ["a", "b", "c", "d"]);
+        assert_eq!(suspicion.lost(now, set(&["e"])), ["e", "f"], "they were suspected before");
     }
 
     #[tokio::test(start_paused = true)]

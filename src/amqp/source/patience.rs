@@ -24,6 +24,9 @@ impl<'a> Patience<'a> {
 
     /// Ends when the time is over. Cancel safe: what has passed stays so, but for the last second.
     pub(super) async fn over(&mut self) {
+        if self.closing.is_cancelled() {
+            self.meter.disarm();
+        }
         while !self.left.is_zero() {
             let look = LOOK.min(self.left);
             let closing = !self.closing.is_cancelled();

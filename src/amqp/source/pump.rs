@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::patience::Patience;
 use super::{End, Subscriber};
-use crate::amqp::connection::ANSWER;
+use crate::amqp::connection::{ANSWER, close};
 use crate::amqp::error::{Error, text};
 use crate::amqp::links::Why;
 use crate::amqp::ticket::Subscription;
@@ -158,11 +158,19 @@ impl<'a> Pump<'a> {
     /// Makes room for the others on the connection: consumes no more, and takes what is on its way.
     async fn leave(mut self, why: Why) -> End {
         self.subscriber.leaving = true;
-        if let Err(error) = self.drain("changing connections", FLOOD).await {
-            // Its messages still come, before those of all others: they are worth another connection.
-            warn!(downstream = %self.subscriber.name(), %error, "its messages hold up the others; reconnecting");
-            self.subscriber.route.link.meter.cut();
-            self.subscription.end();
+        match self.drain("changing connections", FLOOD).await {
+            Ok(()) => {}
+            Err(error @ Error::TimedOut { .. }) => {
+                // Its messages still come, before those of all others: they are worth another connection.
+                warn!(downstream = %self.subscriber.name(), %error, "its messages hold up the others; reconnecting");
+                self.subscriber.route.link.meter.cut();
+                self.subscription.end();
+            }
+            // Its channel is gone alone, or with the connection: the others have nothing to do with it.
+            Err(_) => {
+                self.subscription.end();
+                close(self.subscription.acker.channel()).await;
+            }
         }
         // What was given back is to be ahead of the next consumer.
         self.subscription.acker.write_now();
