@@ -125,3 +125,44 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
     drop(source);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_read_keeps_its_connection_and_ends_in_order() {
+    const LONG_BODY: usize = 60_000;
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "valve");
+    options.downstreams[0].prefetch_bytes = 100_000;
+    // Whoever is silent for two seconds counts as gone.
+    options.address = format!("{}/%2f?heartbeat=1", url(rabbit, "guest:guest")).parse().unwrap();
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    // Long ones bring it a connection of its own, and short ones a window that is wide.
+    publish_sized(&amqp, &options, 2, LONG_BODY).await;
+    take(&mut source, 2).await.into_iter().for_each(ack);
+    publish_sized(&amqp, &options, 200, 100).await;
+    for _ in 0..200 {
+        ack(next(&mut source).await);
+    }
+    let queue = "valve.jobs.billing";
+    until("the window is empty", async || depth(&channel, queue).await == 0).await;
+    publish_sized(&amqp, &options, 20, LONG_BODY).await;
+    until("all are on their way", async || depth(&channel, queue).await == 0).await;
+    let held = take(&mut source, 2).await;
+    let more = tokio::time::timeout(Duration::from_secs(4), source.next()).await;
+    assert!(more.is_err(), "no more than its bytes, with no word of those that wait");
+    assert!(held.iter().all(|delivery| delivery.ticket.is_live()), "the connection was kept up");
+    held.into_iter().for_each(ack);
+    for _ in 2..10 {
+        ack(next(&mut source).await);
+    }
+    // It ends with the connection not read.
+    let last = take(&mut source, 2).await;
+    source.close().await;
+    while let Some(delivery) = within("the end", source.next()).await {
+        drop(delivery);
+    }
+    last.into_iter().for_each(ack);
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    until("the rest in the queue", async || depth(&channel, queue).await == 8).await;
+}
