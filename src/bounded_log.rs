@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lines that are logged singly in a second, at most.
+/// Lines that are logged singly in a second, at most, where nothing else is said.
 const SINGLY: u32 = 10;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -43,9 +43,15 @@ impl fmt::Display for Summary {
 }
 
 impl BoundedLog {
-    /// Summaries go to `summarize`, which writes a line for each.
+    /// Logs ten lines a second singly. Summaries go to `summarize`, which writes a line for each.
     pub fn new(summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { budget: Mutex::new(Budget::new(Instant::now())), summarize: Box::new(summarize) })
+        Self::with_bound(SINGLY, summarize)
+    }
+
+    /// As [`BoundedLog::new`], with `singly` lines a second.
+    pub fn with_bound(singly: u32, summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
+        let budget = Mutex::new(Budget::new(Instant::now(), singly));
+        Arc::new(Self { budget, summarize: Box::new(summarize) })
     }
 
     /// Calls `single`, which writes a line of this kind, or counts the line for a summary.
@@ -110,21 +116,23 @@ enum Line {
 /// What of a second's lines is used up, and what the next summary tells of: pure.
 #[derive(Debug)]
 struct Budget {
+    /// Lines that are logged singly in a second, at most.
+    singly: u32,
     second: Instant,
     singles: u32,
     counted: BTreeMap<&'static str, u64>,
 }
 
 impl Budget {
-    const fn new(now: Instant) -> Self {
-        Self { second: now, singles: 0, counted: BTreeMap::new() }
+    const fn new(now: Instant, singly: u32) -> Self {
+        Self { singly, second: now, singles: 0, counted: BTreeMap::new() }
     }
 
     fn line(&mut self, now: Instant, kind: &'static str) -> Line {
         if now.saturating_duration_since(self.second) >= SECOND {
             (self.second, self.singles) = (now, 0);
         }
-        if self.singles < SINGLY {
+        if self.singles < self.singly {
             self.singles += 1;
             return Line::Single;
         }

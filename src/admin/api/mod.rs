@@ -51,7 +51,8 @@ pub(crate) fn api(api: Api) -> Router {
 
 /// Of requests that are refused: whoever reaches the address can have it said for each.
 static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
-    BoundedLog::new(|summary| {
+    // They are an account of who tried what: more of them are worth a line than of messages.
+    BoundedLog::with_bound(50, |summary| {
         let (requests, kinds) = (summary.lines, &summary);
         tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
     })

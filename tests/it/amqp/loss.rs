@@ -69,7 +69,10 @@ async fn losses_are_survived() {
     // Settling what is not live any more does nothing.
     held.into_iter().for_each(ack);
     let again = take(&mut source, 5).await;
-    assert_eq!(bodies(&again), numbered(0..5));
+    // The window has grown, so several consumers had them; what these lose comes back in any order.
+    let mut all = bodies(&again);
+    all.sort_unstable();
+    assert_eq!(all, numbered(0..5));
     assert!(again.iter().all(|delivery| delivery.ticket.is_live()));
 
     // The node goes and comes back on the same port.
