@@ -33,7 +33,7 @@ pub const NAME: &str = "guard";
 
 const SIZE: usize = 256;
 const JOBS: usize = 30_000;
-/// Of both builds in turn, in each run.
+/// Measurements with each of the two builds, in turn, in each run.
 const PAIRS: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -30,7 +30,7 @@ pub(super) struct Account {
     held: AtomicU64,
     messages: AtomicUsize,
     budget: Arc<Budget>,
-    /// Whoever waits until it is not full any more.
+    /// The reader that waits until the account is not full any more.
     waiting: AtomicWaker,
 }
 

@@ -33,7 +33,7 @@ pub enum Warning {
          which cannot be seen from here"
     )]
     NoDeadLetterExchange {
-        /// Who consumes it.
+        /// The downstream that consumes it.
         downstream: String,
         /// `queue.name`.
         queue: String,
@@ -47,7 +47,7 @@ pub enum Warning {
          set one by a policy (with the permission to configure the queue this looks for the argument itself)"
     )]
     PerhapsNoDeadLetterExchange {
-        /// Who consumes it.
+        /// The downstream that consumes it.
         downstream: String,
         /// `queue.name`.
         queue: String,
@@ -141,7 +141,7 @@ struct Thing {
     declared: bool,
     /// It is the queue of a downstream's jobs.
     consumed: bool,
-    /// Who consumes this queue that is not paced's own.
+    /// The downstream that consumes this queue, where the queue is not paced's own.
     foreign: Option<String>,
 }
 

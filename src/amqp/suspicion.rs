@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many losses within [`SPAN`], each while something came for the same downstream, are no chance.
+/// This many losses within [`SPAN`], each while something came for the same downstream, are no accident.
 const LOSSES: usize = 3;
 
 const SPAN: Duration = Duration::from_secs(60);

@@ -64,12 +64,12 @@ struct Channels {
 }
 
 impl Meter {
-    /// Of a connection that all downstreams share.
+    /// A meter for a connection that all downstreams share.
     pub(super) fn shared() -> Arc<Self> {
         Self::new(None)
     }
 
-    /// Of a downstream's own connection.
+    /// A meter for a downstream's own connection.
     pub(super) fn own(account: Arc<Account>) -> Arc<Self> {
         Self::new(Some(account))
     }
@@ -268,7 +268,7 @@ impl Gauge {
 enum Leave {
     /// Read so many bytes of the socket.
     Read(usize),
-    /// So many bytes are there already.
+    /// This many bytes are in the buffer already.
     Given(usize),
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Sizes {
 pub(super) struct Bounds {
     /// As many as the dispatcher asked for.
     pub(super) wanted: u16,
-    /// So many bytes.
+    /// The bytes that may be held.
     pub(super) bytes: u64,
     /// Whether they are read without regard to their bytes once they were asked for.
     pub(super) shared: bool,

@@ -29,10 +29,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many connections in a row must fail.
+/// This many connections in a row must fail.
 const FAILED_CONNECTIONS: u32 = 5;
 
-/// So many different jobs in a row must be refused.
+/// This many different jobs in a row must be refused.
 const REFUSED_JOBS: u32 = 3;
 
 /// This many refusals in a row are enough, of however few jobs: a quiet downstream has no three of them.

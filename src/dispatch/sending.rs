@@ -33,7 +33,7 @@ struct Record {
     has_own_id: bool,
     /// As in [`Ticket::generation`].
     generation: u64,
-    /// Of the message as it was delivered again.
+    /// The ticket of the message as it was delivered again.
     heir: Option<Box<dyn Ticket>>,
 }
 

@@ -11,7 +11,7 @@ const CONTENT: std::ops::RangeInclusive<u8> = 1..=BODY;
 pub(super) struct Frames {
     head: [u8; HEAD],
     filled: usize,
-    /// Of the payload and the octet behind it.
+    /// The bytes that are left of the payload and of the octet behind it.
     left: u64,
 }
 
