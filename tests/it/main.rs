@@ -14,8 +14,6 @@ mod support;
 mod admin;
 #[cfg(feature = "daemon")]
 mod amqp;
-#[cfg(feature = "daemon")]
-mod bytes;
 mod config;
 #[cfg(feature = "daemon")]
 mod fault;
