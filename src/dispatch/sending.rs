@@ -5,7 +5,7 @@
 //! its ticket is handed to the send that is under way, which settles it by its own outcome.
 //!
 //! Only a message that says that it was delivered before takes part, and only a send whose own message
-//! came through an earlier channel. Each send takes one live ticket at most: two jobs that are equal are sent
+//! came through an earlier channel. Each send takes one ticket at most: two jobs that are equal are sent
 //! twice, whichever message settles which.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ struct Record {
     has_own_id: bool,
     /// As in [`Ticket::generation`].
     generation: u64,
-    /// The ticket of the message as it was delivered again.
+    /// Of the message as it was delivered again.
     heir: Option<Box<dyn Ticket>>,
 }
 
@@ -97,13 +97,8 @@ impl Sending {
 impl Record {
     /// Whether `entry` is of the message that is being sent, delivered again.
     fn is_of(&self, entry: &Entry) -> bool {
-        // An heir whose own channel was lost meanwhile is succeeded by a later one.
-        let newest = match &self.heir {
-            Some(heir) if heir.is_live() => return false,
-            Some(heir) => heir.generation(),
-            None => self.generation,
-        };
-        newest < entry.ticket.generation()
+        self.heir.is_none()
+            && self.generation < entry.ticket.generation()
             && self.has_own_id == entry.has_own_id
             && (!self.has_own_id || self.job.id == entry.job.id)
             && is_same_request(&self.job, &entry.job)

@@ -31,7 +31,7 @@ pub(super) struct Filter {
 
 /// What becomes of the next bytes.
 enum Step {
-    /// This many bytes pass as they are.
+    /// So many pass.
     Pass(usize),
     /// Others take the place of so many.
     Replace(usize, Vec<u8>),

@@ -234,11 +234,8 @@ impl Pacer {
 
     /// Releases what waits without a slot, where that is wanted.
     pub(super) fn go_open(&mut self, now: Instant) {
-        if !self.is_open() || self.is_paused() {
+        if !self.is_open() || self.is_paused() || self.halt.is_halted() {
             return;
-        }
-        if self.halt.is_halted() {
-            return self.try_openly(now);
         }
         while self.free() > 0 {
             let Some(next) = self.turns.next(&self.lane, now) else { break };

@@ -31,7 +31,7 @@ pub(super) struct Connection {
     sender: SendRequest<Payload>,
     /// Reads and writes; gone when the connection is over.
     driver: Driver,
-    /// The latest request's state.
+    /// Of the latest request.
     upload: Arc<Upload>,
 }
 

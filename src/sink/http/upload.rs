@@ -28,7 +28,7 @@ pub(super) struct Upload(Mutex<Progress>);
 #[derive(Debug, Default)]
 struct Progress {
     stage: Stage,
-    /// Wakes a body that waits until everything before its last frame was written.
+    /// Of a body that waits until everything before its last frame was written.
     waiting: Option<Waker>,
 }
 
@@ -94,7 +94,7 @@ impl Upload {
 pub(super) struct Payload {
     rest: Bytes,
     is_long: bool,
-    /// The state of the connection that it is being sent on.
+    /// Of the connection that it is being sent on.
     upload: Option<Arc<Upload>>,
 }
 

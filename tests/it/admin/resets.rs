@@ -28,8 +28,7 @@ async fn resets_under_load_keep_the_pace() {
 
 #[tokio::test]
 async fn what_was_used_up_is_free_again_for_every_replica() {
-    // A slot that is missed is a unit of the month that nobody gets: so slow that a busy machine misses none.
-    let limits = "rate = '20/s'\nqueue.prefetch = 100\n\
+    let limits = "rate = '200/s'\nqueue.prefetch = 100\n\
                   limits = [{ algorithm = 'fixed-window', rate = '30/30d', name = 'monthly' }]";
     let site = Site::shared("resetwindow", limits).await;
     let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
