@@ -101,6 +101,11 @@ pub const STORE_ERRORS: Metric =
 /// Connections to the broker that had to be made anew.
 pub const AMQP_RECONNECTS: Metric =
     counter("paced_amqp_reconnects_total", "Connections to RabbitMQ made anew after a loss.");
+/// Downstreams that got a connection of their own.
+pub const AMQP_SEPARATIONS: Metric = counter(
+    "paced_amqp_separations_total",
+    "Downstreams that are consumed over a connection of their own since, so that they hold up no other, by reason: long (their messages), overrun (of queue.prefetch_bytes), losses (of the connection).",
+);
 /// How long jobs wait for a slot.
 pub const QUEUE_WAIT: Metric = seconds(
     "paced_job_queue_wait_seconds",
@@ -170,7 +175,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 24] = [
+pub const ALL: [Metric; 25] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -181,6 +186,7 @@ pub const ALL: [Metric; 24] = [
     SLOTS_ABANDONED,
     STORE_ERRORS,
     AMQP_RECONNECTS,
+    AMQP_SEPARATIONS,
     QUEUE_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,

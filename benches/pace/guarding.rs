@@ -18,6 +18,13 @@ use crate::support::count::effective_rate;
 use crate::support::daemon::{Paced, binary};
 
 // The module itself, which the library does not show.
+#[path = "../../src/amqp/budget.rs"]
+#[allow(dead_code, unused, unreachable_pub, reason = "the guard stands on it; its tests run elsewhere")]
+mod budget;
+#[path = "../../src/amqp/valve.rs"]
+#[allow(dead_code, unused, unreachable_pub, reason = "the guard stands on it; its tests run elsewhere")]
+mod valve;
+
 #[path = "../../src/amqp/guard/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the bench uses a part of it")]
 mod guard;
@@ -26,7 +33,7 @@ pub const NAME: &str = "guard";
 
 const SIZE: usize = 256;
 const JOBS: usize = 30_000;
-/// Of both builds in turn, in each run.
+/// Measurements with each of the two builds, in turn, in each run.
 const PAIRS: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -30,7 +30,7 @@ pub(super) struct Account {
     held: AtomicU64,
     messages: AtomicUsize,
     budget: Arc<Budget>,
-    /// Whoever waits until it is not full any more.
+    /// The reader that waits until the account is not full any more.
     waiting: AtomicWaker,
 }
 
@@ -92,6 +92,13 @@ impl Account {
         self.held.load(Ordering::SeqCst).saturating_add(more) >= self.allowance()
     }
 
+    /// True where `more` bytes would be far more than this downstream may hold: they are beyond its most, or
+    /// twice what it may hold as things are. One message never is.
+    pub(super) fn overruns(&self, more: u64) -> bool {
+        let held = self.held.load(Ordering::SeqCst).saturating_add(more);
+        self.holds_any() && held > self.most.min(self.allowance().saturating_mul(2))
+    }
+
     /// True where at least one message is held, which will be settled some day.
     pub(super) fn holds_any(&self) -> bool {
         self.messages.load(Ordering::SeqCst) > 0
@@ -128,8 +135,8 @@ impl Drop for Charge {
         let returned = account.beyond(before) - account.beyond(before - *bytes);
         let borrowed = budget.borrowed.fetch_sub(returned, Ordering::SeqCst);
         account.wake();
-        // Others wait for the pool only while nothing is left of it.
-        if returned > 0 && borrowed >= budget.pool {
+        // Others wait for the pool only while little is left of it: less than what is on its way to them.
+        if returned > 0 && borrowed >= budget.pool / 2 {
             let accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
             accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
         }

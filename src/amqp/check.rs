@@ -33,7 +33,7 @@ pub enum Warning {
          which cannot be seen from here"
     )]
     NoDeadLetterExchange {
-        /// Who consumes it.
+        /// The downstream that consumes it.
         downstream: String,
         /// `queue.name`.
         queue: String,
@@ -47,7 +47,7 @@ pub enum Warning {
          set one by a policy (with the permission to configure the queue this looks for the argument itself)"
     )]
     PerhapsNoDeadLetterExchange {
-        /// Who consumes it.
+        /// The downstream that consumes it.
         downstream: String,
         /// `queue.name`.
         queue: String,
@@ -96,7 +96,7 @@ const DEFAULT_LIMIT: u32 = 20;
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub async fn check_online(options: &Options) -> Findings {
-    let connection = match connect(&options.address, "check").await {
+    let connection = match connect(&options.address, "check", None).await {
         Ok(connection) => connection,
         Err(error) => return Findings { errors: vec![error], ..Findings::default() },
     };
@@ -141,7 +141,7 @@ struct Thing {
     declared: bool,
     /// It is the queue of a downstream's jobs.
     consumed: bool,
-    /// Who consumes this queue that is not paced's own.
+    /// The downstream that consumes this queue, where the queue is not paced's own.
     foreign: Option<String>,
 }
 

@@ -14,12 +14,18 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 use super::address::Address;
 use super::error::Error;
 use super::guard::{self, FrameMax, GuardedStream};
+use super::valve::{Meter, Valve};
 
 /// For the whole of connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
 
 /// For one question to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
+
+/// What the broker has not acknowledged by then, it will not: heartbeats are written even while nothing is
+/// read, so that a peer that is gone is noticed then too. In milliseconds.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_MS: u32 = 20_000;
 
 /// A connection or consumer that held this long has earned a quick return.
 pub(super) const STABLE: Duration = Duration::from_secs(10);
@@ -35,10 +41,14 @@ enum Cord {
     Abandoned,
 }
 
-/// Connects once.
+/// Connects once. What is read is counted by `meter`, where there is one.
 ///
 /// Cancel safe: a dropped future closes what it opened.
-pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connection, Error> {
+pub(super) async fn connect(
+    address: &Address,
+    purpose: &str,
+    meter: Option<&Arc<Meter>>,
+) -> Result<Connection, Error> {
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     if guard::IS_OFF {
@@ -51,6 +61,7 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
     let cord = Arc::clone(&guard.0);
     let frame_max = FrameMax::default();
     let guards = frame_max.clone();
+    let meter = meter.cloned();
     let connecting = Connection::connector(
         address.uri(),
         guard::runtime(),
@@ -62,6 +73,9 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
             let stream = tokio::time::timeout(CONNECT, dialled).await.map_err(std::io::Error::from)??;
             if let AsyncTcpStream::Plain(socket) = &stream {
                 let socket = socket.get_ref().as_fd().try_clone_to_owned()?;
+                #[cfg(target_os = "linux")]
+                rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS)
+                    .map_err(std::io::Error::from)?;
                 let mut cord = cord.lock().unwrap_or_else(PoisonError::into_inner);
                 if matches!(*cord, Cord::Abandoned) {
                     return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
@@ -71,6 +85,10 @@ pub(super) async fn connect(address: &Address, purpose: &str) -> Result<Connecti
             let stream = match uri.scheme {
                 AMQPScheme::AMQP => stream,
                 AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
+            };
+            let stream = match meter.clone() {
+                Some(meter) => Valve::metered(stream, meter),
+                None => Valve::open(stream),
             };
             Ok(AsyncTcpStream::Plain(GuardedStream::new(stream, guards.clone())))
         },

@@ -90,8 +90,8 @@ impl DeadLetters {
     /// What is wrong, at once.
     pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
         let downstream = options.downstream(downstream)?.clone();
-        let consuming = connect(&options.address, "reading dead letters").await?;
-        let publishing = Arc::new(connect(&options.address, "replaying").await?);
+        let consuming = connect(&options.address, "reading dead letters", None).await?;
+        let publishing = Arc::new(connect(&options.address, "replaying", None).await?);
         Ok(Self { options: options.clone(), downstream, consuming, publishing })
     }
 

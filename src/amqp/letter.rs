@@ -190,7 +190,7 @@ fn without_id(old: &BasicProperties) -> BasicProperties {
     new
 }
 
-/// Of headers that are dropped: whoever publishes can have it said for each message.
+/// The log of dropped headers is bounded: anybody who publishes could cause a line for each message.
 static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     BoundedLog::new(|summary| {
         tracing::warn!(headers = summary.lines, "dropped headers of dead letters; too many to log each");

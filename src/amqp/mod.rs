@@ -1,9 +1,10 @@
 //! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
 //!
 //! There are two connections, since a broker that blocks publishers would block the acks on the same
-//! connection too. Each is kept up by a supervisor of our own: lapin's recovery gives the holders of
-//! messages no sign that these will be delivered again. A third one is opened for replies once there are any:
-//! strangers choose their queues, and may choose one that costs the connection.
+//! connection too, and one more for each downstream that would hold up the others (see `links`). Each is kept
+//! up by a supervisor of our own: lapin's recovery gives the holders of messages no sign that these will be
+//! delivered again. Another one is opened for replies once there are any: strangers choose their queues, and may
+//! choose one that costs the connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +31,6 @@ pub use lapin::types::{AMQPValue, FieldTable};
 
 mod acker;
 mod address;
-#[allow(dead_code, reason = "the valve uses the rest")]
 mod budget;
 mod check;
 mod connection;
@@ -41,6 +41,7 @@ mod gate;
 mod greeting;
 mod guard;
 mod letter;
+mod links;
 mod message;
 mod properties;
 mod publisher;
@@ -49,20 +50,23 @@ mod rights;
 mod source;
 mod status;
 mod supervisor;
+mod suspicion;
 mod tags;
 mod ticket;
 mod topology;
+mod valve;
 mod weight;
-#[allow(dead_code, reason = "the valve uses the rest")]
 mod window;
 
 use budget::Account;
 use gate::Gate;
+use links::{Link, Links, Why};
 use replies::Replies;
-use source::{Slot, Subscriber};
-use status::Roll;
+use source::{Route, Slot, Subscriber};
 use ticket::Desk;
 use topology::Names;
+
+use crate::metric;
 
 /// Where the jobs are, and how they are called there.
 #[derive(Clone, Debug)]
@@ -127,20 +131,15 @@ pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
     replies: Arc<Replies>,
-    consuming: Option<supervisor::Line>,
-    /// Every connection that is kept up, by what it is for.
-    lines: Vec<(&'static str, supervisor::Line)>,
-    roll: Arc<Roll>,
-    gate: Arc<Gate>,
+    /// What the downstreams share.
+    consuming: Option<Link>,
+    links: Arc<Links>,
     attached: BTreeMap<String, watch::Sender<bool>>,
     slots: Mutex<BTreeMap<String, Slot>>,
     accounts: BTreeMap<String, Arc<Account>>,
     /// Ends the sources.
     closing: CancellationToken,
-    /// Ends the connections.
-    stopping: CancellationToken,
     subscribers: TaskTracker,
-    supervisors: TaskTracker,
 }
 
 impl Amqp {
@@ -150,8 +149,8 @@ impl Amqp {
     #[must_use]
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
-        amqp.consuming = Some(amqp.supervise("consuming", None));
-        amqp.publisher = Publisher::new(amqp.supervise("publishing", None));
+        amqp.consuming = Some(amqp.links.shared());
+        amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
     }
 
@@ -163,11 +162,11 @@ impl Amqp {
     /// What is wrong, at once: this is for commands, where people wait. Once connected, a lost
     /// connection comes back by itself.
     pub async fn publishing(options: Options) -> Result<Self, Error> {
-        let connection = connection::connect(&options.address, "publishing").await?;
+        let connection = connection::connect(&options.address, "publishing", None).await?;
         let connection = Arc::new(connection);
         let mut amqp = Self::idle(options);
-        amqp.gate.ensure_all(&connection, &amqp.options).await?;
-        amqp.publisher = Publisher::new(amqp.supervise("publishing", Some(connection)));
+        Gate::default().ensure_all(&connection, &amqp.options).await?;
+        amqp.publisher = Publisher::new(amqp.links.publishing(Some(connection)));
         Ok(amqp)
     }
 
@@ -180,38 +179,15 @@ impl Amqp {
         Self {
             accounts: names.zip(accounts).collect(),
             replies: Arc::new(Replies::new(options.address.clone())),
+            links: Links::new(options.address.clone(), options.downstreams.iter().map(|d| d.name.clone())),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: None,
-            lines: Vec::new(),
-            roll: Arc::default(),
-            gate: Arc::default(),
             attached,
             slots: Mutex::default(),
             closing: CancellationToken::new(),
-            stopping: CancellationToken::new(),
             subscribers: TaskTracker::new(),
-            supervisors: TaskTracker::new(),
         }
-    }
-
-    fn supervise(
-        &mut self,
-        purpose: &'static str,
-        first: Option<Arc<lapin::Connection>>,
-    ) -> supervisor::Line {
-        let (sender, line) = watch::channel(first.clone());
-        let supervisor = supervisor::Supervisor {
-            address: self.options.address.clone(),
-            purpose,
-            line: sender,
-            roll: Arc::clone(&self.roll),
-            stop: self.stopping.clone(),
-        };
-        self.roll.call(purpose, false);
-        self.lines.push((purpose, line.clone()));
-        self.supervisors.spawn(supervisor.run(first));
-        line
     }
 
     /// Starts to consume a downstream.
@@ -220,13 +196,14 @@ impl Amqp {
     /// The options have no such downstream, it has a source already, or this is for publishing alone.
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
+        let link = self.consuming.clone().ok_or_else(unknown)?;
         let desk = Desk {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
             replies: Arc::clone(&self.replies),
-            line: self.consuming.clone().ok_or_else(unknown)?,
-            gate: Arc::clone(&self.gate),
+            line: link.line.clone(),
+            gate: Arc::clone(&link.gate),
             log: ticket::publish_log(downstream),
             account: Arc::clone(self.accounts.get(downstream).ok_or_else(unknown)?),
         };
@@ -238,7 +215,17 @@ impl Amqp {
             Arc::clone(slots.entry(downstream.to_owned()).or_default())
         };
         let attached = self.attached.get(downstream).ok_or_else(unknown)?.clone();
-        let (subscriber, source) = Subscriber::new(desk, self.closing.child_token(), attached, slot);
+        let (subscriber, source) = Subscriber::new(
+            desk,
+            Route::new(&self.links, link, downstream),
+            self.closing.child_token(),
+            attached,
+            slot,
+        );
+        for why in Why::ALL {
+            let labels = [("downstream", downstream.to_owned()), ("reason", why.label().to_owned())];
+            metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(0);
+        }
         self.subscribers.spawn(subscriber.run());
         Ok(source)
     }
@@ -274,7 +261,7 @@ impl Amqp {
     #[must_use]
     pub fn status(&self) -> Status {
         let attached = self.attached.iter().map(|(name, attached)| (name.clone(), attached.subscribe()));
-        Status { lines: self.lines.clone(), attached: attached.collect() }
+        Status { lines: self.links.lines(), attached: attached.collect() }
     }
 
     /// For jobs, from any task.
@@ -293,7 +280,7 @@ impl Amqp {
     pub async fn shutdown(self, within: Duration) -> bool {
         self.closing.cancel();
         self.subscribers.close();
-        self.supervisors.close();
+        self.links.supervisors.close();
         let orderly = async {
             self.subscribers.wait().await;
             let slots: Vec<_> =
@@ -304,12 +291,12 @@ impl Amqp {
                 .fold(true, async |all, flushed| all && flushed)
                 .await;
             self.replies.close().await;
-            self.stopping.cancel();
-            self.supervisors.wait().await;
+            self.links.stopping.cancel();
+            self.links.supervisors.wait().await;
             flushed
         };
         let flushed = tokio::time::timeout(within, orderly).await.unwrap_or(false);
-        self.stopping.cancel();
+        self.links.stopping.cancel();
         flushed
     }
 }
@@ -317,6 +304,6 @@ impl Amqp {
 impl Drop for Amqp {
     fn drop(&mut self) {
         self.closing.cancel();
-        self.stopping.cancel();
+        self.links.stopping.cancel();
     }
 }

@@ -74,7 +74,7 @@ impl Replies {
         }
         let now = Instant::now();
         state.attempt = Some((now, now + state.backoff.next()));
-        let connection = match connect(&self.address, "replying").await {
+        let connection = match connect(&self.address, "replying", None).await {
             Ok(connection) => Arc::new(connection),
             Err(error) => {
                 tracing::debug!(%error, "no connection for replies");

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
@@ -13,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acker::Acker;
-use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, ask, channel, close, closed};
+use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, channel, close, closed};
 use super::error::Error;
 use super::guard::take_mark;
+use super::links::{Link, Why};
 use super::message::message;
 use super::supervisor::up;
 use super::ticket::{AmqpTicket, Desk, Subscription};
@@ -23,13 +25,19 @@ use super::topology::short;
 use super::weight::weight;
 use super::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::{Delivery, Source};
+use crate::metric;
 use crate::store::BoxFuture;
+use patience::Patience;
 use pump::Pump;
 
-mod pump;
+pub(super) use route::Route;
 
-/// The current generation of one downstream, for the last flush.
-pub(super) type Slot = Arc<Mutex<Option<Arc<Subscription>>>>;
+mod patience;
+mod pump;
+mod route;
+
+/// The generations of one downstream whose messages may be settled yet, for the last flush.
+pub(super) type Slot = Arc<Mutex<Vec<Arc<Subscription>>>>;
 
 /// The messages of one downstream.
 ///
@@ -101,13 +109,17 @@ impl Drop for AmqpSource {
 /// Waits until the broker has taken in what a downstream settled, and closes its channel; false where
 /// that failed.
 pub(super) async fn flush(slot: &Slot) -> bool {
-    let subscription = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // What a connection that is gone had brought comes again whatever we do.
-    let Some(subscription) = subscription.filter(|last| last.is_live()) else { return true };
-    let flushed = subscription.acker.flush().await.is_ok();
-    close(subscription.acker.channel()).await;
-    subscription.end();
-    flushed
+    let subscriptions = std::mem::take(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut all = true;
+    for subscription in subscriptions {
+        // What a connection that is gone had brought comes again whatever we do.
+        if subscription.is_live() {
+            all &= subscription.acker.flush().await.is_ok();
+            close(subscription.acker.channel()).await;
+            subscription.end();
+        }
+    }
+    all
 }
 
 /// Keeps one downstream consumed.
@@ -122,6 +134,10 @@ pub(super) struct Subscriber {
     closing: CancellationToken,
     attached: watch::Sender<bool>,
     slot: Slot,
+    /// The connection that it is consumed over.
+    route: Route,
+    /// All that is on its way is read, whatever is held: what far exceeds its bytes goes back.
+    gives_back: bool,
 }
 
 /// How a consumer ended.
@@ -129,11 +145,23 @@ enum End {
     /// As we asked; what had arrived has been handed on.
     Closed,
     Lost(String),
+    /// It needs a connection of its own; what had arrived stays good.
+    Moved(Why),
+}
+
+/// What came of attaching.
+enum Attached {
+    Consuming(Arc<Subscription>, Consumer, Consuming),
+    /// The downstream has ended the connection that all share.
+    Guilty,
+    /// All is over.
+    Over,
 }
 
 impl Subscriber {
     pub(super) fn new(
         desk: Desk,
+        route: Route,
         closing: CancellationToken,
         attached: watch::Sender<bool>,
         slot: Slot,
@@ -150,61 +178,79 @@ impl Subscriber {
             idle: is_idle,
             closing: closing.clone(),
         };
-        (
-            Self {
-                desk: Arc::new(desk),
-                arrivals: sender,
-                window,
-                idle,
-                sizes: Sizes::default(),
-                closing,
-                attached,
-                slot,
-            },
-            source,
-        )
+        let subscriber = Self {
+            desk: Arc::new(desk),
+            arrivals: sender,
+            window,
+            idle,
+            sizes: Sizes::default(),
+            closing,
+            attached,
+            slot,
+            route,
+            gives_back: false,
+        };
+        (subscriber, source)
     }
 
     pub(super) async fn run(mut self) {
+        self.consume_on().await;
+        // What still comes is given back: it must not stand before the last answers.
+        self.route.link.meter.disarm();
+    }
+
+    async fn consume_on(&mut self) {
         let mut backoff = Backoff::default();
         let mut troubled = None;
         while !self.closing.is_cancelled() {
-            let mut window = self.window.clone();
             tokio::select! {
                 () = self.closing.cancelled() => return,
-                // Without a sender there is nobody to hand messages to.
-                wanted = window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
+                // Without a sender there is nobody to hand messages to. What changes from here on is changed
+                // once there is a consumer.
+                wanted = self.window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
             }
-            // What changes from here on is changed once there is a consumer.
-            self.window.mark_unchanged();
             self.idle.send_replace(false);
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
                 attached = self.attach(&mut troubled) => attached,
             };
             match attached {
-                Ok(None) => return,
-                Ok(Some((subscription, consumer, consuming))) => {
+                Ok(Attached::Over) => return,
+                Ok(Attached::Guilty) => {
+                    self.separate(Why::Losses);
+                    continue;
+                }
+                Ok(Attached::Consuming(subscription, consumer, consuming)) => {
                     if troubled.take().is_some() {
                         info!(downstream = %self.name(), "consuming again");
                     }
                     let since = Instant::now();
                     self.attached.send_replace(true);
-                    let pump = Pump::new(&mut self, Arc::clone(&subscription), consumer, consuming);
+                    let pump = Pump::new(self, Arc::clone(&subscription), consumer, consuming);
                     let end = pump.run().await;
                     self.attached.send_replace(false);
-                    let End::Lost(reason) = end else { return };
+                    let reason = match end {
+                        End::Closed => return,
+                        End::Moved(why) => {
+                            self.separate(why);
+                            continue;
+                        }
+                        End::Lost(reason) => reason,
+                    };
                     // What was settled just now still counts where the channel is there.
                     subscription.acker.write_now();
                     subscription.end();
                     self.say(&mut troubled, &reason);
                     // Where only the consumer is gone, its unacked messages must go back to the queue.
-                    close(subscription.acker.channel()).await;
+                    tokio::select! {
+                        () = self.closing.cancelled() => return,
+                        () = close(subscription.acker.channel()) => {}
+                    }
                     if since.elapsed() >= STABLE {
                         backoff.reset();
                     }
                 }
-                Err(error) if self.desk.gate.goes_on_without(self.name(), &error) => {}
+                Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
                 Err(error) => self.say(&mut troubled, &error.to_string()),
             }
             self.idle.send_replace(true);
@@ -215,17 +261,41 @@ impl Subscriber {
         }
     }
 
-    /// Waits for a connection and for its turn, and consumes on a channel of its own. `None`: all is
-    /// over.
-    async fn attach(
-        &self,
-        troubled: &mut Option<String>,
-    ) -> Result<Option<(Arc<Subscription>, Consumer, Consuming)>, Error> {
-        let Desk { options, downstream, line, gate, .. } = &*self.desk;
+    /// From now on it is consumed over a connection of its own.
+    fn separate(&mut self, why: Why) {
+        self.gives_back = false;
+        self.idle.send_replace(true);
+        let name = self.desk.downstream.name.clone();
+        if self.route.separate(&name, &self.desk.account) {
+            warn!(
+                downstream = name,
+                reason = why.text(),
+                "consuming over a connection of its own from now on"
+            );
+            let labels = [("downstream", name), ("reason", why.label().to_owned())];
+            metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(1);
+        }
+    }
+
+    /// Waits for a connection and for its turn, and consumes on a channel of its own.
+    async fn attach(&self, troubled: &mut Option<String>) -> Result<Attached, Error> {
+        let Desk { options, downstream, .. } = &*self.desk;
+        let Link { line, gate, meter } = &self.route.link;
         let mut line = line.clone();
+        // Until it consumes, what is held does not matter.
+        meter.disarm();
         let (connection, place) = loop {
-            let Some(connection) = up(&mut line).await else { return Ok(None) };
-            let place = gate.enter().await;
+            let connection = tokio::select! {
+                biased;
+                () = self.route.guilty() => return Ok(Attached::Guilty),
+                connection = up(&mut line) => connection,
+            };
+            let Some(connection) = connection else { return Ok(Attached::Over) };
+            let place = tokio::select! {
+                biased;
+                () = self.route.guilty() => return Ok(Attached::Guilty),
+                place = gate.enter() => place,
+            };
             // Lost while we waited for our turn, it is no trouble of this downstream.
             if connection.status().connected() {
                 break (connection, place);
@@ -233,13 +303,16 @@ impl Subscriber {
         };
         gate.share(&connection, options, downstream).await?;
         let channel = channel(&connection).await?;
+        meter.assign(channel.id(), &downstream.name);
         let unused = CloseUnlessUsed::new(channel.clone());
         match self.consume(&channel).await {
             Ok((queue, consumer, consuming)) => {
                 unused.used();
                 let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-                *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&subscription));
-                Ok(Some((subscription, consumer, consuming)))
+                let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                slot.retain(|subscription| subscription.is_live());
+                slot.push(Arc::clone(&subscription));
+                Ok(Attached::Consuming(subscription, consumer, consuming))
             }
             Err(error) => {
                 // A broker that is late is busy with this channel until it has closed it: one more each
@@ -261,16 +334,39 @@ impl Subscriber {
 
     /// Makes sure of the downstream's queues and consumes, all on one channel.
     async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
-        let Desk { options, downstream, gate, .. } = &*self.desk;
-        gate.own(channel, options, downstream).await?;
+        let Desk { options, downstream, .. } = &*self.desk;
+        self.route.link.gate.own(channel, options, downstream).await?;
         let target = self.sizes.target(self.bounds());
-        let consumer = self.subscribe(channel, target).await?;
-        Ok((options.names().queue(downstream), consumer, Consuming { prefetch: target, target }))
+        // What an earlier connection brought counts too.
+        let elsewhere = u16::try_from(self.elsewhere(None)).unwrap_or(u16::MAX);
+        let prefetch = target.saturating_sub(elsewhere).max(1);
+        let consumer = self.subscribe(channel, prefetch).await?;
+        Ok((options.names().queue(downstream), consumer, Consuming { prefetch, target }))
+    }
+
+    /// Why this downstream must not be consumed over the shared connection any more, where that is so.
+    fn unfit(&self) -> Option<Why> {
+        let account = &self.desk.account;
+        if self.route.is_own {
+            None
+        } else if self.sizes.are_long(account.most(), *self.window.borrow()) {
+            Some(Why::Long)
+        } else {
+            account.overruns(0).then_some(Why::Overrun)
+        }
     }
 
     /// What bounds the messages that are unsettled, as things are.
     fn bounds(&self) -> Bounds {
-        Bounds { wanted: *self.window.borrow(), bytes: self.desk.account.allowance(), shared: true }
+        let (wanted, bytes) = (*self.window.borrow(), self.desk.account.allowance());
+        Bounds { wanted, bytes, shared: !self.route.is_own }
+    }
+
+    /// How many messages are unsettled that came over other channels than this one.
+    fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
+        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
+        others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
     }
 
     /// Consumes with this prefetch.
@@ -279,14 +375,33 @@ impl Subscriber {
         let queue = options.names().queue(downstream);
         // Where it is 0 RabbitMQ gives as many as it likes.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
-        ask("setting the prefetch", qos).await?;
+        self.answer("setting the prefetch", ANSWER, qos).await?;
+        // Once it ends, an answer must not stand behind messages that are not read.
+        if !self.closing.is_cancelled() {
+            self.route.link.meter.arm();
+        }
         let consume = channel.basic_consume(
             short(&queue)?,
             "".into(),
             BasicConsumeOptions::default(),
             FieldTable::default(),
         );
-        ask(&format!("queue {queue}"), consume).await
+        self.answer(&format!("queue {queue}"), ANSWER, consume).await
+    }
+
+    /// Waits for the broker's answer for so long, not counting the time in which nothing is read.
+    async fn answer<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        answer: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<T, Error> {
+        let mut answer = pin!(answer);
+        let mut patience = Patience::new(&self.route.link.meter, &self.closing, within);
+        tokio::select! {
+            answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
+            () = patience.over() => Err(Error::TimedOut { what: what.to_owned(), after: within }),
+        }
     }
 
     fn hand_on(&mut self, subscription: &Arc<Subscription>, mut delivery: lapin::message::Delivery) {
@@ -294,7 +409,14 @@ impl Subscriber {
         let tag = delivery.delivery_tag;
         subscription.acker.delivered(tag);
         let bytes = weight(delivery.data.len(), &delivery.properties);
+        self.route.link.meter.claim(delivery.data.len() as u64);
         self.sizes.note(bytes);
+        if (self.gives_back || self.closing.is_cancelled()) && self.desk.account.overruns(bytes) {
+            // There is no other way: the rest of the window is on its way over a connection that others
+            // need, that is to be closed, or on which an answer comes behind it.
+            subscription.acker.give_back(tag);
+            return;
+        }
         let body = Bytes::from(delivery.data);
         let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone(), malformed);
         let ticket = AmqpTicket {

@@ -14,6 +14,7 @@ use super::address::Address;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
 use super::status::Roll;
+use super::valve::Meter;
 use crate::metric;
 
 /// How often a connection is looked at that has said nothing: lapin reports almost every loss itself.
@@ -38,9 +39,13 @@ pub(super) async fn up(line: &mut Line) -> Option<Arc<Connection>> {
 /// Keeps one connection up.
 pub(super) struct Supervisor {
     pub(super) address: Address,
-    pub(super) purpose: &'static str,
+    pub(super) purpose: String,
     pub(super) line: watch::Sender<Option<Arc<Connection>>>,
     pub(super) roll: Arc<Roll>,
+    /// Counts what is read.
+    pub(super) meter: Option<Arc<Meter>>,
+    /// Called when a connection is lost that had not held for long.
+    pub(super) lost_early: Option<Box<dyn Fn() + Send + Sync>>,
     pub(super) stop: CancellationToken,
 }
 
@@ -48,7 +53,7 @@ impl Supervisor {
     /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
     pub(super) async fn run(self, first: Option<Arc<Connection>>) {
         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(0);
-        let Self { address, purpose, line, roll, stop } = &self;
+        let Self { address, purpose, line, roll, stop, .. } = &self;
         let mut backoff = Backoff::default();
         let mut current = first;
         let mut trouble = None;
@@ -76,10 +81,12 @@ impl Supervisor {
             };
             line.send_replace(None);
             roll.call(purpose, false);
-            warn!(%address, purpose, reason, "lost the connection to RabbitMQ; reconnecting");
+            warn!(%address, %purpose, reason, "lost the connection to RabbitMQ; reconnecting");
             trouble = Some(reason);
             if since.elapsed() >= STABLE {
                 backoff.reset();
+            } else if let Some(lost_early) = &self.lost_early {
+                lost_early();
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -90,20 +97,20 @@ impl Supervisor {
 
     /// Tries until it has a connection. Each trouble is logged once, until it changes.
     async fn connect(&self, backoff: &mut Backoff, trouble: &mut Option<String>) -> Arc<Connection> {
-        let Self { address, purpose, .. } = self;
+        let Self { address, purpose, meter, .. } = self;
         loop {
-            match connect(address, purpose).await {
+            match connect(address, purpose, meter.as_ref()).await {
                 Ok(connection) => {
                     if trouble.take().is_some() {
                         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(1);
-                        info!(%address, purpose, "connected to RabbitMQ again");
+                        info!(%address, %purpose, "connected to RabbitMQ again");
                     }
                     return Arc::new(connection);
                 }
                 Err(error) => {
                     let error = error.to_string();
                     if trouble.as_ref() != Some(&error) {
-                        warn!(%address, purpose, error, "no connection to RabbitMQ; trying on");
+                        warn!(%address, %purpose, error, "no connection to RabbitMQ; trying on");
                         *trouble = Some(error);
                     }
                     tokio::time::sleep(backoff.next()).await;

@@ -37,7 +37,7 @@ pub(super) struct Subscription {
     generation: u64,
 }
 
-/// Of the latest subscription.
+/// The generation of the latest subscription.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Subscription {
@@ -66,7 +66,7 @@ pub(super) struct Desk {
     pub(super) line: Line,
     /// Of the consuming connection.
     pub(super) gate: Arc<Gate>,
-    /// Of publishes that fail, one line or more for each job.
+    /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
     /// The bytes of the messages that are held.
     pub(super) account: Arc<Account>,

@@ -10,8 +10,7 @@ const FIRST: u64 = 2;
 /// The window grows by this factor once as many messages were seen as it holds.
 const STAGE: u64 = 8;
 
-/// The window of a downstream whose jobs are short is never less, where the limits allow as many; one whose
-/// jobs are longer needs a connection of its own.
+/// Where no more messages than these fit into its bytes, a downstream's jobs are long.
 const SHORT: u64 = 64;
 
 /// What has been seen of the sizes of one downstream's messages, in bytes.
@@ -31,7 +30,7 @@ pub(super) struct Sizes {
 pub(super) struct Bounds {
     /// As many as the dispatcher asked for.
     pub(super) wanted: u16,
-    /// So many bytes.
+    /// The bytes that may be held.
     pub(super) bytes: u64,
     /// Whether they are read without regard to their bytes once they were asked for.
     pub(super) shared: bool,
@@ -98,7 +97,8 @@ impl Sizes {
 
     /// True where so few messages fit into the bytes that it must be bytes that bound what is read.
     pub(super) fn are_long(&self, most: u64, wanted: u16) -> bool {
-        most / self.peak.max(1) < SHORT.min(u64::from(wanted))
+        let fit = most / self.peak.max(1);
+        fit <= SHORT && fit < u64::from(wanted)
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Gear {
     /// since a slow limit has few slots to give up, and the way to its API may be long.
     pub(super) opening: Duration,
     pub(super) meters: Meters,
-    /// Of dead letters, which anybody who publishes can cause.
+    /// The log of dead letters is bounded, since anybody who publishes can cause them.
     pub(super) letters: Arc<BoundedLog>,
     /// What is being sent.
     pub(super) sending: Arc<Sending>,

@@ -11,6 +11,7 @@
 //! | serving | a request was sent | serving | the row of failed connections ends |
 //! | serving | refused (401), no job of this row before, or the 2nd | serving | waits, suspected |
 //! | serving | refused, suspected in this row already | serving | waits, suspected |
+//! | serving | refused, the 5th refusal of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | refused, suspected in an earlier row | serving | dead |
 //! | serving | refused, the 3rd different job of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | delivered, sent after the last refused one | serving | the row of refused jobs ends |
@@ -28,11 +29,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many connections in a row must fail.
+/// This many connections in a row must fail.
 const FAILED_CONNECTIONS: u32 = 5;
 
-/// So many different jobs in a row must be refused.
+/// This many different jobs in a row must be refused.
 const REFUSED_JOBS: u32 = 3;
+
+/// This many refusals in a row are enough, of however few jobs: a quiet downstream has no three of them.
+const REFUSALS: u32 = 5;
 
 /// The wait before a trial connection: at first, and at most.
 const CONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -78,6 +82,8 @@ pub(super) enum Trial {
 struct Row {
     number: u64,
     jobs: u32,
+    /// How often they were refused.
+    refusals: u32,
     /// When the last of them was sent.
     last_sent: Option<Instant>,
 }
@@ -119,6 +125,11 @@ impl Health {
         self.state == State::Serving
     }
 
+    /// How many different jobs were refused in a row.
+    pub(super) const fn refused_jobs(&self) -> u32 {
+        self.row.jobs
+    }
+
     /// A connection failed.
     pub(super) fn unreachable(&mut self, now: Instant) -> Option<Change> {
         self.failed_connections = self.failed_connections.saturating_add(1);
@@ -149,7 +160,9 @@ impl Health {
         }
         self.row.last_sent = self.row.last_sent.max(Some(sent));
         self.row.jobs = self.row.jobs.saturating_add(u32::from(before.is_none()));
-        let stops = self.is_serving() && self.row.jobs >= REFUSED_JOBS;
+        self.row.refusals = self.row.refusals.saturating_add(1);
+        let is_enough = self.row.jobs >= REFUSED_JOBS || self.row.refusals >= REFUSALS;
+        let stops = self.is_serving() && is_enough;
         if stops {
             // The first time at once: the secrets may be there already.
             let first = if self.trials == 0 { Trial::Due(now) } else { self.later(TRIAL_BACKOFF, now) };
@@ -223,7 +236,7 @@ impl Health {
         }
     }
 
-    /// Nothing is left that could be a trial job.
+    /// Nothing is left that could be a trial job, or another answer counts as a refusal from now on.
     pub(super) fn nothing_to_try(&mut self) -> Option<Change> {
         matches!(self.state, State::Unauthorized(_)).then(|| {
             self.end_row();
@@ -238,7 +251,7 @@ impl Health {
     }
 
     fn end_row(&mut self) {
-        if self.row.jobs > 0 {
+        if self.row.refusals > 0 {
             self.row = Row { number: self.row.number + 1, ..Row::default() };
         }
     }

@@ -17,6 +17,8 @@ pub(super) enum Intake {
     Ready(Entry),
     /// It may go from then on.
     Later(Instant, Entry),
+    /// Its deadline has passed.
+    Expired(Entry, DeadLetter),
     /// It never may; and whether somebody waits for the outcome.
     Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
@@ -31,16 +33,15 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
         }
     };
     let now = wall_now();
-    if let Some(deadline) = job.deadline.filter(|deadline| *deadline < now) {
-        return Intake::Dead(ticket, expired(deadline, Report::UNSENT), job.reply.is_some());
-    }
+    let deadline = job.deadline.filter(|deadline| *deadline < now);
     let not_before = job.not_before.filter(|start| *start > now);
     let since = Instant::now();
     let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
     let entry = Entry { job, has_own_id, ticket, tries: Tries::default(), since, seq };
-    match not_before {
-        Some(start) => Intake::Later(since + start.since(now), entry),
-        None => Intake::Ready(entry),
+    match (deadline, not_before) {
+        (Some(deadline), _) => Intake::Expired(entry, expired(deadline, Report::UNSENT)),
+        (None, Some(start)) => Intake::Later(since + start.since(now), entry),
+        (None, None) => Intake::Ready(entry),
     }
 }
 

@@ -302,9 +302,17 @@ impl Pacer {
         self.next_seq += 1;
         match intake(delivery, &self.options.rules, seq) {
             Intake::Ready(entry) => {
-                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push(entry))
+                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push(entry));
             }
-            Intake::Later(due, entry) => self.lane.push_later(due, entry),
+            Intake::Later(due, entry) => {
+                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push_later(due, entry));
+            }
+            Intake::Expired(entry, letter) => {
+                // A send that began in time is the outcome of its message, however late that comes again.
+                if let Some(Entry { ticket, job, .. }) = self.unless_sending(entry) {
+                    self.bury(ticket, letter, job.reply.is_some());
+                }
+            }
             Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
         }
         if self.lane.len() >= self.crowded {
@@ -344,7 +352,13 @@ impl Pacer {
         match event {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
             Event::Back(entry) => self.lane.push(entry),
-            Event::Retry(due, entry) => self.lane.push_later(due, entry),
+            Event::Retry(due, mut entry) => {
+                if entry.tries.unreachable == 0 {
+                    // The downstream answered, and refused no credentials: an earlier refusal says nothing now.
+                    (entry.tries.suspicion, entry.tries.refused_since) = (None, None);
+                }
+                self.lane.push_later(due, entry);
+            }
             Event::Pause(end) => self.penalized(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Landed(landed) => {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::health::Suspicion;
 
 /// When a failed job is tried again.
@@ -98,6 +100,8 @@ pub(super) struct Tries {
     pub(super) unreadable: u32,
     /// In which row of refused jobs it was, if it may be the credentials' fault.
     pub(super) suspicion: Option<Suspicion>,
+    /// Since when it has been refused, with no other answer since.
+    pub(super) refused_since: Option<Instant>,
 }
 
 impl Tries {
@@ -143,8 +147,7 @@ mod tests {
         assert_eq!(POLICY.throttled(3, None), None);
         let unlimited = RetryPolicy { max_throttled: None, ..POLICY };
         assert!(unlimited.throttled(u32::MAX, None).unwrap() <= POLICY.max_backoff);
-        let tries =
-            Tries { sent: 7, throttled: 5, refused: 1, unreachable: 9, unreadable: 1, suspicion: None };
+        let tries = Tries { sent: 7, throttled: 5, refused: 1, unreachable: 9, ..Tries::default() };
         assert_eq!(tries.failed(), 1);
     }
 

@@ -5,26 +5,27 @@
 //! its ticket is handed to the send that is under way, which settles it by its own outcome.
 //!
 //! Only a message that says that it was delivered before takes part, and only a send whose own message
-//! came through an earlier channel. Each send takes one ticket at most: two jobs that are equal are sent
+//! came through an earlier channel. Each send takes one live ticket at most: two jobs that are equal are sent
 //! twice, whichever message settles which.
 
-use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lane::Entry;
 use super::source::Ticket;
 use crate::job::Job;
 
-/// How much of either end of a body is looked at to tell jobs apart quickly.
-const GLANCE: usize = 64;
-
-/// The sends of one downstream that are under way, by a fingerprint of the job and its place in the order of
-/// arrival.
+/// The sends of one downstream that are under way.
+///
+/// Every send is noted, but only a message that is delivered again is looked for: so noting one is cheap, and
+/// looking for one goes over all of them.
 #[derive(Debug, Default)]
-pub(super) struct Sending {
-    underway: Mutex<BTreeMap<(u64, u64), Record>>,
-    fingerprints: RandomState,
+pub(super) struct Sending(Mutex<Table>);
+
+/// Records by their places, which are used again.
+#[derive(Debug, Default)]
+struct Table {
+    records: Vec<Option<Record>>,
+    free: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -33,7 +34,9 @@ struct Record {
     has_own_id: bool,
     /// As in [`Ticket::generation`].
     generation: u64,
-    /// Of the message as it was delivered again.
+    /// Equal for equal jobs, and seldom for others.
+    glance: u64,
+    /// The ticket of the message as it was delivered again.
     heir: Option<Box<dyn Ticket>>,
 }
 
@@ -41,7 +44,7 @@ struct Record {
 #[derive(Debug)]
 pub(super) struct Underway {
     sending: Arc<Sending>,
-    key: Option<(u64, u64)>,
+    place: Option<usize>,
 }
 
 impl Sending {
@@ -49,12 +52,11 @@ impl Sending {
     pub(super) fn begin(self: &Arc<Self>, entry: &Entry) -> Underway {
         let generation = entry.ticket.generation();
         // A source whose messages never come again has but one.
-        let key = (generation > 0).then(|| (self.fingerprint(entry), entry.seq));
-        if let Some(key) = key {
+        let place = (generation > 0).then(|| {
             let (job, has_own_id) = (Arc::clone(&entry.job), entry.has_own_id);
-            self.lock().insert(key, Record { job, has_own_id, generation, heir: None });
-        }
-        Underway { sending: Arc::clone(self), key }
+            self.lock().insert(Record { job, has_own_id, generation, glance: glance(entry), heir: None })
+        });
+        Underway { sending: Arc::clone(self), place }
     }
 
     /// Hands the ticket of a message that was delivered again to the send of that message; the entry comes
@@ -63,11 +65,10 @@ impl Sending {
         if !entry.ticket.is_redelivered() {
             return Some(entry);
         }
-        let fingerprint = self.fingerprint(&entry);
-        let mut underway = self.lock();
-        let mut candidates = underway.range_mut((fingerprint, 0)..=(fingerprint, u64::MAX));
-        match candidates.find(|(_, record)| record.is_of(&entry)) {
-            Some((_, record)) => {
+        let (mut table, glance) = (self.lock(), glance(&entry));
+        let mut alike = table.records.iter_mut().flatten().filter(|record| record.glance == glance);
+        match alike.find(|record| record.is_of(&entry)) {
+            Some(record) => {
                 record.heir = Some(entry.ticket);
                 None
             }
@@ -75,34 +76,58 @@ impl Sending {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Record>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         // No method leaves it half changed.
-        self.underway.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn insert(&mut self, record: Record) -> usize {
+        match self.free.pop() {
+            Some(place) => {
+                self.records[place] = Some(record);
+                place
+            }
+            None => {
+                self.records.push(Some(record));
+                self.records.len() - 1
+            }
+        }
     }
 
-    /// Equal for equal jobs.
-    fn fingerprint(&self, entry: &Entry) -> u64 {
-        let Job { id, path, lane, body, .. } = &*entry.job;
-        let mut hasher = self.fingerprints.build_hasher();
-        if entry.has_own_id {
-            id.hash(&mut hasher);
-        }
-        (path, lane, body.len()).hash(&mut hasher);
-        hasher.write(&body[..body.len().min(GLANCE)]);
-        hasher.write(&body[body.len().saturating_sub(GLANCE)..]);
-        hasher.finish()
+    fn remove(&mut self, place: usize) -> Option<Record> {
+        let record = self.records.get_mut(place)?.take()?;
+        self.free.push(place);
+        Some(record)
     }
 }
 
 impl Record {
     /// Whether `entry` is of the message that is being sent, delivered again.
     fn is_of(&self, entry: &Entry) -> bool {
-        self.heir.is_none()
-            && self.generation < entry.ticket.generation()
+        // An heir whose own channel was lost meanwhile is succeeded by a later one.
+        let newest = match &self.heir {
+            Some(heir) if heir.is_live() => return false,
+            Some(heir) => heir.generation(),
+            None => self.generation,
+        };
+        newest < entry.ticket.generation()
             && self.has_own_id == entry.has_own_id
             && (!self.has_own_id || self.job.id == entry.job.id)
             && is_same_request(&self.job, &entry.job)
     }
+}
+
+/// The length of the body, and the end of what tells jobs apart.
+fn glance(entry: &Entry) -> u64 {
+    let Job { id, body, .. } = &*entry.job;
+    let text = if entry.has_own_id { id.as_bytes() } else { &body[..] };
+    let mut end = [0; 8];
+    for (to, from) in end.iter_mut().zip(text.iter().rev()) {
+        *to = *from;
+    }
+    u64::from_le_bytes(end) ^ (body.len() as u64).rotate_left(32)
 }
 
 /// Whether two jobs are equal but for their ids.
@@ -133,7 +158,8 @@ fn is_same_request(one: &Job, other: &Job) -> bool {
 impl Underway {
     /// The send is over: the ticket of its message as it was delivered again, if it was.
     pub(super) fn end(&mut self) -> Option<Box<dyn Ticket>> {
-        let record = self.sending.lock().remove(&self.key.take()?)?;
+        let place = self.place.take()?;
+        let record = self.sending.lock().remove(place)?;
         record.heir
     }
 }

@@ -58,8 +58,8 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// it again, so this copy is never released.
     fn is_live(&self) -> bool;
 
-    /// Of the connection or channel that the message came through: one that is opened later has a higher
-    /// one, and no two are in use at once. 0: its source loses no messages, and delivers none again.
+    /// The generation of the connection or channel that the message came through: one that is opened later has
+    /// a higher one. 0: its source loses no messages, and delivers none again.
     fn generation(&self) -> u64 {
         0
     }

@@ -52,7 +52,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     lines: VecDeque<Vec<u8>>,
-    /// Of `lines` and of the line that is being written.
+    /// The bytes of `lines` and of the line that is being written.
     bytes: usize,
     /// A line has left `lines` and is being written.
     writing: bool,

@@ -22,6 +22,7 @@ mod pauses;
 mod rates;
 mod redelivery;
 mod resets;
+mod toggles;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -54,8 +54,8 @@ async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
     let stamps = site.api.stamps();
     count::assert_paced(&stamps, "100/s".parse().unwrap(), NOISE);
     let span = count::span(&stamps);
-    // 2 s at pace; the broker takes a while over 3 000 dead letters.
-    assert!(span < Duration::from_secs(10), "{topic}: {span:?}");
+    // 2 s at pace; the broker takes a while over 3 000 dead letters, a slow disk a longer one.
+    assert!(span < Duration::from_secs(30), "{topic}: {span:?}");
     site.depth(&site.dead_queue(), u32::try_from(BAD).unwrap(), LONG).await;
 
     let metrics = client.get(&format!("http://127.0.0.1:{admin}/metrics")).await.unwrap().text;

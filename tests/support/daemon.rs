@@ -12,7 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::client::Client;
 use super::guardian::Guardian;
+use super::prometheus::Scrape;
 use super::{apart, blocking, poll};
 
 /// How long `paced run` may take to attach all consumers.
@@ -127,6 +129,22 @@ impl Paced {
     /// What it has logged so far, line by line.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().clone()
+    }
+
+    /// What it serves as metrics; its configuration must have `admin.listen`.
+    pub async fn metrics(&self) -> String {
+        let line = self.wait_line("probes and metrics are served", READY).await;
+        let line: Value = serde_json::from_str(&line).expect("a line of JSON");
+        let address = line["address"].as_str().expect("an address").to_owned();
+        Client::new().get(&format!("http://{address}/metrics")).await.expect("metrics").text
+    }
+
+    /// How many slots it was granted and did not use: a busy machine misses some.
+    pub async fn slots_missed(&self) -> usize {
+        let missed = Scrape::read(&self.metrics().await).sum("paced_slots_abandoned_total");
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
+        let missed = missed.unwrap_or_default() as usize;
+        missed
     }
 
     /// Waits until it says that it is ready; panics with its log if it ends or is too slow.

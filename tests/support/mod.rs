@@ -100,6 +100,11 @@ pub async fn eventually(what: &str, within: Duration, mut condition: impl FnMut(
     assert!(held.await.is_some(), "not within {within:?}: {what}");
 }
 
+/// A number that a person may raise for the real figures, such as `PACED_OUTAGE_SECONDS=60`.
+pub fn scaled(name: &str, default: u32) -> u32 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 /// A name that no other test and no other run has: for `amqp.prefix`, `store.key_prefix` and
 /// downstreams, so that tests share servers.
 pub fn unique(topic: &str) -> String {

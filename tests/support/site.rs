@@ -7,7 +7,7 @@ use super::count::{Tally, tally};
 use super::daemon::{Output, Paced, run_cli};
 use super::publish::{self, Job, Taken};
 use super::servers::{Rabbit, Redis, rabbit, redis};
-use super::{poll, unique};
+use super::{pause, poll, real_now, unique};
 
 /// The downstream's name.
 pub const NAME: &str = "billing";
@@ -61,6 +61,21 @@ impl Site {
         Paced::spawn(&self.config()).await
     }
 
+    /// Waits until so many slots were granted to these replicas and used or missed; returns how many were
+    /// missed. A slot that is missed is a unit of its window that nobody gets.
+    pub async fn used_up(&self, units: usize, replicas: &[&Paced], within: Duration) -> usize {
+        let start = real_now();
+        loop {
+            let missed = slots_missed(replicas).await;
+            let used = self.api.count();
+            if used + missed >= units {
+                return missed;
+            }
+            assert!(start.elapsed() < within, "{used} requests and {missed} missed slots are not {units}");
+            pause().await;
+        }
+    }
+
     /// Publishes with the test's own client.
     pub async fn publish(&self, jobs: Vec<Job>) {
         publish::publish(&self.amqp, &self.prefix, NAME, jobs).await;
@@ -103,6 +118,15 @@ impl Site {
         }
         assert!(reached.is_some(), "{queue} holds {last:?} messages, not {count}");
     }
+}
+
+/// How many slots these replicas were granted and did not use.
+pub async fn slots_missed(replicas: &[&Paced]) -> usize {
+    let mut missed = 0;
+    for replica in replicas {
+        missed += replica.slots_missed().await;
+    }
+    missed
 }
 
 /// Compares the ids that were published, `STEM-0` and on, with the requests.

@@ -5,7 +5,7 @@
 #
 # Usage: test-servers.sh [PAIR]...
 #   PAIR   a part of a pair's name; all pairs otherwise
-#   $TESTS "it", "faults", "chaos": only these; other words there select tests by their names
+#   $TESTS "it", "bytes", "faults", "chaos": only these; other words there select tests by their names
 #
 # What is mounted into a root folder is so in a mount namespace of this script alone, which goes with its last
 # process: nothing has to be unmounted, whatever ends it, and `rm -r target` reaches nothing else.
@@ -81,7 +81,12 @@ run_pair() { # run_pair NAME SUITE
         return 0
     }
     PACED_TEST_ROOT=$root
-    export PACED_TEST_ROOT
+    # These brokers take no message over 16 MiB, and some drop what comes back 20 times.
+    PACED_LONG_MIB=${PACED_LONG_MIB:-15}
+    PACED_LONG_JOBS=${PACED_LONG_JOBS:-20}
+    PACED_OUTAGES=${PACED_OUTAGES:-30}
+    PACED_DELIVERY_LIMIT=${PACED_DELIVERY_LIMIT:-20}
+    export PACED_TEST_ROOT PACED_LONG_MIB PACED_LONG_JOBS PACED_OUTAGES PACED_DELIVERY_LIMIT
     started=$(date +%s)
     bad=
     echo "== $name"
@@ -110,11 +115,11 @@ programs=
 filters=
 for word in ${TESTS:-}; do
     case $word in
-    it | faults | chaos) programs="$programs $word" ;;
+    it | bytes | faults | chaos) programs="$programs $word" ;;
     *) filters="$filters $word" ;;
     esac
 done
-[ -n "$programs" ] || programs="it faults chaos"
+[ -n "$programs" ] || programs="it bytes faults chaos"
 
 # The second time this script runs itself, in the namespace, for one pair.
 if [ "${1:-}" = --in-namespace ]; then

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::apart;
 
-/// Who signed the certificate. Nobody else's programs trust it; its own key is gone.
+/// The authority that signed the certificate. No other program trusts it, and its key is gone.
 pub const CA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/tls/ca.pem");
 /// For `localhost` and 127.0.0.1.
 const CERTIFICATE: &[u8] = include_bytes!("tls/cert.pem");

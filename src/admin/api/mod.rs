@@ -49,7 +49,7 @@ pub(crate) fn api(api: Api) -> Router {
         .with_state(api)
 }
 
-/// Of requests that are refused: whoever reaches the address can have it said for each.
+/// The log of refused requests is bounded: anybody who reaches the address could cause a line for each.
 static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     // They are an account of who tried what: more of them are worth a line than of messages.
     BoundedLog::with_bound(50, |summary| {

@@ -203,7 +203,7 @@ pub(super) fn escaped(bytes: &[u8]) -> String {
 
 /// A content header that is longer than a frame may be, taken in piece by piece.
 ///
-/// Of its headers, only the beginning is kept; the properties behind them are.
+/// Only the beginning of its headers is kept, and all properties behind them.
 #[derive(Debug)]
 pub(super) struct Oversized {
     /// Length of the payload.
@@ -270,7 +270,7 @@ impl Oversized {
         let headers = usize::try_from(reader.u32()?).ok()?;
         let after = before.checked_add(4)?.checked_add(headers)?;
         let headers = &reader.0[..headers.min(reader.0.len())];
-        // Of what lies behind the headers, all is there or nothing can be used.
+        // What lies behind the headers can be used only where all of it is there.
         let behind = self.length.checked_sub(after)?;
         let (first, last) = match self.end.len().checked_sub(behind) {
             Some(from) => (&[][..], &self.end[from..]),

@@ -31,7 +31,7 @@ pub(super) struct Filter {
 
 /// What becomes of the next bytes.
 enum Step {
-    /// So many pass.
+    /// This many bytes pass as they are.
     Pass(usize),
     /// Others take the place of so many.
     Replace(usize, Vec<u8>),

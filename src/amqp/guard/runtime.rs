@@ -13,6 +13,7 @@ use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
 use lapin::AsyncTcpStream;
 
+use super::super::valve::Valve;
 use super::{FrameMax, GuardedStream};
 
 /// tokio's timers and sockets; each socket is guarded.
@@ -50,6 +51,9 @@ impl Reactor for Sockets {
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<GuardedStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
-        async move { Ok(GuardedStream::new(AsyncTcpStream::Plain(connecting.await?), FrameMax::default())) }
+        async move {
+            let socket = Valve::open(AsyncTcpStream::Plain(connecting.await?));
+            Ok(GuardedStream::new(socket, FrameMax::default()))
+        }
     }
 }

@@ -11,10 +11,11 @@ use async_rs::traits::Reactor;
 use futures_io::{AsyncRead, AsyncWrite};
 use lapin::AsyncTcpStream;
 
+use super::super::valve::Valve;
 use super::filter::Filter;
 
-/// The socket as it was opened, with or without TLS.
-type Socket = AsyncTcpStream<<async_rs::Tokio as Reactor>::TcpStream>;
+/// The socket as it was opened, with or without TLS, behind the valve that stops reading it.
+type Socket = Valve<AsyncTcpStream<<async_rs::Tokio as Reactor>::TcpStream>>;
 
 /// How many held bytes are put before the bytes that come next, in the reader's buffer. More stay where
 /// they are, so that none is moved again for every segment that arrives.

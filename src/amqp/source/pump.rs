@@ -1,5 +1,6 @@
 //! Hands on what one consumer brings, and consumes anew with another prefetch where the window changes.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,19 +8,23 @@ use futures_util::StreamExt;
 use lapin::Consumer;
 use lapin::options::BasicCancelOptions;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tracing::warn;
 
+use super::patience::Patience;
 use super::{End, Subscriber};
-use crate::amqp::connection::ask;
+use crate::amqp::connection::{ANSWER, close};
 use crate::amqp::error::{Error, text};
+use crate::amqp::links::Why;
 use crate::amqp::ticket::Subscription;
-use crate::amqp::window::{Consuming, Step, step};
-
-/// For the broker's answer to the cancel at the end: a drain has little time.
-const LAST_CANCEL: Duration = Duration::from_secs(3);
+use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
 /// How long nothing is consumed, so that more of what is unsettled is settled, before a window is taken that
 /// is less than half of what it may be.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the messages of a downstream that changes connections may come over the shared one, before that
+/// is given up: so long the others may be slowed down.
+const FLOOD: Duration = Duration::from_secs(5);
 
 /// How often a window is filled up of which less than half is missing.
 const FILL_UP: Duration = Duration::from_secs(10);
@@ -71,8 +76,15 @@ impl<'a> Pump<'a> {
                 Event::Item(Some(Err(error))) => return End::Lost(text(&error)),
                 Event::Item(None) => return End::Lost("the broker ended the consumer".to_owned()),
             }
-            if let Err(error) = self.adjust(waited).await {
-                return End::Lost(error.to_string());
+            let is_closing = self.subscriber.closing.is_cancelled();
+            if let Some(why) = self.subscriber.unfit().filter(|_| !is_closing) {
+                return self.leave(why).await;
+            }
+            match self.adjust(waited).await {
+                Ok(()) => {}
+                // A broker that is slow may take the acks of the drain all the same.
+                Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
+                Err(error) => return End::Lost(error.to_string()),
             }
         }
     }
@@ -110,7 +122,8 @@ impl<'a> Pump<'a> {
             self.cancel().await?;
             self.patience = Instant::now() + PATIENCE;
         }
-        if self.subscriber.closing.is_cancelled() {
+        // It may have been paused meanwhile.
+        if self.subscriber.closing.is_cancelled() || *self.subscriber.window.borrow() == 0 {
             return Ok(());
         }
         if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.patience) {
@@ -131,41 +144,92 @@ impl<'a> Pump<'a> {
         let bounds = self.subscriber.bounds();
         let target = self.subscriber.sizes.target(bounds);
         let consuming = self.consumer.is_some().then_some(self.consuming);
-        let unsettled = self.subscription.acker.unsettled();
+        let mut unsettled = self.subscription.acker.unsettled();
+        if self.subscriber.route.is_own {
+            let elsewhere = self.subscriber.elsewhere(Some(&self.subscription));
+            unsettled = Unsettled { all: unsettled.all + elsewhere, earlier: unsettled.earlier + elsewhere };
+        }
         (target, step(target, bounds.wanted, consuming, unsettled, waited))
     }
 
     /// Cancels the consumer and hands on what still comes. What is unacked stays so.
     async fn cancel(&mut self) -> Result<(), Error> {
+        let cancelled = self.drain("consuming with another prefetch", ANSWER).await;
+        self.subscriber.gives_back = false;
+        cancelled
+    }
+
+    /// Makes room for the others on the connection: consumes no more, and takes what is on its way.
+    async fn leave(mut self, why: Why) -> End {
+        self.subscriber.gives_back = true;
+        match self.drain("changing connections", FLOOD).await {
+            Ok(()) => {}
+            // The shutdown closes the connection, once it has taken in what the others settled.
+            Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
+            Err(error @ Error::TimedOut { .. }) => {
+                // Its messages still come, before those of all others: they are worth another connection.
+                warn!(downstream = %self.subscriber.name(), %error, "its messages hold up the others; reconnecting");
+                self.subscriber.route.link.meter.cut();
+                self.subscription.end();
+            }
+            // Its channel is gone alone, or with the connection: the others have nothing to do with it.
+            Err(_) => {
+                self.subscription.end();
+                close(self.subscription.acker.channel()).await;
+            }
+        }
+        // What was given back is to be ahead of the next consumer.
+        self.subscription.acker.write_now();
+        End::Moved(why)
+    }
+
+    /// Cancels the consumer and hands on what comes until the broker has answered.
+    async fn drain(&mut self, what: &str, within: Duration) -> Result<(), Error> {
         let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
-        let channel = self.subscription.acker.channel();
-        let cancel = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
-        ask("consuming with another prefetch", cancel).await?;
+        let channel = self.subscription.acker.channel().clone();
+        let meter = Arc::clone(&self.subscriber.route.link.meter);
+        let closing = self.subscriber.closing.clone();
+        let mut cancel = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
+        let mut patience = Patience::new(&meter, &closing, within);
+        let mut over = pin!(patience.over());
+        let (mut answered, mut ended) = (false, false);
+        let mut window = self.subscriber.window.clone();
         // The stream ends behind the last message that had arrived.
-        while let Some(Ok(delivery)) = consumer.next().await {
-            self.subscriber.hand_on(&self.subscription, delivery);
+        while !(answered && ended) {
+            tokio::select! {
+                answer = &mut cancel, if !answered => {
+                    answer.map_err(|error| Error::of(what, &error))?;
+                    answered = true;
+                }
+                item = consumer.next(), if !ended => match item {
+                    Some(Ok(delivery)) => self.subscriber.hand_on(&self.subscription, delivery),
+                    Some(Err(error)) => return Err(Error::of(what, &error)),
+                    None => ended = true,
+                },
+                Ok(_) = window.wait_for(|window| *window == 0), if !self.subscriber.gives_back => {
+                    // Nothing that is held may go now: the answer must not stand behind what is not read.
+                    meter.disarm();
+                    self.subscriber.gives_back = true;
+                }
+                () = &mut over => {
+                    // What still comes goes back with the channel, and must not pile up until then.
+                    tokio::spawn(async move { while let Some(Ok(_)) = consumer.next().await {} });
+                    return Err(Error::TimedOut { what: what.to_owned(), after: within });
+                }
+            }
         }
         Ok(())
     }
 
     /// Consumes no more; what has arrived is handed on.
     async fn close(mut self) -> End {
-        let Some(mut consumer) = self.consumer.take() else { return End::Closed };
-        let channel = self.subscription.acker.channel();
-        let cancel = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
-        match tokio::time::timeout(LAST_CANCEL, cancel).await {
-            Ok(Ok(())) => {}
-            // The channel is gone, and all that is unacked comes again.
-            Ok(Err(_)) => {
-                self.subscription.end();
-                return End::Closed;
-            }
+        self.subscriber.route.link.meter.disarm();
+        match self.drain("consuming no more", ANSWER).await {
             // A broker that is slow may take the acks of the drain all the same: the channel stays until
-            // the shutdown. What still comes was handed to nobody, and goes back with the channel.
-            Err(_) => return End::Closed,
-        }
-        while let Some(Ok(delivery)) = consumer.next().await {
-            self.subscriber.hand_on(&self.subscription, delivery);
+            // the shutdown.
+            Ok(()) | Err(Error::TimedOut { .. }) => {}
+            // The channel is gone, and all that is unacked comes again.
+            Err(_) => self.subscription.end(),
         }
         End::Closed
     }

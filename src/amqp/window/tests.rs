@@ -48,8 +48,9 @@ fn the_window_starts_small_and_grows_with_what_is_seen() {
 fn long_jobs_are_those_of_which_few_fit() {
     for (sizes, wanted, long) in [
         (&[][..], 1000, false),
-        (&[(3, MIB)], 1000, false),
-        (&[(3, MIB + MIB / 16)], 1000, true),
+        (&[(3, MIB - MIB / 64)], 1000, false),
+        (&[(3, MIB)], 1000, true),
+        (&[(3, MIB)], 64, false),
         (&[(1000, KIB), (1, 2 * MIB)], 1000, true),
         (&[(1, 2 * MIB), (1000, KIB)], 1000, false),
         // All that is wanted fits.

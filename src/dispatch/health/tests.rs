@@ -132,13 +132,14 @@ fn a_job_that_is_refused_again_after_a_success_is_dead() {
 }
 
 #[test]
-fn one_job_that_is_refused_over_and_over_neither_dies_nor_stops_anything() {
+fn one_job_that_is_refused_over_and_over_has_the_secrets_read() {
     let mut scene = Scene::new();
     let mark = scene.suspected();
-    for _ in 0..100 {
+    for _ in 0..3 {
         assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), None));
     }
-    assert!(scene.health.is_serving());
+    assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), Some(Change::Stop)));
+    assert_eq!(scene.health.state(), State::Unauthorized(Trial::Due(scene.now)));
 }
 
 #[test]

@@ -234,8 +234,11 @@ impl Pacer {
 
     /// Releases what waits without a slot, where that is wanted.
     pub(super) fn go_open(&mut self, now: Instant) {
-        if !self.is_open() || self.is_paused() || self.halt.is_halted() {
+        if !self.is_open() || self.is_paused() {
             return;
+        }
+        if self.halt.is_halted() {
+            return self.try_openly(now);
         }
         while self.free() > 0 {
             let Some(next) = self.turns.next(&self.lane, now) else { break };

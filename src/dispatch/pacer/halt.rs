@@ -14,18 +14,21 @@ use metrics::Counter;
 use tokio::time::Instant;
 
 use super::Pacer;
-use super::call::Call;
 use crate::dispatch::flight::{self, Contact, Landed, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
-use crate::dispatch::intake::expired;
 use crate::dispatch::lane::Entry;
-use crate::dispatch::source::{Report, Source};
+use crate::dispatch::source::Source;
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::store::BoxFuture;
-use crate::time::wall_now;
+
+mod trial;
 
 /// As many jobs that were not refused yet are kept for trials: a few refused ones may well be at fault.
 const UNSUSPECTED: usize = 4;
+
+/// A job that is refused is dead after so long, if it was refused as often as it may be tried. Credentials are
+/// mostly put right sooner, and not many jobs are tried as often.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 /// What a replica does while it takes no jobs, and what it keeps for trials.
 #[derive(Debug, Default)]
@@ -42,6 +45,9 @@ pub(super) struct Halt {
     lease: bool,
     /// Why the last trial failed has been logged.
     is_explained: bool,
+    /// Jobs that wait for it to be clear whose fault a refusal is, while others are taken: they leave the
+    /// window to those.
+    extra: u16,
 }
 
 /// What the source does.
@@ -104,6 +110,11 @@ impl Halt {
         self.lease = false;
     }
 
+    /// By how much the window is wider, so that refused jobs do not keep others out.
+    pub(super) const fn extra(&self) -> u16 {
+        self.extra
+    }
+
     /// The reason as metrics have it.
     fn reason(&self) -> Option<&'static str> {
         match self.health.state() {
@@ -115,7 +126,19 @@ impl Halt {
 
     /// Whether the next trial can begin once it is due.
     fn can_try(&self) -> bool {
-        matches!(self.health.state(), State::Unreachable(_)) || self.intake == Intake::Stopped
+        matches!(self.health.state(), State::Unreachable(_)) || self.is_settled()
+    }
+
+    /// Whether no jobs are on their way from the source, but one for a trial.
+    fn is_settled(&self) -> bool {
+        matches!(self.intake, Intake::Stopped | Intake::One)
+    }
+
+    /// Whether a job may not go yet, which is no matter of the credentials.
+    fn is_early(&self, entry: &Entry, now: Instant) -> bool {
+        let is_unauthorized = matches!(self.health.state(), State::Unauthorized(_));
+        let waits = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
+        is_unauthorized && entry.since > now && !waits
     }
 
     /// Keeps a job for trials, or hands it back.
@@ -154,10 +177,12 @@ impl Pacer {
     pub(super) fn tend_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         match (self.halt.is_halted(), self.halt.intake) {
             (true, Intake::Open) => self.stop_source(source, steps),
-            (true, Intake::One) if !self.lane.is_empty() => self.stop_source(source, steps),
+            (true, Intake::One) if self.halt.swept != Some(self.lane.len()) => {
+                self.stop_source(source, steps)
+            }
             (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
                 self.halt.intake = Intake::Open;
-                source.resize(self.options.window());
+                source.resize(self.options.window().saturating_add(self.halt.extra));
                 source.resume();
             }
             _ => {}
@@ -165,7 +190,7 @@ impl Pacer {
         self.sweep(now);
         let is_due = self.halt.health.trial_due().is_some_and(|due| due <= now);
         if is_due && self.halt.can_try() {
-            self.begin_trial(source, steps);
+            self.begin_trial(source, steps, now);
         }
     }
 
@@ -177,28 +202,6 @@ impl Pacer {
             stopped.await;
             Step::SourceStopped(number)
         }));
-    }
-
-    fn begin_trial(&mut self, source: &mut impl Source, steps: &Steps) {
-        let sink = Arc::clone(&self.gear.sink);
-        if let State::Unreachable(_) = self.halt.health.state() {
-            self.halt.health.try_now();
-            steps.push(Box::pin(async move { Step::Connected(sink.try_connection().await) }));
-            return;
-        }
-        let in_hand = self.halt.candidates.len() + self.lane.len();
-        if in_hand == 0 {
-            let change = self.halt.health.nothing_to_try();
-            return self.follow_change(change);
-        }
-        self.halt.health.try_now();
-        steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
-        if self.halt.unsuspected() == 0 && in_hand < usize::from(self.options.window()) {
-            // All of these may be at fault themselves: whoever published them must not stop all others.
-            self.halt.intake = Intake::One;
-            source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
-            source.resume();
-        }
     }
 
     /// Something ended that was done meanwhile.
@@ -256,6 +259,19 @@ impl Pacer {
             }
         };
         self.follow_change(change);
+        self.make_room();
+    }
+
+    /// While jobs are taken, those that were refused and wait are none of the window.
+    fn make_room(&mut self) {
+        if self.halt.is_halted() {
+            return;
+        }
+        let extra = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
+        if extra != self.halt.extra {
+            self.halt.extra = extra;
+            self.resize = Some(self.options.window().saturating_add(extra));
+        }
     }
 
     /// The downstream refused the credentials of a job: it waits until it is clear whose fault that is.
@@ -265,7 +281,9 @@ impl Pacer {
         }
         let now = Instant::now();
         let (verdict, change) = self.halt.health.refused(entry.tries.suspicion, sent, now);
-        match verdict {
+        let since = *entry.tries.refused_since.get_or_insert(now);
+        let is_worn = entry.tries.refused >= self.gear.retry.max_attempts && now - since >= PATIENCE;
+        match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
                 self.spawn(flight::bury(Arc::clone(&self.gear), entry.ticket, letter, reply));
@@ -279,6 +297,14 @@ impl Pacer {
             }
         }
         self.follow_change(change);
+        self.make_room();
+    }
+
+    /// Other answers count as refusals from now on: whether jobs are refused is to be seen anew.
+    pub(super) fn refusals_changed(&mut self) {
+        let change = self.halt.health.nothing_to_try();
+        self.follow_change(change);
+        self.make_room();
     }
 
     fn follow_change(&mut self, change: Option<Change>) {
@@ -342,16 +368,16 @@ impl Pacer {
 
     /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.
     fn sweep(&mut self, now: Instant) {
-        let is_stopped = self.halt.is_halted() && self.halt.intake == Intake::Stopped;
-        if !is_stopped || self.halt.swept == Some(self.lane.len()) {
+        let is_settled = self.halt.is_halted() && self.halt.is_settled();
+        if !is_settled || self.halt.swept == Some(self.lane.len()) {
             return;
         }
         let mut entries = self.lane.drain();
+        entries.retain(|entry| entry.ticket.is_live());
         entries.sort_by_key(|entry| entry.seq);
+        let (early, entries): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| self.halt.is_early(entry, now));
         for entry in entries {
-            if !entry.ticket.is_live() {
-                continue;
-            }
             let Some(entry) = self.halt.keep(entry) else { continue };
             if entry.ticket.may_be_given_back() {
                 self.gear.meters.returned.increment(1);
@@ -360,6 +386,16 @@ impl Pacer {
                 self.lane.push_later(entry.since, entry);
             } else {
                 self.lane.push(entry);
+            }
+        }
+        // Given back, these would come again before one that can be tried.
+        let holds = self.halt.unsuspected() == 0;
+        for entry in early {
+            if entry.ticket.may_be_given_back() && !holds {
+                self.gear.meters.returned.increment(1);
+                entry.ticket.give_back();
+            } else {
+                self.lane.push_later(entry.since, entry);
             }
         }
         self.halt.swept = Some(self.lane.len());
@@ -371,47 +407,5 @@ impl Pacer {
             Some("unauthorized") => &self.gear.meters.unauthorized,
             _ => &self.gear.meters.unreachable,
         }
-    }
-
-    /// Asks for a slot for the job that tries whether the credentials are accepted again.
-    pub(super) fn ask_for_trial(&mut self, now: Instant) -> Option<Call> {
-        if !self.may_try_job() || now < self.ask_from() {
-            return None;
-        }
-        let entry = loop {
-            let Some(entry) = self.halt.next_candidate() else {
-                // Each trial looks again whether there are jobs.
-                self.halt.health.trial_job_failed(now);
-                return None;
-            };
-            if !entry.ticket.is_live() {
-                continue;
-            }
-            let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall_now()) else {
-                break entry;
-            };
-            let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
-            self.bury(entry.ticket, expired(deadline, report), entry.job.reply.is_some());
-        };
-        let queue = entry.job.plan.map_or(0, |plan| plan + 1);
-        Some(self.call(queue, self.options.horizon, VecDeque::from([entry]), now))
-    }
-
-    /// Whether a job may be tried, and nothing else is on its way that would tell as much.
-    fn may_try_job(&self) -> bool {
-        let is_quiet = self.held.len() == 0 && self.places.sending() == 0;
-        self.halt.health.wants_trial_job() && is_quiet && self.may_ask()
-    }
-
-    /// When a trial is due, or is to be asked a slot for.
-    pub(super) fn trial_wake(&self, calling: bool) -> Option<Instant> {
-        let due = self.halt.health.trial_due().filter(|_| self.halt.can_try());
-        let ask = (!calling && self.may_try_job()).then(|| self.ask_from().max(self.soon()));
-        due.into_iter().chain(ask).min()
-    }
-
-    /// A trial that found no slot asks again when others would.
-    fn soon(&self) -> Instant {
-        Instant::now() + Duration::from_millis(1)
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Pauses {
     /// What the store said last, and when: by its clock, in which epoch of its record.
     known: Status,
     said: Option<(Micros, Micros)>,
+    /// The last reset that the store told of; none: it has told nothing yet, and the first one is no news.
+    reset: Option<u64>,
     /// The ends of those that the store knows of, on this process's clock: kept for a store that loses
     /// them, and with them perhaps its clock.
     penalty: Option<Deadline>,
@@ -148,7 +150,8 @@ impl Pacer {
             return false;
         }
         self.accord.hear(status.generation);
-        if status.reset > self.pauses.known.reset {
+        let before = self.pauses.reset.replace(status.reset);
+        if before.is_some_and(|before| before < status.reset) {
             self.reset();
         }
         if status.pause.version > self.pauses.known.pause.version && status.pause.until == Micros(0) {

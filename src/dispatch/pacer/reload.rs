@@ -47,10 +47,14 @@ impl Pacer {
         self.turns.follow(&options);
         let window = options.window();
         if window != self.options.window() {
-            self.resize = Some(window);
+            self.resize = Some(window.saturating_add(self.halt.extra()));
         }
+        let refusals = options.retry.on_unauthorized != self.options.retry.on_unauthorized;
         self.options = Arc::new(options);
         self.follow_alone();
+        if refusals {
+            self.refusals_changed();
+        }
         // The next slots lie elsewhere now.
         (self.ask_at, self.gather_until) = (Instant::now(), None);
     }

@@ -231,3 +231,111 @@ async fn nothing_is_released_without_limits_either() {
     bench.ledger.count(100).await;
     assert_eq!(acked(&bench), 100);
 }
+
+/// The widest window that the source was told.
+fn widest(bench: &Bench) -> Option<u16> {
+    bench.windows.lock().unwrap().iter().max().copied()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trial_is_never_a_job_that_may_not_go_yet() {
+    for may_be_given_back in [true, false] {
+        let mut bench = Bench::new("200/s", QUICK);
+        bench.may_be_given_back = may_be_given_back;
+        set(&bench.sink.accepts, false);
+        let start = (wall_now().0 / 1000 + 120_000).into();
+        for id in 0..10 {
+            let headers = vec![("paced-not-before".to_owned(), Value::Integer(start))];
+            bench.publish(Message { headers, ..message(&format!("later{id}")) });
+        }
+        let _running = started(&mut bench, 3);
+        tokio::time::sleep(100 * SECOND).await;
+        let early = bench.sink.ids().iter().filter(|id| id.starts_with("later")).count();
+        assert_eq!((early, dead_letters(&bench)), (0, 0));
+        assert!(bench.sink.ids().len() > 10, "the others are tried");
+        set(&bench.sink.accepts, true);
+        tokio::time::sleep(100 * SECOND).await;
+        assert_eq!(acked(&bench) + given_back(&bench), 13, "{:?}", bench.ledger);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_that_are_refused_leave_the_window_to_others() {
+    for (rate, bad, window) in [("1/m", 1, 2), ("2/m", 2, 3), ("3/m", 3, 4)] {
+        let mut bench = Bench::new(rate, QUICK);
+        bench.options.retry.max_attempts = 8;
+        let ids: Vec<String> = (0..bad).map(|id| format!("bad{id}")).collect();
+        bench.sink.refuse(ids.iter().map(String::as_str));
+        ids.iter().for_each(|id| bench.publish(message(id)));
+        let _running = bench.start();
+        tokio::time::sleep(600 * SECOND).await;
+        assert!(widest(&bench) >= Some(window), "{rate}: {:?}", bench.windows);
+        assert!(bench.sink.secrets_read.load(Ordering::SeqCst) > 0, "{rate}");
+        assert_eq!(bench.ledger.all(), [], "{rate}: it may be the credentials' fault");
+        tokio::time::sleep(7200 * SECOND).await;
+        assert_eq!(dead_letters(&bench), bad, "{rate}: in bounded time");
+        bench.publish_many(0..1);
+        bench.ledger.count(bad + 1).await;
+        assert_eq!(acked(&bench), 1, "{rate}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trial_whose_job_is_dead_is_followed_by_another_although_nothing_new_comes() {
+    let mut bench = Bench::new("200/s", QUICK);
+    let _running = started(&mut bench, 3);
+    set(&bench.sink.accepts, false);
+    tokio::time::sleep(20 * SECOND).await;
+    ["0", "1"].into_iter().for_each(|id| bench.sink.answer(id, dead(400)));
+    bench.ledger.count(2).await;
+    set(&bench.sink.accepts, true);
+    bench.ledger.count(3).await;
+    assert_eq!((acked(&bench), dead_letters(&bench)), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_are_tried_without_limits_too() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.on_unavailable = crate::dispatch::OnUnavailable::Open;
+    bench.may_be_given_back = false;
+    set(&bench.store.away, true);
+    set(&bench.sink.accepts, false);
+    let _running = started(&mut bench, 20);
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!(bench.pauses().first(), Some(&true));
+    set(&bench.sink.accepts, true);
+    bench.ledger.count(20).await;
+    assert_eq!((acked(&bench), dead_letters(&bench)), (20, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_statuses_that_are_reloaded_end_the_stop() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.may_be_given_back = false;
+    set(&bench.sink.accepts, false);
+    let _running = started(&mut bench, 20);
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!(bench.ledger.all(), []);
+    let mut options = bench.options.clone();
+    options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
+    bench.control().reload(options);
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(dead_letters(&bench), 20, "each answer is about its job now");
+    assert_eq!(bench.pauses().last(), Some(&false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_long_ago_says_nothing_once_there_was_another_answer() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.max_attempts = 10;
+    bench.sink.answer("a", dead(401));
+    bench.sink.answer("a", retry(503));
+    bench.sink.answer("a", dead(401));
+    bench.publish(message("a"));
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    // A success in between begins a new row.
+    bench.publish(message("b"));
+    bench.ledger.count(2).await;
+    assert_eq!((acked(&bench), dead_letters(&bench)), (2, 0));
+}

@@ -449,7 +449,7 @@ pub(super) struct Bench {
     pub(super) clock: Arc<dyn ReleaseClock>,
     pub(super) ledger: Ledger,
     pub(super) live: Arc<AtomicBool>,
-    /// Of the channel that messages come through.
+    /// The generation of the channel that messages come through.
     generation: u64,
     pub(super) stop: CancellationToken,
     /// What the source was told.

@@ -100,3 +100,44 @@ async fn what_differs_is_sent() {
     bench.ledger.count(8).await;
     assert_eq!(bench.sink.ids().len(), 8);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_channel_is_lost_twice_is_still_sent_once() {
+    let mut bench = Bench::new("100/s", TAKES);
+    bench.publish(message("a"));
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    for (number, label) in ["second", "third", "fourth"].into_iter().enumerate() {
+        bench.reconnect();
+        bench.publish_again(message("a"), label);
+        // One behind it shows that it was taken in.
+        bench.publish(message("next"));
+        bench.sink.arrived(number + 2).await;
+    }
+    bench.ledger.count(2).await;
+    assert_eq!(bench.sink.ids(), ["a", "next", "next", "next"]);
+    let settled = ["a", "second", "third", "fourth"].map(|label| bench.ledger.of(label).len());
+    assert_eq!(settled, [0, 0, 0, 1], "by the ticket that is still good");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_comes_again_behind_its_deadline_waits_for_its_send_too() {
+    let mut bench = Bench::new("100/s", TAKES);
+    let deadline = wall_now().0 / 1000 + 500;
+    let headers = vec![("paced-deadline".to_owned(), Value::Integer(deadline.into()))];
+    let job = || Message { headers: headers.clone(), ..message("a") };
+    bench.publish(job());
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    // The wall clock is not paused: now it has passed the deadline.
+    while wall_now().0 / 1000 <= deadline {
+        std::thread::yield_now();
+    }
+    bench.reconnect();
+    bench.publish_again(job(), "again");
+    bench.ledger.count(1).await;
+    assert!(matches!(bench.ledger.of("again")[..], [Settled::Acked(_)]), "{:?}", bench.ledger);
+    bench.publish_again(job(), "late");
+    bench.ledger.count(2).await;
+    assert_eq!(bench.ledger.letter("late").reason, Reason::Expired);
+}

@@ -19,8 +19,9 @@ use super::upload::{Payload, Upload, Watched};
 
 pub(super) type Outgoing = Request<Payload>;
 
-/// The most headers of an answer. hyper's own bound is 100, which some APIs exceed.
-const MAX_HEADERS: usize = 256;
+/// The most headers of an answer. hyper's own bound is 100, which some APIs exceed; each more costs every answer
+/// some nanoseconds.
+const MAX_HEADERS: usize = 160;
 
 /// The longest head of an answer, in bytes, and the most that is buffered of its body.
 const MAX_HEAD: usize = 512 * 1024;
@@ -31,7 +32,7 @@ pub(super) struct Connection {
     sender: SendRequest<Payload>,
     /// Reads and writes; gone when the connection is over.
     driver: Driver,
-    /// Of the latest request.
+    /// The latest request's state.
     upload: Arc<Upload>,
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
     connector: Connector,
-    /// Of a connection; zero: there is no bound.
+    /// The longest life of a connection; zero: there is no bound.
     max_age: Duration,
     state: Mutex<State>,
 }

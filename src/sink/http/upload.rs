@@ -8,10 +8,12 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::rt::{Read, ReadBufCursor, Write};
 
@@ -23,19 +25,17 @@ const LONGEST_FRAME: usize = 64 * 1024;
 
 /// The progress of the latest request of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Upload(Mutex<Progress>);
-
-#[derive(Debug, Default)]
-struct Progress {
-    stage: Stage,
-    /// Of a body that waits until everything before its last frame was written.
-    waiting: Option<Waker>,
+pub(super) struct Upload {
+    stage: AtomicU8,
+    /// Wakes a body that waits until everything before its last frame was written.
+    waiting: AtomicWaker,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// All are entered by whoever polls the connection, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 enum Stage {
     /// hyper may hold a part that was not written.
-    #[default]
     Buffered,
     /// All that hyper was given so far was written.
     CaughtUp,
@@ -48,40 +48,28 @@ enum Stage {
 impl Upload {
     /// Whether the whole of the latest request was written to the socket.
     pub(super) fn is_written(&self) -> bool {
-        self.progress().stage == Stage::Written
+        self.is_in(Stage::Written)
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        // No method leaves it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_in(&self, stage: Stage) -> bool {
+        self.stage.load(Ordering::SeqCst) == stage as u8
     }
 
     fn enter(&self, stage: Stage) {
-        self.progress().stage = stage;
+        self.stage.store(stage as u8, Ordering::SeqCst);
     }
 
     /// The socket has taken all that hyper was given.
     fn flushed(&self) {
-        let mut progress = self.progress();
-        progress.stage = match progress.stage {
-            Stage::Buffered | Stage::CaughtUp => Stage::CaughtUp,
-            Stage::HandedOver | Stage::Written => Stage::Written,
-        };
-        let waiting = progress.waiting.take();
-        drop(progress);
-        if let Some(waiting) = waiting {
-            waiting.wake();
-        }
+        let is_whole = self.is_in(Stage::HandedOver) || self.is_in(Stage::Written);
+        self.enter(if is_whole { Stage::Written } else { Stage::CaughtUp });
+        self.waiting.wake();
     }
 
     /// Waits until the socket has taken all that hyper was given.
     fn poll_caught_up(&self, cx: &Context<'_>) -> Poll<()> {
-        let mut progress = self.progress();
-        if progress.stage == Stage::CaughtUp {
-            return Poll::Ready(());
-        }
-        progress.waiting = Some(cx.waker().clone());
-        Poll::Pending
+        self.waiting.register(cx.waker());
+        if self.is_in(Stage::CaughtUp) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -94,7 +82,7 @@ impl Upload {
 pub(super) struct Payload {
     rest: Bytes,
     is_long: bool,
-    /// Of the connection that it is being sent on.
+    /// The state of the connection that it is being sent on.
     upload: Option<Arc<Upload>>,
 }
 

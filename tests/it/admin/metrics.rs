@@ -3,9 +3,10 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 24] = [
+const METRICS: [(&str, &str); 25] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
+    ("paced_amqp_separations_total", "counter"),
     ("paced_build_info", "gauge"),
     ("paced_dispatch_duration_seconds", "histogram"),
     ("paced_job_queue_wait_seconds", "histogram"),
@@ -31,7 +32,7 @@ const METRICS: [(&str, &str); 24] = [
 ];
 
 /// The label of each series of a downstream, and its values.
-const LABELS: [(&str, &str, &[&str]); 19] = [
+const LABELS: [(&str, &str, &[&str]); 20] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
@@ -59,6 +60,7 @@ const LABELS: [(&str, &str, &[&str]); 19] = [
         ],
     ),
     ("paced_slots_reserved_total", "", &[]),
+    ("paced_amqp_separations_total", "reason", &["long", "overrun", "losses"]),
     (
         "paced_slots_abandoned_total",
         "reason",

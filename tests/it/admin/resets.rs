@@ -5,7 +5,7 @@ use serde_json::json;
 use super::api::{Desk, TOKEN};
 use super::*;
 use crate::support::count;
-use crate::support::site::compare;
+use crate::support::site::{compare, slots_missed};
 
 #[tokio::test]
 async fn resets_under_load_keep_the_pace() {
@@ -21,19 +21,23 @@ async fn resets_under_load_keep_the_pace() {
     let arrivals = site.api.wait_for(JOBS, LONG).await;
     assert!(compare("job", JOBS, &arrivals).is_clean());
     let (stamps, rate) = (site.api.stamps(), "200/s".parse().unwrap());
-    count::assert_paced(&stamps, rate, Duration::from_millis(100));
-    assert!(count::span(&stamps) < Duration::from_millis(4500), "resets cost no slots");
+    count::assert_paced(&stamps, rate, Duration::from_millis(150));
+    let missed = slots_missed(&[&one.paced, &other.paced]).await;
+    let slots = u32::try_from(JOBS + missed).unwrap() * Duration::from_millis(5);
+    let span = count::span(&stamps);
+    assert!(span < slots + Duration::from_millis(1500), "resets cost no slots: {span:?}, {missed} missed");
     assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
 }
 
 #[tokio::test]
 async fn what_was_used_up_is_free_again_for_every_replica() {
-    let limits = "rate = '200/s'\nqueue.prefetch = 100\n\
+    let limits = "rate = '20/s'\nqueue.prefetch = 100\n\
                   limits = [{ algorithm = 'fixed-window', rate = '30/30d', name = 'monthly' }]";
     let site = Site::shared("resetwindow", limits).await;
     let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
-    site.publish(Job::many("job", 80)).await;
-    site.api.wait_for(30, LONG).await;
+    let replicas = [&one.paced, &other.paced];
+    site.publish(Job::many("job", 70)).await;
+    let missed = site.used_up(30, &replicas, LONG).await;
     for (args, told) in [
         (&["reset", "billing"][..], "say --yes"),
         (&["reset", "billing", "--limit", "daily", "--yes"], "there are `leaky-bucket-0`, `monthly`"),
@@ -47,20 +51,20 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     // The pace alone gives no more of the month.
     let output = one.tool(TOKEN, &["reset", "billing", "--limit", "leaky-bucket-0", "--yes"]).await;
     assert_eq!(output.stdout, "billing: the counts of `leaky-bucket-0` begin at 0\n", "{output:?}");
-    assert_eq!(site.api.count(), 30);
+    assert_eq!(site.api.count() + missed, 30);
 
     let args = ["-o", "json", "reset", "billing", "--limit", "monthly", "--yes", "--reason", "they asked"];
     let output = other.tool(TOKEN, &args).await;
     let told: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((&told["name"], &told["reset"]), (&json!("billing"), &json!(["monthly"])));
-    site.api.wait_for(60, LONG).await;
+    site.used_up(60, &replicas, LONG).await;
     let output = one.tool(TOKEN, &["reset", "billing", "--yes"]).await;
     assert_eq!(
         output.stdout, "billing: the counts of `leaky-bucket-0`, `monthly` begin at 0\n",
         "{output:?}"
     );
-    let arrivals = site.api.wait_for(80, LONG).await;
-    assert!(compare("job", 80, &arrivals).is_clean());
+    let arrivals = site.api.wait_for(70, LONG).await;
+    assert!(compare("job", 70, &arrivals).is_clean());
 
     let audit = other.audit("admin: changed", 1).await;
     let field = |name: &str| audit[0][name].as_str().unwrap_or_default();

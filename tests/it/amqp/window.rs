@@ -125,3 +125,29 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
     drop(source);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_is_answered_although_nothing_is_read() {
+    const SHORTER: usize = 30_000;
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "unread");
+    options.downstreams[0].prefetch_bytes = 20 * SHORTER as u64;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    // Long enough for a connection of its own, where the window becomes 20.
+    publish_sized(&amqp, &options, 60, SHORTER).await;
+    for _ in 0..60 {
+        ack(next(&mut source).await);
+    }
+    // Ten of these fill the bytes: what else was asked for is not read.
+    publish_sized(&amqp, &options, 20, 2 * SHORTER).await;
+    let held = take(&mut source, 10).await;
+    within("the pause", source.pause()).await;
+    // What was on its way was handed on, or has gone back.
+    drop(held);
+    source.resume();
+    for _ in 0..20 {
+        ack(next(&mut source).await);
+    }
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}

@@ -78,9 +78,16 @@ impl Redis {
 
     /// As [`Redis::dedicated`], on a clock of its own, which [`Redis::set_clock`] steps: with
     /// libfaketime (`install-servers.sh chaos`).
-    pub async fn with_own_clock() -> Self {
+    ///
+    /// `None`, with a word, in a root folder: Debian's Redis 8.0 and Valkey 9.1 end where the libc's malloc stands
+    /// in front of jemalloc's, and libfaketime needs that.
+    pub async fn with_own_clock() -> Option<Self> {
+        if root::is_set() {
+            eprintln!("skipped: newer servers cannot run on libfaketime");
+            return None;
+        }
         let server = launch(Self::faked).await.unwrap_or_else(|error| panic!("{error}"));
-        Self(Arc::new(server))
+        Some(Self(Arc::new(server)))
     }
 
     fn server(options: &str) -> Result<Server, String> {

@@ -86,7 +86,7 @@ fn entries(rng: &mut Rng, depth: usize) -> Vec<u8> {
     let count = rng.usize(..6);
     let named = |number| {
         let mut name = name(rng);
-        // Of two entries with one name the parser keeps one.
+        // The parser keeps one of two entries with the same name.
         name.extend_from_slice(format!("-{number}").as_bytes());
         let value = value(rng, depth);
         entry(&name, &value)

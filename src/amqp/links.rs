@@ -1,0 +1,161 @@
+//! The connections that are kept up: one for publishing, one that the downstreams consume over together, and
+//! one for each downstream that would hold up the others there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lapin::Connection;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::address::Address;
+use super::budget::Account;
+use super::gate::Gate;
+use super::status::{Lines, Roll};
+use super::supervisor::{Line, Supervisor};
+use super::suspicion::Suspicion;
+use super::valve::Meter;
+
+/// What consuming connections have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) line: Line,
+    pub(super) gate: Arc<Gate>,
+    pub(super) meter: Arc<Meter>,
+}
+
+/// Why a downstream gets a connection of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Its messages are so long that it is their bytes that bound what is read.
+    Long,
+    /// What it asked for exceeds its bytes, and would hold up the others.
+    Overrun,
+    /// The shared connection was lost again and again while something came for it.
+    Losses,
+}
+
+impl Why {
+    pub(super) const ALL: [Self; 3] = [Self::Long, Self::Overrun, Self::Losses];
+
+    /// For the metric.
+    pub(super) const fn label(self) -> &'static str {
+        match self {
+            Self::Long => "long",
+            Self::Overrun => "overrun",
+            Self::Losses => "losses",
+        }
+    }
+
+    /// For the log.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Long => "its messages are long",
+            Self::Overrun => "its messages exceed queue.prefetch_bytes",
+            Self::Losses => {
+                "the connection was lost three times within a minute while its messages came; see what lies in \
+                 its queue"
+            }
+        }
+    }
+}
+
+/// Makes connections, and keeps them up until it is stopped.
+#[derive(Debug)]
+pub(super) struct Links {
+    address: Address,
+    roll: Arc<Roll>,
+    lines: Lines,
+    /// True for downstreams that ended the shared connection.
+    guilty: BTreeMap<String, watch::Sender<bool>>,
+    suspicion: Mutex<Suspicion>,
+    /// Ends the connections.
+    pub(super) stopping: CancellationToken,
+    pub(super) supervisors: TaskTracker,
+}
+
+impl Links {
+    pub(super) fn new(address: Address, downstreams: impl Iterator<Item = String>) -> Arc<Self> {
+        Arc::new(Self {
+            address,
+            roll: Arc::default(),
+            lines: Lines::default(),
+            guilty: downstreams.map(|name| (name, watch::Sender::new(false))).collect(),
+            suspicion: Mutex::default(),
+            stopping: CancellationToken::new(),
+            supervisors: TaskTracker::new(),
+        })
+    }
+
+    /// Every connection that is kept up, by what it is for.
+    pub(super) fn lines(&self) -> Lines {
+        Arc::clone(&self.lines)
+    }
+
+    /// A connection for publishing.
+    pub(super) fn publishing(&self, first: Option<Arc<Connection>>) -> Line {
+        self.keep_up("publishing".to_owned(), first, None, None)
+    }
+
+    /// The connection that downstreams consume over together.
+    pub(super) fn shared(self: &Arc<Self>) -> Link {
+        let meter = Meter::shared();
+        let links = Arc::downgrade(self);
+        let suspects = Arc::clone(&meter);
+        let lost = move || {
+            if let Some(links) = links.upgrade() {
+                links.suspect(&suspects);
+            }
+        };
+        let line = self.keep_up("consuming".to_owned(), None, Some(&meter), Some(Box::new(lost)));
+        Link { line, gate: Arc::default(), meter }
+    }
+
+    /// A connection for one downstream. It stays until the end: what was the reason for it may come again at
+    /// any time, and going back would hold up the others each time.
+    pub(super) fn own(&self, downstream: &str, account: &Arc<Account>) -> Link {
+        let meter = Meter::own(Arc::clone(account));
+        let line = self.keep_up(format!("consuming {downstream}"), None, Some(&meter), None);
+        Link { line, gate: Arc::default(), meter }
+    }
+
+    /// Turns true when this downstream has ended the shared connection.
+    pub(super) fn guilt(&self, downstream: &str) -> watch::Receiver<bool> {
+        self.guilty.get(downstream).map_or_else(|| watch::channel(false).1, watch::Sender::subscribe)
+    }
+
+    /// The shared connection was lost soon after it was made.
+    fn suspect(&self, meter: &Meter) {
+        let now = tokio::time::Instant::now();
+        let mut suspicion = self.suspicion.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in suspicion.lost(now, meter.recent()) {
+            if let Some(guilty) = self.guilty.get(&name) {
+                guilty.send_replace(true);
+            }
+        }
+    }
+
+    fn keep_up(
+        &self,
+        purpose: String,
+        first: Option<Arc<Connection>>,
+        meter: Option<&Arc<Meter>>,
+        lost_early: Option<Box<dyn Fn() + Send + Sync>>,
+    ) -> Line {
+        let (sender, line) = watch::channel(first.clone());
+        self.roll.call(&purpose, false);
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push((purpose.clone(), line.clone()));
+        let supervisor = Supervisor {
+            address: self.address.clone(),
+            purpose,
+            line: sender,
+            roll: Arc::clone(&self.roll),
+            meter: meter.cloned(),
+            lost_early,
+            stop: self.stopping.clone(),
+        };
+        self.supervisors.spawn(supervisor.run(first));
+        line
+    }
+}

@@ -1,0 +1,42 @@
+//! The connection that one downstream is consumed over.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::amqp::budget::Account;
+use crate::amqp::links::{Link, Links};
+
+/// The shared connection at first; once separated, one of its own until the end.
+pub(in crate::amqp) struct Route {
+    links: Arc<Links>,
+    pub(super) link: Link,
+    pub(super) is_own: bool,
+    guilt: watch::Receiver<bool>,
+}
+
+impl Route {
+    pub(in crate::amqp) fn new(links: &Arc<Links>, shared: Link, downstream: &str) -> Self {
+        Self { guilt: links.guilt(downstream), links: Arc::clone(links), link: shared, is_own: false }
+    }
+
+    /// From now on the downstream has a connection of its own; false where it had one.
+    pub(super) fn separate(&mut self, downstream: &str, account: &Arc<Account>) -> bool {
+        if self.is_own {
+            return false;
+        }
+        self.link = self.links.own(downstream, account);
+        self.is_own = true;
+        true
+    }
+
+    /// Waits until the downstream has ended the connection that it shares.
+    ///
+    /// Cancel safe. Never ends where its connection is its own.
+    pub(super) async fn guilty(&self) {
+        let mut guilt = self.guilt.clone();
+        if self.is_own || guilt.wait_for(|guilty| *guilty).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Stops reading a connection while too many bytes are in hand.
+//!
+//! What is asked for by count may be long: a window of jobs of 1 KiB may be filled with jobs of 32 MiB.
+//! [`Meter`] counts the bodies as they are read, and [`Valve`] reads no further where there are too many:
+//! what is acked meanwhile is still written, and so are heartbeats. lapin takes a connection for lost where
+//! it reads nothing for twice the heartbeat interval, so a valve that is closed hands it heartbeats of its
+//! own; RabbitMQ does not mind a client that reads nothing as long as it hears from it.
+
+// The bench of the guard takes this file as a module of its own.
+#[path = "valve/frames.rs"]
+mod frames;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_io::{AsyncRead, AsyncWrite};
+use futures_util::task::AtomicWaker;
+use tokio::time::{Instant, Sleep};
+
+use super::budget::Account;
+use frames::Frames;
+
+/// A heartbeat frame.
+const HEARTBEAT: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0xce];
+
+/// How often a closed valve lets its reader know that the connection lives. Heartbeats are a second apart
+/// at least, and missed after two.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// What may be read and not taken over by its downstream, of a shared connection and where nothing is held.
+/// Downstreams take over whatever comes, at once: this bounds how far they fall behind.
+const AHEAD: u64 = 64 << 20;
+
+/// How long a connection waits for that at most, unless it waits until something is freed.
+const CATCH_UP: Duration = Duration::from_millis(100);
+
+/// Counts what is read of one connection, over all the sockets that it has had.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    /// Whose connection it is, unless all share it.
+    account: Option<Arc<Account>>,
+    /// Bytes of bodies that were read and not taken over yet.
+    unclaimed: AtomicU64,
+    /// Whether the valve does anything: not while the connection is being set up, and not at the end.
+    armed: AtomicBool,
+    closed: AtomicBool,
+    cut: AtomicBool,
+    waker: AtomicWaker,
+    channels: Mutex<Channels>,
+}
+
+/// Which downstream each channel belongs to, and which channels brought something last.
+#[derive(Debug, Default)]
+struct Channels {
+    names: BTreeMap<u16, String>,
+    /// Since the socket was empty, and before that.
+    now: BTreeSet<u16>,
+    before: BTreeSet<u16>,
+}
+
+impl Meter {
+    /// A meter for a connection that all downstreams share.
+    pub(super) fn shared() -> Arc<Self> {
+        Self::new(None)
+    }
+
+    /// A meter for a downstream's own connection.
+    pub(super) fn own(account: Arc<Account>) -> Arc<Self> {
+        Self::new(Some(account))
+    }
+
+    fn new(account: Option<Arc<Account>>) -> Arc<Self> {
+        Arc::new(Self {
+            // There is nothing to set up that a shared one could hold up.
+            armed: AtomicBool::new(account.is_none()),
+            account,
+            unclaimed: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            channels: Mutex::default(),
+        })
+    }
+
+    /// A body of so many bytes was taken over, or thrown away.
+    pub(super) fn claim(&self, body: u64) {
+        let less = |unclaimed: u64| Some(unclaimed.saturating_sub(body));
+        // It always updates.
+        let _ = self.unclaimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        self.waker.wake();
+    }
+
+    /// From now on nothing is read while the downstream holds as much as it may. For its own connection,
+    /// once it is set up.
+    pub(super) fn arm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on everything is read: the connection is set up or ends. For a downstream's own.
+    pub(super) fn disarm(&self) {
+        if self.account.is_some() {
+            self.armed.store(false, Ordering::SeqCst);
+            self.unclaimed.store(0, Ordering::SeqCst);
+            self.waker.wake();
+        }
+    }
+
+    /// True while nothing is read: no answer can come.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Ends the connection from this side.
+    pub(super) fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// What comes on this channel is for this downstream.
+    pub(super) fn assign(&self, channel: u16, downstream: &str) {
+        self.channels().names.insert(channel, downstream.to_owned());
+    }
+
+    /// Those that something came for in the last moment: where the connection was lost over what the
+    /// broker sent, it was for one of them.
+    pub(super) fn recent(&self) -> BTreeSet<String> {
+        let channels = self.channels();
+        let recent = channels.now.union(&channels.before);
+        recent.filter_map(|channel| channels.names.get(channel).cloned()).collect()
+    }
+
+    /// There is another socket.
+    fn begin(&self) {
+        self.unclaimed.store(0, Ordering::SeqCst);
+        self.closed.store(false, Ordering::SeqCst);
+        self.cut.store(false, Ordering::SeqCst);
+        *self.channels() = Channels::default();
+    }
+
+    fn may_read(&self) -> bool {
+        if !self.armed.load(Ordering::SeqCst) {
+            return true;
+        }
+        let unclaimed = self.unclaimed.load(Ordering::SeqCst);
+        match &self.account {
+            Some(account) if account.holds_any() => !account.is_full(unclaimed),
+            // A message may be longer than all that may be held, and comes in many frames.
+            _ => unclaimed < AHEAD,
+        }
+    }
+
+    fn note(&self, body: u64, channels: &[u16]) {
+        self.unclaimed.fetch_add(body, Ordering::SeqCst);
+        if !channels.is_empty() && self.account.is_none() {
+            self.channels().now.extend(channels);
+        }
+    }
+
+    fn drained(&self) {
+        if self.account.is_none() {
+            let mut channels = self.channels();
+            if !channels.now.is_empty() {
+                channels.before = std::mem::take(&mut channels.now);
+            }
+        }
+    }
+
+    fn channels(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A socket that is not read while its [`Meter`] forbids it. It stops between two frames only.
+#[derive(Debug)]
+pub(crate) struct Valve<S> {
+    socket: S,
+    gauge: Option<Gauge>,
+}
+
+#[derive(Debug)]
+struct Gauge {
+    meter: Arc<Meter>,
+    frames: Frames,
+    channels: Vec<u16>,
+    /// What is left of a heartbeat that was begun.
+    beat: &'static [u8],
+    timer: Pin<Box<Sleep>>,
+}
+
+impl<S> Valve<S> {
+    /// A socket that is always read.
+    pub(super) const fn open(socket: S) -> Self {
+        Self { socket, gauge: None }
+    }
+
+    /// A socket on which nothing was read yet. Must be called on a tokio runtime.
+    pub(super) fn metered(socket: S, meter: Arc<Meter>) -> Self {
+        meter.begin();
+        let timer = Box::pin(tokio::time::sleep(BEAT));
+        let gauge = Gauge { meter, frames: Frames::default(), channels: Vec::new(), beat: &[], timer };
+        Self { socket, gauge: Some(gauge) }
+    }
+}
+
+impl Gauge {
+    /// How much may be read now; or, where nothing may be, when to ask again, and a heartbeat now and then.
+    fn poll_leave(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Leave> {
+        if !self.beat.is_empty() {
+            return Poll::Ready(self.give_beat(buf));
+        }
+        let between = self.frames.left();
+        let meter = &self.meter;
+        if meter.may_read() {
+            self.meter.closed.store(false, Ordering::SeqCst);
+            return Poll::Ready(Leave::Read(buf.len()));
+        }
+        if between > 0 {
+            return Poll::Ready(Leave::Read(usize::try_from(between).unwrap_or(usize::MAX).min(buf.len())));
+        }
+        if let Some(account) = &meter.account {
+            account.register(cx.waker());
+        }
+        let was_closed = meter.closed.swap(true, Ordering::SeqCst);
+        // What was freed just before has woken nobody.
+        if meter.may_read() || meter.cut.load(Ordering::SeqCst) {
+            meter.closed.store(false, Ordering::SeqCst);
+            return Poll::Ready(Leave::Read(buf.len()));
+        }
+        // Where nothing is held, nothing that is freed opens it: one message may be longer than all.
+        let waits_for_freed = meter.account.as_ref().is_some_and(|account| account.holds_any());
+        let pause = if waits_for_freed { BEAT } else { CATCH_UP };
+        if !was_closed {
+            self.timer.as_mut().reset(Instant::now() + pause);
+        }
+        if self.timer.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.timer.as_mut().reset(Instant::now() + pause);
+        if !waits_for_freed {
+            // Perhaps one message is longer than all that, or lapin threw some away.
+            meter.unclaimed.store(0, Ordering::SeqCst);
+        }
+        self.beat = &HEARTBEAT;
+        Poll::Ready(self.give_beat(buf))
+    }
+
+    fn give_beat(&mut self, buf: &mut [u8]) -> Leave {
+        let (now, later) = self.beat.split_at(self.beat.len().min(buf.len()));
+        buf[..now.len()].copy_from_slice(now);
+        self.beat = later;
+        Leave::Given(now.len())
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        self.channels.clear();
+        let body = self.frames.advance(bytes, &mut self.channels);
+        self.meter.note(body, &self.channels);
+    }
+}
+
+/// What a read may do.
+enum Leave {
+    /// Read so many bytes of the socket.
+    Read(usize),
+    /// This many bytes are in the buffer already.
+    Given(usize),
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Valve<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let Self { socket, gauge } = &mut *self;
+        let Some(gauge) = gauge else { return Pin::new(socket).poll_read(cx, buf) };
+        // To be cut also while the broker sends nothing.
+        gauge.meter.waker.register(cx.waker());
+        if gauge.meter.cut.load(Ordering::SeqCst) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let most = match gauge.poll_leave(cx, buf) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Leave::Given(count)) => return Poll::Ready(Ok(count)),
+            Poll::Ready(Leave::Read(most)) => most,
+        };
+        let read = Pin::new(socket).poll_read(cx, &mut buf[..most]);
+        match &read {
+            Poll::Ready(Ok(count)) => gauge.note(&buf[..*count]),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => gauge.meter.drained(),
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Valve<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, bufs)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+#[path = "valve/tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+//! Long jobs: what they take in memory, and what they do to others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, State};
+use futures_util::StreamExt;
+use lapin::BasicProperties;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use crate::support::daemon::Paced;
+use crate::support::publish::{Job, depth, open, publish_to};
+use crate::support::servers::{rabbit, redis};
+use crate::support::{eventually, scaled, unique};
+
+const LONG: Duration = Duration::from_secs(300);
+const MIB: usize = 1 << 20;
+
+/// What the whole daemon may take: the bytes that one downstream holds, a message on its way, and itself.
+const BOUND_MIB: usize = 200;
+
+/// Reads every request to its end and keeps none.
+#[derive(Default)]
+struct Seen {
+    long: AtomicUsize,
+    short: std::sync::Mutex<Vec<Instant>>,
+}
+
+async fn api() -> (String, Arc<Seen>) {
+    let seen = Arc::<Seen>::default();
+    let long = async |State(seen): State<Arc<Seen>>, body: Body| {
+        let mut body = body.into_data_stream();
+        while let Some(Ok(_)) = body.next().await {}
+        seen.long.fetch_add(1, Ordering::SeqCst);
+    };
+    let short = async |State(seen): State<Arc<Seen>>| {
+        seen.short.lock().unwrap().push(Instant::now());
+    };
+    let router = Router::new()
+        .route("/long/", axum::routing::post(long))
+        .route("/short/", axum::routing::post(short))
+        .layer(DefaultBodyLimit::disable())
+        .with_state(Arc::clone(&seen));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (url, seen)
+}
+
+/// Two queues that keep their messages on disk: of long jobs, and of short ones.
+struct Queues {
+    prefix: String,
+    url: String,
+}
+
+impl Queues {
+    async fn new(topic: &str) -> Self {
+        let (prefix, url) = (unique(topic), rabbit().await.url());
+        let (connection, channel) = open(&url).await;
+        for name in ["long", "short"] {
+            let mut arguments = FieldTable::default();
+            arguments.insert("x-queue-mode".into(), AMQPValue::LongString("lazy".into()));
+            let queue = format!("{prefix}.{name}");
+            channel.queue_declare(queue.into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+        }
+        connection.close(200, "done".into()).await.unwrap();
+        Self { prefix, url }
+    }
+
+    /// Publishes jobs of this size, a few at a time.
+    async fn publish_long(&self, count: usize, bytes: usize) {
+        let (connection, channel) = open(&self.url).await;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        let body = vec![b'x'; bytes];
+        for _ in 0..count {
+            let properties = BasicProperties::default().with_delivery_mode(2);
+            let queue = format!("{}.long", self.prefix);
+            let options = BasicPublishOptions::default();
+            let sent = channel.basic_publish("".into(), queue.into(), options, &body, properties);
+            assert!(sent.await.unwrap().await.unwrap().is_ack());
+        }
+        connection.close(200, "done".into()).await.unwrap();
+    }
+
+    fn config(&self, api: &str, store: &str, short: &str) -> String {
+        let Self { prefix, url } = self;
+        format!(
+            "[amqp]\nurl = '{url}'\nprefix = '{prefix}'\n[store]\nurl = '{store}'\nkey_prefix = '{prefix}'\n\
+             [downstreams.long]\nrate = '10000/s'\nqueue.name = '{prefix}.long'\n\
+             http = {{ base_url = '{api}long/', max_body = '128MiB' }}\n\
+             [downstreams.short]\nrate = '{short}'\nqueue.name = '{prefix}.short'\nhttp.base_url = '{api}short/'\n"
+        )
+    }
+}
+
+/// The most that the process ever had resident.
+fn peak_mib(paced: &Paced) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", paced.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<usize>().unwrap() / 1024
+}
+
+/// Has a daemon take these long jobs, in their order, while another downstream goes on at its pace.
+async fn takes(topic: &str, jobs: &[(usize, usize)]) {
+    let queues = Queues::new(topic).await;
+    let (api, seen) = api().await;
+    for (count, bytes) in jobs {
+        queues.publish_long(*count, *bytes).await;
+    }
+    let all: usize = jobs.iter().map(|(count, _)| count).sum();
+    publish_to(&queues.url, "", &format!("{}.short", queues.prefix), Job::many("short", 20_000)).await;
+    let paced = Paced::spawn(&queues.config(&api, &redis().await.url(), "100/s")).await;
+    eventually("every long job", LONG, || seen.long.load(Ordering::SeqCst) >= all).await;
+    let peak = peak_mib(&paced);
+    let mut stamps = seen.short.lock().unwrap().clone();
+    stamps.push(Instant::now());
+    let widest = stamps.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
+    eprintln!("{topic}: peak {peak} MiB, {} short jobs, the widest gap {widest:?}", stamps.len());
+    assert!(peak < BOUND_MIB, "{peak} MiB");
+    assert!(stamps.len() > 20, "the other downstream went on: {}", stamps.len());
+    assert!(widest < Duration::from_secs(5), "the other downstream stood still for {widest:?}");
+    assert_eq!(seen.long.load(Ordering::SeqCst), all, "each once");
+    assert_eq!(paced.stop().await, 0);
+    assert_eq!(depth(&queues.url, &format!("{}.long", queues.prefix)).await, Some(0));
+    drop(queues);
+}
+
+/// How many jobs of how many bytes each. The real figures are `PACED_LONG_JOBS=40 PACED_SHORTER_JOBS=600`; a
+/// broker that takes no 32 MiB wants `PACED_LONG_MIB=15`. Without a bound the default takes some 300 MiB.
+fn jobs() -> [(usize, usize); 2] {
+    let scaled = |name, default| usize::try_from(scaled(name, default)).unwrap();
+    let long = scaled("PACED_LONG_JOBS", 8);
+    [(long, scaled("PACED_LONG_MIB", 32) * MIB), (scaled("PACED_SHORTER_JOBS", 40), MIB)]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_jobs_stay_within_their_bytes_in_whichever_order_they_come() {
+    let [long, shorter] = jobs();
+    takes("longfirst", &[long, shorter]).await;
+    takes("longlast", &[shorter, long]).await;
+    // A full window of jobs that are so short that nothing is expected.
+    takes("surprise", &[(1500, 1024), long]).await;
+}
