@@ -143,9 +143,14 @@ impl Api {
 
     /// All requests so far whose bodies have arrived, in the order of their stamps.
     pub fn arrivals(&self) -> Vec<Arrival> {
-        let mut arrivals = self.log.lock().arrivals.clone();
-        arrivals.sort_by_key(|arrival| arrival.at);
-        arrivals
+        self.log.arrivals()
+    }
+
+    /// Ends it, and returns all that ever arrived: nothing is answered that is not among them.
+    pub fn end(self) -> Vec<Arrival> {
+        let log = self.log.clone();
+        drop(self);
+        log.arrivals()
     }
 
     /// The stamps of [`Api::arrivals`].
@@ -206,6 +211,12 @@ impl Log {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn arrivals(&self) -> Vec<Arrival> {
+        let mut arrivals = self.lock().arrivals.clone();
+        arrivals.sort_by_key(|arrival| arrival.at);
+        arrivals
     }
 
     /// Writes the request down and says what to answer.
