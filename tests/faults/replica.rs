@@ -49,16 +49,22 @@ async fn a_killed_replica_loses_nothing_and_doubles_only_what_was_being_sent() {
 
 #[tokio::test]
 async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_and_goes_on() {
-    const JOBS: usize = 1800;
-    // However unevenly the broker deals them out, the others have enough for the whole stop.
+    const JOBS: usize = 2000;
+    const FIRST: usize = 150;
     let site = Site::shared("freeze", "rate = '200/s'\nqueue.prefetch = 300").await;
     let named = ["frozen", "second", "third", "fourth"]
         .map(|name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config()));
     let [frozen, b, c, d] = &named;
-    let (frozen, b, c, d) =
-        tokio::join!(Paced::spawn(frozen), Paced::spawn(b), Paced::spawn(c), Paced::spawn(d));
-    site.publish(Job::many("job", JOBS)).await;
-    site.api.wait_for(200, LONG).await;
+    // Its window has grown before the others come, so that it has jobs in hand however the broker deals the rest
+    // out; and the others have enough for the whole stop.
+    let frozen = Paced::spawn(frozen).await;
+    let mut jobs = Job::many("job", JOBS);
+    let rest = jobs.split_off(FIRST);
+    site.publish(jobs).await;
+    site.api.wait_for(FIRST, LONG).await;
+    let (b, c, d) = tokio::join!(Paced::spawn(b), Paced::spawn(c), Paced::spawn(d));
+    site.publish(rest).await;
+    site.api.wait_for(FIRST + 200, LONG).await;
     frozen.freeze();
     // What the others may release in 5 s.
     let stopped = (stamp(), site.api.count());

@@ -233,17 +233,16 @@ function log.mark(_, s)
   return s.tail, 0
 end
 
-function log.undo(l, s, last, before, _, _, cost)
+-- What is at the frontier then is read from the entries: a reset may have come between.
+function log.undo(l, s, last, _, _, _, cost)
   local at, units = take_out(l, s)
   units[#units] = units[#units] - cost
   if units[#units] <= 0 then
     at[#at], units[#units] = nil, nil
   end
   put_back(s, at, units)
-  s.last, s.tail = last, before
-  if s.cleared > last then
-    s.last, s.tail = s.cleared, 0
-  end
+  s.last = math.max(last, s.cleared)
+  s.tail = at[#at] == s.last and units[#units] or 0
 end
 
 function log.standing(l, s, now)
