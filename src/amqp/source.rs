@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acker::Acker;
+use super::budget::Account;
 use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, channel, close, closed};
 use super::error::Error;
 use super::guard::take_mark;
@@ -52,6 +53,8 @@ pub struct AmqpSource {
     is_paused: bool,
     /// True while nothing is consumed.
     idle: watch::Receiver<bool>,
+    /// What it holds, in bytes.
+    account: Arc<Account>,
     closing: CancellationToken,
 }
 
@@ -93,6 +96,10 @@ impl Source for AmqpSource {
     fn resume(&mut self) {
         self.is_paused = false;
         self.set_window();
+    }
+
+    fn is_full(&self) -> bool {
+        self.account.is_full(0)
     }
 
     async fn close(&mut self) {
@@ -176,6 +183,7 @@ impl Subscriber {
             wanted,
             is_paused: false,
             idle: is_idle,
+            account: Arc::clone(&desk.account),
             closing: closing.clone(),
         };
         let subscriber = Self {

@@ -35,6 +35,14 @@ pub trait Source: Send + 'static {
     /// Hands out messages again.
     fn resume(&mut self) {}
 
+    /// Whether nothing more comes until something is settled, since what is unsettled is as long as it may be,
+    /// however few messages it is.
+    ///
+    /// A source that does not bound bytes is never full.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Stops new messages; [`Source::next`] then yields what has arrived already and ends.
     ///
     /// Cancel safe.

@@ -30,6 +30,10 @@ const UNSUSPECTED: usize = 4;
 /// mostly put right sooner, and not many jobs are tried as often.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
+/// The same where refused jobs are so long that no other can come: whoever published them must not stop all
+/// others for long.
+const CROWDED_PATIENCE: Duration = Duration::from_secs(60);
+
 /// What a replica does while it takes no jobs, and what it keeps for trials.
 #[derive(Debug, Default)]
 pub(super) struct Halt {
@@ -45,6 +49,8 @@ pub(super) struct Halt {
     lease: bool,
     /// Why the last trial failed has been logged.
     is_explained: bool,
+    /// All that is unsettled was refused, and nothing more comes until something is settled.
+    is_crowded: bool,
     /// Jobs that wait for it to be clear whose fault a refusal is, while others are taken: they leave the
     /// window to those.
     extra: u16,
@@ -282,7 +288,8 @@ impl Pacer {
         let now = Instant::now();
         let (verdict, change) = self.halt.health.refused(entry.tries.suspicion, sent, now);
         let since = *entry.tries.refused_since.get_or_insert(now);
-        let is_worn = entry.tries.refused >= self.gear.retry.max_attempts && now - since >= PATIENCE;
+        let patience = if self.halt.is_crowded { CROWDED_PATIENCE } else { PATIENCE };
+        let is_worn = entry.tries.refused >= self.gear.retry.max_attempts && now - since >= patience;
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
@@ -361,7 +368,7 @@ impl Pacer {
                 }
             }
         }
-        self.halt.lease = false;
+        (self.halt.lease, self.halt.is_crowded) = (false, false);
         (self.ask_at, self.lease_at, self.probe_at) = (now, now, now);
         self.turns.forget();
     }

@@ -281,6 +281,29 @@ async fn jobs_that_are_refused_leave_the_window_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn long_jobs_that_are_all_refused_keep_others_out_for_a_short_while_only() {
+    let mut bench = Bench::new("200/s", QUICK);
+    let bad = ["bad0", "bad1", "bad2"];
+    bench.sink.refuse(bad);
+    bad.iter().for_each(|id| bench.publish(message(id)));
+    let _running = bench.start();
+    bench.sink.arrived(3).await;
+    // Nothing more fits in before one of them is settled.
+    bench.full.send_replace(true);
+    bench.publish_many(0..1);
+    let begun = Instant::now();
+    bench.ledger.count(1).await;
+    assert_eq!(dead_letters(&bench), 1, "one of the three");
+    assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 120 * SECOND, "{:?}", begun.elapsed());
+    bench.full.send_replace(false);
+    let start = Instant::now();
+    bench.sink.accepted(1).await;
+    assert!(start.elapsed() < 20 * SECOND, "{:?}", start.elapsed());
+    bench.ledger.count(4).await;
+    assert_eq!((acked(&bench), dead_letters(&bench)), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_trial_whose_job_is_dead_is_followed_by_another_although_nothing_new_comes() {
     let mut bench = Bench::new("200/s", QUICK);
     let _running = started(&mut bench, 3);

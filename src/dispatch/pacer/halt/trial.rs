@@ -39,7 +39,9 @@ impl Pacer {
         }
         self.halt.health.try_now();
         steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
-        if self.halt.unsuspected() == 0 && in_hand < usize::from(self.options.window()) + EXTRA {
+        let all_suspected = self.halt.unsuspected() == 0;
+        self.halt.is_crowded = all_suspected && source.is_full();
+        if all_suspected && in_hand < usize::from(self.options.window()) + EXTRA {
             // All of these may be at fault themselves: whoever published them must not stop all others.
             source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
             if self.halt.intake != Intake::One {

@@ -1,0 +1,150 @@
+//! A sink that records what it is handed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{dead, unreachable};
+use crate::job::Job;
+use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
+use crate::store::BoxFuture;
+
+/// What the sink was handed, and when.
+#[derive(Clone, Debug)]
+pub(in crate::dispatch) struct Sent {
+    pub(in crate::dispatch) id: String,
+    pub(in crate::dispatch) at: Instant,
+}
+
+/// Records what it is handed; answers by script, else delivers.
+#[derive(Debug)]
+pub(in crate::dispatch) struct RecordingSink {
+    pub(in crate::dispatch) sent: Mutex<Vec<Sent>>,
+    answers: Mutex<HashMap<String, VecDeque<Outcome>>>,
+    pub(in crate::dispatch) flying: AtomicUsize,
+    pub(in crate::dispatch) most: AtomicUsize,
+    pub(in crate::dispatch) takes: Duration,
+    /// So long until there is a connection, for the first sends, the last one first.
+    pub(in crate::dispatch) connects: Mutex<Vec<Duration>>,
+    /// When it was told that a job will be sent soon.
+    pub(in crate::dispatch) warmed: Mutex<Vec<Instant>>,
+    arrivals: watch::Sender<usize>,
+    deliveries: watch::Sender<usize>,
+    /// There is a way to it.
+    pub(in crate::dispatch) reachable: AtomicBool,
+    /// It accepts the credentials.
+    pub(in crate::dispatch) accepts: AtomicBool,
+    /// Better ones are there once they are read.
+    pub(in crate::dispatch) new_secrets: AtomicBool,
+    /// Jobs that it refuses whatever the credentials.
+    refused: Mutex<Vec<String>>,
+    /// Connections that were tried without a job.
+    pub(in crate::dispatch) tried: AtomicUsize,
+    /// Jobs that found no connection.
+    pub(in crate::dispatch) unreached: AtomicUsize,
+    pub(in crate::dispatch) secrets_read: AtomicUsize,
+}
+
+impl RecordingSink {
+    pub(in crate::dispatch) fn new(takes: Duration) -> Self {
+        Self {
+            sent: Mutex::default(),
+            answers: Mutex::default(),
+            flying: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            takes,
+            connects: Mutex::default(),
+            warmed: Mutex::default(),
+            arrivals: watch::Sender::new(0),
+            deliveries: watch::Sender::new(0),
+            reachable: AtomicBool::new(true),
+            accepts: AtomicBool::new(true),
+            new_secrets: AtomicBool::new(false),
+            refused: Mutex::default(),
+            tried: AtomicUsize::new(0),
+            unreached: AtomicUsize::new(0),
+            secrets_read: AtomicUsize::new(0),
+        }
+    }
+
+    /// These jobs are answered 401 always.
+    pub(in crate::dispatch) fn refuse<'a>(&self, ids: impl IntoIterator<Item = &'a str>) {
+        self.refused.lock().unwrap().extend(ids.into_iter().map(str::to_owned));
+    }
+
+    /// Waits until so many were delivered.
+    pub(in crate::dispatch) async fn accepted(&self, count: usize) {
+        self.deliveries.subscribe().wait_for(|seen| *seen >= count).await.unwrap();
+    }
+
+    pub(in crate::dispatch) fn answer(&self, id: &str, outcome: Outcome) {
+        self.answers.lock().unwrap().entry(id.to_owned()).or_default().push_back(outcome);
+    }
+
+    pub(in crate::dispatch) fn ids(&self) -> Vec<String> {
+        self.sent.lock().unwrap().iter().map(|sent| sent.id.clone()).collect()
+    }
+
+    /// Millis from `start` to each hand-over.
+    pub(in crate::dispatch) fn millis(&self, start: Instant) -> Vec<u128> {
+        self.sent.lock().unwrap().iter().map(|sent| (sent.at - start).as_millis()).collect()
+    }
+
+    pub(in crate::dispatch) async fn arrived(&self, count: usize) {
+        self.arrivals.subscribe().wait_for(|seen| *seen >= count).await.unwrap();
+    }
+}
+
+impl Sink for RecordingSink {
+    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let connects = self.connects.lock().unwrap().pop();
+            if let Some(connects) = connects {
+                tokio::time::sleep(connects).await;
+            }
+            if !self.reachable.load(Ordering::SeqCst) {
+                self.unreached.fetch_add(1, Ordering::SeqCst);
+                return unreachable();
+            }
+            if !look() {
+                return Outcome::Missed;
+            }
+            self.sent.lock().unwrap().push(Sent { id: job.id.clone(), at: Instant::now() });
+            self.arrivals.send_modify(|seen| *seen += 1);
+            let flying = self.flying.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(flying, Ordering::SeqCst);
+            tokio::time::sleep(self.takes).await;
+            self.flying.fetch_sub(1, Ordering::SeqCst);
+            let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
+            let is_refused = self.refused.lock().unwrap().contains(&job.id);
+            if scripted.is_none() && (is_refused || !self.accepts.load(Ordering::SeqCst)) {
+                return dead(401);
+            }
+            self.deliveries.send_modify(|seen| *seen += 1);
+            scripted.unwrap_or_else(|| Outcome::Delivered(Receipt::new(Response::without_body(Some(200)))))
+        })
+    }
+
+    fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
+        self.tried.fetch_add(1, Ordering::SeqCst);
+        let reachable = self.reachable.load(Ordering::SeqCst);
+        Box::pin(std::future::ready(reachable.then_some(()).ok_or_else(|| "refused".to_owned())))
+    }
+
+    fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
+        self.secrets_read.fetch_add(1, Ordering::SeqCst);
+        let new = self.new_secrets.swap(false, Ordering::SeqCst);
+        if new {
+            self.accepts.store(true, Ordering::SeqCst);
+        }
+        Box::pin(std::future::ready(Ok(new)))
+    }
+
+    fn warm(&self) {
+        self.warmed.lock().unwrap().push(Instant::now());
+    }
+}

@@ -1,0 +1,160 @@
+//! A source that hands out what the test publishes, and tickets that tell how each message was settled.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::dispatch::{DeadLetter, Delivery, Report, Source, Ticket};
+use crate::sink::{Receipt, Response};
+use crate::store::BoxFuture;
+
+/// A `reply_to` that takes no message.
+pub(in crate::dispatch) const NOWHERE: &str = "nowhere";
+
+/// How a message was settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::dispatch) enum Settled {
+    Replied(String),
+    Acked(Report),
+    Dead(DeadLetter),
+    Back,
+}
+
+/// What the tickets of one test tell, in order.
+#[derive(Clone, Debug, Default)]
+pub(in crate::dispatch) struct Ledger(Arc<Mutex<Vec<(String, Settled)>>>, Arc<Notify>);
+
+impl Ledger {
+    fn note(&self, id: &str, settled: Settled) {
+        self.0.lock().unwrap().push((id.to_owned(), settled));
+        self.1.notify_waiters();
+    }
+
+    pub(in crate::dispatch) fn all(&self) -> Vec<(String, Settled)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub(in crate::dispatch) fn of(&self, id: &str) -> Vec<Settled> {
+        self.all().into_iter().filter(|(other, _)| other == id).map(|(_, settled)| settled).collect()
+    }
+
+    /// The letter that a job became; it must be all that became of it.
+    #[track_caller]
+    pub(in crate::dispatch) fn letter(&self, id: &str) -> DeadLetter {
+        match &self.of(id)[..] {
+            [Settled::Dead(letter)] => letter.clone(),
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    pub(in crate::dispatch) async fn count(&self, count: usize) {
+        loop {
+            let more = self.1.notified();
+            if self.all().len() >= count {
+                return;
+            }
+            more.await;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(in crate::dispatch) struct ScriptedTicket {
+    pub(in crate::dispatch) id: String,
+    pub(in crate::dispatch) reply_to: Option<String>,
+    pub(in crate::dispatch) live: Arc<AtomicBool>,
+    pub(in crate::dispatch) ledger: Ledger,
+    pub(in crate::dispatch) generation: u64,
+    pub(in crate::dispatch) redelivered: bool,
+    pub(in crate::dispatch) may_be_given_back: bool,
+}
+
+impl Ticket for ScriptedTicket {
+    fn may_be_given_back(&self) -> bool {
+        self.may_be_given_back
+    }
+
+    fn is_live(&self) -> bool {
+        self.live.load(Ordering::SeqCst)
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn is_redelivered(&self) -> bool {
+        self.redelivered
+    }
+
+    fn ack(self: Box<Self>, _receipt: Receipt, report: Report) {
+        self.ledger.note(&self.id, Settled::Acked(report));
+    }
+
+    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.ledger.note(&self.id, Settled::Dead(letter)) })
+    }
+
+    fn give_back(self: Box<Self>) {
+        self.ledger.note(&self.id, Settled::Back);
+    }
+
+    /// Replies to `NOWHERE` are never confirmed.
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+        if self.reply_to.as_deref() == Some(NOWHERE) {
+            return Box::pin(std::future::pending());
+        }
+        let body = String::from_utf8_lossy(&response.body).into_owned();
+        self.ledger.note(&self.id, Settled::Replied(format!("{} {body}", response.status)));
+        Box::pin(std::future::ready(()))
+    }
+}
+
+pub(in crate::dispatch) struct ScriptedSource {
+    pub(in crate::dispatch) messages: mpsc::UnboundedReceiver<Delivery>,
+    pub(in crate::dispatch) windows: Arc<Mutex<Vec<u16>>>,
+    pub(in crate::dispatch) pauses: Arc<Mutex<Vec<bool>>>,
+    pub(in crate::dispatch) is_paused: bool,
+    pub(in crate::dispatch) full: watch::Receiver<bool>,
+}
+
+impl Source for ScriptedSource {
+    fn pause(&mut self) -> BoxFuture<'static, ()> {
+        self.is_paused = true;
+        self.pauses.lock().unwrap().push(true);
+        Box::pin(tokio::time::sleep(Duration::from_millis(3)))
+    }
+
+    fn resume(&mut self) {
+        self.is_paused = false;
+        self.pauses.lock().unwrap().push(false);
+    }
+
+    fn resize(&mut self, window: u16) {
+        self.windows.lock().unwrap().push(window);
+    }
+
+    fn is_full(&self) -> bool {
+        *self.full.borrow()
+    }
+
+    async fn next(&mut self) -> Option<Delivery> {
+        if self.is_paused {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            let _ = self.full.wait_for(|is_full| !*is_full).await;
+            tokio::select! {
+                biased;
+                Ok(_) = self.full.wait_for(|is_full| *is_full) => {}
+                delivery = self.messages.recv() => return delivery,
+            }
+        }
+    }
+
+    async fn close(&mut self) {
+        self.is_paused = false;
+        self.messages.close();
+    }
+}

@@ -1,0 +1,120 @@
+//! A store that misbehaves on demand.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::limit::LimitSet;
+use crate::store::{
+    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store,
+    StoreError, Tended,
+};
+use crate::time::Micros;
+
+/// Counts its calls, and is away while told so.
+#[derive(Debug)]
+pub(in crate::dispatch) struct FlakyStore {
+    inner: Mutex<Arc<MemoryStore>>,
+    /// From here to the store, and back.
+    pub(in crate::dispatch) distance: Duration,
+    pub(in crate::dispatch) away: AtomicBool,
+    /// It answers that it may not.
+    pub(in crate::dispatch) refuses: AtomicBool,
+    /// Nobody is told of changes.
+    pub(in crate::dispatch) deaf: AtomicBool,
+    /// For slots.
+    pub(in crate::dispatch) calls: AtomicUsize,
+    /// About the whole downstream.
+    pub(in crate::dispatch) tends: AtomicUsize,
+}
+
+impl FlakyStore {
+    pub(in crate::dispatch) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
+        let (away, refuses, deaf) = Default::default();
+        let (calls, tends) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { inner: Mutex::new(inner), distance, away, refuses, deaf, calls, tends }
+    }
+
+    /// What it keeps its state in.
+    pub(in crate::dispatch) fn inner(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.inner.lock().unwrap())
+    }
+
+    /// Loses all that it knows.
+    pub(in crate::dispatch) fn forget(&self) {
+        self.swap(&Arc::new(MemoryStore::new()));
+    }
+
+    /// Keeps its state in another store from now on.
+    pub(in crate::dispatch) fn swap(&self, inner: &Arc<MemoryStore>) {
+        *self.inner.lock().unwrap() = Arc::clone(inner);
+    }
+
+    /// One call more: counted, and failed while the store is away.
+    fn enter(&self, counter: &AtomicUsize) -> Result<(), StoreError> {
+        counter.fetch_add(1, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) {
+            return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
+        }
+        if self.refuses.load(Ordering::SeqCst) {
+            let (address, detail) = ("test".to_owned(), "NOPERM".to_owned());
+            return Err(StoreError::Unexpected { address, detail });
+        }
+        Ok(())
+    }
+}
+
+impl Store for FlakyStore {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.calls)?;
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner().reserve(call).await;
+            tokio::time::sleep(self.distance).await;
+            answer
+        })
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.calls)?;
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner().check(call).await;
+            tokio::time::sleep(self.distance).await;
+            answer
+        })
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move { self.inner().cancel(call).await })
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move { self.inner().reset(scope, limits).await })
+    }
+
+    fn tend<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.tends)?;
+            tokio::time::sleep(self.distance).await;
+            let answer = self.inner().tend(downstream, change).await;
+            tokio::time::sleep(self.distance).await;
+            answer
+        })
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        if self.deaf.load(Ordering::SeqCst) {
+            return MemoryStore::new().changes(downstream);
+        }
+        self.inner().changes(downstream)
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        Box::pin(async move { self.inner().ping().await })
+    }
+}
