@@ -79,6 +79,8 @@ pub(super) struct Pacer {
     resize: Option<u16>,
     /// Somebody changed what holds for the downstream: look at once.
     look: bool,
+    /// When it looked last.
+    looked_at: Option<Instant>,
     /// Not to make such a call before.
     tend_at: Instant,
     /// When the store answered last.
@@ -173,6 +175,7 @@ impl Pacer {
             probe_at: Instant::now(),
             resize: None,
             look: false,
+            looked_at: None,
             tend_at: Instant::now(),
             heard_at: Instant::now(),
             gather_until: None,

@@ -45,11 +45,10 @@ impl Watchers {
         }
     }
 
-    /// Something may have been missed.
+    /// All whose changes somebody waits for.
     #[cfg(feature = "redis")]
-    pub(super) fn tell_all(&self) {
-        let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        senders.values().for_each(|sender| sender.send_replace(()));
+    pub(super) fn watched(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 }
 
@@ -71,7 +70,10 @@ mod tests {
         assert!(b.next().now_or_never().is_none());
         let mut late = watchers.subscribe("a");
         assert!(late.next().now_or_never().is_none());
-        watchers.tell_all();
+        let mut all = watchers.watched();
+        all.sort_unstable();
+        assert_eq!(all, ["a", "b"]);
+        all.iter().for_each(|downstream| watchers.tell(downstream));
         assert!(a.next().now_or_never().is_some() && b.next().now_or_never().is_some());
         drop(watchers);
         assert!(late.next().now_or_never().is_some() && late.next().now_or_never().is_none());

@@ -13,6 +13,12 @@ use crate::time::Deadline;
 /// may have been lost.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
 
+/// Looks after changes are this far apart at least, however many changes there are.
+const APART: Duration = Duration::from_millis(50);
+
+/// Where several replicas hear of a change each looks within this time: not all at one instant.
+const SPREAD: Duration = Duration::from_millis(10);
+
 /// A call under way.
 pub(super) struct Tending {
     pub(super) what: What,
@@ -70,7 +76,7 @@ impl Pacer {
         } else if let Some(what) = self.accord.wants().filter(|_| may) {
             what
         } else if self.look_at(calling).is_some_and(|at| at <= now) {
-            self.look = false;
+            (self.look, self.looked_at) = (false, Some(now));
             What::Look
         } else {
             return None;
@@ -106,10 +112,16 @@ impl Pacer {
 
     /// Somebody changed what holds for the downstream.
     pub(super) fn changed(&mut self) {
-        self.look = true;
-        if self.failures == 0 {
-            self.tend_at = Instant::now();
+        if std::mem::replace(&mut self.look, true) || self.failures > 0 {
+            return;
         }
+        let spread = if self.turns.asking(0).replicas() > 1 {
+            SPREAD.mul_f64(fastrand::f64())
+        } else {
+            Duration::ZERO
+        };
+        let now = Instant::now() + spread;
+        self.tend_at = self.looked_at.map_or(now, |at| now.max(at + APART));
     }
 
     /// Learns from such a call.

@@ -319,3 +319,18 @@ async fn what_polices_waits_for_the_end_of_a_pause_and_rejects_nothing() {
     done.await.unwrap();
     assert_eq!(bench.sink.millis(start), [3000]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn looks_after_changes_are_apart_however_many_there_are() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.publish_many(0..1000);
+    let _running = bench.start();
+    bench.sink.arrived(10).await;
+    let before = bench.store.tends.load(Ordering::SeqCst);
+    for _ in 0..100 {
+        bench.store.inner().tend("billing", Change::Resume).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let looks = bench.store.tends.load(Ordering::SeqCst) - before;
+    assert!((8..=11).contains(&looks), "{looks} looks in half a second");
+}

@@ -2,8 +2,9 @@
 //!
 //! The crate's own `ConnectionManager` keeps a connection whose answers time out (a half-open one,
 //! say) and answers the first call after a failed reconnect with the old failure; its clients of
-//! clusters and sentinels repeat calls by themselves, and hide which server process answered. Here any
-//! error drops the connection, the next call opens a new one, and each knows its server's process.
+//! clusters and sentinels repeat calls by themselves, and hide which server process answered. Here a
+//! connection that failed, or leads to no primary, is dropped, the next call opens a new one, and each knows its
+//! server's process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex as StdMutex, PoisonError};
@@ -17,7 +18,7 @@ use super::dial::Dial;
 use super::fit;
 use super::scripts::{Call, sources};
 use super::sentinel::Sentinels;
-use super::trouble::At;
+use super::trouble::{At, ends_connection};
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -173,9 +174,10 @@ impl Link {
         }
     }
 
-    /// Drops the connection on any error: a new one may find a new primary, or a live server.
+    /// Drops the connection where it broke, or leads to the wrong server: a new one may find a new primary, or
+    /// a live server. One that answers an error stays: all downstreams share it.
     async fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
-        if result.is_err() {
+        if result.as_ref().is_err_and(ends_connection) {
             let mut current = self.current.lock().await;
             if current.peer.as_ref().is_some_and(|open| open.number == peer.number) {
                 current.peer = None;

@@ -12,6 +12,20 @@ use crate::store::changes::Watchers;
 /// Before the next try, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// After a reconnect this many downstreams look at a time, so far apart: 1 000 of them within 0.7 s.
+const WAVE: (usize, Duration) = (16, Duration::from_millis(10));
+
+/// Something may have been missed: has all look, not all at one instant.
+async fn tell_all(watchers: Weak<Watchers>) {
+    let downstreams = watchers.upgrade().map(|all| all.watched()).unwrap_or_default();
+    for wave in downstreams.chunks(WAVE.0) {
+        let Some(all) = watchers.upgrade() else { return };
+        wave.iter().for_each(|downstream| all.tell(downstream));
+        drop(all);
+        tokio::time::sleep(WAVE.1).await;
+    }
+}
+
 /// Listens as long as somebody keeps the watchers.
 pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: Weak<Watchers>) {
     let (first, most) = BACKOFF;
@@ -23,9 +37,7 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
                 drop(open);
                 (wait, told) = (first, false);
                 // What was told before is lost.
-                let Some(all) = watchers.upgrade() else { return };
-                all.tell_all();
-                drop(all);
+                tokio::spawn(tell_all(Weak::clone(&watchers)));
                 let mut messages = subscribed.on_message();
                 loop {
                     let message = tokio::select! {

@@ -21,6 +21,9 @@ const PASSING: [&str; 10] = [
     "BUSY",
 ];
 
+/// Codes of answers that another connection would not get: it may lead to another server, or logs in again.
+const ENDING: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
+
 /// Refusals that pass and have no code.
 const PASSING_TEXTS: [&str; 2] = ["max number of clients reached", "Script killed by user"];
 
@@ -86,6 +89,21 @@ fn passes(error: &RedisError) -> bool {
     // Redis 6.2 wraps what a command in a script was refused with.
     let wrapped = |code: &str| text.contains(&format!("-{code} "));
     PASSING.iter().any(|code| wrapped(code)) || PASSING_TEXTS.iter().any(|known| text.contains(known))
+}
+
+/// Whether a connection is of no use after this: it broke, or leads to a server that is no primary any more, or
+/// that knows this client no more. Any other answer says something about the call alone.
+pub(super) fn ends_connection(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            let text = error.to_string();
+            // Redis 6.2 wraps what a command in a script was refused with.
+            let says = |code: &str| error.code() == Some(code) || text.contains(&format!("-{code} "));
+            ENDING.into_iter().any(says)
+        }
+        ErrorKind::UnexpectedReturnType => false,
+        _ => true,
+    }
 }
 
 /// Whether a server that was asked to load or run a script cannot run any: Valkey 9.1 without its module for
@@ -158,5 +176,29 @@ mod tests {
             let error = at.explain(&value.extract_error().unwrap_err());
             assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn answers_about_the_call_alone_end_no_connection() {
+        for (answer, ends) in [
+            ("-READONLY You can't write against a read only replica.\r\n", true),
+            ("-ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write\r\n", true),
+            ("-MASTERDOWN Link with MASTER is down\r\n", true),
+            ("-NOAUTH Authentication required.\r\n", true),
+            ("-WRONGTYPE Operation against a key holding the wrong kind of value\r\n", false),
+            ("-NOREPLICAS Not enough good replicas to write.\r\n", false),
+            ("-OOM command not allowed when used memory > 'maxmemory'.\r\n", false),
+            ("-BUSY Redis is busy running a script.\r\n", false),
+            ("-MOVED 5798 10.0.0.1:6379\r\n", false),
+            ("-CLUSTERDOWN Hash slot not served\r\n", false),
+            ("-NOPERM this user has no permissions\r\n", false),
+            ("-ERR Script killed by user with SCRIPT KILL...\r\n", false),
+        ] {
+            let error = redis::parse_redis_value(answer.as_bytes()).unwrap().extract_error().unwrap_err();
+            assert_eq!(ends_connection(&error), ends, "{answer}");
+        }
+        let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        assert!(ends_connection(&broken), "its answer may still come");
+        assert!(ends_connection(&(ErrorKind::Parse, "no reply").into()));
     }
 }
