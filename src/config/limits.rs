@@ -190,7 +190,7 @@ fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name
         }
         "sliding-window" => {
             let amount = amount(reader, table, word::amount);
-            let buckets = reader.integer(table, "buckets", 10, 1..=1000);
+            let buckets = reader.integer(table, "buckets", 10, 1..=120);
             let (count, period) = parts(amount?);
             Limit::sliding_window(name, count, period, buckets?)
         }

@@ -12,8 +12,8 @@ pub enum LimitError {
     /// A burst of zero lets nothing through.
     #[error("a burst of 0 lets nothing through; use at least 1")]
     NoBurst,
-    /// The burst and a full batch at this rate reach beyond what is exact.
-    #[error("a burst of {burst} at {rate} is beyond exact time; use {}", smaller(*burst))]
+    /// The burst at this rate reaches beyond what is exact: one unit never does.
+    #[error("a burst of {burst} at {rate} is beyond exact time; use a smaller burst or a shorter period")]
     BeyondExact {
         /// The burst.
         burst: u32,
@@ -24,7 +24,7 @@ pub enum LimitError {
     #[error(transparent)]
     Rate(#[from] RateError),
     /// A sliding window needs buckets, and not too many.
-    #[error("{buckets} buckets; use 1 to 1000")]
+    #[error("{buckets} buckets; use 1 to 120")]
     Buckets {
         /// How many were asked for.
         buckets: u32,
@@ -92,9 +92,4 @@ pub enum LimitError {
     /// More limits than one decision may take.
     #[error("{0} limits in one set; use at most {MAX_LIMITS}")]
     TooMany(usize),
-}
-
-/// What makes the numbers smaller. A burst of 1 is the smallest.
-const fn smaller(burst: u32) -> &'static str {
-    if burst > 1 { "a smaller burst or a shorter period" } else { "a shorter period" }
 }

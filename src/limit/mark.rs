@@ -99,7 +99,7 @@ impl Limit {
     #[must_use]
     pub fn state_of(&self, mark: Mark) -> Option<State> {
         match mark {
-            Mark::Tat { last, tat } => Some(State { last, level: Level::Tat(tat, self.rate()) }),
+            Mark::Tat { last, tat } => Some(State { last, level: Level::Tat(tat, self.under()) }),
             Mark::Window { last, window } => Some(State { last, level: Level::Window(window) }),
             Mark::Tail { .. } => None,
         }

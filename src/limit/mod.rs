@@ -33,7 +33,7 @@ pub use plan::{Charge, Costs, Plan, Refusal, Verdict};
 pub use set::{Combine, LimitSet, MAX_LIMITS, Row};
 pub use sliding_log::{LONGEST_LOG, Log, SlidingLog};
 pub use sliding_window::{Buckets, SlidingWindow};
-pub use tat::Tat;
+pub use tat::{Tat, Under};
 pub use window::{Counting, Edges, Window};
 
 /// The most jobs that one call reserves for.
@@ -79,8 +79,8 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Level {
-    /// The GCRA family's theoretical arrival time, and the rate that it was written under.
-    Tat(Tat, Rate),
+    /// The GCRA family's theoretical arrival time, and what it was written under.
+    Tat(Tat, Under),
     /// The window in force.
     Window(Window),
     /// The buckets of a sliding window.
@@ -157,7 +157,7 @@ impl Limit {
     pub const fn fresh(&self) -> State {
         let level = match self.algorithm {
             Algorithm::LeakyBucket(_) | Algorithm::Gcra(_) | Algorithm::TokenBucket(_) => {
-                Level::Tat(Tat::ZERO, self.rate())
+                Level::Tat(Tat::ZERO, self.under())
             }
             Algorithm::FixedWindow(_) | Algorithm::Quota(_) => {
                 Level::Window(Window { end: Micros(0), used: 0 })
@@ -168,6 +168,14 @@ impl Limit {
             Algorithm::SlidingLog(_) => Level::Log(Log { entries: Vec::new(), cleared: Micros(0) }),
         };
         State { last: Micros(0), level }
+    }
+
+    /// What states of the GCRA family are written under.
+    const fn under(&self) -> Under {
+        match self.tat() {
+            Some((pace, _)) => pace.under(),
+            None => Under { rate: self.rate(), burst: 1 },
+        }
     }
 
     /// The rate that the limit allows in the long run. A month counts as its longest.
@@ -243,12 +251,14 @@ impl Limit {
         }
         let last = state.last;
         let level = match (self.algorithm, &state.level) {
-            (Algorithm::LeakyBucket(bucket), Level::Tat(tat, rate)) => {
-                Level::Tat(bucket.commit(*tat, at, cost), *rate)
+            (Algorithm::LeakyBucket(bucket), Level::Tat(tat, under)) => {
+                Level::Tat(bucket.commit(*tat, at, cost), *under)
             }
-            (Algorithm::Gcra(gcra), Level::Tat(tat, rate)) => Level::Tat(gcra.commit(*tat, at, cost), *rate),
-            (Algorithm::TokenBucket(bucket), Level::Tat(tat, rate)) => {
-                Level::Tat(bucket.gcra().commit(*tat, at, cost), *rate)
+            (Algorithm::Gcra(gcra), Level::Tat(tat, under)) => {
+                Level::Tat(gcra.commit(*tat, at, cost), *under)
+            }
+            (Algorithm::TokenBucket(bucket), Level::Tat(tat, under)) => {
+                Level::Tat(bucket.gcra().commit(*tat, at, cost), *under)
             }
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
                 Level::Window(counting.commit(*window, at, cost))
@@ -273,9 +283,9 @@ impl Limit {
         (now, until): (Micros, Micros),
         cost: u32,
     ) -> Result<Micros, Micros> {
-        if let (Some((pace, behind)), Level::Tat(tat, rate)) = (self.tat(), &mut state.level) {
-            if *rate != pace.rate() {
-                (*tat, *rate) = (pace.retime(*tat, *rate, state.last), pace.rate());
+        if let (Some((pace, behind)), Level::Tat(tat, under)) = (self.tat(), &mut state.level) {
+            if *under != pace.under() {
+                (*tat, *under) = (pace.retime(*tat, *under, state.last), pace.under());
             }
             if cost > pace.max_cost() || (!behind && cost > pace.burst()) {
                 return Err(Micros::MAX);
@@ -329,8 +339,8 @@ impl Limit {
                 Level::Buckets(window.adopt(buckets, last))
             }
             (Algorithm::SlidingLog(_), level @ Level::Log(_)) => level,
-            (_, Level::Tat(tat, rate)) => match self.tat() {
-                Some((pace, _)) => Level::Tat(pace.retime(tat, rate, last), pace.rate()),
+            (_, Level::Tat(tat, under)) => match self.tat() {
+                Some((pace, _)) => Level::Tat(pace.retime(tat, under, last), pace.under()),
                 None => self.fresh().level,
             },
             _ => self.fresh().level,
@@ -343,7 +353,7 @@ impl Limit {
     pub fn step_back(&self, state: State, back: i64) -> State {
         let State { last, level } = state;
         let level = match (self.algorithm, level) {
-            (_, Level::Tat(tat, rate)) => Level::Tat(tat.step_back(back), rate),
+            (_, Level::Tat(tat, under)) => Level::Tat(tat.step_back(back), under),
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
                 Level::Window(counting.step_back(window, back))
             }
@@ -364,11 +374,11 @@ impl Limit {
         }
         let State { last, level } = state;
         match (self.tat(), level) {
-            (Some((pace, _)), Level::Tat(tat, rate)) => {
+            (Some((pace, _)), Level::Tat(tat, under)) => {
                 let end = pace.paused(until);
                 // The burst is used up at its end: what is pending counts from there, under another rate too.
                 let last = if tat < end { last.max(until) } else { last };
-                State { last, level: Level::Tat(tat.max(end), rate) }
+                State { last, level: Level::Tat(tat.max(end), under) }
             }
             (_, level) => State { last: last.max(until), level },
         }
@@ -379,7 +389,7 @@ impl Limit {
     #[must_use]
     pub fn restarted(&self, from: Micros) -> State {
         let level = match self.tat() {
-            Some((pace, _)) => Level::Tat(pace.advance(Tat::whole(from), pace.burst().into()), pace.rate()),
+            Some((pace, _)) => Level::Tat(pace.advance(Tat::whole(from), pace.burst().into()), pace.under()),
             None => self.fresh().level,
         };
         State { last: from, level }

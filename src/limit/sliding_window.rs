@@ -34,7 +34,7 @@ pub struct SlidingWindow {
 }
 
 /// The most buckets.
-const MOST: u32 = 1000;
+const MOST: u32 = 120;
 
 /// Whether the highest number on the way is exact: count * width, rounded up to a whole width.
 fn is_exact(count: u64, width: u64) -> bool {
@@ -45,7 +45,7 @@ impl SlidingWindow {
     /// `count` units per `period`, in so many buckets; ten are usual.
     ///
     /// # Errors
-    /// [`LimitError`] when the count is 0 or over what is a rate, when there are 0 or over 1000
+    /// [`LimitError`] when the count is 0 or over what is a rate, when there are 0 or over 120
     /// buckets, when the period does not divide into buckets of whole microseconds, and when count
     /// times a bucket's width is beyond exact numbers.
     pub fn new(count: u64, period: Duration, buckets: u32) -> Result<Self, LimitError> {

@@ -1,6 +1,6 @@
 //! The GCRA family's state and its arithmetic, in exact integers.
 
-use super::{LimitError, MAX_BATCH, Standing};
+use super::{LimitError, Standing};
 use crate::rate::Rate;
 use crate::time::Micros;
 
@@ -39,6 +39,15 @@ impl Tat {
     }
 }
 
+/// The numbers that a TAT was written under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Under {
+    /// The rate.
+    pub rate: Rate,
+    /// The burst.
+    pub burst: u32,
+}
+
 /// One unit per emission interval T = P/N µs, `burst` units at once at most: what the leaky bucket,
 /// the GCRA and the token bucket have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,21 +68,27 @@ pub(super) const SPAN: u64 = EXACT - 2_000_000_000_000_000;
 
 impl Pace {
     /// # Errors
-    /// [`LimitError`] when the burst is 0 or a full batch would be beyond exact time.
+    /// [`LimitError`] when the burst is 0, or one more unit would be beyond exact time.
     pub(super) fn new(rate: Rate, burst: u32) -> Result<Self, LimitError> {
         if burst == 0 {
             return Err(LimitError::NoBurst);
         }
-        // Spans are (burst + cost + n) * T, and remainders stay below (burst + cost + n) * N.
+        // Spans are (burst + cost) * T, and remainders stay below (burst + cost) * N: what begins later than
+        // `latest` is refused, so that a batch goes no further than one job.
         let interval = rate.period_micros().div_ceil(rate.count());
         let units = (SPAN / interval).min(EXACT / rate.count());
-        let spent = u64::from(burst) + MAX_BATCH as u64;
-        let max_cost = match units.saturating_sub(spent).saturating_sub(1) {
+        let max_cost = match units.saturating_sub(u64::from(burst)).saturating_sub(2) {
             0 => return Err(LimitError::BeyondExact { burst, rate }),
             left => u32::try_from(left).unwrap_or(u32::MAX),
         };
         let (count, period) = (rate.count() as i64, rate.period_micros() as i64);
         Ok(Self { rate, burst, max_cost, whole: period / count, part: period % count, count })
+    }
+
+    /// What its states are written under.
+    #[inline]
+    pub(super) const fn under(self) -> Under {
+        Under { rate: self.rate, burst: self.burst }
     }
 
     #[inline]
@@ -114,21 +129,27 @@ impl Pace {
         Micros(Micros::MAX.0 - reach.at.0 - 1)
     }
 
-    /// A state under this rate that was written under another: what is taken beyond the latest slot
-    /// (`last`) was so many units, and is as many still. Else a limit that rose from 1/min to 10/s would
-    /// stand still for a minute, and one that fell would let a burst through.
+    /// A state under these numbers that was written under others: what is taken beyond the latest slot (`last`)
+    /// was so many units, and is as many still. Else a limit that rose from 1/min to 10/s would stand still for
+    /// a minute, and one that fell would let a burst through. By as many units as the burst fell they are fewer:
+    /// the next one goes when it would have gone under the former burst, instead of waiting off all of that.
     ///
-    /// In doubles, as the scripts compute it, and rounded up: it is exact again from the next unit on.
-    pub(super) fn retime(self, tat: Tat, under: Rate, last: Micros) -> Tat {
-        if under == self.rate {
-            return tat;
-        }
+    /// Under another rate in doubles, as the scripts compute it, and rounded up: it is exact again from the next
+    /// unit on.
+    pub(super) fn retime(self, tat: Tat, under: Under, last: Micros) -> Tat {
+        let fewer = under.burst.saturating_sub(self.burst);
         let ahead = tat.at.0 - last.0;
+        if under.rate == self.rate {
+            let is_less = fewer > 0 && ahead > 0;
+            return if is_less { self.advance(tat, -i64::from(fewer)).max(Tat::whole(last)) } else { tat };
+        }
         let at = if ahead <= 0 {
             // Nothing is pending.
             tat.ceil()
         } else {
-            let units = (ahead as f64 * under.count() as f64 + tat.rem as f64) / under.period_micros() as f64;
+            let units = (ahead as f64 * under.rate.count() as f64 + tat.rem as f64)
+                / under.rate.period_micros() as f64;
+            let units = (units - f64::from(fewer)).max(0.0);
             let span = units * self.rate.period_micros() as f64 / self.rate.count() as f64;
             Micros(last.0.saturating_add(span.ceil() as i64))
         };

@@ -204,7 +204,7 @@ fn every_limit_takes_a_rate_and_keeps_all_else() {
         ("log", "20000/m", "use at most 10000"),
         ("day", "20/h", "use one day, one week or one month"),
         ("rolling", "20/month", "use days"),
-        ("gcra", "1/366d", "shorter period"),
+        ("tokens", "1/366d", "shorter period"),
     ] {
         let error = rerated(name, rate).unwrap_err();
         assert!(matches!(&error, TermsError::Rate { limit, .. } if limit == name), "{error:?}");

@@ -3,7 +3,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::limit::{Level, Limit, MAX_BATCH};
+use crate::limit::tat::Under;
+use crate::limit::{Level, Limit};
 
 const TODAY: i64 = 1_760_000_000_000_000;
 
@@ -183,7 +184,7 @@ proptest! {
         prop_assert!(bucket.advance(tat, units) >= tat);
     }
 
-    /// The largest burst and cost that are accepted, in a full batch, at the latest slot: every
+    /// The largest burst and cost that are accepted, at the latest slot: every
     /// number, and every number on the way, stays exact in a double.
     #[test]
     fn nothing_overflows_at_the_limits(rate in any_rate(), burst in any_size(u32::MAX.into())) {
@@ -192,7 +193,7 @@ proptest! {
         let exact = 1_i128 << 53;
         let (count, period) = (i128::from(rate.count()), i128::from(rate.period_micros()));
         let highest = bucket.max_cost();
-        let units = i128::from(burst) + i128::from(highest) + MAX_BATCH as i128;
+        let units = i128::from(burst) + i128::from(highest) + 1;
         prop_assert!(count - 1 + units * (period % count) < exact, "rem + k * r");
         prop_assert!(units * (period / count) < exact, "k * q");
 
@@ -211,10 +212,9 @@ proptest! {
 #[test]
 fn numbers_beyond_exact_time_are_refused() {
     let rate: Rate = "1/366d".parse().unwrap();
-    assert!(
-        matches!(LeakyBucket::new(rate, 1), Err(LimitError::BeyondExact { .. })),
-        "a batch is 1024 years"
-    );
+    let bucket = LeakyBucket::new(rate, 1).unwrap();
+    assert!((200..230).contains(&bucket.max_cost()), "a job of so many years: {}", bucket.max_cost());
+    assert!(matches!(LeakyBucket::new(rate, 230), Err(LimitError::BeyondExact { .. })));
     assert_eq!(LeakyBucket::new("1/s".parse().unwrap(), 0), Err(LimitError::NoBurst));
     let second: Rate = "1/s".parse().unwrap();
     assert!(LeakyBucket::new(second, u32::MAX).is_ok_and(|bucket| bucket.max_cost() > 1_000_000));
@@ -225,7 +225,8 @@ fn what_is_pending_is_timed_anew_when_the_rate_changes() {
     let at = |rate: &str, ahead: i64, under: &str, rem: u64| {
         let bucket = LeakyBucket::new(rate.parse().unwrap(), 1).unwrap();
         let tat = Tat { at: Micros(TODAY + ahead), rem };
-        let tat = bucket.pace().retime(tat, under.parse().unwrap(), Micros(TODAY));
+        let under = Under { rate: under.parse().unwrap(), burst: 1 };
+        let tat = bucket.pace().retime(tat, under, Micros(TODAY));
         (tat.at.0 - TODAY, tat.rem)
     };
     assert_eq!(at("3/s", 333_333, "3/s", 1), (333_333, 1), "the same rate");
@@ -236,6 +237,27 @@ fn what_is_pending_is_timed_anew_when_the_rate_changes() {
     assert_eq!(at("1/m", -5, "10/s", 3), (-4, 0), "nothing is pending");
     let far = at("1/30d", 1_000_000_000, "1000000/s", 0).0 + TODAY;
     assert!(far < Micros::MAX.0 && far > Micros::MAX.0 / 2, "no further than exact time: {far}");
+}
+
+#[test]
+fn a_burst_that_falls_is_not_waited_off() {
+    let new = |rate: &str, burst| Limit::leaky_bucket("l", rate.parse().unwrap(), burst).unwrap();
+    let (now, second) = (Micros(TODAY), 1_000_000);
+    let (wide, narrow) = (new("1/s", 600), new("1/s", 1));
+    let mut state = wide.fresh();
+    (0..600).for_each(|_| state = wide.commit(&state, wide.earliest(&state, now, 1), 1));
+    assert_eq!(wide.earliest(&state, now, 1), Micros(TODAY + second));
+    let adopted = narrow.adopt(state.clone());
+    assert_eq!(narrow.earliest(&adopted, now, 1), Micros(TODAY + second), "not in 600 s");
+    assert_eq!(
+        new("2/s", 1).earliest(&new("2/s", 1).adopt(state.clone()), now, 1),
+        Micros(TODAY + second / 2)
+    );
+    // A burst that is back is no more than the new one; one that rises is there at once.
+    let later = Micros(TODAY + 3600 * second);
+    let next = narrow.commit(&adopted, narrow.earliest(&adopted, later, 1), 1);
+    assert_eq!(narrow.earliest(&next, later, 1), Micros(later.0 + second));
+    assert_eq!(new("1/s", 700).earliest(&new("1/s", 700).adopt(state), now, 1), now);
 }
 
 #[test]

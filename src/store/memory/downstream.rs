@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use indexmap::IndexMap;
+
 use super::{Cancel, Change, GRACE, LONGEST_LEASE, Lease, Pause, Recall, STEP, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, Kept, Record};
@@ -26,11 +28,11 @@ pub(super) struct Downstream {
     /// The states of the whole downstream.
     whole: Row,
     /// The states of each key.
-    keyed: HashMap<Box<str>, Row>,
+    keyed: IndexMap<Box<str>, Row>,
+    /// The place among them up to where it was looked which may be forgotten.
+    swept: usize,
     /// Until when each replica counts as alive.
     leases: HashMap<String, Micros>,
-    /// The number of keys at which those whose states are all whole again are forgotten.
-    crowded: usize,
 }
 
 /// The states of one key, by the limit's place. The first is kept apart: mostly there is no other.
@@ -48,8 +50,12 @@ pub(super) struct Held {
     whole: Micros,
 }
 
-/// Below this many keys nothing is forgotten: looking would cost more than it frees.
+/// Below this many keys nothing is forgotten.
 pub(super) const FEW: usize = 1024;
+
+/// With each new key it is looked at this many others whether they may be forgotten: never at all of them, while
+/// others wait.
+const LOOKED_AT: usize = 4;
 
 impl Downstream {
     pub(super) fn new(now: Micros) -> Self {
@@ -61,13 +67,13 @@ impl Downstream {
             terms: None,
             names: vec![],
             whole: Row::default(),
-            keyed: HashMap::new(),
+            keyed: IndexMap::new(),
+            swept: 0,
             leases: HashMap::new(),
-            crowded: FEW,
         }
     }
 
-    /// Follows the clock: a step back is added to `shift`. Now and then what is whole is forgotten.
+    /// Follows the clock: a step back is added to `shift`.
     #[inline]
     pub(super) fn follow(&mut self, now: Micros) {
         if self.has_stepped(now) {
@@ -77,9 +83,6 @@ impl Downstream {
             self.high = now;
         } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
             self.high = now;
-        }
-        if self.keyed.len() >= self.crowded {
-            self.prune();
         }
     }
 
@@ -293,29 +296,42 @@ impl Downstream {
         Some(row?.slot(place))
     }
 
-    #[expect(clippy::expect_used, reason = "just looked for, or inserted")]
     fn row(&mut self, key: &str) -> &mut Row {
         if key.is_empty() {
             return &mut self.whole;
         }
-        // Looked up twice: `entry` would want a key of its own each time.
-        if !self.keyed.contains_key(key) {
-            self.keyed.insert(key.into(), Row::default());
-        }
-        self.keyed.get_mut(key).expect("a row")
+        let place = self.keyed.get_index_of(key).unwrap_or_else(|| {
+            self.sweep();
+            self.keyed.insert_full(key.into(), Row::default()).0
+        });
+        &mut self.keyed[place]
     }
 
-    /// Forgets keys whose states are whole again, once there are twice as many as were left last time.
-    fn prune(&mut self) {
+    /// Forgets some of the keys whose states are all whole again.
+    fn sweep(&mut self) {
+        if self.keyed.len() < FEW {
+            return;
+        }
         let (high, shift) = (self.high, self.shift);
         // On the clock that each was written under, which was never behind.
         let is_absent = |held: &Held| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
-        self.keyed.retain(|_, row| !row.first.iter().chain(row.more.iter().flatten()).all(is_absent));
-        self.crowded = (2 * self.keyed.len()).max(FEW);
+        for _ in 0..LOOKED_AT {
+            match self.keyed.get_index(self.swept) {
+                Some((_, row)) if row.all(is_absent) => {
+                    self.keyed.swap_remove_index(self.swept);
+                }
+                Some(_) => self.swept += 1,
+                None => self.swept = 0,
+            }
+        }
     }
 }
 
 impl Row {
+    fn all(&self, holds: impl FnMut(&Held) -> bool) -> bool {
+        self.first.iter().chain(self.more.iter().flatten()).all(holds)
+    }
+
     #[inline]
     fn slot(&mut self, place: usize) -> &mut Option<Held> {
         if place == 0 {

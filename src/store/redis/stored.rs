@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{RedisStore, keys, scripts, state};
-use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Window};
+use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Under, Window};
 use crate::rate::Rate;
 use crate::store::dump::{self, Kept, Record};
 use crate::store::{Scope, StoreError};
@@ -62,9 +62,10 @@ fn decode(bytes: &[u8]) -> Option<Kept> {
         if rest.is_empty() { pairs.collect() } else { None }
     };
     let level = match (kind, level) {
-        ("t", [at, rem, units, period]) => {
+        ("t", [at, rem, units, period, burst]) => {
             let rate = Rate::new(count(*units)?, Duration::from_micros(count(*period)?)).ok()?;
-            Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }, rate)
+            let under = Under { rate, burst: u32::try_from(*burst).ok()? };
+            Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }, under)
         }
         ("w", [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
         ("c", [width, cleared, counts @ ..]) => {

@@ -152,8 +152,8 @@ fn each_mistake_is_told_with_the_way_out() {
             "capacity: out of range; use an integer from 1 to 4294967295",
         ),
         (
-            "algorithm = 'sliding-window', rate = '1/s', buckets = 1001",
-            "buckets: out of range; use an integer from 1 to 1000",
+            "algorithm = 'sliding-window', rate = '1/s', buckets = 121",
+            "buckets: out of range; use an integer from 1 to 120",
         ),
         (
             "algorithm = 'gcra', rate = '1/d', burst = 4294967295",

@@ -296,11 +296,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         let column = line.find(name.split('[').next().unwrap()).unwrap() + 1;
         assert_eq!(lines, [format!("paced.toml:4:{column}: {key}: unknown key; {hint}")], "{line}");
     }
-    let beyond = LEAST.replace("1/s", "1 per 365 days");
+    let beyond = LEAST.replace("1/s", "2_000_000/s");
     assert_eq!(
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
-            "paced.toml:2:8: downstreams.a.rate: a burst of 1 at 1/365d is beyond exact time; use a shorter period",
+            "paced.toml:2:8: downstreams.a.rate: `2_000_000/s` is more than 1000000/s, the highest rate",
             "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ]
     );

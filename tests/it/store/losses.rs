@@ -145,7 +145,7 @@ async fn corrections_are_written_although_nothing_is_granted() {
     assert_eq!(refused.slots, []);
     let tat = refused.now.plus(AHEAD + INTERVAL);
     let state = packed(&redis, "paced:{billing}:l:rate", 1).await;
-    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0, 1, 50_000], "20/s");
+    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0, 1, 50_000, 1], "20/s, a burst of 1");
 }
 
 #[tokio::test]

@@ -175,6 +175,41 @@ async fn what_is_pending_is_timed_anew_under_another_rate() {
     assert_eq!(slow, fast[1].plus(Duration::from_secs(10)));
 }
 
+#[tokio::test]
+async fn a_burst_that_falls_is_not_waited_off() {
+    let redis = redis().await;
+    for (rate, apart) in [("1/s", 1000), ("2/s", 500)] {
+        let (store, name) = (store(redis).await, unique("burst"));
+        let all = reserve(&store, &name, &limits("1/s", 600), 600, 0).await.slots;
+        assert_eq!((all.len(), all[0]), (600, all[599]));
+        let next = reserve(&store, &name, &limits(rate, 1), 2, 0).await.slots;
+        let apart = Duration::from_millis(apart);
+        assert_eq!(next, [all[0].plus(apart), all[0].plus(2 * apart)], "not in 600 s");
+    }
+}
+
+async fn connections(redis: &Redis) -> usize {
+    let info = redis.command(&["INFO", "stats"]).await.unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_error_that_is_answered_drops_no_connection() {
+    let redis = Redis::dedicated().await;
+    let store = store(&redis).await;
+    reserve(&store, "billing", &limits("1000/s", 1), 1, 0).await;
+    redis.command(&["LPUSH", "paced:{billing}:terms", "no text"]).await.unwrap();
+    let before = connections(&redis).await;
+    for _ in 0..5 {
+        let error = store.tend("billing", Change::Look).await.unwrap_err();
+        assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+        reserve(&store, "other", &limits("1000/s", 1), 1, 0).await;
+    }
+    // The second look at their number is one itself.
+    assert_eq!(connections(&redis).await, before + 1);
+}
+
 /// A server that refuses writes takes connections. None of them must lead to the next one at once.
 #[tokio::test]
 async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
@@ -183,12 +218,7 @@ async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
     let shaper = Shaper::builder("billing", rate).store(store(&redis).await).build().unwrap();
     drop(shaper.reserve("any").await.unwrap());
     redis.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await.unwrap();
-    let connections = async || {
-        let info = redis.command(&["INFO", "stats"]).await.unwrap();
-        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
-        line.trim().parse::<usize>().unwrap()
-    };
-    let before = connections().await;
+    let before = connections(&redis).await;
     let other = store(&redis).await;
     // Once there is a later instant to write down it cannot be looked at either.
     while other.tend("billing", Change::Look).await.is_ok() {}
@@ -198,7 +228,7 @@ async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
     // Each look at their number is one more.
     let mut looks = 0;
     let storm = async {
-        while connections().await - before - looks < 60 {
+        while connections(&redis).await - before - looks < 60 {
             looks += 1;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,73 +1,74 @@
 -- c: the sliding window, "c last shift epoch width cleared number units ...": pairs of a bucket's number and its
 -- units, rising. It is put after windows.lua. src/limit/sliding_window.rs has the same arithmetic.
 
+-- Entries before `first` have left. What is summed for one bucket is kept for the next one, so that a call does
+-- not walk through all of them for each job.
+local function put_entries(s, at, units)
+  s.at, s.units, s.first, s.inside = at, units, 1, nil
+end
+
 local function parse_entries(s, text)
   local at, units = {}, {}
   for a, u in string.gmatch(text, '(%d+) (%d+)') do
     at[#at + 1], units[#units + 1] = tonumber(a), tonumber(u)
   end
-  s.at, s.units = at, units
+  put_entries(s, at, units)
 end
 
 local function entries_text(head, s)
   local parts = { head }
-  for i = 1, #s.at do
-    parts[i + 1] = format('%.0f %.0f', s.at[i], s.units[i])
+  for i = s.first, #s.at do
+    parts[#parts + 1] = format('%.0f %.0f', s.at[i], s.units[i])
   end
   return table.concat(parts, ' ')
 end
 
--- Adds units at a position, and drops the entries up to `gone`.
-local function add_entry(s, position, cost, gone)
-  local at, units, n, placed = {}, {}, 0, false
-  for i = 1, #s.at do
-    local a, u = s.at[i], s.units[i]
-    if a > gone then
-      if not placed and a >= position then
-        placed = true
-        if a == position then
-          u = u + cost
-        else
-          n = n + 1
-          at[n], units[n] = position, cost
-        end
-      end
-      n = n + 1
-      at[n], units[n] = a, u
-    end
+-- Where the entry of this position is, or would be. It is one of the last.
+local function place_of(s, position)
+  local i = #s.at + 1
+  while i > s.first and s.at[i - 1] >= position do
+    i = i - 1
   end
-  if not placed then
-    at[n + 1], units[n + 1] = position, cost
+  return i
+end
+
+local function add_entry(s, position, cost)
+  local i = place_of(s, position)
+  if s.at[i] == position then
+    s.units[i] = s.units[i] + cost
+  else
+    table.insert(s.at, i, position)
+    table.insert(s.units, i, cost)
   end
-  s.at, s.units = at, units
+  if s.inside and i >= s.inside and position > s.oldest then
+    s.full = s.full + cost
+  else
+    s.inside = nil
+  end
 end
 
 local function take_entry(s, position, cost)
-  for i = #s.at, 1, -1 do
-    if s.at[i] == position then
-      s.units[i] = math.max(s.units[i] - cost, 0)
-      if s.units[i] == 0 then
-        table.remove(s.at, i)
-        table.remove(s.units, i)
-      end
-      return
-    end
+  local i = place_of(s, position)
+  if s.at[i] ~= position then
+    return
+  end
+  s.inside = nil
+  s.units[i] = math.max(s.units[i] - cost, 0)
+  if s.units[i] == 0 then
+    table.remove(s.at, i)
+    table.remove(s.units, i)
   end
 end
 
 local function units_at(s, position)
-  for i = #s.at, 1, -1 do
-    if s.at[i] == position then
-      return s.units[i]
-    end
-  end
-  return 0
+  local i = place_of(s, position)
+  return s.at[i] == position and s.units[i] or 0
 end
 
 -- Moves every entry back, and merges those that meet.
 local function move_entries(s, by)
   local at, units, n = {}, {}, 0
-  for i = 1, #s.at do
+  for i = s.first, #s.at do
     local a = math.max(s.at[i] - by, 0)
     if n > 0 and at[n] == a then
       units[n] = units[n] + s.units[i]
@@ -76,7 +77,7 @@ local function move_entries(s, by)
       at[n], units[n] = a, s.units[i]
     end
   end
-  s.at, s.units = at, units
+  put_entries(s, at, units)
 end
 
 local counter = { lose = after_loss, pause = after_pause }
@@ -105,7 +106,8 @@ function counter.parse(_, text)
 end
 
 function counter.fresh(l, s)
-  s.width, s.cleared, s.at, s.units = l.width, 0, {}, {}
+  s.width, s.cleared = l.width, 0
+  put_entries(s, {}, {})
 end
 
 function counter.text(_, s)
@@ -123,18 +125,19 @@ function counter.adopt(l, s)
     return
   end
   local sum = 0
-  for i = 1, #s.units do
+  for i = s.first, #s.units do
     sum = sum + s.units[i]
   end
-  s.width, s.at, s.units = l.width, {}, {}
+  s.width = l.width
+  put_entries(s, {}, {})
   if sum > 0 then
-    s.at[1], s.units[1] = floor(s.last / l.width), math.min(sum, l.n)
+    add_entry(s, floor(s.last / l.width), math.min(sum, l.n))
   end
 end
 
 function counter.whole(l, s)
   local n = #s.at
-  if n == 0 then
+  if n < s.first then
     return s.last
   end
   return math.max((s.at[n] + 1 + l.buckets) * l.width, s.last)
@@ -143,17 +146,23 @@ end
 -- The units that count in full in this bucket, those of the one that leaves, and the first that leaves
 -- after it.
 local function sums(l, s, number)
-  local oldest, full = number - l.buckets, 0
-  for i = #s.at, 1, -1 do
-    if s.at[i] > oldest then
+  local oldest = number - l.buckets
+  local i, full = s.inside, s.full
+  if not i or oldest < s.oldest then
+    i, full = #s.at + 1, 0
+    while i > s.first and s.at[i - 1] > oldest do
+      i = i - 1
       full = full + s.units[i]
-    elseif s.at[i] == oldest then
-      return full, s.units[i], i + 1
-    else
-      return full, 0, i + 1
+    end
+  else
+    while s.at[i] and s.at[i] <= oldest do
+      full = full - s.units[i]
+      i = i + 1
     end
   end
-  return full, 0, 1
+  s.inside, s.full, s.oldest = i, full, oldest
+  local leaves = i > s.first and s.at[i - 1] == oldest
+  return full, leaves and s.units[i - 1] or 0, i
 end
 
 function counter.earliest(l, s, now, cost)
@@ -187,13 +196,14 @@ end
 
 function counter.commit(l, s, at, cost)
   local oldest = floor(s.last / l.width) - l.buckets
-  for i = #s.at, 1, -1 do
-    if s.at[i] < oldest then
-      s.cleared = math.max(s.cleared, (s.at[i] + 1 + l.buckets) * l.width)
-      break
-    end
+  while s.at[s.first] and s.at[s.first] < oldest do
+    s.cleared = math.max(s.cleared, (s.at[s.first] + 1 + l.buckets) * l.width)
+    s.first = s.first + 1
   end
-  add_entry(s, floor(at / l.width), cost, oldest - 1)
+  if s.inside and s.inside < s.first then
+    s.inside = nil
+  end
+  add_entry(s, floor(at / l.width), cost)
   s.last = at
 end
 

@@ -9,7 +9,7 @@
 --         that is exact, 0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, the generation of the
 --         terms that the limits are from (0: nobody's business);
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
---         intervals after TAT;
+--         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
 -- Answer nil, or doubles: now, epoch, granted, first slot refused or -1, its limit, penalty, pause,
 --         version, generation, reset; then last, tat, rem of each limit before
@@ -18,7 +18,7 @@
 
 local STEP, TICK, GRACE = 100000, 25000, 60000000 -- as in lib.lua
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
-local KIND, SIZE = 116, 57 -- a state is "t", and seven doubles
+local KIND, SIZE = 116, 65 -- a state is "t", and eight doubles
 local RECORD_BYTES = 80
 local call, pack, take = redis.call, struct.pack, struct.unpack
 

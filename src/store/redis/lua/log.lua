@@ -5,7 +5,8 @@
 -- last, shift, epoch, the entries at the front that are gone, all entries, the units of those that are not
 -- gone, the units of the last entry if it is at last, when the first one that is not gone was taken, and
 -- the first instant at which none of those gone would count.
--- A call reads the entries that leave and appends its own: it does not matter how many there are.
+-- A call reads the entries that leave and writes its own behind the last one: it does not matter how many there
+-- are. Behind those that are counted there may be some that were taken back.
 local log = {}
 kinds.l = log
 
@@ -114,7 +115,7 @@ function log.save(l, s, px)
     redis.call('SETRANGE', l.key, last, struct.pack('<dd', s.raised_at, s.raised))
   end
   if #parts > 0 then
-    redis.call('APPEND', l.key, table.concat(parts))
+    redis.call('SETRANGE', l.key, HEAD_BYTES + s.count * ENTRY_BYTES, table.concat(parts))
   end
   redis.call('SETRANGE', l.key, 0, head)
   redis.call('PEXPIRE', l.key, px)
@@ -233,16 +234,29 @@ function log.mark(_, s)
   return s.tail, 0
 end
 
--- What is at the frontier then is read from the entries: a reset may have come between.
+-- The entry at this place, by itself.
+local function read_entry(l, i)
+  local at = HEAD_BYTES + i * ENTRY_BYTES
+  return struct.unpack('<dd', redis.call('GETRANGE', l.key, at, at + ENTRY_BYTES - 1))
+end
+
+-- Only the last two entries are read. What is at the frontier then is seen there: a reset may have come between.
 function log.undo(l, s, last, _, _, _, cost)
-  local at, units = take_out(l, s)
-  units[#units] = units[#units] - cost
-  if units[#units] <= 0 then
-    at[#at], units[#units] = nil, nil
+  local at, units = read_entry(l, s.count - 1)
+  local left = units - math.min(cost, units)
+  s.total = s.total - (units - left)
+  if left > 0 then
+    s.raised, s.raised_at = left, at
+  elseif entries(s) == 1 then
+    at = nil
+    put_back(s, {}, {})
+  else
+    -- What lies beyond the count is written over.
+    s.count = s.count - 1
+    at, left = read_entry(l, s.count - 1)
   end
-  put_back(s, at, units)
   s.last = math.max(last, s.cleared)
-  s.tail = at[#at] == s.last and units[#units] or 0
+  s.tail = at == s.last and left or 0
 end
 
 function log.standing(l, s, now)

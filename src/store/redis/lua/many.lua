@@ -12,9 +12,9 @@ for i = 1, count do
     if #state ~= SIZE then
       return false
     end
-    local kind, moved, of, count, period
-    kind, last, moved, of, tat, rem, count, period = take('<Bddddddd', state)
-    if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r then
+    local kind, moved, of, count, period, burst
+    kind, last, moved, of, tat, rem, count, period, burst = take('<Bdddddddd', state)
+    if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r or burst ~= 1 - a - b then
       return false
     end
     if tat + GRACE <= hw then
@@ -91,7 +91,7 @@ for i = 1, count do
   local l = all[i]
   if l.taken then
     local lives = (l.tat > now and l.tat - now or 0) + GRACE + 999
-    local state = pack('<Bddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r)
+    local state = pack('<Bdddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r, 1 - l.a - l.b)
     call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
   end
 end

@@ -10,9 +10,9 @@ if state then
   if #state ~= SIZE then
     return false
   end
-  local kind, moved, of, count, period
-  kind, last, moved, of, tat, rem, count, period = take('<Bddddddd', state)
-  if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r then
+  local kind, moved, of, count, period, burst
+  kind, last, moved, of, tat, rem, count, period, burst = take('<Bdddddddd', state)
+  if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r or burst ~= 1 - a - b then
     return false
   end
   if tat + GRACE <= hw then
@@ -82,7 +82,7 @@ if ticked then
 end
 if taken then
   local lives = (tat > now and tat - now or 0) + GRACE + 999
-  state = pack('<Bddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r)
+  state = pack('<Bdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)
   call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
 end
 return pack(

@@ -1,5 +1,5 @@
--- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, N, P, packed; tat + rem/N is the
--- theoretical arrival time under the rate of N per P. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
+-- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, N, P, burst, packed; tat + rem/N is the
+-- theoretical arrival time under the rate of N per P, and that burst. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
 -- one.lua and many.lua have it once more.
 
 -- `units` emission intervals of limit `l` on from tat + rem/N, or back.
@@ -32,20 +32,20 @@ function tat.read(l, at, fence)
 end
 
 function tat.parse(_, packed)
-  if #packed ~= 57 or packed:byte() ~= 116 then
+  if #packed ~= 65 or packed:byte() ~= 116 then
     return nil
   end
   local s = {}
-  s.last, s.shift, s.epoch, s.tat, s.rem, s.n, s.p = struct.unpack('<ddddddd', packed, 2)
+  s.last, s.shift, s.epoch, s.tat, s.rem, s.n, s.p, s.burst = struct.unpack('<dddddddd', packed, 2)
   return s
 end
 
 function tat.fresh(l, s)
-  s.tat, s.rem, s.n, s.p = 0, 0, l.n, l.p
+  s.tat, s.rem, s.n, s.p, s.burst = 0, 0, l.n, l.p, l.burst
 end
 
 function tat.text(l, s)
-  return struct.pack('<Bddddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p)
+  return struct.pack('<Bdddddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p, l.burst)
 end
 
 function tat.back(_, s, by)
@@ -56,16 +56,24 @@ function tat.back(_, s, by)
   end
 end
 
--- Written under another rate: what is pending beyond the latest slot is as many units under this one.
+-- Written under other numbers: what is pending beyond the latest slot is as many units under these, less those
+-- by which the burst fell.
 function tat.adopt(l, s)
+  local ahead, fewer, at = s.tat - s.last, math.max(s.burst - l.burst, 0), nil
+  s.burst = l.burst
   if s.n == l.n and s.p == l.p then
+    if fewer > 0 and ahead > 0 then
+      s.tat, s.rem = advance(l, s.tat, s.rem, -fewer)
+      if s.tat < s.last then
+        s.tat, s.rem = s.last, 0
+      end
+    end
     return
   end
-  local ahead, at = s.tat - s.last, nil
   if ahead <= 0 then
     at = ceil(s.tat, s.rem)
   else
-    local units = (ahead * s.n + s.rem) / s.p
+    local units = math.max((ahead * s.n + s.rem) / s.p - fewer, 0)
     at = s.last + math.ceil(units * l.p / l.n)
   end
   -- The latest slot of a unit that is exact.
