@@ -77,7 +77,7 @@ pub(super) struct Pacer {
     probe_at: Instant,
     /// The source is to hand out so many unsettled messages at most.
     resize: Option<u16>,
-    /// Somebody changed what holds for the downstream: look at once.
+    /// Somebody changed what holds for the downstream: look soon.
     look: bool,
     /// When it looked last.
     looked_at: Option<Instant>,

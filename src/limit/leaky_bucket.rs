@@ -17,7 +17,7 @@ impl LeakyBucket {
     /// A bucket of this rate and burst.
     ///
     /// # Errors
-    /// [`LimitError`] when the burst is 0 or a full batch would be beyond exact time.
+    /// [`LimitError`] when the burst is 0 or one more unit would be beyond exact time.
     pub fn new(rate: Rate, burst: u32) -> Result<Self, LimitError> {
         Pace::new(rate, burst).map(Self)
     }

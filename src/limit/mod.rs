@@ -284,18 +284,17 @@ impl Limit {
         cost: u32,
     ) -> Result<Micros, Micros> {
         if let (Some((pace, behind)), Level::Tat(tat, under)) = (self.tat(), &mut state.level) {
-            if *under != pace.under() {
-                (*tat, *under) = (pace.retime(*tat, *under, state.last), pace.under());
-            }
+            // Written under other numbers it is kept as it is unless something is taken.
+            let level = if *under == pace.under() { *tat } else { pace.retime(*tat, *under, state.last) };
             if cost > pace.max_cost() || (!behind && cost > pace.burst()) {
                 return Err(Micros::MAX);
             }
-            let slot = pace.due(*tat, if behind { 1 } else { cost }).max(now);
+            let slot = pace.due(level, if behind { 1 } else { cost }).max(now);
             if slot > until {
                 return Err(slot);
             }
             if cost > 0 {
-                *tat = pace.commit(*tat, slot, cost);
+                (*tat, *under) = (pace.commit(level, slot, cost), pace.under());
                 state.last = slot;
             }
             return Ok(slot);

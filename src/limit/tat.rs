@@ -131,30 +131,33 @@ impl Pace {
 
     /// A state under these numbers that was written under others: what is taken beyond the latest slot (`last`)
     /// was so many units, and is as many still. Else a limit that rose from 1/min to 10/s would stand still for
-    /// a minute, and one that fell would let a burst through. By as many units as the burst fell they are fewer:
-    /// the next one goes when it would have gone under the former burst, instead of waiting off all of that.
+    /// a minute, and one that fell would let a burst through. Where the burst is another one TAT moves by as many
+    /// units, so that as many as were left are left: a lowered burst is not waited off, and one that is lowered
+    /// and raised again has gained nothing. It moves to the latest slot at most: more than the lowered burst is
+    /// never left.
     ///
     /// Under another rate in doubles, as the scripts compute it, and rounded up: it is exact again from the next
     /// unit on.
     pub(super) fn retime(self, tat: Tat, under: Under, last: Micros) -> Tat {
-        let fewer = under.burst.saturating_sub(self.burst);
-        let ahead = tat.at.0 - last.0;
-        if under.rate == self.rate {
-            let is_less = fewer > 0 && ahead > 0;
-            return if is_less { self.advance(tat, -i64::from(fewer)).max(Tat::whole(last)) } else { tat };
+        if under == self.under() {
+            return tat;
         }
-        let at = if ahead <= 0 {
-            // Nothing is pending.
-            tat.ceil()
-        } else {
-            let units = (ahead as f64 * under.rate.count() as f64 + tat.rem as f64)
-                / under.rate.period_micros() as f64;
-            let units = (units - f64::from(fewer)).max(0.0);
-            let span = units * self.rate.period_micros() as f64 / self.rate.count() as f64;
-            Micros(last.0.saturating_add(span.ceil() as i64))
-        };
+        let more = i64::from(self.burst) - i64::from(under.burst);
+        let ahead = tat.at.0 - last.0;
         // What lies beyond exact time is refused either way.
-        Tat::whole(at.min(self.latest(1)))
+        let latest = Tat::whole(self.latest(1));
+        if under.rate == self.rate {
+            return if ahead < 0 { tat } else { self.advance(tat, more).max(Tat::whole(last)).min(latest) };
+        }
+        if ahead < 0 {
+            // Nothing is pending.
+            return Tat::whole(tat.ceil()).min(latest);
+        }
+        let units =
+            (ahead as f64 * under.rate.count() as f64 + tat.rem as f64) / under.rate.period_micros() as f64;
+        let units = (units + more as f64).max(0.0);
+        let span = units * self.rate.period_micros() as f64 / self.rate.count() as f64;
+        Tat::whole(Micros(last.0.saturating_add(span.ceil() as i64))).min(latest)
     }
 
     /// TAT such that no unit goes before `until`, and then each at its pace: as if the burst had been

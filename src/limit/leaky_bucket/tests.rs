@@ -253,11 +253,45 @@ fn a_burst_that_falls_is_not_waited_off() {
         new("2/s", 1).earliest(&new("2/s", 1).adopt(state.clone()), now, 1),
         Micros(TODAY + second / 2)
     );
-    // A burst that is back is no more than the new one; one that rises is there at once.
+    // A burst that is back is no more than the new one.
     let later = Micros(TODAY + 3600 * second);
     let next = narrow.commit(&adopted, narrow.earliest(&adopted, later, 1), 1);
     assert_eq!(narrow.earliest(&next, later, 1), Micros(later.0 + second));
-    assert_eq!(new("1/s", 700).earliest(&new("1/s", 700).adopt(state), now, 1), now);
+    // One that is raised again has gained nothing: what is used up comes back at the rate.
+    for (limit, next) in [(&wide, adopted), (&new("1/s", 700), state)] {
+        assert_eq!(limit.earliest(&limit.adopt(next), now, 1), Micros(TODAY + second));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whichever bursts take turns, no more goes than the highest of them and what the rate gives.
+    #[test]
+    fn bursts_that_alternate_let_no_more_through(
+        bursts in proptest::collection::vec(1_u32..50, 1..4),
+        steps in proptest::collection::vec((0_usize..4, 0_i64..3_000_000, 1_u32..20), 1..60),
+    ) {
+        let limits: Vec<Limit> = bursts
+            .iter()
+            .map(|burst| Limit::gcra("l", "1/s".parse().unwrap(), *burst).unwrap())
+            .collect();
+        let (mut state, mut now, mut taken) = (limits[0].fresh(), TODAY, 0_i64);
+        for (place, wait, units) in steps {
+            let limit = &limits[place % limits.len()];
+            now += wait;
+            for _ in 0..units {
+                let before = state.clone();
+                if limit.take(&mut state, (Micros(now), Micros(now)), 1).is_ok() {
+                    taken += 1;
+                } else {
+                    prop_assert_eq!(&state, &before, "a refusal changes nothing");
+                }
+            }
+            let most = i64::from(*bursts.iter().max().unwrap()) + (now - TODAY) / 1_000_000;
+            prop_assert!(taken <= most + i64::from(bursts.len() > 1), "{taken} of {most}");
+        }
+    }
 }
 
 #[test]

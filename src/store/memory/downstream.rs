@@ -53,8 +53,8 @@ pub(super) struct Held {
 /// Below this many keys nothing is forgotten.
 pub(super) const FEW: usize = 1024;
 
-/// With each new key it is looked at this many others whether they may be forgotten: never at all of them, while
-/// others wait.
+/// With each new key it is looked at this many others whether they may be forgotten: not at all of them in one
+/// call.
 const LOOKED_AT: usize = 4;
 
 impl Downstream {

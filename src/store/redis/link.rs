@@ -18,7 +18,7 @@ use super::dial::Dial;
 use super::fit;
 use super::scripts::{Call, sources};
 use super::sentinel::Sentinels;
-use super::trouble::{At, ends_connection};
+use super::trouble::{At, ends_connection, passes};
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -177,7 +177,10 @@ impl Link {
     /// Drops the connection where it broke, or leads to the wrong server: a new one may find a new primary, or
     /// a live server. One that answers an error stays: all downstreams share it.
     async fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
-        if result.as_ref().is_err_and(ends_connection) {
+        // Behind sentinels a server that cannot serve now may be a primary that was deposed and does not know it.
+        let is_of_sentinels = matches!(self.way, Way::Sentinels(_));
+        let ends = |error: &RedisError| ends_connection(error) || (is_of_sentinels && passes(error));
+        if result.as_ref().is_err_and(ends) {
             let mut current = self.current.lock().await;
             if current.peer.as_ref().is_some_and(|open| open.number == peer.number) {
                 current.peer = None;

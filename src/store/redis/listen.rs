@@ -4,6 +4,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use tokio::task::JoinHandle;
 
 use super::servers::Servers;
 use crate::store::StoreError;
@@ -30,6 +31,7 @@ async fn tell_all(watchers: Weak<Watchers>) {
 pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: Weak<Watchers>) {
     let (first, most) = BACKOFF;
     let (mut wait, mut told) = (first / 2, false);
+    let mut waves: Option<JoinHandle<()>> = None;
     while let Some(open) = servers.upgrade() {
         let mut reopened = open.reopened();
         match open.listen(&channel).await {
@@ -37,7 +39,10 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
                 drop(open);
                 (wait, told) = (first, false);
                 // What was told before is lost.
-                tokio::spawn(tell_all(Weak::clone(&watchers)));
+                let wave = tokio::spawn(tell_all(Weak::clone(&watchers)));
+                if let Some(earlier) = waves.replace(wave) {
+                    earlier.abort();
+                }
                 let mut messages = subscribed.on_message();
                 loop {
                     let message = tokio::select! {
@@ -64,7 +69,7 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
                 wait = (wait * 2).min(most);
             }
         }
-        // Also where it was heard for a while: with a server that refuses every call each call opens a connection,
+        // Also where it was heard for a while: with a server that is no primary any more each call opens a connection,
         // and who is told of that calls again.
         tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
     }

@@ -81,7 +81,7 @@ impl At {
 }
 
 /// Whether the server says that it cannot serve just now.
-fn passes(error: &RedisError) -> bool {
+pub(super) fn passes(error: &RedisError) -> bool {
     if error.code().is_some_and(|code| PASSING.contains(&code)) {
         return true;
     }

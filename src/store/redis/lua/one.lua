@@ -53,7 +53,7 @@ while at <= size and refused < 0 do
         tat, rem = slot, 0
       end
       local by, rest = cost, cost * left
-      if left > 0 and left == jobs - 1 and (rest + cost) * n < EXACT
+      if left > 0 and left == jobs - 1 and (rest + cost + 1) * n < EXACT
         and tat + (rest + cost) * (q + 1) < EXACT then
         -- After the first job none starts anew: TAT rises by all costs at once, if the last one fits.
         x = rem + (rest + units) * r

@@ -56,29 +56,34 @@ function tat.back(_, s, by)
   end
 end
 
--- Written under other numbers: what is pending beyond the latest slot is as many units under these, less those
--- by which the burst fell.
+-- Written under other numbers: what is pending beyond the latest slot is as many units under these, and by as
+-- many more as the burst is higher.
 function tat.adopt(l, s)
-  local ahead, fewer, at = s.tat - s.last, math.max(s.burst - l.burst, 0), nil
-  s.burst = l.burst
-  if s.n == l.n and s.p == l.p then
-    if fewer > 0 and ahead > 0 then
-      s.tat, s.rem = advance(l, s.tat, s.rem, -fewer)
-      if s.tat < s.last then
-        s.tat, s.rem = s.last, 0
-      end
-    end
+  local is_rate = s.n == l.n and s.p == l.p
+  if is_rate and s.burst == l.burst then
     return
   end
-  if ahead <= 0 then
+  local ahead, more, at, rem = s.tat - s.last, l.burst - s.burst, nil, 0
+  if ahead < 0 then
     at = ceil(s.tat, s.rem)
+    if is_rate then
+      at, rem = s.tat, s.rem
+    end
+  elseif is_rate then
+    at, rem = advance(l, s.tat, s.rem, more)
+    if at < s.last then
+      at, rem = s.last, 0
+    end
   else
-    local units = math.max((ahead * s.n + s.rem) / s.p - fewer, 0)
+    local units = math.max((ahead * s.n + s.rem) / s.p + more, 0)
     at = s.last + math.ceil(units * l.p / l.n)
   end
   -- The latest slot of a unit that is exact.
-  local reach = advance(l, 0, 0, l.burst + 1)
-  s.tat, s.rem, s.n, s.p = math.min(at, NEVER - reach - 1), 0, l.n, l.p
+  local latest = NEVER - advance(l, 0, 0, l.burst + 1) - 1
+  if at >= latest and (ahead >= 0 or not is_rate) then
+    at, rem = latest, 0
+  end
+  s.tat, s.rem, s.n, s.p, s.burst = at, rem, l.n, l.p, l.burst
 end
 
 -- Whether there was anything to raise.

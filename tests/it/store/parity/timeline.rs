@@ -260,7 +260,7 @@ pub fn sliding_window() -> BoxedStrategy<Limit> {
             (count.min(even.unsigned_abs()), even.min(1_000_000 * SECOND * i64::from(buckets)));
         Limit::sliding_window("l", count, micros(even), buckets).unwrap()
     };
-    (count(), period(), 1_u32..=20).prop_map(limit).boxed()
+    (count(), period(), prop_oneof![3 => 1_u32..=20, 1 => 21_u32..=120]).prop_map(limit).boxed()
 }
 
 pub fn sliding_log() -> BoxedStrategy<Limit> {
