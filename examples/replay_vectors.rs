@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release --example replay_vectors -- FILE --store memory:|redis://HOST
 //!
-//! FILE holds suites; the operations of a suite run in order on one fresh key, at explicit
-//! instants. Times are ms and may have fractions down to the µs. Strategies, with what is compared:
+//! FILE holds suites; the operations of a suite run in order on one fresh key, by a
+//! clock that is set to the instant of each. Times are ms and may have fractions down to the µs. Strategies, with what is compared:
 //!
 //! - `gcra` {limit, periodMs, burst = limit}, `tokenBucket` {capacity, refillPerSec},
 //!   `fixedWindow` {limit, windowMs}, `slidingWindow` {limit, windowMs, buckets = 10},
@@ -21,12 +21,13 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use paced::Rate;
 use paced::limit::{Costs, Decision, Limit, LimitSet};
 use paced::store::{Check, MemoryStore, RedisOptions, RedisStore, Reserve, Scope, Store};
-use paced::time::{Micros, wall_now};
+use paced::time::{ManualClock, Micros, wall_now};
 use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
@@ -52,13 +53,17 @@ async fn run() -> Result<usize, Failure> {
     let text = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
     let vectors: Value = serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))?;
     let suites = vectors["suites"].as_array().ok_or_else(|| format!("{file}: no `suites`"))?;
+    let clock = Arc::new(ManualClock::new(Micros(0)));
     let store: Box<dyn Store> = match url.as_str() {
-        "memory:" => Box::new(MemoryStore::new()),
-        _ => Box::new(RedisStore::connect(&url, RedisOptions::default()).await?),
+        "memory:" => Box::new(MemoryStore::with_clock(clock.clone())),
+        _ => {
+            let store = RedisStore::connect(&url, RedisOptions::default()).await?;
+            Box::new(store.with_test_clock(clock.clone()))
+        }
     };
 
     // A name of its own for each run: every key is fresh, whatever ran before.
-    let downstream = format!("replay-{}", wall_now());
+    let run = wall_now();
     let (mut replayed, mut operations, mut wrong) = (0, 0, 0);
     let mut skipped = BTreeMap::<String, usize>::new();
     for (index, suite) in suites.iter().enumerate() {
@@ -68,8 +73,10 @@ async fn run() -> Result<usize, Failure> {
             *skipped.entry(kind.to_owned()).or_default() += 1;
             continue;
         }
-        let key = format!("{index}/{}", suite["key"].as_str().unwrap_or_default());
-        match replay(&*store, Scope { downstream: &downstream, key: &key }, name, kind, suite).await {
+        // Each suite has a downstream of its own: a clock that goes back between two of them is no step.
+        let downstream = format!("replay-{run}-{index}");
+        let scope = Scope { downstream: &downstream, key: suite["key"].as_str().unwrap_or_default() };
+        match replay((&*store, &clock), scope, name, kind, suite).await {
             Ok((ran, differ)) => (operations, wrong) = (operations + ran, wrong + differ),
             Err(error) => {
                 println!("{name}: {error}");
@@ -101,7 +108,7 @@ fn arguments() -> Result<(String, String), Failure> {
 
 /// How many operations ran, and how many of them came out otherwise than expected.
 async fn replay(
-    store: &dyn Store,
+    (store, clock): (&dyn Store, &ManualClock),
     scope: Scope<'_>,
     name: &str,
     kind: &str,
@@ -113,6 +120,7 @@ async fn replay(
     let mut wrong = 0;
     for (index, operation) in operations.iter().enumerate() {
         let now = Micros(i64::try_from(micros(&operation["now"], "now")?)?);
+        clock.set(now);
         let cost = match &operation["cost"] {
             Value::Null => 1,
             cost => cost.as_u64().ok_or_else(|| format!("`cost` is {cost}, not a count"))?,
@@ -161,9 +169,7 @@ async fn shape(
     ahead: Duration,
 ) -> Result<Found, Failure> {
     let costs = Costs::Each(&[cost]);
-    let reserved = store
-        .reserve(Reserve { scope, limits, costs, ahead, now: Some(now), lease: None, generation: 0 })
-        .await?;
+    let reserved = store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0 }).await?;
     let delay = match (reserved.slots.first(), reserved.refused) {
         (Some(slot), _) => slot.since(now),
         (None, Some(refused)) => refused.slot.since(now.plus(ahead)),
@@ -181,7 +187,7 @@ async fn police(
 ) -> Result<Found, Failure> {
     let fits = u32::try_from(cost).ok().filter(|cost| *cost <= limits.max_cost());
     let costs = Costs::Each(&[fits.unwrap_or(0)]);
-    let mut checked = store.check(Check { scope, limits, costs, now: Some(now), generation: 0 }).await?;
+    let mut checked = store.check(Check { scope, limits, costs, generation: 0 }).await?;
     let verdict = checked.verdicts.pop().ok_or("the store gave no verdict")?;
     let Decision { allowed, limit, remaining, reset_at, retry_after, .. } = limits.decision(now, verdict);
     let reset_at = ms_up(u128::try_from(reset_at.0)?);

@@ -73,7 +73,6 @@ impl Core {
             limits: &self.stored,
             costs: fares.costs(),
             ahead: self.max_wait,
-            now: None,
             lease: None,
             generation: 0,
         };

@@ -219,7 +219,7 @@ impl Carrier for Core {
     async fn carry(self: &Arc<Self>, key: &str, requests: Self::Load) {
         let fares = fares(&self.stored, &requests);
         let (scope, costs) = (self.scope(key), fares.costs());
-        let call = Check { scope, limits: &self.stored, costs, now: None, generation: 0 };
+        let call = Check { scope, limits: &self.stored, costs, generation: 0 };
         match self.store.check(call).await {
             Ok(Checked { now, verdicts, .. }) => {
                 // Whoever is gone needs no answer.

@@ -176,7 +176,6 @@ impl Shaper {
             limits: &core.stored,
             costs: Costs::Each(&[]),
             ahead: core.max_wait,
-            now: None,
             lease: None,
             generation: 0,
         };

@@ -156,7 +156,6 @@ impl Reservation {
             charged: &self.granted.charged,
             before: &self.granted.before,
             after: &self.granted.after,
-            now: None,
         };
         self.core.store.cancel(call).await
     }

@@ -29,7 +29,6 @@ impl Reserve<'_> {
     /// [`StoreError::Invalid`] when no store may decide on this call.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
-        check_now(self.now)?;
         self.lease.map_or(Ok(()), check_lease)?;
         check_costs(self.limits, self.costs)
     }
@@ -63,7 +62,6 @@ impl Check<'_> {
     /// [`StoreError::Invalid`] when no store may decide on this call.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
-        check_now(self.now)?;
         check_costs(self.limits, self.costs)
     }
 
@@ -117,7 +115,6 @@ impl Cancel<'_> {
     /// [`StoreError::Invalid`] when the marks are not those of the limits.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
-        check_now(self.now)?;
         let (limits, given) = (self.limits.len(), [self.before.len(), self.after.len(), self.charged.len()]);
         if given != [limits; 3] {
             let text = format!("{given:?} marks and costs for {limits} limits; give one for each");
@@ -136,13 +133,4 @@ fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {
         return Err(StoreError::Invalid(format!("a lease of {ttl:?}; use 1ms to {LONGEST_LEASE:?}")));
     }
     Ok(())
-}
-
-fn check_now(now: Option<Micros>) -> Result<(), StoreError> {
-    match now {
-        Some(now) if now < Micros(0) || now > Micros::MAX => {
-            Err(StoreError::Invalid(format!("now = {now} µs; give 0 to {}", Micros::MAX)))
-        }
-        _ => Ok(()),
-    }
 }

@@ -10,6 +10,8 @@ use super::{
     BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LEASE, Lease, Pause, Recall, Reserve,
     Reserved, STEP, Scope, Status, Store, StoreError, TICK, Tended, check_downstream, dump,
 };
+#[cfg(feature = "dispatch")]
+use crate::limit::Limit;
 use crate::limit::{Charge, LimitSet, Plan, State};
 use crate::store::changes::Watchers;
 use crate::time::{Clock, Micros, SystemClock};
@@ -55,38 +57,31 @@ impl MemoryStore {
         downstream
     }
 
-    fn now(&self, explicit: Option<Micros>) -> Micros {
-        explicit.unwrap_or_else(|| self.clock.now())
-    }
-
     /// Runs `decide` on the states of the limits under `scope`, and keeps those that it says were taken from.
     fn decide<T>(
         &self,
         scope: Scope<'_>,
         limits: &LimitSet,
-        explicit: Option<Micros>,
         decide: impl FnOnce(&mut Downstream, &mut [State], Micros) -> (T, Charge),
     ) -> T {
-        let downstream = self.open(scope.downstream, || self.now(explicit));
+        let downstream = self.open(scope.downstream, || self.clock.now());
         let mut downstream = locked(&downstream);
         // Read under the lock: two threads must not see their instants in the wrong order.
-        let (now, live) = (self.now(explicit), explicit.is_none());
-        if live {
-            downstream.follow(now);
-        }
+        let now = self.clock.now();
+        downstream.follow(now);
         let mut states: Vec<State> =
-            limits.iter().map(|limit| downstream.read(limit, scope.key, now, live)).collect();
+            limits.iter().map(|limit| downstream.read(limit, scope.key, now)).collect();
         let (answer, taken) = decide(&mut downstream, &mut states, now);
         for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
             if taken.has(place) {
-                downstream.write(limit, scope.key, state, live);
+                downstream.write(limit, scope.key, state);
             }
         }
         answer
     }
 
     fn reserved(&self, call: Reserve<'_>) -> Reserved {
-        self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
+        self.decide(call.scope, call.limits, |downstream, states, now| {
             let (before, status) = (call.limits.marks(states), downstream.status);
             let outdated = !status.is_current(call.generation);
             let plan = call.plan(states, now, &status);
@@ -106,13 +101,20 @@ impl MemoryStore {
     }
 
     fn checked(&self, call: Check<'_>) -> Checked {
-        self.decide(call.scope, call.limits, call.now, |downstream, states, now| {
+        self.decide(call.scope, call.limits, |downstream, states, now| {
             let (epoch, status) = (downstream.epoch, downstream.status);
             let outdated = !status.is_current(call.generation);
             let verdicts = call.police(states, now, &status);
             let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
             (Checked { now, epoch, verdicts, status, outdated }, Charge(taken))
         })
+    }
+
+    /// Puts the state of a limit of the whole downstream in place of what there is.
+    #[cfg(feature = "dispatch")]
+    pub(crate) fn put_state(&self, downstream: &str, limit: &Limit, state: State) {
+        let downstream = self.open(downstream, || self.clock.now());
+        locked(&downstream).write(limit, "", state);
     }
 
     /// The record of the downstream, and the states of the limits, as texts. For tests.
@@ -160,18 +162,16 @@ impl Store for MemoryStore {
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let (key, live) = (call.scope.key, call.now.is_none());
             let Some(downstream) = self.find(call.scope.downstream) else { return Ok(false) };
             let mut downstream = locked(&downstream);
-            let now = self.now(call.now);
+            let now = self.clock.now();
             // After a step back the slot is an instant of a clock that is no more.
-            let stepped = live && downstream.has_stepped(now);
-            if stepped || now >= call.slot {
+            if downstream.has_stepped(now) || now >= call.slot {
                 return Ok(false);
             }
-            let Some(restored) = downstream.undone(&call, live) else { return Ok(false) };
+            let Some(restored) = downstream.undone(&call) else { return Ok(false) };
             for (limit, state) in restored {
-                downstream.write(limit, key, state, live);
+                downstream.write(limit, call.scope.key, state);
             }
             Ok(true)
         })

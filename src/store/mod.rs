@@ -60,9 +60,6 @@ pub struct Reserve<'a> {
     pub costs: Costs<'a>,
     /// How far after the store's now a slot may lie; a job whose slot lies further gets none.
     pub ahead: Duration,
-    /// An instant to decide at instead of the store's clock (vectors, tests): then nothing is
-    /// corrected for a clock that stepped back.
-    pub now: Option<Micros>,
     /// Says that this replica is alive, and asks how many are; not needed with every call.
     pub lease: Option<Lease<'a>>,
     /// Of the terms that the limits are from: slots are granted only while these are in force. 0: they
@@ -143,8 +140,6 @@ pub struct Check<'a> {
     /// What each job costs. Those that do not fit take nothing, and hinder no other. One that costs
     /// nothing only looks.
     pub costs: Costs<'a>,
-    /// As in [`Reserve::now`].
-    pub now: Option<Micros>,
     /// As in [`Reserve::generation`].
     pub generation: u64,
 }
@@ -179,8 +174,6 @@ pub struct Cancel<'a> {
     pub before: &'a [Mark],
     /// As in [`Granted::after`].
     pub after: &'a [Mark],
-    /// As in [`Reserve::now`].
-    pub now: Option<Micros>,
 }
 
 /// Keeps the state of limits and decides on it atomically.

@@ -68,7 +68,7 @@ impl Both {
     }
 
     async fn checks(&self, limits: &LimitSet, key: &str, costs: Costs<'_>) -> Vec<Decision> {
-        let call = Check { scope: self.scope(key), limits, costs, now: None, generation: 0 };
+        let call = Check { scope: self.scope(key), limits, costs, generation: 0 };
         let answers = [self.memory.check(call).await.unwrap(), self.shared.check(call).await.unwrap()];
         let checked = self.same(limits, key, answers).await;
         checked.verdicts.into_iter().map(|verdict| limits.decision(checked.now, verdict)).collect()
@@ -86,15 +86,14 @@ impl Both {
 
     async fn reserve(&self, limits: &LimitSet, costs: &[u32], ahead: Duration) -> Reserved {
         let costs = Costs::Each(costs);
-        let call =
-            Reserve { scope: self.scope(""), limits, costs, ahead, now: None, lease: None, generation: 0 };
+        let call = Reserve { scope: self.scope(""), limits, costs, ahead, lease: None, generation: 0 };
         let answers = [self.memory.reserve(call).await.unwrap(), self.shared.reserve(call).await.unwrap()];
         self.same(limits, "", answers).await
     }
 
     async fn cancel(&self, limits: &LimitSet, granted: &Granted) -> bool {
         let Granted { slot, charged, before, after } = granted;
-        let call = Cancel { scope: self.scope(""), limits, slot: *slot, charged, before, after, now: None };
+        let call = Cancel { scope: self.scope(""), limits, slot: *slot, charged, before, after };
         let answers = [self.memory.cancel(call).await.unwrap(), self.shared.cancel(call).await.unwrap()];
         self.same(limits, "", answers).await
     }

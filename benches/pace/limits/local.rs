@@ -120,7 +120,6 @@ impl Paced {
             limits: &self.limits,
             costs: Costs::Each(&[1]),
             ahead: Duration::ZERO,
-            now: None,
             lease: None,
             generation: 0,
         };

@@ -12,7 +12,7 @@ use crate::dispatch::held::Held;
 use crate::dispatch::part::part;
 use crate::dispatch::turns::Next;
 use crate::dispatch::{OnLimit, OnUnavailable, Options};
-use crate::limit::{Costs, LimitSet, Mark};
+use crate::limit::{Costs, Level, LimitSet, Mark, State, Window};
 use crate::store::{
     BoxFuture, Change, Lease, MemoryStore, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
 };
@@ -180,25 +180,16 @@ impl Pacer {
         let Some(Some((now, marks, units))) = self.shared.marks.get(queue) else { return };
         for (limit, mark) in limits.iter().zip(marks) {
             let Mark::Window { window, .. } = mark else { continue };
-            let before = if window.end > *now { window.used } else { 0 };
             // The others have taken as much as this one since then, as far as it knows.
-            let used = before.div_ceil(u64::from(self.shared.replicas.max(1))).saturating_add(*units);
-            let used = u32::try_from(used).unwrap_or(u32::MAX).min(limit.max_cost());
-            let Ok(limits) = LimitSet::new(vec![limit.clone()]) else { continue };
-            let scope = Scope { downstream: &self.options.downstream, key: "" };
-            let call = Reserve {
-                scope,
-                limits: &limits,
-                costs: Costs::Each(&[used]),
-                ahead: Duration::ZERO,
-                now: Some(*now),
-                lease: None,
-                generation: 0,
+            let before = window.used.div_ceil(u64::from(self.shared.replicas.max(1)));
+            let state = if window.end > *now {
+                let used = before.saturating_add(*units).min(u64::from(limit.max_cost()));
+                State { last: *now, level: Level::Window(Window { used, ..*window }) }
+            } else {
+                let used = u32::try_from(*units).unwrap_or(u32::MAX).min(limit.max_cost());
+                limit.commit(&limit.fresh(), *now, used)
             };
-            if used > 0 {
-                // It is answered at once; without it the window counts as unused.
-                let _ = alone.store.reserve(call).now_or_never();
-            }
+            alone.store.put_state(&self.options.downstream, limit, state);
         }
     }
 
@@ -270,7 +261,6 @@ impl Pacer {
                 limits: &options.limits,
                 costs: Costs::Each(&[]),
                 ahead: Duration::ZERO,
-                now: None,
                 lease: Some(Lease { replica: &replica, ttl }),
                 generation: 0,
             };

@@ -63,11 +63,11 @@ pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, 
     let sent = Instant::now();
     let answer = match options.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { scope, limits, costs, ahead, now: None, lease, generation };
+            let call = Reserve { scope, limits, costs, ahead, lease, generation };
             store.reserve(call).await.map(Answer::Reserved)
         }
         OnLimit::Reject => {
-            let call = Check { scope, limits, costs, now: None, generation };
+            let call = Check { scope, limits, costs, generation };
             store.check(call).await.map(Answer::Checked)
         }
     };

@@ -35,7 +35,6 @@ async fn leases(bench: &Bench) -> u32 {
         limits: &limits,
         costs: crate::limit::Costs::Each(&[]),
         ahead: Duration::ZERO,
-        now: None,
         lease: Some(Lease { replica: "probe", ttl: QUICK }),
         generation: 0,
     };

@@ -123,7 +123,6 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
         limits: &limits,
         costs: crate::limit::Costs::Each(&[1]),
         ahead: Duration::ZERO,
-        now: None,
         lease: None,
         generation: 0,
     };

@@ -199,8 +199,7 @@ async fn nobody_else_of_the_same_name_is_touched() {
         let reservation = shaper.reserve("").await.unwrap();
         assert!(reservation.cancel().await.is_ok());
         let daemon = Scope { downstream: "api", key: "" };
-        let plain =
-            Check { scope: daemon, limits: &set, costs: crate::Costs::Each(&[1]), now: None, generation: 0 };
+        let plain = Check { scope: daemon, limits: &set, costs: crate::Costs::Each(&[1]), generation: 0 };
         assert_eq!(store.check(plain).await.unwrap().verdicts[0].charge.0, 1);
         assert!(!own.check("").await.unwrap().allowed && !shared.check("").await.unwrap().allowed);
         // Only limiters of the same kind share it.

@@ -113,7 +113,7 @@ impl Downstream {
                 self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
                 for limit in limits {
                     let last = self.last(limit);
-                    self.write(limit, "", limit.restarted(last.max(now)), true);
+                    self.write(limit, "", limit.restarted(last.max(now)));
                 }
             }
             Change::Recall(Recall { penalty, pause: left, version, generation, terms: known }) => {
@@ -153,31 +153,30 @@ impl Downstream {
     }
 
     /// The state of a limit with what a pause does to it, as [`Self::kept`] has it.
-    pub(super) fn read(&mut self, limit: &Limit, key: &str, now: Micros, live: bool) -> State {
-        let state = self.kept(limit, key, live);
+    pub(super) fn read(&mut self, limit: &Limit, key: &str, now: Micros) -> State {
+        let state = self.kept(limit, key);
         match self.status.paused_until() {
             Micros(0) | Micros::MAX => state,
             until => limit.pause(state, until, now),
         }
     }
 
-    /// The state of a limit. On the clock (`live`) it is corrected for steps back, and forgotten
-    /// once it has equalled absence for long; at an explicit instant it is taken as it stands.
-    fn kept(&mut self, limit: &Limit, key: &str, live: bool) -> State {
+    /// The state of a limit, corrected for steps back, and forgotten once it has equalled absence for long.
+    fn kept(&mut self, limit: &Limit, key: &str) -> State {
         let (high, shift) = (self.high, self.shift);
         let Some(held) = self.get(limit, key) else { return limit.fresh() };
         let back = shift - held.shift;
-        let state = if live && back > 0 {
+        let state = if back > 0 {
             limit.step_back(held.state.clone(), back)
         } else {
             limit.adopt(held.state.clone())
         };
         // By these numbers, which need not be those that it was written under.
         let whole = limit.whole_at(&state);
-        if live && whole.plus(GRACE) <= high {
+        if whole.plus(GRACE) <= high {
             return limit.fresh();
         }
-        if live && back > 0 {
+        if back > 0 {
             *held = Held { state: state.clone(), shift, whole };
         }
         state
@@ -228,13 +227,10 @@ impl Downstream {
         Ok(slot)
     }
 
-    pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State, live: bool) {
+    pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State) {
         let (shift, whole) = (self.shift, limit.whole_at(&state));
         let place = self.place(limit);
-        let slot = self.row(key).slot(place);
-        // At an explicit instant nothing was corrected, so the state keeps its frame.
-        let shift = slot.as_ref().filter(|_| !live).map_or(shift, |held| held.shift);
-        *slot = Some(Held { state, shift, whole });
+        *self.row(key).slot(place) = Some(Held { state, shift, whole });
     }
 
     pub(super) fn forget(&mut self, limit: &Limit, key: &str) {
@@ -245,7 +241,7 @@ impl Downstream {
 
     /// The states of the limits that a reservation was charged to, without it; none if anything was
     /// taken after it.
-    pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>, live: bool) -> Option<Vec<(&'a Limit, State)>> {
+    pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>) -> Option<Vec<(&'a Limit, State)>> {
         let (key, shift) = (call.scope.key, self.shift);
         let marks = call.before.iter().zip(call.after);
         let mut restored = vec![];
@@ -253,7 +249,7 @@ impl Downstream {
             if cost == 0 {
                 continue;
             }
-            let held = self.get(limit, key).filter(|held| !live || held.shift == shift)?;
+            let held = self.get(limit, key).filter(|held| held.shift == shift)?;
             let state = limit.adopt(held.state.clone());
             restored.push((limit, limit.undo(&state, (*before, *after), call.slot, cost)?));
         }

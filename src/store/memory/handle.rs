@@ -91,13 +91,12 @@ impl MemoryHandle {
             let taken = downstream.take((limit, *place), key, (now, until), cost);
             return taken.map_err(|slot| Refusal { slot, limit: 0 });
         }
-        let mut states: Vec<_> =
-            self.limits.iter().map(|limit| downstream.read(limit, key, now, true)).collect();
+        let mut states: Vec<_> = self.limits.iter().map(|limit| downstream.read(limit, key, now)).collect();
         let plan = self.limits.plan(&mut states, now, Costs::Each(&[cost]), until);
         let taken = plan.taken();
         for (place, (limit, state)) in self.limits.iter().zip(states).enumerate() {
             if taken.has(place) {
-                downstream.write(limit, key, state, true);
+                downstream.write(limit, key, state);
             }
         }
         match (plan.slots.first(), plan.refused) {

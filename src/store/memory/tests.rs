@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::limit::{Costs, Limit, Refusal};
+use crate::limit::{Costs, Limit};
 use crate::rate::Rate;
 use crate::store::Granted;
 use crate::store::memory::downstream::FEW;
@@ -34,7 +34,6 @@ impl Bench {
             limits: &self.limits,
             costs: Costs::Each(costs),
             ahead: Duration::from_millis(ahead_ms),
-            now: None,
             lease: None,
             generation: 0,
         };
@@ -82,25 +81,6 @@ async fn a_small_step_back_is_waited_for() {
 }
 
 #[tokio::test]
-async fn at_an_explicit_instant_nothing_is_rebased() {
-    let bench = Bench::new(1);
-    let scope = Scope { downstream: "d", key: "" };
-    let at = |ms: i64| Reserve {
-        scope,
-        limits: &bench.limits,
-        costs: Costs::Each(&[1]),
-        ahead: Duration::ZERO,
-        now: Some(Micros(ms * MS)),
-        lease: None,
-        generation: 0,
-    };
-    assert_eq!(bench.store.reserve(at(10_000)).await.unwrap().slots, [Micros(10_000 * MS)]);
-    let back = bench.store.reserve(at(1000)).await.unwrap();
-    assert_eq!((back.slots, back.refused), (vec![], Some(Refusal { slot: Micros(10_100 * MS), limit: 0 })));
-    assert_eq!(bench.store.reserve(at(10_100)).await.unwrap().slots, [Micros(10_100 * MS)]);
-}
-
-#[tokio::test]
 async fn only_the_tail_can_be_given_back() {
     let bench = Bench::new(1);
     let first = bench.reserve("", START, &[1, 1], 1000).await;
@@ -114,7 +94,6 @@ async fn only_the_tail_can_be_given_back() {
             charged: &[1],
             before,
             after,
-            now: None,
         })
     };
     assert!(!cancel(first.slots[0], &first.before, between).await.unwrap(), "not the tail, not ahead");
@@ -159,33 +138,18 @@ async fn calls_that_cannot_be_exact_are_refused() {
     const MAX: usize = crate::limit::MAX_BATCH;
     let bench = Bench::new(1);
     let scope = Scope { downstream: "d", key: "" };
-    let call = |costs, downstream, now| {
-        let costs = Costs::Each(costs);
-        let scope = Scope { downstream, ..scope };
-        let ahead = Duration::ZERO;
-        bench.store.reserve(Reserve {
-            scope,
-            limits: &bench.limits,
-            costs,
-            ahead,
-            now,
-            lease: None,
-            generation: 0,
-        })
+    let call = |costs, downstream| {
+        let (costs, scope) = (Costs::Each(costs), Scope { downstream, ..scope });
+        let (limits, ahead) = (&bench.limits, Duration::ZERO);
+        bench.store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0 })
     };
     let too_many = vec![1; MAX + 1];
-    for (costs, name, now) in [
-        (&too_many[..], "d", None),
-        (&[1][..], "", None),
-        (&[1][..], "a}b", None),
-        (&[1][..], "d", Some(Micros(-1))),
-    ] {
-        assert!(
-            matches!(call(costs, name, now).await, Err(StoreError::Invalid(_))),
-            "{costs:?} {name} {now:?}"
-        );
+    for (costs, name) in [(&too_many[..], "d"), (&[1][..], ""), (&[1][..], "a}b")] {
+        assert!(matches!(call(costs, name).await, Err(StoreError::Invalid(_))), "{costs:?} {name}");
     }
-    let far = call(&[1], "far", Some(Micros::MAX)).await.unwrap();
+    bench.clock.set(Micros::MAX);
+    let far = call(&[1], "far").await.unwrap();
+    bench.clock.set(Micros(START));
     assert_eq!(
         (far.slots, far.refused.map(|refused| refused.slot)),
         (vec![], Some(Micros::MAX)),
@@ -198,15 +162,7 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
     let call = |costs| {
         let costs = Costs::Each(costs);
-        bench.store.reserve(Reserve {
-            scope,
-            limits: &limits,
-            costs,
-            ahead,
-            now: None,
-            lease: None,
-            generation: 0,
-        })
+        bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0 })
     };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
@@ -230,8 +186,7 @@ async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
         let scope = Scope { downstream: "d", key: "" };
         for last in granted.iter().skip(1).rev() {
             let Granted { slot, charged, before, after } = last;
-            let call =
-                Cancel { scope, limits: &bench.limits, slot: *slot, charged, before, after, now: None };
+            let call = Cancel { scope, limits: &bench.limits, slot: *slot, charged, before, after };
             assert!(bench.store.cancel(call).await.unwrap());
         }
         let again = bench.reserve("", START + 1, &[1], 10_000).await;

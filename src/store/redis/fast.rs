@@ -16,7 +16,7 @@ pub(super) fn clock(ask: &Ask<'_>, now: Now) -> Option<Micros> {
     let clock = match now {
         Now::Store => STORE,
         Now::Clock(now) if now >= Micros(0) => now,
-        Now::Clock(_) | Now::At(_) => return None,
+        Now::Clock(_) => return None,
     };
     (ask.lease.is_none() && ask.limits.is_tat()).then_some(clock)
 }

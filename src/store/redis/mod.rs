@@ -158,12 +158,8 @@ impl RedisStore {
         state::text(raw)
     }
 
-    fn now(&self, explicit: Option<Micros>) -> Now {
-        match (explicit, &self.clock) {
-            (Some(at), _) => Now::At(at),
-            (None, Some(clock)) => Now::Clock(clock.now()),
-            (None, None) => Now::Store,
-        }
+    fn now(&self) -> Now {
+        self.clock.as_ref().map_or(Now::Store, |clock| Now::Clock(clock.now()))
     }
 
     fn known(&self, downstream: &str) -> Known {
@@ -237,20 +233,15 @@ impl RedisStore {
     }
 
     /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
-    fn edges(&self, explicit: Option<Micros>) -> (Micros, Micros) {
-        let now = explicit.unwrap_or_else(|| self.clock.as_ref().map_or_else(wall_now, |clock| clock.now()));
+    fn edges(&self) -> (Micros, Micros) {
+        let now = self.clock.as_ref().map_or_else(wall_now, |clock| clock.now());
         (now, now)
     }
 
     /// One call of the script, and another one for each time that it misses the edges of a calendar.
-    async fn ask(
-        &self,
-        scope: Scope<'_>,
-        mut ask: Ask<'_>,
-        now: Option<Micros>,
-    ) -> Result<ReserveReply, StoreError> {
+    async fn ask(&self, scope: Scope<'_>, mut ask: Ask<'_>) -> Result<ReserveReply, StoreError> {
         let mut keys = self.keys(scope, ask.limits);
-        let now = self.now(now);
+        let now = self.now();
         if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
             return Ok(reply);
         }
@@ -312,10 +303,10 @@ impl Store for RedisStore {
                 lease: call.lease,
                 police: false,
                 generation: call.generation,
-                edges: self.edges(call.now),
+                edges: self.edges(),
                 known: self.windows(call.scope),
             };
-            let reply = self.ask(call.scope, ask, call.now).await?;
+            let reply = self.ask(call.scope, ask).await?;
             let reserved =
                 scripts::reserved(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             let (epoch, status) = (reserved.epoch, &reserved.status);
@@ -338,10 +329,10 @@ impl Store for RedisStore {
                 lease: None,
                 police: true,
                 generation: call.generation,
-                edges: self.edges(call.now),
+                edges: self.edges(),
                 known: self.windows(call.scope),
             };
-            let reply = self.ask(call.scope, ask, call.now).await?;
+            let reply = self.ask(call.scope, ask).await?;
             let (checked, marks) =
                 scripts::checked(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
             if self.remember(call.scope.downstream, checked.epoch, &checked.status, None) {
@@ -355,7 +346,7 @@ impl Store for RedisStore {
         Box::pin(async move {
             call.check()?;
             let keys = self.keys(call.scope, call.limits);
-            let cancel = |_| self.scripts.cancel(&keys, &call, self.now(call.now));
+            let cancel = |_| self.scripts.cancel(&keys, &call, self.now());
             let given: i64 = self.servers.invoke(call.scope.downstream, cancel).await?;
             Ok(given == 1)
         })
@@ -365,7 +356,7 @@ impl Store for RedisStore {
         Box::pin(async move {
             scope.check()?;
             let keys = self.keys(scope, limits);
-            let reset = |_| self.scripts.reset(&keys, limits, self.now(None));
+            let reset = |_| self.scripts.reset(&keys, limits, self.now());
             let _: i64 = self.servers.invoke(scope.downstream, reset).await?;
             Ok(())
         })
@@ -388,7 +379,7 @@ impl Store for RedisStore {
             let known = self.known(downstream);
             let tend = |run| {
                 let known = (known.epoch, known.ahead, run);
-                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(None), known)
+                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(), known)
             };
             let tended = scripts::tended(self.servers.invoke(downstream, tend).await?)
                 .map_err(|detail| self.servers.unexpected(detail))?;

@@ -35,8 +35,6 @@ pub(super) enum Now {
     Store,
     /// A test's clock.
     Clock(Micros),
-    /// Explicit: nothing is corrected for a clock that stepped back.
-    At(Micros),
 }
 
 /// The answer of `reserve.lua`, as its head describes it.
@@ -221,7 +219,6 @@ fn tell_now(cmd: &mut Cmd, now: Now) {
     match now {
         Now::Store => cmd.arg("store").arg(0),
         Now::Clock(now) => cmd.arg("clock").arg(now.0),
-        Now::At(now) => cmd.arg("at").arg(now.0),
     };
 }
 

@@ -70,7 +70,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
             let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
             for lease in [None, lease] {
                 let ahead = Duration::from_secs(5);
-                let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease, generation: 0 };
+                let call = Reserve { scope, limits: &limits, costs, ahead, lease, generation: 0 };
                 let reserved = store.reserve(call).await?;
                 assert!(!reserved.slots.is_empty());
                 let granted = reserved.granted(&limits, costs);
@@ -82,11 +82,10 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
                     charged: &last.charged,
                     before: &last.before,
                     after: &last.after,
-                    now: None,
                 };
                 store.cancel(cancel).await?;
             }
-            store.check(Check { scope, limits: &limits, costs, now: None, generation: 0 }).await?;
+            store.check(Check { scope, limits: &limits, costs, generation: 0 }).await?;
             store.reset(scope, &limits).await?;
         }
     }
@@ -110,7 +109,7 @@ async fn the_rights_that_are_documented_are_enough() {
         LimitSet::new(vec![Limit::leaky_bucket("bucket", "20/s".parse().unwrap(), 1).unwrap()]).unwrap();
     let scope = Scope { downstream: "billing", key: "" };
     let (costs, ahead) = (Costs::Each(&[1]), Duration::from_secs(5));
-    let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None, generation: 0 };
+    let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0 };
     let stranger = RedisStore::connect(&url, options("mine")).await.unwrap();
     let fenced = stranger.reserve(call).await.unwrap();
     assert_eq!(fenced.slots, [], "a stranger has no epoch to know it by");

@@ -24,7 +24,6 @@ fn call<'a>(downstream: &'a str, limits: &'a LimitSet, costs: &'a [u32]) -> Rese
         limits,
         costs: Costs::Each(costs),
         ahead: Duration::from_secs(5),
-        now: None,
         lease: None,
         generation: 0,
     }

@@ -24,7 +24,7 @@ fn limits(burst: u32) -> LimitSet {
 }
 
 fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
-    Reserve { scope: SCOPE, limits, costs: Costs::Each(costs), ahead, now: None, lease: None, generation: 0 }
+    Reserve { scope: SCOPE, limits, costs: Costs::Each(costs), ahead, lease: None, generation: 0 }
 }
 
 async fn store(redis: &Redis) -> RedisStore {
@@ -312,13 +312,8 @@ async fn a_window_that_is_lost_is_recalled() {
         assert_eq!(taken(&two, &[1; 20]).await, 8, "12 were used when it last heard");
         assert_eq!(taken(&newcomer, &[1; 20]).await, 0, "it is in the store again");
         assert_eq!(taken(&one, &[1; 20]).await, 0);
-        let decision = one.check(Check {
-            scope: SCOPE,
-            limits: &limits,
-            costs: Costs::Each(&[1]),
-            now: None,
-            generation: 0,
-        });
+        let decision =
+            one.check(Check { scope: SCOPE, limits: &limits, costs: Costs::Each(&[1]), generation: 0 });
         assert_eq!(decision.await.unwrap().verdicts[0].standings[0].remaining, 0);
     }
 }
@@ -335,7 +330,7 @@ async fn a_window_is_recalled_whichever_call_finds_the_loss() {
         assert_eq!(store.reserve(call(limits, &[1; 15], Duration::ZERO)).await.unwrap().slots.len(), 15);
     }
     let left = async |limits: &LimitSet| {
-        let check = Check { scope: SCOPE, limits, costs: Costs::Each(&[0]), now: None, generation: 0 };
+        let check = Check { scope: SCOPE, limits, costs: Costs::Each(&[0]), generation: 0 };
         store.check(check).await.unwrap().verdicts[0].standings[0].remaining
     };
     redis.command(&["FLUSHALL"]).await.unwrap();

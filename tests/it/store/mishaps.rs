@@ -107,7 +107,6 @@ impl World<'_> {
             limits: self.limits,
             costs: Costs::Each(&[1; 3]),
             ahead: HORIZON,
-            now: None,
             lease: None,
             generation: 0,
         };

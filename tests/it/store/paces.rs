@@ -143,7 +143,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
                 match backend
                     .store
-                    .reserve(Reserve { scope, limits, costs, ahead, now: None, lease, generation: 0 })
+                    .reserve(Reserve { scope, limits, costs, ahead, lease, generation: 0 })
                     .await
                 {
                     Ok(reserved) => {
@@ -158,7 +158,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
             Op::Check { costs: jobs } => {
                 match backend
                     .store
-                    .check(Check { scope, limits, costs: jobs.costs(limits), now: None, generation: 0 })
+                    .check(Check { scope, limits, costs: jobs.costs(limits), generation: 0 })
                     .await
                 {
                     Ok(checked) => Answer::Checked(checked),
@@ -171,7 +171,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 Some((key, Granted { slot, charged, before, after })) => {
                     let scope = Scope { downstream: name, key };
                     let (charged, before, after) = (&charged, &before, &after);
-                    let call = Cancel { scope, limits, slot, charged, before, after, now: None };
+                    let call = Cancel { scope, limits, slot, charged, before, after };
                     Answer::Cancelled(backend.store.cancel(call).await.unwrap())
                 }
             },

@@ -53,7 +53,6 @@ async fn every_backend_refuses_the_same_calls() {
             limits: &limits,
             costs: Costs::Each(&[u32::MAX]),
             ahead: Duration::ZERO,
-            now: None,
             lease: None,
             generation: 0,
         };
@@ -93,15 +92,8 @@ async fn every_backend_counts_the_replicas_that_live() {
             backend.clock.set(Micros(TODAY + millis * 1000));
             let scope = Scope { downstream: &name, key: "" };
             let ahead = Duration::ZERO;
-            let call = Reserve {
-                scope,
-                limits: &limits,
-                costs: Costs::Each(&[]),
-                ahead,
-                now: None,
-                lease,
-                generation: 0,
-            };
+            let call =
+                Reserve { scope, limits: &limits, costs: Costs::Each(&[]), ahead, lease, generation: 0 };
             backend.store.reserve(call).await.unwrap().replicas
         };
         let seen = [
@@ -135,7 +127,7 @@ async fn every_backend_knows_the_days_that_other_limits_lead_to() {
         backend.clock.set(Micros(TODAY));
         let scope = Scope { downstream: &name, key: "" };
         let (costs, ahead) = (Costs::Each(&[1; 40]), Duration::from_secs(400 * 86_400));
-        let call = Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None, generation: 0 };
+        let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0 };
         let slots = backend.store.reserve(call).await.unwrap().slots;
         let exact: Vec<Micros> = (0..40).map(|k| Micros(TODAY + k * 9 * DAY)).collect();
         assert_eq!(slots, exact, "{}", backend.name);
@@ -155,8 +147,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
         let reserve = async |second: i64, costs| {
             backend.clock.set(Micros(TODAY + second * SECOND));
             let (ahead, costs) = (Duration::from_secs(1000), Costs::Each(costs));
-            let call =
-                Reserve { scope, limits: &limits, costs, ahead, now: None, lease: None, generation: 0 };
+            let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0 };
             let reserved = backend.store.reserve(call).await.unwrap();
             (reserved.granted(&limits, costs), reserved.before)
         };
@@ -166,7 +157,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
         assert_eq!(slots, [500, 1000, 1500], "{}", backend.name);
         for Granted { slot, charged, before, after } in granted[1..].iter().rev() {
             let (slot, limits) = (*slot, &limits);
-            let cancel = Cancel { scope, limits, slot, charged, before, after, now: None };
+            let cancel = Cancel { scope, limits, slot, charged, before, after };
             assert!(backend.store.cancel(cancel).await.unwrap(), "{}", backend.name);
         }
         // The entry of 500 leaves at 1500, and a minute later the state is none.
@@ -195,7 +186,6 @@ async fn every_backend_keeps_an_odd_rate_exactly() {
                 limits: &limits,
                 costs: Costs::Each(&[1; 1024]),
                 ahead,
-                now: None,
                 lease: None,
                 generation: 0,
             };

@@ -34,7 +34,7 @@ async fn reserve(
     let scope = Scope { downstream, key: "" };
     let costs = vec![1; jobs];
     let (costs, ahead) = (Costs::Each(&costs), Duration::from_secs(60));
-    store.reserve(Reserve { scope, limits, costs, ahead, now: None, lease: None, generation }).await.unwrap()
+    store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation }).await.unwrap()
 }
 
 /// The changes from the moment on at which they are surely heard.
@@ -105,13 +105,8 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         assert!(until.since(before.now) >= Duration::from_secs(3));
 
         let scope = Scope { downstream: &name, key: "" };
-        let check = Check {
-            scope,
-            limits: &limits.clone().policing(),
-            costs: Costs::Each(&[1]),
-            now: None,
-            generation: 0,
-        };
+        let check =
+            Check { scope, limits: &limits.clone().policing(), costs: Costs::Each(&[1]), generation: 0 };
         two.tend(&name, Change::Pause(None)).await.unwrap();
         let stopped = reserve(&one, &name, &limits, 1, 0).await;
         assert_eq!((stopped.slots.len(), stopped.next), (0, Micros::MAX));

@@ -28,13 +28,8 @@ async fn callers_side_by_side_take_exactly_what_there_is() {
     let both = Both::new().await;
     let limits = one(Limit::gcra("l", rate("1/d"), 20).unwrap());
     let check = async |store: &dyn Store| {
-        let call = Check {
-            scope: both.scope("side"),
-            limits: &limits,
-            costs: Costs::Each(&[1]),
-            now: None,
-            generation: 0,
-        };
+        let call =
+            Check { scope: both.scope("side"), limits: &limits, costs: Costs::Each(&[1]), generation: 0 };
         let checked = store.check(call).await.unwrap();
         usize::from(checked.verdicts[0].earliest <= checked.now)
     };

@@ -62,15 +62,7 @@ impl Timeline {
     async fn reserve(&mut self, row: &[u32], jobs: usize, ahead: Duration) -> Vec<Micros> {
         let all = row.repeat(jobs);
         let costs = Costs::PerLimit(&all);
-        let call = Reserve {
-            scope: SCOPE,
-            limits: &self.limits,
-            costs,
-            ahead,
-            now: None,
-            lease: None,
-            generation: 0,
-        };
+        let call = Reserve { scope: SCOPE, limits: &self.limits, costs, ahead, lease: None, generation: 0 };
         let reserved = self.store.reserve(call).await.unwrap();
         for granted in reserved.granted(&self.limits, costs) {
             self.take(&granted.charged.clone());
@@ -102,7 +94,7 @@ impl Timeline {
         let due = self.is_tail(held) && self.clock.now() < *slot;
         let kept = self.dump();
         let (limits, slot) = (&self.limits, *slot);
-        let call = Cancel { scope: SCOPE, limits, slot, charged, before, after, now: None };
+        let call = Cancel { scope: SCOPE, limits, slot, charged, before, after };
         let given = self.store.cancel(call).await.unwrap();
         prop_assert_eq!(given, due, "{:?}", held.granted);
         if !given {
@@ -130,7 +122,7 @@ impl Timeline {
             Op::Check(row) => {
                 let row = costs(&self.limits, &row);
                 let costs = Costs::PerLimit(&row);
-                let call = Check { scope: SCOPE, limits: &self.limits, costs, now: None, generation: 0 };
+                let call = Check { scope: SCOPE, limits: &self.limits, costs, generation: 0 };
                 let charge = self.store.check(call).await.unwrap().verdicts[0].charge;
                 let rows: Vec<_> = self.limits.rows(costs).collect();
                 self.take(&self.limits.charged(&rows[0], charge));

@@ -1,18 +1,18 @@
 -- Gives a slot back if it lies ahead and no later one was taken.
 --
 -- KEYS  1 record, 2.. the state of each limit
--- ARGV  1 'store' | 'clock' | 'at', 2 the instant for the latter two, 3 the slot
+-- ARGV  1 'store' | 'clock', 2 the instant for the latter, 3 the slot
 --       4 how many limits, then each; then of each what it was charged (0: nothing), and
 --       last, a and b before and after the slot was taken
 -- Answer 1 if it was given back, else 0
 
-local now, is_live = instant(ARGV[1], ARGV[2])
+local now = instant(ARGV[1], ARGV[2])
 local slot, count = tonumber(ARGV[3]), tonumber(ARGV[4])
 local record = load_record()
 if not record or now >= slot then
   return 0
 end
-if is_live and record.hw - now > STEP then
+if record.hw - now > STEP then
   return 0 -- the slot is an instant of a clock that is no more
 end
 
@@ -26,7 +26,7 @@ for _, l in ipairs(all) do
   local cost = given(0)
   if cost > 0 then
     local s = load_state(l)
-    if not s or s.epoch ~= record.epoch or (is_live and s.shift ~= record.shift) then
+    if not s or s.epoch ~= record.epoch or (s.shift ~= record.shift) then
       return 0
     end
     l.kind.adopt(l, s)

@@ -21,14 +21,13 @@ local function int(n)
   return format('%.0f', n)
 end
 
--- The instant to decide at, and whether it is a clock's ('store', or 'clock' for a test's) or
--- explicit ('at': nothing is corrected for steps back).
+-- The instant to decide at: the store's clock ('store'), or a test's.
 local function instant(mode, given)
   if mode == 'store' then
     local t = redis.call('TIME')
-    return t[1] * 1000000 + t[2], true
+    return t[1] * 1000000 + t[2]
   end
-  return tonumber(given), mode == 'clock'
+  return tonumber(given)
 end
 
 local RECORD, RECORD_BYTES = '<dddddddddd', 80
@@ -73,7 +72,7 @@ end
 -- The record, followed over steps back and losses of the store, and whether that changed it. `known` is
 -- the last epoch that the worker saw, `run` the one that it is connected to, `horizon` how far ahead
 -- slots may have been granted that are lost.
-local function follow_record(now, is_live, known, run, horizon)
+local function follow_record(now, known, run, horizon)
   local r, changed, lost = load_record(), false, false
   if not r then
     r = { epoch = 0, run = run_now(), reset = 0, fence = 0, hw = 0, shift = 0 }
@@ -90,21 +89,19 @@ local function follow_record(now, is_live, known, run, horizon)
     end
     lost = lost or known > r.epoch
   end
-  if is_live then
-    local behind = r.hw - now
-    if behind > STEP then
-      r.shift = r.shift + behind
-      r.fence = math.max(r.fence - behind, 0)
-      r.penalty = math.max(r.penalty - behind, 0)
-      if r.pause ~= NEVER then
-        r.pause = math.max(r.pause - behind, 0)
-      end
-      r.hw = now
-      changed = true
-    elseif -behind >= TICK then
-      r.hw = now
-      changed = true
+  local behind = r.hw - now
+  if behind > STEP then
+    r.shift = r.shift + behind
+    r.fence = math.max(r.fence - behind, 0)
+    r.penalty = math.max(r.penalty - behind, 0)
+    if r.pause ~= NEVER then
+      r.pause = math.max(r.pause - behind, 0)
     end
+    r.hw = now
+    changed = true
+  elseif -behind >= TICK then
+    r.hw = now
+    changed = true
   end
   if lost or r.epoch == 0 then
     -- Later than every epoch seen, so that epochs compare although clocks step.

@@ -1,7 +1,7 @@
 -- Reserves slots for jobs, or decides whether each fits now. A refusal consumes nothing.
 --
 -- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
--- ARGV  1 'store' | 'clock' | 'at', 2 the instant for the latter two
+-- ARGV  1 'store' | 'clock', 2 the instant for the latter
 --       3 the last epoch that the worker saw (0: none), 4 the run that it is connected to
 --       5 H: how far ahead slots may have been granted that the store has lost
 --       6 how far ahead a slot may lie, 7 the latest slot that is exact
@@ -21,14 +21,14 @@
 --        Where edges of a calendar are missing: {the first instant to send edges for, -1, 0, 0, -1, 0,
 --        the last, ...}, and nothing is written. Where other terms are in force nothing is granted.
 
-local now, is_live = instant(ARGV[1], ARGV[2])
+local now = instant(ARGV[1], ARGV[2])
 local known, run, horizon = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local last_slot = math.min(now + tonumber(ARGV[6]), tonumber(ARGV[7]))
 local replica, ttl = ARGV[8], tonumber(ARGV[9])
 local combine, police, derived = ARGV[10], ARGV[11] == 'police', ARGV[12] == '1'
 local generation, count = tonumber(ARGV[13]), tonumber(ARGV[14])
 
-local record, changed = follow_record(now, is_live, known, run, horizon)
+local record, changed = follow_record(now, known, run, horizon)
 local outdated = generation ~= 0 and generation ~= record.generation
 local stopped = record.pause == NEVER
 local paused = stopped and 0 or math.max(record.penalty, record.pause)
@@ -40,7 +40,7 @@ for i = 1, count do
   local l = all[i]
   local kind, s = l.kind, load_state(l)
   if s then
-    if is_live and s.shift < record.shift then
+    if s.shift < record.shift then
       local by = record.shift - s.shift
       kind.back(l, s, by)
       s.last = math.max(s.last - by, 0)
@@ -54,7 +54,7 @@ for i = 1, count do
       s.epoch, s.shift = record.epoch, record.shift
       l.corrected = true
     end
-    if is_live and math.max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
+    if math.max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
       s = nil
       l.corrected = false
     end

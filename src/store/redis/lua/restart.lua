@@ -8,15 +8,15 @@
 --       8 how many limits, then each
 -- Answer as tend.lua's
 
-local now, is_live = instant(ARGV[1], ARGV[2])
-local r = follow_record(now, is_live, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
+local now = instant(ARGV[1], ARGV[2])
+local r = follow_record(now, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
 local count = tonumber(ARGV[8])
 
 for _, l in ipairs((limits(count, 9, r.fence))) do
   local kind, from = l.kind, math.max(now, r.fence)
   local was = load_state(l)
   if was then
-    local back = is_live and math.max(r.shift - was.shift, 0) or 0
+    local back = math.max(r.shift - was.shift, 0) or 0
     from = math.max(from, was.last - back)
   end
   local s = { last = from, shift = r.shift, epoch = r.epoch }

@@ -14,8 +14,8 @@
 --         and where the worker knows terms their generation and the terms
 -- Answer {now, epoch, penalty, pause, version, generation, reset, the terms or nil}
 
-local now, is_live = instant(ARGV[1], ARGV[2])
-local r, followed = follow_record(now, is_live, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
+local now = instant(ARGV[1], ARGV[2])
+local r, followed = follow_record(now, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
 local op = ARGV[8]
 local changed = false
 

@@ -87,7 +87,6 @@ impl<'a> Pair<'a> {
             let limits = &timeline.sets[set];
             now = (now + micros(step.moved, limits)).max(TODAY / 2);
             self.clock.set(Micros(now));
-            let explicit = timeline.explicit.then_some(Micros(now));
             let scope = Scope { downstream: name, key: KEYS[step.key] };
             match &step.op {
                 Op::Swap => set = 1 - set,
@@ -96,7 +95,7 @@ impl<'a> Pair<'a> {
                     self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
                 }
                 _ => {
-                    let told = self.step(scope, limits, explicit, step, &mut granted).await;
+                    let told = self.step(scope, limits, step, &mut granted).await;
                     told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
@@ -128,7 +127,6 @@ impl<'a> Pair<'a> {
         &self,
         scope: Scope<'_>,
         limits: &LimitSet,
-        now: Option<Micros>,
         Step { op, generation, .. }: &Step,
         granted: &mut Vec<Held>,
     ) -> Result<(), String> {
@@ -164,10 +162,9 @@ impl<'a> Pair<'a> {
             Op::Restart { .. } => Call::Tend(Change::Reset { limits: &restarted }),
             _ => Call::Reset,
         };
-        let when = (now, *generation);
-        let expected = answer(&self.memory, scope, limits, when, &call).await;
+        let expected = answer(&self.memory, scope, limits, *generation, &call).await;
         let guard = self.scripts.read().await;
-        let found = answer(&self.shared, scope, limits, when, &call).await;
+        let found = answer(&self.shared, scope, limits, *generation, &call).await;
         drop(guard);
         if found != expected {
             return Err(format!("{op:?} is answered by\n memory {expected:?}\n redis  {found:?}"));
@@ -213,17 +210,16 @@ async fn answer(
     store: &dyn Store,
     scope: Scope<'_>,
     limits: &LimitSet,
-    (now, generation): (Option<Micros>, u64),
+    generation: u64,
     call: &Call<'_>,
 ) -> Answer {
     let told = match call {
         Call::Reserve { costs, ahead, lease } => {
-            let call =
-                Reserve { scope, limits, costs: *costs, ahead: *ahead, now, lease: *lease, generation };
+            let call = Reserve { scope, limits, costs: *costs, ahead: *ahead, lease: *lease, generation };
             store.reserve(call).await.map(Answer::Reserved)
         }
         Call::Check { costs } => {
-            let checked = store.check(Check { scope, limits, costs: *costs, now, generation }).await;
+            let checked = store.check(Check { scope, limits, costs: *costs, generation }).await;
             checked.map(|checked| {
                 let decide = |verdict| limits.decision(checked.now, verdict);
                 let decisions = checked.verdicts.iter().cloned().map(decide).collect();
@@ -232,7 +228,7 @@ async fn answer(
         }
         Call::Cancel((key, limits, Granted { slot, charged, before, after })) => {
             let scope = Scope { key, ..scope };
-            let call = Cancel { scope, limits, slot: *slot, charged, before, after, now };
+            let call = Cancel { scope, limits, slot: *slot, charged, before, after };
             store.cancel(call).await.map(Answer::Cancelled)
         }
         Call::Tend(change) => store.tend(scope.downstream, *change).await.map(Answer::Tended),

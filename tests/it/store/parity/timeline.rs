@@ -18,8 +18,6 @@ pub const REPLICAS: [&str; 3] = ["one", "two", "three"];
 pub struct Timeline {
     /// The numbers in force, and those that [`Op::Swap`] puts in their place, under the same names.
     pub sets: [LimitSet; 2],
-    /// Every call names its instant.
-    pub explicit: bool,
     pub steps: Vec<Step>,
 }
 
@@ -122,7 +120,7 @@ fn op() -> impl Strategy<Value = Op> {
         10 => (jobs(), ahead(), lease, prop::bool::weighted(0.2))
             .prop_map(|(jobs, ahead, lease, policing)| Op::Reserve { jobs, ahead, lease, policing }),
         10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
-        6 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
+        9 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
         2 => Just(Op::Reset),
         1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
         1 => Just(Op::Flush),
@@ -160,11 +158,7 @@ pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Val
         (moved, op) => Step { moved, key, generation, op },
     });
     let steps = prop::collection::vec(step, OPERATIONS);
-    (sets, prop::bool::weighted(0.3), steps).prop_map(|(sets, explicit, steps)| Timeline {
-        sets,
-        explicit,
-        steps,
-    })
+    (sets, steps).prop_map(|(sets, steps)| Timeline { sets, steps })
 }
 
 /// One limit, and other numbers for it.
