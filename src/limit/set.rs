@@ -205,6 +205,16 @@ impl LimitSet {
         plan
     }
 
+    /// When the first `own` limits have their next slot, and how far behind it the one after it is, for jobs of
+    /// cost 1. `states` are used up.
+    pub(crate) fn next_two(&self, states: &mut [State], now: Micros, own: usize) -> (Micros, Duration) {
+        let mut row = self.unit();
+        row.iter_mut().skip(own).for_each(|cost| *cost = 0);
+        let Choice { slot, charge, .. } = self.choose(states, now, &row);
+        self.charge(states, slot, &row, charge);
+        (slot, self.choose(states, now, &row).slot.since(slot))
+    }
+
     /// Whether each job of `costs` fits now. One that does not takes nothing, and hinders no other.
     pub fn police(&self, states: &mut [State], now: Micros, costs: Costs<'_>) -> Vec<Verdict> {
         let decide = |row: Row| {

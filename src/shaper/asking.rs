@@ -75,6 +75,7 @@ impl Core {
             ahead: self.max_wait,
             lease: None,
             generation: 0,
+            asker: None,
         };
         let sent = Instant::now();
         match self.store.reserve(call).await {

@@ -178,6 +178,7 @@ impl Shaper {
             ahead: core.max_wait,
             lease: None,
             generation: 0,
+            asker: None,
         };
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;

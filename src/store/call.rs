@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Cancel, Check, LONGEST_LEASE, Lease, MAX_BATCH, Reserve, Scope, Status, StoreError};
-use crate::limit::{Charge, Costs, LimitSet, Plan, Refusal, State, Verdict};
+use super::{
+    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lease, MAX_BATCH, Reserve, Scope, Status, StoreError,
+};
+use crate::limit::{Charge, Costs, LimitSet, Plan, Refusal, Row, State, Verdict};
 use crate::time::Micros;
 
 impl Scope<'_> {
@@ -30,11 +32,13 @@ impl Reserve<'_> {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
         self.lease.map_or(Ok(()), check_lease)?;
+        self.asker.map_or(Ok(()), |asker| check_asker(&asker, self.limits))?;
         check_costs(self.limits, self.costs)
     }
 
     /// Slots at `now`, as far as the terms of the caller are in force and nobody has stopped them.
-    pub(super) fn plan(&self, states: &mut [State], now: Micros, status: &Status) -> Plan {
+    /// Granted are those from `from` on.
+    pub(super) fn plan(&self, states: &mut [State], (now, from): (Micros, Micros), status: &Status) -> Plan {
         if !status.is_current(self.generation) {
             return Plan::default();
         }
@@ -43,12 +47,25 @@ impl Reserve<'_> {
             let refused = (jobs > 0).then_some(Refusal { slot: Micros::MAX, limit: 0 });
             return Plan { refused, ..Plan::default() };
         }
-        self.limits.plan(states, now, self.costs, self.until(now))
+        self.limits.plan(states, from, self.costs, self.until(now))
     }
 
-    /// The latest slot that may be granted at `now`: as far as the caller wants, and exact.
+    /// The latest slot that may be granted at `now`: as far as the caller wants and its turn goes, and exact.
     pub(super) fn until(&self, now: Micros) -> Micros {
-        now.plus(self.ahead).min(self.exact())
+        let turn = self.asker.and_then(|asker| asker.turn);
+        let turn = turn.map_or(Micros::MAX, |turn| turn.until(now));
+        now.plus(self.ahead).min(self.exact()).min(turn)
+    }
+
+    /// How many units the asker has left once so many of the jobs were granted, and the cost of the first of them;
+    /// none where it books no turn: it has none left, or the whole downstream keeps none of them waiting.
+    pub(super) fn left(&self, asker: &Asker, granted: usize, refused: Option<Refusal>) -> Option<(u64, u32)> {
+        let own = |row: &Row| row[0] / self.limits.unit()[0].max(1);
+        let mut rows = self.limits.rows(self.costs);
+        let taken: u64 = rows.by_ref().take(granted).map(|row| u64::from(own(&row))).sum();
+        let cost = refused.and_then(|_| rows.next()).map_or(1, |row| own(&row).max(1));
+        let left = asker.waiting.saturating_sub(taken);
+        (left > 0 && refused.is_none_or(|refused| refused.limit < asker.own)).then_some((left, cost))
     }
 
     /// The latest slot at which each of these costs is exact.
@@ -122,6 +139,14 @@ impl Cancel<'_> {
         }
         Ok(())
     }
+}
+
+fn check_asker(asker: &Asker, limits: &LimitSet) -> Result<(), StoreError> {
+    let lead = asker.turn.map_or(Duration::ZERO, |turn| turn.lead);
+    if !(1..=limits.len()).contains(&asker.own) || asker.reach.max(lead) > LONGEST_LIFE {
+        return Err(StoreError::Invalid(format!("{asker:?} cannot take turns at {} limits", limits.len())));
+    }
+    Ok(())
 }
 
 fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {

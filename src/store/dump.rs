@@ -1,5 +1,6 @@
 //! States as texts: how tests compare what stores keep.
 
+use super::turns::Queue;
 use super::{GRACE, Status};
 use crate::limit::{LimitSet, State};
 use crate::time::Micros;
@@ -11,6 +12,7 @@ pub(super) struct Record {
     pub(super) high: Micros,
     pub(super) shift: i64,
     pub(super) status: Status,
+    pub(super) queue: Queue,
 }
 
 /// A state, with what it was written under.
@@ -42,6 +44,8 @@ pub(super) fn texts(limits: &LimitSet, record: Record, kept: Vec<Option<Kept>>) 
             |Kept { state, shift, epoch }| format!("{state:?} shift {shift} epoch {epoch}"),
         )
     });
-    let Record { epoch, high, shift, status } = record;
-    std::iter::once(format!("epoch {epoch} high {high} shift {shift} {status:?}")).chain(states).collect()
+    let Record { epoch, high, shift, status, queue } = record;
+    std::iter::once(format!("epoch {epoch} high {high} shift {shift} {status:?} {queue:?}"))
+        .chain(states)
+        .collect()
 }

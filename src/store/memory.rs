@@ -7,13 +7,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LEASE, Lease, Pause, Recall, Reserve,
-    Reserved, STEP, Scope, Status, Store, StoreError, TICK, Tended, check_downstream, dump,
+    Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LIFE, Lease, NextTurn,
+    Pause, Recall, Reserve, Reserved, STEP, Scope, Status, Store, StoreError, TICK, Tended, check_downstream,
+    dump,
 };
 #[cfg(feature = "dispatch")]
 use crate::limit::Limit;
 use crate::limit::{Charge, LimitSet, Plan, State};
 use crate::store::changes::Watchers;
+use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
 use downstream::Downstream;
 pub use handle::MemoryHandle;
@@ -84,7 +86,7 @@ impl MemoryStore {
         self.decide(call.scope, call.limits, |downstream, states, now| {
             let (before, status) = (call.limits.marks(states), downstream.status);
             let outdated = !status.is_current(call.generation);
-            let plan = call.plan(states, now, &status);
+            let plan = call.plan(states, (now, now), &status);
             let taken = plan.taken();
             let Plan { slots, charges, refused } = plan;
             let next = match refused {
@@ -93,9 +95,26 @@ impl MemoryStore {
                 None => call.limits.earliest(states, now, 1),
             };
             let epoch = downstream.epoch;
-            let replicas = call.lease.map(|lease| downstream.lease(lease, now));
-            let reserved =
-                Reserved { now, epoch, before, slots, charges, refused, next, replicas, status, outdated };
+            let may_book = !outdated && !status.is_stopped();
+            let booking = call.asker.map(|asker| {
+                let left = call.left(&asker, slots.len(), refused).filter(|_| may_book);
+                let slots = |asker: Asker| call.limits.next_two(&mut states.to_vec(), now, asker.own);
+                downstream.book(now, &asker, left.map(|(left, cost)| (slots(asker), left, cost)))
+            });
+            let replicas = call.lease.map(|lease| downstream.lease(lease, booking.as_ref(), now));
+            let reserved = Reserved {
+                now,
+                epoch,
+                before,
+                slots,
+                charges,
+                refused,
+                next,
+                replicas,
+                booking,
+                status,
+                outdated,
+            };
             (reserved, taken)
         })
     }

@@ -17,6 +17,7 @@ mod offset;
 #[cfg(feature = "redis")]
 mod redis;
 mod tend;
+mod turns;
 
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
@@ -27,13 +28,16 @@ pub use offset::{Observed, SlotClock};
 #[cfg(feature = "redis")]
 pub use redis::{Options as RedisOptions, RedisStore};
 pub use tend::{Change, LONGEST_PAUSE, Pause, Recall, Status, Tended};
+pub use turns::{Asker, Booking, NextTurn, Turn};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
 const STEP: Duration = Duration::from_millis(100);
 /// The highest instant seen is written down when it has risen by as much: not with every call.
 const TICK: Duration = Duration::from_millis(25);
-/// The longest [`Lease`].
+/// The longest [`Lease`] that can be asked for.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
+/// One who has booked a turn lives at least twice as long as until then, but no longer than this.
+const LONGEST_LIFE: Duration = Duration::from_secs(600);
 /// How long a state is kept once it equals absence.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -65,6 +69,8 @@ pub struct Reserve<'a> {
     /// Of the terms that the limits are from: slots are granted only while these are in force. 0: they
     /// are nobody's business.
     pub generation: u64,
+    /// Takes turns with others; not for who asks once, whenever slots are free.
+    pub asker: Option<Asker>,
 }
 
 /// A replica's word that it works on a downstream, good for a while.
@@ -95,6 +101,8 @@ pub struct Reserved {
     pub next: Micros,
     /// The replicas of the downstream that live, the caller among them; `None` without a lease.
     pub replicas: Option<u32>,
+    /// The next turn of one who takes turns.
+    pub booking: Option<Booking>,
     /// What else holds for the downstream.
     pub status: Status,
     /// Other terms are in force than those of [`Reserve::generation`]: nothing was granted for it.
@@ -212,6 +220,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<Tended, StoreError>>;
 
+    /// Says how far ahead slots are granted at most to those who work on the downstream: a store that has lost its
+    /// state grants none so near, also where the caller that finds the loss asks for none.
+    fn set_horizon(&self, downstream: &str, horizon: Duration) {
+        let _ = (downstream, horizon);
+    }
+
     /// Tells from now on when somebody changed what holds for a downstream. Changes may be missed while the
     /// store is away; who depends on them looks now and then.
     fn changes(&self, downstream: &str) -> Changes;
@@ -245,6 +259,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<Tended, StoreError>> {
         (**self).tend(downstream, change)
+    }
+
+    fn set_horizon(&self, downstream: &str, horizon: Duration) {
+        (**self).set_horizon(downstream, horizon);
     }
 
     fn changes(&self, downstream: &str) -> Changes {

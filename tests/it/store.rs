@@ -15,6 +15,7 @@ mod mishaps;
 mod paces;
 mod parity;
 mod reset;
+mod restarts;
 mod sentinels;
 mod tend;
 

@@ -86,7 +86,8 @@ impl Both {
 
     async fn reserve(&self, limits: &LimitSet, costs: &[u32], ahead: Duration) -> Reserved {
         let costs = Costs::Each(costs);
-        let call = Reserve { scope: self.scope(""), limits, costs, ahead, lease: None, generation: 0 };
+        let call =
+            Reserve { scope: self.scope(""), limits, costs, ahead, lease: None, generation: 0, asker: None };
         let answers = [self.memory.reserve(call).await.unwrap(), self.shared.reserve(call).await.unwrap()];
         self.same(limits, "", answers).await
     }

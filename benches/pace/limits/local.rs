@@ -122,6 +122,7 @@ impl Paced {
             ahead: Duration::ZERO,
             lease: None,
             generation: 0,
+            asker: None,
         };
         // In memory nothing waits: the first poll answers.
         let reserved = self.store.reserve(call).now_or_never();

@@ -263,6 +263,7 @@ impl Pacer {
                 ahead: Duration::ZERO,
                 lease: Some(Lease { replica: &replica, ttl }),
                 generation: 0,
+                asker: None,
             };
             let sent = Instant::now();
             let answer = store.reserve(call).await.map(super::call::Answer::Reserved);

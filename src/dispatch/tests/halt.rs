@@ -37,6 +37,7 @@ async fn leases(bench: &Bench) -> u32 {
         ahead: Duration::ZERO,
         lease: Some(Lease { replica: "probe", ttl: QUICK }),
         generation: 0,
+        asker: None,
     };
     bench.store.inner().reserve(call).await.unwrap().replicas.unwrap() - 1
 }

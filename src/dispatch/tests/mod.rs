@@ -125,6 +125,7 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
         ahead: Duration::ZERO,
         lease: None,
         generation: 0,
+        asker: None,
     };
     let next = bench.store.inner().reserve(call).await.unwrap();
     assert_eq!(next.next, next.now.plus(Duration::from_millis(280)), "all 30 hold a slot");

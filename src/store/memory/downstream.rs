@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use super::{Cancel, Change, GRACE, LONGEST_LEASE, Lease, Pause, Recall, STEP, Status, TICK};
+use super::{
+    Asker, Booking, Cancel, Change, GRACE, LONGEST_LIFE, Lease, NextTurn, Pause, Queue, Recall, STEP, Status,
+    TICK,
+};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, Kept, Record};
 use crate::time::Micros;
@@ -21,6 +24,8 @@ pub(super) struct Downstream {
     shift: i64,
     /// What holds for all of it.
     pub(super) status: Status,
+    /// Those who ask for slots in turns.
+    queue: Queue,
     /// The terms of the status's generation.
     pub(super) terms: Option<String>,
     /// The names of its limits. A limit's place among them is that of its states.
@@ -64,6 +69,7 @@ impl Downstream {
             high: Micros(0),
             shift: 0,
             status: Status::default(),
+            queue: Queue::default(),
             terms: None,
             names: vec![],
             whole: Row::default(),
@@ -80,6 +86,7 @@ impl Downstream {
             let back = self.high.0 - now.0;
             self.shift += back;
             self.status.step_back(back);
+            self.queue.step_back(back);
             self.high = now;
         } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
             self.high = now;
@@ -110,6 +117,7 @@ impl Downstream {
             }
             Change::Reset { limits } => {
                 let least = now.max(Micros(self.epoch.0 + 1));
+                self.queue.end = Micros(0);
                 self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
                 for limit in limits {
                     let last = self.last(limit);
@@ -131,10 +139,29 @@ impl Downstream {
                 if let Some(known) = known.filter(|_| newer(generation)) {
                     self.status.generation = generation;
                     self.terms = Some(known.to_owned());
+                    self.queue.end = Micros(0);
                 }
             }
         }
+        let paused = |status: &Status| (status.pause.version, status.generation);
+        if paused(&self.status) != paused(&status) {
+            // Turns that were booked before are too late now, or too few.
+            self.queue.end = Micros(0);
+        }
         self.status != status
+    }
+
+    /// Books the next turn of one who has units `left`, and the first job of which has that cost; the next two slots
+    /// lie where it says.
+    pub(super) fn book(
+        &mut self,
+        now: Micros,
+        asker: &Asker,
+        left: Option<((Micros, Duration), u64, u32)>,
+    ) -> Booking {
+        let reach = self.queue.stretch(now, asker.reach);
+        let next = left.map_or(NextTurn::None, |(slots, left, cost)| self.queue.book(now, slots, left, cost));
+        Booking { reach, next }
     }
 
     /// Whether the clock is behind where it was by more than clocks wobble.
@@ -257,10 +284,11 @@ impl Downstream {
     }
 
     /// Renews a replica's lease, and counts those that live.
-    pub(super) fn lease(&mut self, lease: Lease<'_>, now: Micros) -> u32 {
+    pub(super) fn lease(&mut self, lease: Lease<'_>, booking: Option<&Booking>, now: Micros) -> u32 {
         // One that lies further ahead was given before the clock stepped back.
-        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LEASE));
-        self.leases.insert(lease.replica.to_owned(), now.plus(lease.ttl));
+        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LIFE));
+        let ttl = lease.ttl.max(booking.map_or(Duration::ZERO, |booking| booking.life(now)));
+        self.leases.insert(lease.replica.to_owned(), now.plus(ttl));
         u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
@@ -272,7 +300,7 @@ impl Downstream {
             Some(Kept { state: held.state.clone(), shift: held.shift, epoch })
         };
         let kept = limits.iter().map(kept).collect();
-        dump::texts(limits, Record { epoch, high, shift, status: self.status }, kept)
+        dump::texts(limits, Record { epoch, high, shift, status: self.status, queue: self.queue }, kept)
     }
 
     /// How many keys have states of their own.

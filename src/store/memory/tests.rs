@@ -36,6 +36,7 @@ impl Bench {
             ahead: Duration::from_millis(ahead_ms),
             lease: None,
             generation: 0,
+            asker: None,
         };
         self.store.reserve(call).await.unwrap()
     }
@@ -141,7 +142,7 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let call = |costs, downstream| {
         let (costs, scope) = (Costs::Each(costs), Scope { downstream, ..scope });
         let (limits, ahead) = (&bench.limits, Duration::ZERO);
-        bench.store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0 })
+        bench.store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0, asker: None })
     };
     let too_many = vec![1; MAX + 1];
     for (costs, name) in [(&too_many[..], "d"), (&[1][..], ""), (&[1][..], "a}b")] {
@@ -162,7 +163,15 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
     let call = |costs| {
         let costs = Costs::Each(costs);
-        bench.store.reserve(Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0 })
+        bench.store.reserve(Reserve {
+            scope,
+            limits: &limits,
+            costs,
+            ahead,
+            lease: None,
+            generation: 0,
+            asker: None,
+        })
     };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));

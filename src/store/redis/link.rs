@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use super::address::Address;
 use super::dial::Dial;
 use super::fit;
-use super::scripts::{Call, sources};
+use super::scripts::{Call, preloaded};
 use super::sentinel::Sentinels;
 use super::trouble::{At, ends_connection, passes};
 use crate::store::StoreError;
@@ -211,7 +211,7 @@ impl Link {
         for section in ["server", "memory", "replication"] {
             opening.cmd("INFO").arg(section);
         }
-        for source in sources() {
+        for source in preloaded() {
             opening.cmd("SCRIPT").arg("LOAD").arg(source);
         }
         let answers = opening.ignore_errors().query_async(&mut connection).await;

@@ -3,35 +3,36 @@
 mod address;
 mod cluster;
 mod dial;
-mod fast;
 mod fit;
 mod keys;
+mod known;
 mod link;
 mod listen;
+mod packed;
+mod reply;
 mod scripts;
 mod sentinel;
 mod servers;
 mod slots;
 mod state;
 mod stored;
+mod tell;
 mod trouble;
 mod url;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::changes::{Changes, Watchers};
-use super::{
-    BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Status, Store, StoreError, Tended,
-};
-use crate::limit::{Level, Limit, LimitSet, Mark};
+use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
+use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
-use scripts::{Ask, Now, ReserveReply, Scripts, Windows};
+use known::Known;
+use reply::{Answer, Reply};
+use scripts::Scripts;
 use servers::Servers;
+use tell::{Ask, Now, Seen, Windows};
 
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,34 +69,10 @@ pub struct RedisStore {
     servers: Arc<Servers>,
     scripts: Scripts,
     prefix: String,
-    known: Mutex<HashMap<String, Known>>,
-    /// The windows of each downstream's own limits, as they were last heard of.
-    windows: Mutex<HashMap<String, Windows>>,
+    known: Mutex<known::All>,
     watchers: Arc<Watchers>,
     listening: Once,
     clock: Option<Arc<dyn Clock>>,
-}
-
-/// What was seen of a downstream.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    /// The last epoch: how a store that lost its state is found out.
-    epoch: Micros,
-    /// How far ahead slots were asked for at most: those that a store has lost lie no further. A single
-    /// call may ask for less than what others, or other workers, hold.
-    ahead: Duration,
-    /// When so far ahead was asked for last: such slots have passed once it is as long ago.
-    asked: Option<Instant>,
-    /// As in [`Status::reset`].
-    reset: u64,
-}
-
-impl Known {
-    fn asked(&mut self, ahead: Duration) {
-        if ahead >= self.ahead || self.asked.is_none_or(|asked| asked.elapsed() > self.ahead) {
-            (self.ahead, self.asked) = (ahead, Some(Instant::now()));
-        }
-    }
 }
 
 impl RedisStore {
@@ -124,7 +101,6 @@ impl RedisStore {
             scripts: Scripts::new(),
             prefix,
             known: Mutex::default(),
-            windows: Mutex::default(),
             watchers: Arc::default(),
             listening: Once::new(),
             clock: None,
@@ -162,65 +138,26 @@ impl RedisStore {
         self.clock.as_ref().map_or(Now::Store, |clock| Now::Clock(clock.now()))
     }
 
-    fn known(&self, downstream: &str) -> Known {
-        self.all_known().get(downstream).copied().unwrap_or_default()
+    /// What is told of a downstream with a call to this process of the server.
+    fn seen(&self, downstream: &str, run: i64) -> Seen {
+        self.all_known().get(downstream).map_or(Seen { run, ..Seen::default() }, |known| known.seen(run))
     }
 
-    /// Takes in an answer; false where it was overtaken: given before a loss or a reset that is known.
-    fn remember(&self, downstream: &str, epoch: Micros, status: &Status, ahead: Option<Duration>) -> bool {
+    /// Runs `change` on what is known of the downstream.
+    fn know<T>(&self, downstream: &str, change: impl FnOnce(&mut Known) -> T) -> T {
         let mut all = self.all_known();
-        let known = match all.get_mut(downstream) {
-            Some(known) => known,
-            None => all.entry(downstream.to_owned()).or_default(),
-        };
-        ahead.into_iter().for_each(|ahead| known.asked(ahead));
-        // Answers may overtake each other; epochs only rise, and within one so do resets.
-        let is_newer = (epoch, status.reset) >= (known.epoch, known.reset);
-        if is_newer {
-            if status.reset > known.reset {
-                // What was in use is so no more: a store that loses its state must not be told it again.
-                self.all_windows().remove(downstream);
-            }
-            (known.epoch, known.reset) = (epoch, status.reset);
+        match all.get_mut(downstream) {
+            Some(known) => change(known),
+            None => change(all.entry(downstream.to_owned()).or_default()),
         }
-        is_newer
     }
 
-    fn all_known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+    fn all_known(&self) -> MutexGuard<'_, known::All> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all_windows(&self) -> MutexGuard<'_, HashMap<String, Windows>> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The windows of the limits of a whole downstream. Those of keys are too many to remember.
     fn windows(&self, scope: Scope<'_>) -> Windows {
-        let all = self.all_windows();
-        all.get(scope.downstream).filter(|_| scope.key.is_empty()).cloned().unwrap_or_default()
-    }
-
-    fn remember_windows(
-        &self,
-        scope: Scope<'_>,
-        limits: &LimitSet,
-        epoch: Micros,
-        marks: impl FnOnce() -> Vec<Mark>,
-    ) {
-        let is_window = |limit: &Limit| matches!(limit.fresh().level, Level::Window(_));
-        if !scope.key.is_empty() || !limits.iter().any(is_window) {
-            return;
-        }
-        let mut all = self.all_windows();
-        let known = all.entry(scope.downstream.to_owned()).or_default();
-        for (limit, mark) in limits.iter().zip(marks()) {
-            let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
-            if let Mark::Window { window, .. } = mark
-                && !is_overtaken
-            {
-                known.insert(limit.name().to_owned(), (epoch, window));
-            }
-        }
+        self.all_known().get(scope.downstream).map(|known| known.windows(scope.key)).unwrap_or_default()
     }
 
     /// Has changes by others heard from now on. Without a runtime there is nobody to hear them.
@@ -239,7 +176,7 @@ impl RedisStore {
     }
 
     /// One call of the script, and another one for each time that it misses the edges of a calendar.
-    async fn ask(&self, scope: Scope<'_>, mut ask: Ask<'_>) -> Result<ReserveReply, StoreError> {
+    async fn ask(&self, scope: Scope<'_>, mut ask: Ask<'_>) -> Result<Reply, StoreError> {
         let mut keys = self.keys(scope, ask.limits);
         let now = self.now();
         if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
@@ -249,15 +186,18 @@ impl RedisStore {
             keys.push(keys::replicas(&self.prefix, scope));
         }
         for turn in 0..MISSED {
-            let Known { epoch, ahead, .. } = self.known(scope.downstream);
-            let known = (epoch, ahead.max(ask.ahead));
-            let call = |run| self.scripts.reserve(&keys, &ask, now, known, run);
-            let reply = self.servers.invoke(scope.downstream, call).await?;
-            match scripts::missed(&reply) {
+            let call = |run| {
+                let seen = self.seen(scope.downstream, run);
+                self.scripts.reserve(&keys, &ask, now, seen.or_asking(&ask))
+            };
+            let packed: Vec<u8> = self.servers.invoke(scope.downstream, call).await?;
+            let answer =
+                Answer::read(&packed, ask.limits).map_err(|detail| self.servers.unexpected(detail))?;
+            match answer {
+                Answer::Reply(reply) => return Ok(*reply),
                 // The guess by this machine's clock is dropped: it may be years off.
-                Some(missed) if turn == 0 => ask.edges = missed,
-                Some((from, to)) => ask.edges = (ask.edges.0.min(from), ask.edges.1.max(to)),
-                None => return Ok(reply),
+                Answer::Missing(from, to) if turn == 0 => ask.edges = (from, to),
+                Answer::Missing(from, to) => ask.edges = (ask.edges.0.min(from), ask.edges.1.max(to)),
             }
         }
         let detail = "it asks for the edges of a calendar again and again; is its clock right?";
@@ -271,12 +211,17 @@ impl RedisStore {
         keys: &[String],
         ask: &Ask<'_>,
         now: Now,
-    ) -> Result<Option<ReserveReply>, StoreError> {
-        let Some(clock) = fast::clock(ask, now) else { return Ok(None) };
-        let known = self.known(scope.downstream).epoch;
-        let call = |run| self.scripts.fast(keys, &fast::argument(ask, clock, known, run));
+    ) -> Result<Option<Reply>, StoreError> {
+        if !ask.is_fast() {
+            return Ok(None);
+        }
+        let call = |run| {
+            let seen = self.seen(scope.downstream, run);
+            self.scripts.fast(keys, ask, &ask.fast(now, seen.or_asking(ask)))
+        };
         let answer = self.servers.invoke(scope.downstream, call).await?;
-        fast::reply(&answer).map_err(|detail| self.servers.unexpected(detail))
+        Reply::fast(&answer, ask.limits, ask.asker.is_some())
+            .map_err(|detail| self.servers.unexpected(detail))
     }
 
     fn keys(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
@@ -301,19 +246,26 @@ impl Store for RedisStore {
                 ahead: call.ahead,
                 exact: call.exact(),
                 lease: call.lease,
+                asker: call.asker,
                 police: false,
                 generation: call.generation,
                 edges: self.edges(),
                 known: self.windows(call.scope),
             };
+            let horizon = ask.horizon();
             let reply = self.ask(call.scope, ask).await?;
-            let reserved =
-                scripts::reserved(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
-            let (epoch, status) = (reserved.epoch, &reserved.status);
-            if self.remember(call.scope.downstream, epoch, status, Some(call.ahead)) {
-                let marks = || scripts::marks_after(&call, &reserved);
-                self.remember_windows(call.scope, call.limits, epoch, marks);
-            }
+            let reserved = reply.reserved(&call).map_err(|detail| self.servers.unexpected(detail))?;
+            self.know(call.scope.downstream, |known| {
+                let is_newest = known.remember((reserved.epoch, reserved.now), &reserved.status);
+                let farthest =
+                    reserved.slots.last().copied().filter(|_| is_newest && call.scope.key.is_empty());
+                known.asked(horizon, farthest);
+                if is_newest {
+                    let marks = || reply::marks_after(&call, &reserved);
+                    let when = (reserved.epoch, reserved.now);
+                    known.remember_windows(call.scope.key, call.limits, when, marks);
+                }
+            });
             Ok(reserved)
         })
     }
@@ -327,17 +279,20 @@ impl Store for RedisStore {
                 ahead: Duration::ZERO,
                 exact: Micros::MAX,
                 lease: None,
+                asker: None,
                 police: true,
                 generation: call.generation,
                 edges: self.edges(),
                 known: self.windows(call.scope),
             };
             let reply = self.ask(call.scope, ask).await?;
-            let (checked, marks) =
-                scripts::checked(&call, &reply).map_err(|detail| self.servers.unexpected(detail))?;
-            if self.remember(call.scope.downstream, checked.epoch, &checked.status, None) {
-                self.remember_windows(call.scope, call.limits, checked.epoch, || marks);
-            }
+            let (checked, marks) = reply.checked(&call).map_err(|detail| self.servers.unexpected(detail))?;
+            self.know(call.scope.downstream, |known| {
+                if known.remember((checked.epoch, checked.now), &checked.status) {
+                    let when = (checked.epoch, checked.now);
+                    known.remember_windows(call.scope.key, call.limits, when, || marks);
+                }
+            });
             Ok(checked)
         })
     }
@@ -376,16 +331,19 @@ impl Store for RedisStore {
                 _ => keys::tended(&self.prefix, scope).to_vec(),
             };
             let channel = keys::channel(&self.prefix);
-            let known = self.known(downstream);
             let tend = |run| {
-                let known = (known.epoch, known.ahead, run);
-                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(), known)
+                let seen = self.seen(downstream, run);
+                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(), seen)
             };
-            let tended = scripts::tended(self.servers.invoke(downstream, tend).await?)
+            let tended = reply::tended(self.servers.invoke(downstream, tend).await?)
                 .map_err(|detail| self.servers.unexpected(detail))?;
-            self.remember(downstream, tended.epoch, &tended.status, None);
+            self.know(downstream, |known| known.remember((tended.epoch, tended.now), &tended.status));
             Ok(tended)
         })
+    }
+
+    fn set_horizon(&self, downstream: &str, horizon: Duration) {
+        self.know(downstream, |known| known.set_horizon(horizon));
     }
 
     fn changes(&self, downstream: &str) -> Changes {

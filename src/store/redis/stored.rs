@@ -1,14 +1,16 @@
 //! What the server keeps, read back: for tests that compare it with the reference's.
 //!
-//! How a state is written is the scripts' business (`lua/lib.lua`, and beside each kind); [`decode`] is
-//! the one other place that knows it.
+//! How a state is written is the scripts' business (`lua/lib.lua`, and beside each kind); [`state`] and [`decode`]
+//! are the other places that know it.
 
 use std::time::Duration;
 
-use super::{RedisStore, keys, scripts, state};
+use super::packed::all;
+use super::{RedisStore, keys, reply, state};
 use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Under, Window};
 use crate::rate::Rate;
 use crate::store::dump::{self, Kept, Record};
+use crate::store::turns::Queue;
 use crate::store::{Scope, StoreError};
 use crate::time::Micros;
 
@@ -29,14 +31,17 @@ impl RedisStore {
         }
         let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) =
             self.servers.read(scope.downstream, &asked).await?;
-        let Some([epoch, _, reset, _, high, shift, penalty, pause, version, generation]) =
-            record.as_deref().and_then(state::doubles::<10>)
+        let Some(numbers) = record.map(|record| all(&record)) else { return Ok(dump::nothing(limits)) };
+        let [_, _, _, shift, high, _, generation, epoch, penalty, pause, version, reset, ..] = numbers[..]
         else {
-            return Ok(dump::nothing(limits));
+            return Err(self.servers.unexpected(format!("the record {numbers:?}")));
         };
-        let status = scripts::status(&[penalty, pause, version, generation, reset])
+        let [.., turns_end, reach, reach_until] = numbers[..] else { return Ok(dump::nothing(limits)) };
+        let status = reply::status([penalty, pause, version, generation, reset])
             .map_err(|detail| self.servers.unexpected(detail))?;
-        let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status };
+        let reach = Duration::from_micros(reach.unsigned_abs());
+        let queue = Queue { end: Micros(turns_end), reach, until: Micros(reach_until) };
+        let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status, queue };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };
             let decoded = decode(&bytes).ok_or_else(|| {
@@ -51,9 +56,7 @@ impl RedisStore {
 
 /// The state that these bytes are.
 fn decode(bytes: &[u8]) -> Option<Kept> {
-    let text = state::text(bytes);
-    let (kind, numbers) = text.split_once(' ')?;
-    let numbers = numbers.split(' ').map(str::parse).collect::<Result<Vec<i64>, _>>().ok()?;
+    let (kind, numbers) = state::numbers(bytes)?;
     let [last, shift, epoch, level @ ..] = &numbers[..] else { return None };
     let count = |units: i64| u64::try_from(units).ok();
     let pairs = |numbers: &[i64]| -> Option<Vec<(i64, u64)>> {
@@ -62,17 +65,17 @@ fn decode(bytes: &[u8]) -> Option<Kept> {
         if rest.is_empty() { pairs.collect() } else { None }
     };
     let level = match (kind, level) {
-        ("t", [at, rem, units, period, burst]) => {
+        ('t', [at, rem, units, period, burst]) => {
             let rate = Rate::new(count(*units)?, Duration::from_micros(count(*period)?)).ok()?;
             let under = Under { rate, burst: u32::try_from(*burst).ok()? };
             Level::Tat(Tat { at: Micros(*at), rem: count(*rem)? }, under)
         }
-        ("w", [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
-        ("c", [width, cleared, counts @ ..]) => {
+        ('w', [end, used]) => Level::Window(Window { end: Micros(*end), used: count(*used)? }),
+        ('c', [width, cleared, counts @ ..]) => {
             let (counts, cleared) = (pairs(counts)?, Micros(*cleared));
             Level::Buckets(Buckets { width: *width, counts, cleared })
         }
-        ("l", [cleared, entries @ ..]) => {
+        ('l', [cleared, entries @ ..]) => {
             let entries = pairs(entries)?.into_iter().map(|(at, units)| (Micros(at), units)).collect();
             Level::Log(Log { entries, cleared: Micros(*cleared) })
         }

@@ -63,7 +63,7 @@ impl World {
         let (limits, costs) = (&self.sets[self.rate], [1; 8]);
         let (costs, ahead) = (Costs::Each(&costs[..jobs]), Duration::from_millis(ahead));
         let scope = self.scope();
-        let call = Reserve { scope, limits, costs, ahead, lease: None, generation: 0 };
+        let call = Reserve { scope, limits, costs, ahead, lease: None, generation: 0, asker: None };
         let [one, two] = &self.stores;
         let (one, two) = (one.reserve(call).await.unwrap(), two.reserve(call).await.unwrap());
         let told = |answer: &Reserved| (answer.slots.clone(), answer.next, answer.status);

@@ -26,6 +26,7 @@ fn call<'a>(downstream: &'a str, limits: &'a LimitSet, costs: &'a [u32]) -> Rese
         ahead: Duration::from_secs(5),
         lease: None,
         generation: 0,
+        asker: None,
     }
 }
 
@@ -89,8 +90,8 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     }
     let after = store.reserve(call("downstream-0", &limits, &[1; 2])).await.unwrap();
     assert!(after.epoch > before.epoch, "another process has the state");
-    assert_eq!(after.slots, [], "fenced for as long as slots may have been granted ahead");
-    assert!(after.refused.unwrap().slot >= after.now.plus(Duration::from_secs(5)));
+    let kept = after.now.plus(Duration::from_millis(500));
+    assert!(after.slots[0] >= kept && after.slots[0] > before.slots[0], "the state moved with it: {after:?}");
 }
 
 /// A downstream on another master than this one.

@@ -143,7 +143,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
                 match backend
                     .store
-                    .reserve(Reserve { scope, limits, costs, ahead, lease, generation: 0 })
+                    .reserve(Reserve { scope, limits, costs, ahead, lease, generation: 0, asker: None })
                     .await
                 {
                     Ok(reserved) => {

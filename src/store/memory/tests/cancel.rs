@@ -62,7 +62,15 @@ impl Timeline {
     async fn reserve(&mut self, row: &[u32], jobs: usize, ahead: Duration) -> Vec<Micros> {
         let all = row.repeat(jobs);
         let costs = Costs::PerLimit(&all);
-        let call = Reserve { scope: SCOPE, limits: &self.limits, costs, ahead, lease: None, generation: 0 };
+        let call = Reserve {
+            scope: SCOPE,
+            limits: &self.limits,
+            costs,
+            ahead,
+            lease: None,
+            generation: 0,
+            asker: None,
+        };
         let reserved = self.store.reserve(call).await.unwrap();
         for granted in reserved.granted(&self.limits, costs) {
             self.take(&granted.charged.clone());

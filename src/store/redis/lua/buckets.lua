@@ -1,5 +1,5 @@
--- c: the sliding window, "c last shift epoch width cleared number units ...": pairs of a bucket's number and its
--- units, rising. It is put after windows.lua. src/limit/sliding_window.rs has the same arithmetic.
+-- c: the sliding window: "c1", and behind last, shift and epoch the doubles width and cleared, then pairs of a
+-- bucket's number and its units, rising. It is put after counts.lua. src/limit/sliding_window.rs has the same arithmetic.
 
 -- Entries before `first` have left. What is summed for one bucket is kept for the next one, so that a call does
 -- not walk through all of them for each job.
@@ -7,20 +7,22 @@ local function put_entries(s, at, units)
   s.at, s.units, s.first, s.inside = at, units, 1, nil
 end
 
-local function parse_entries(s, text)
-  local at, units = {}, {}
-  for a, u in string.gmatch(text, '(%d+) (%d+)') do
-    at[#at + 1], units[#units + 1] = tonumber(a), tonumber(u)
+local function unpack_entries(s, packed, from)
+  local at, units, n = {}, {}, 0
+  for place = from, #packed, 16 do
+    n = n + 1
+    at[n], units[n] = unpack_at('<dd', packed, place)
   end
   put_entries(s, at, units)
 end
 
-local function entries_text(head, s)
-  local parts = { head }
+local function pack_entries(head, s)
+  local parts, n = { head }, 1
   for i = s.first, #s.at do
-    parts[#parts + 1] = format('%.0f %.0f', s.at[i], s.units[i])
+    n = n + 1
+    parts[n] = pack('<dd', s.at[i], s.units[i])
   end
-  return table.concat(parts, ' ')
+  return table.concat(parts)
 end
 
 -- Where the entry of this position is, or would be. It is one of the last.
@@ -83,25 +85,19 @@ end
 local counter = { lose = after_loss, pause = after_pause }
 kinds.c = counter
 
-function counter.read(l, at, fence)
-  read_count(l, at, fence)
-  l.width, l.buckets = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  return at + 3
+local COUNTER = head_of('c')
+
+function counter.read(l)
+  l.n, l.width, l.buckets = number(), number(), number()
 end
 
-function counter.parse(_, text)
-  local last, shift, epoch, width, cleared, rest = match(text, '^c (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
-  if not last then
-    return nil
+function counter.load(l)
+  local s, packed, other = load_whole(l, COUNTER)
+  if not s then
+    return other
   end
-  local s = {
-    last = tonumber(last),
-    shift = tonumber(shift),
-    epoch = tonumber(epoch),
-    width = tonumber(width),
-    cleared = tonumber(cleared),
-  }
-  parse_entries(s, rest)
+  s.width, s.cleared = unpack_at('<dd', packed, 27)
+  unpack_entries(s, packed, 43)
   return s
 end
 
@@ -110,8 +106,9 @@ function counter.fresh(l, s)
   put_entries(s, {}, {})
 end
 
-function counter.text(_, s)
-  return entries_text(format('c %.0f %.0f %.0f %.0f %.0f', s.last, s.shift, s.epoch, s.width, s.cleared), s)
+function counter.save(l, s, px)
+  local head = pack('<Hddddd', COUNTER, s.last, s.shift, s.epoch, s.width, s.cleared)
+  redis.call('SET', l.key, pack_entries(head, s), 'PX', px)
 end
 
 function counter.back(_, s, by)

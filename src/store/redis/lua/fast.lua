@@ -5,25 +5,28 @@
 --
 -- KEYS  1 record, 2.. the state of each limit
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker
---         saw (0: none), the run that it is connected to, how far ahead a slot may lie, the latest slot
---         that is exact, 0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, the generation of the
---         terms that the limits are from (0: nobody's business);
+--         saw (0: none), the run that it is connected to, how far ahead slots are granted to it and those like it,
+--         how far ahead a slot may lie, the latest slot that is exact, 0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, the generation of the
+--         terms that the limits are from (0: nobody's business), 1 if it takes turns or else 0; then of its turn the
+--         begin (-1: it has none), units, spacing and lead, how far ahead it needs turns to be booked, the units that
+--         wait, and how many of the limits are the whole downstream's: the first ones;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
--- Answer nil, or doubles: now, epoch, granted, first slot refused or -1, its limit, penalty, pause,
---         version, generation, reset; then last, tat, rem of each limit before
---
+-- Answer nil, or doubles as reserve.lua's: for an asker that takes turns all of them, else without those
+--         that say from when on, replicas, next and of turns
+
 -- Written for speed: closures, tables and an answer of several parts cost as much as the decision.
 
 local STEP, TICK, GRACE = 100000, 25000, 60000000 -- as in lib.lua
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
-local KIND, SIZE = 116, 65 -- a state is "t", and eight doubles
-local RECORD_BYTES = 80
+local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
+local RECORD_BYTES = 160
+local STAMP_AT, STAMP_TO, HW_AT, TURNS_AT = 49, 96, 32, 136 -- places in the record
 local call, pack, take = redis.call, struct.pack, struct.unpack
 
 local args = ARGV[1]
-local now, known, run, ahead, exact, combine, police, terms, at = take('<dddddddd', args)
+local now, known, run, horizon, ahead, exact, combine, police, terms, turns, at = take('<dddddddddd', args)
 if now < 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -34,22 +37,28 @@ if last_slot > exact then
 end
 
 local told = call('MGET', unpack(KEYS))
-if not told[1] or #told[1] ~= RECORD_BYTES then
+local record = told[1]
+if not record or #record < RECORD_BYTES then
   return false
 end
-local epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation = take('<dddddddddd', told[1])
-if ran ~= run or known > epoch or hw - now > STEP or (terms > 0 and terms ~= generation) then
+local version, gate, ran, shift, hw, far, generation, epoch = take('<dddddddd', record)
+if version ~= 1 or ran ~= run or (known > 0 and known ~= epoch) or hw - now > STEP or (terms > 0 and terms ~= generation) then
   return false
 end
--- Nothing goes before it.
-local gate = fence
-if penalty > gate then
-  gate = penalty
+local ticked
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits
+if turns == 1 then
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, at = take('<ddddddd', args, at)
+  if begins >= 0 then
+    last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
+  end
 end
-if pause > gate then
-  gate = pause
-end
-local ticked = now - hw >= TICK
-if ticked then
+
+-- Puts down how high the clock was seen.
+if now - hw >= TICK then
   hw = now
+  if now + TICK + horizon > far then
+    far = now + TICK + horizon
+  end
+  ticked = pack('<dd', hw, far)
 end

@@ -1,63 +1,100 @@
--- Shared by the other scripts: it is put in front of each.
+-- Shared by all scripts but one.lua and many.lua: it is put in front of each.
 --
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- A record (string, no TTL): the doubles epoch, run, reset (the version of the last one), fence, hw, shift,
--- then penalty, pause (until when), version (of the pause) and generation (of the terms), packed.
--- A state (string, TTL): "KIND last shift epoch ..."; last is the latest slot, shift and epoch those
--- of the record when it was written. What follows is the kind's own. In the GCRA family's, which most
--- calls read and write, and in a log's the letter is followed by packed doubles instead of text.
+-- The record (string, no TTL): doubles, packed. See FIELDS. What a later version has put behind them is kept.
+-- A state (string, TTL): the letter of its kind and its version ('1'), then doubles: last, shift and epoch, and
+-- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state is kept once it equals absence
-local LONGEST_LEASE = 60000000
+local LONGEST_LEASE = 600000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
 local TICK = 25000 -- the highest instant is written down when it has risen by as much
+local SHORT = 500000 -- no further ahead lie slots that a server has granted and lost, if it kept its state
 
-local format, match, floor = string.format, string.match, math.floor
+local floor, pack, unpack_at = math.floor, struct.pack, struct.unpack
 
 local function int(n)
-  return format('%.0f', n)
+  return string.format('%.0f', n)
 end
 
--- The instant to decide at: the store's clock ('store'), or a test's.
-local function instant(mode, given)
-  if mode == 'store' then
+-- What the script is told besides keys and texts: doubles, one after the other.
+local args, at = ARGV[1], 1
+
+local function number()
+  local n
+  n, at = unpack_at('<d', args, at)
+  return n
+end
+
+-- The instant to decide at: the store's clock (-1), or a test's.
+local function instant(given)
+  if given < 0 then
     local t = redis.call('TIME')
     return t[1] * 1000000 + t[2]
   end
-  return tonumber(given)
+  return given
 end
 
-local RECORD, RECORD_BYTES = '<dddddddddd', 80
+-- The record's fields, in their order.
+--   version      of this list; another one is for other scripts
+--   gate         the latest of fence, lull, penalty and pause: without it nothing stands in the way
+--   run          the server's process
+--   shift        how far the clock has stepped back in all
+--   hw           the highest instant seen, within TICK
+--   far          no slot lies beyond it
+--   generation   of the terms in force
+--   epoch        when this record began; later after each loss and each restart of the server
+--   penalty      no slot before it, as the downstream asked
+--   pause        no slot before it, as an operator asked; NEVER: until somebody resumes
+--   paused       the version of the pause
+--   reset        the version of the last reset
+--   fence        no slot and no burst before it: up to there slots may have been granted that are lost
+--   loss         states of an epoch before it may have lost something
+--   begun        when that loss was found, or the last restart
+--   lull         no slot before it, but bursts: the server was restarted and kept its state
+--   kept         the highest instant that it had seen before: what was written later is lost
+--   turns_end    the end of the turns that are booked
+--   reach        how far ahead turns are booked, and until when somebody needs as much
+--   reach_until
+local FIELDS = {
+  'version', 'gate', 'run', 'shift', 'hw', 'far', 'generation', 'epoch', 'penalty', 'pause', 'paused', 'reset',
+  'fence', 'loss', 'begun', 'lull', 'kept', 'turns_end', 'reach', 'reach_until',
+}
+local RECORD = '<' .. string.rep('d', #FIELDS)
+local RECORD_BYTES = 8 * #FIELDS
+local VERSION = 1
 
 local function load_record()
   local packed = redis.call('MGET', KEYS[1])[1]
-  if not packed or #packed ~= RECORD_BYTES then
-    return nil -- none, or an older version's
+  if not packed then
+    return nil
   end
-  local r = {}
-  r.epoch, r.run, r.reset, r.fence, r.hw, r.shift, r.penalty, r.pause, r.version, r.generation =
-    struct.unpack(RECORD, packed)
+  if #packed < RECORD_BYTES or unpack_at('<d', packed) ~= VERSION then
+    error('PACED: ' .. KEYS[1] .. ' was written by another version of paced; use its version, or another key_prefix')
+  end
+  local values, r = { unpack_at(RECORD, packed) }, {}
+  for i = 1, #FIELDS do
+    r[FIELDS[i]] = values[i]
+  end
+  r.more = packed:sub(RECORD_BYTES + 1)
   return r
 end
 
 local function save_record(r)
-  local packed = struct.pack(
-    RECORD,
-    r.epoch,
-    r.run,
-    r.reset,
-    r.fence,
-    r.hw,
-    r.shift,
-    r.penalty,
-    r.pause,
-    r.version,
-    r.generation
-  )
-  redis.call('SET', KEYS[1], packed)
+  r.gate = math.max(r.fence, r.lull, r.penalty, r.pause)
+  local values = {}
+  for i = 1, #FIELDS do
+    values[i] = r[FIELDS[i]]
+  end
+  redis.call('SET', KEYS[1], pack(RECORD, unpack(values)) .. r.more)
+end
+
+-- What every answer begins with.
+local function stamp(now, r)
+  return pack('<ddddddd', now, r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset)
 end
 
 -- The server's process: as much of its run_id as a double holds.
@@ -66,58 +103,89 @@ local function run_now()
   if type(info) ~= 'string' then
     return 0 -- not permitted: losses show by the epoch alone
   end
-  return tonumber((match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
+  return tonumber((string.match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
 end
 
--- The record, followed over steps back and losses of the store, and whether that changed it. `known` is
--- the last epoch that the worker saw, `run` the one that it is connected to, `horizon` how far ahead
--- slots may have been granted that are lost.
-local function follow_record(now, known, run, horizon)
-  local r, changed, lost = load_record(), false, false
-  if not r then
-    r = { epoch = 0, run = run_now(), reset = 0, fence = 0, hw = 0, shift = 0 }
-    r.penalty, r.pause, r.version, r.generation = 0, 0, 0, 0
-    changed, lost = true, known > 0
-  else
-    if run ~= r.run then
-      -- Asked here, so that a worker with an old connection cannot turn it back.
-      local actual = run_now()
-      if actual ~= 0 and actual ~= r.run then
-        r.run = actual
-        lost = true
-      end
-    end
-    lost = lost or known > r.epoch
+local function new_record()
+  local r = { more = '' }
+  for i = 1, #FIELDS do
+    r[FIELDS[i]] = 0
   end
-  local behind = r.hw - now
+  r.version, r.run = VERSION, run_now()
+  return r
+end
+
+-- The clock stepped back: the same instants as it has them now.
+local function step_back(r, behind)
+  r.shift = r.shift + behind
+  for _, field in ipairs({ 'far', 'penalty', 'fence', 'begun', 'lull', 'turns_end', 'reach_until' }) do
+    r[field] = math.max(r[field] - behind, 0)
+  end
+  if r.pause ~= NEVER then
+    r.pause = math.max(r.pause - behind, 0)
+  end
+end
+
+-- Slots that are lost may lie up to the fence. `known` is the last epoch that somebody knew of.
+local function lose(r, now, known, fence)
+  -- Later than every epoch seen, so that epochs compare although clocks step.
+  r.epoch = math.max(now, known + 1, r.epoch + 1)
+  r.fence, r.loss, r.turns_end = math.max(r.fence, fence), r.epoch, 0
+end
+
+-- The record, followed over steps back, losses and restarts of the store, and whether that changed it. `known` is
+-- the last epoch that the worker saw and `seen` when it was told so, `run` the process that it is connected to,
+-- `horizon` how far ahead slots are granted to it and those like it, `told` the farthest that it was granted itself.
+local function follow_record(now, known, run, horizon, told, seen)
+  local r, changed, restarted = load_record(), false, false
+  local is_new = not r
+  if is_new then
+    r = new_record()
+  elseif run ~= r.run then
+    -- Asked here, so that a worker with an old connection cannot turn it back.
+    local actual = run_now()
+    if actual ~= 0 and actual ~= r.run then
+      r.run, restarted, r.kept = actual, true, r.hw
+    end
+  end
+  local behind, granted = r.hw - now, r.far
   if behind > STEP then
-    r.shift = r.shift + behind
-    r.fence = math.max(r.fence - behind, 0)
-    r.penalty = math.max(r.penalty - behind, 0)
-    if r.pause ~= NEVER then
-      r.pause = math.max(r.pause - behind, 0)
-    end
-    r.hw = now
-    changed = true
+    step_back(r, behind)
+    r.hw, changed, granted = now, true, r.far
   elseif -behind >= TICK then
-    r.hw = now
-    changed = true
+    r.hw, changed = now, true
+    r.far = math.max(r.far, now + TICK + horizon)
   end
-  if lost or r.epoch == 0 then
-    -- Later than every epoch seen, so that epochs compare although clocks step.
-    r.epoch = math.max(now, known + 1, r.epoch + 1)
-    changed = true
+  if is_new or known > r.epoch then
+    lose(r, now, known, known > 0 and math.max(now + horizon, granted) or 0)
+    r.begun, r.kept, changed = now, NEVER, true
+  elseif restarted then
+    r.begun, changed = now, true
+    if known > 0 and seen > r.kept + TICK then
+      lose(r, now, known, math.max(now + horizon, granted))
+    else
+      r.epoch, r.turns_end = math.max(now, r.epoch + 1), 0
+      r.lull = math.max(r.lull, now + math.min(horizon, SHORT))
+    end
+  elseif known > 0 and known < r.epoch then
+    -- Somebody found the loss who knew of nothing before it, or of less.
+    local is_lost = known < r.loss or seen > r.kept + TICK
+    if is_lost and r.begun + horizon > r.fence then
+      lose(r, now, known, r.begun + horizon)
+      changed = true
+    end
   end
-  if lost then
-    r.fence = now + horizon
+  local slot = math.min(told, r.begun + horizon)
+  if known > 0 and known < r.epoch and slot > math.max(r.lull, r.fence, now) then
+    r.lull, changed = slot, true
   end
   return r, changed
 end
 
--- The algorithms, by the letter that a limit begins with in ARGV. Each has
---   read(l, at)              its numbers from ARGV[at] on; answers what comes after them
---   parse(l, text)           a state of its own kind, or nil
---   text(l, s)               a state as it is written
+-- The algorithms, by the letter that a limit begins with among the arguments. Each has
+--   read(l)                  its numbers from among the arguments
+--   load(l)                  the state, or nil
+--   save(l, s, px)
 --   fresh(l, s)              the level of a limit that was never used
 --   back(l, s, by)           the level on a clock that stepped back
 --   adopt(l, s)              the level under these numbers
@@ -131,9 +199,6 @@ end
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- windows also
 --   recall(l, s, now, epoch) with what the caller knows from before a loss; whether that is more
--- instead of parse and text, where a state is not read and written whole
---   load(l)                  the state, or nil
---   save(l, s, px)
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again
 -- They are those of src/limit, in the same order, with the same names.
@@ -143,50 +208,50 @@ local kinds = {}
 -- Where there is one the decision goes on with guesses, so that the last is about right.
 local missing, missing_to = nil, nil
 
--- The limits: `count` of them in ARGV from `at` on; and where they end. `fence` is where states start
--- that the store has lost.
-local function limits(count, at, fence)
+-- `count` limits from among the arguments. `fence` is where states start that the store has lost.
+local function limits(count, fence)
   local all = {}
   for i = 1, count do
-    local kind = kinds[ARGV[at]]
-    local l = { key = KEYS[i + 1], kind = kind, letter = ARGV[at] }
-    at = kind.read(l, at + 1, fence)
+    local kind = kinds[string.char(number())]
+    local l = { key = KEYS[i + 1], kind = kind, fence = fence, floor = fence }
+    kind.read(l)
     all[i] = l
   end
-  return all, at
+  return all
 end
 
--- Of a state that another algorithm wrote the frontier stands.
-local function foreign(l, text)
-  local last, shift, epoch = match(text, '^%a (%d+) (%d+) (%d+)')
-  if (text:byte() == 116 or text:byte() == 108) and #text >= 25 then
-    last, shift, epoch = struct.unpack('<ddd', text, 2)
-  elseif not last then
-    return nil -- an older version's
+-- Of a state that another algorithm, or a later version, wrote the frontier stands.
+local function foreign(l, packed)
+  if #packed < 26 then
+    return nil
   end
-  local s = { last = tonumber(last), shift = tonumber(shift), epoch = tonumber(epoch) }
+  local s = {}
+  s.last, s.shift, s.epoch = unpack_at('<ddd', packed, 3)
   l.kind.fresh(l, s)
   return s
 end
 
-local function load_state(l)
-  if l.kind.load then
-    return l.kind.load(l)
-  end
-  local text = redis.call('GET', l.key)
-  if not text then
+-- The number that a state of this kind begins with.
+local function head_of(letter)
+  return letter:byte() + 256 * 49
+end
+
+-- A state that is read whole, if it begins with this number, and where its own numbers begin.
+local function load_whole(l, head)
+  local packed = redis.call('GET', l.key)
+  if not packed then
     return nil
   end
-  return l.kind.parse(l, text) or foreign(l, text)
+  if #packed < 26 or unpack_at('<H', packed) ~= head then
+    return nil, nil, foreign(l, packed)
+  end
+  local s = {}
+  s.last, s.shift, s.epoch = unpack_at('<ddd', packed, 3)
+  return s, packed
 end
 
 -- Lives until it equals absence, and GRACE more.
 local function save_state(l, s, now)
   local whole = math.max(l.kind.whole(l, s), l.floor, now)
-  local px = math.ceil((whole - now) / 1000) + GRACE / 1000
-  if l.kind.save then
-    l.kind.save(l, s, int(px))
-  else
-    redis.call('SET', l.key, l.kind.text(l, s), 'PX', int(px))
-  end
+  l.kind.save(l, s, int(math.ceil((whole - now) / 1000) + GRACE / 1000))
 end

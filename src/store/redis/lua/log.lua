@@ -1,7 +1,7 @@
--- l: the log, of every unit taken in the last period. It is put after lib.lua;
+-- l: the log, of every unit taken in the last period. It is put after counts.lua;
 -- src/limit/sliding_log.rs has the same arithmetic.
 --
--- "l", nine doubles, and two more for each entry: when units were taken, and how many. The nine are
+-- "l1", nine doubles, and two more for each entry: when units were taken, and how many. The nine are
 -- last, shift, epoch, the entries at the front that are gone, all entries, the units of those that are not
 -- gone, the units of the last entry if it is at last, when the first one that is not gone was taken, and
 -- the first instant at which none of those gone would count.
@@ -11,14 +11,13 @@ local log = {}
 kinds.l = log
 
 local HEAD = '<ddddddddd'
-local HEAD_BYTES = 73
+local HEAD_BYTES = 74
+local LOG = head_of('l')
 local ENTRY_BYTES = 16
 local CHUNK = 32 -- entries read at once
 
-function log.read(l, at, fence)
-  l.floor = fence
-  l.n, l.period = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  return at + 2
+function log.read(l)
+  l.n, l.period = number(), number()
 end
 
 local function begin(s)
@@ -34,12 +33,12 @@ function log.load(l)
   if head == '' then
     return nil
   end
-  if #head < HEAD_BYTES or head:byte() ~= 108 then
+  if #head < HEAD_BYTES or unpack_at('<H', head) ~= LOG then
     return foreign(l, head)
   end
   local s = {}
   s.last, s.shift, s.epoch, s.gone, s.count, s.total, s.tail, s.oldest, s.cleared =
-    struct.unpack(HEAD, head, 2)
+    struct.unpack(HEAD, head, 3)
   begin(s)
   return s
 end
@@ -104,7 +103,7 @@ function log.save(l, s, px)
     parts[i] = struct.pack('<dd', s.new_at[i], s.new_units[i])
   end
   local count = s.count + #s.new_at
-  local head = 'l'
+  local head = pack('<H', LOG)
     .. struct.pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest, s.cleared)
   if s.whole_new then
     redis.call('SET', l.key, head .. table.concat(parts), 'PX', px)

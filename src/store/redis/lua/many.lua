@@ -13,7 +13,7 @@ for i = 1, count do
       return false
     end
     local kind, moved, of, count, period, burst
-    kind, last, moved, of, tat, rem, count, period, burst = take('<Bdddddddd', state)
+    kind, last, moved, of, tat, rem, count, period, burst = take('<Hdddddddd', state)
     if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r or burst ~= 1 - a - b then
       return false
     end
@@ -44,7 +44,36 @@ local function earliest(l)
   return slot > now and slot or now
 end
 
-local granted, refused, binding, size = 0, -1, 0, #args
+-- When a job fits, and the first limit that says so.
+local function choose(places, peek)
+  local slot, limit
+  for i = 1, places do
+    local l = all[i]
+    if peek or l.cost > 0 then
+      local own = earliest(l)
+      l.own = own
+      if not slot or (combine == 0 and own > slot) or (combine > 0 and own < slot) then
+        slot, limit = own, i
+      end
+    end
+  end
+  return slot, limit
+end
+
+local function commit(places, slot, limit)
+  for i = 1, places do
+    local l = all[i]
+    if l.cost > 0 and (combine == 0 or i == limit or (combine == 1 and l.own == slot)) then
+      if l.tat < slot and (l.rem == 0 or l.tat + 1 < slot) then
+        l.tat, l.rem = slot, 0
+      end
+      l.tat, l.rem = advance(l, l.cost)
+      l.last, l.taken = slot, true
+    end
+  end
+end
+
+local granted, refused, binding, size, units_taken, refused_cost = 0, -1, 0, #args, 0, 1
 while at <= size and refused < 0 do
   local peek, jobs = true, nil
   for i = 1, count do
@@ -53,46 +82,51 @@ while at <= size and refused < 0 do
   end
   jobs, at = take('<d', args, at)
   for _ = 1, jobs do
-    local slot, limit
-    for i = 1, count do
-      local l = all[i]
-      if peek or l.cost > 0 then
-        local own = earliest(l)
-        l.own = own
-        if not slot or (combine == 0 and own > slot) or (combine > 0 and own < slot) then
-          slot, limit = own, i
-        end
-      end
-    end
+    local slot, limit = choose(count, peek)
     if slot > last_slot then
       if police == 0 then
-        refused, binding = slot, limit - 1
+        refused, binding, refused_cost = slot, limit - 1, all[1].cost
       end
       break -- the others of this run are alike
     end
-    granted = granted + 1
-    for i = 1, count do
-      local l = all[i]
-      if l.cost > 0 and (combine == 0 or i == limit or (combine == 1 and l.own == slot)) then
-        if l.tat < slot and (l.rem == 0 or l.tat + 1 < slot) then
-          l.tat, l.rem = slot, 0
-        end
-        l.tat, l.rem = advance(l, l.cost)
-        l.last, l.taken = slot, true
-      end
-    end
+    granted, units_taken = granted + 1, units_taken + all[1].cost
+    commit(count, slot, limit)
   end
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation))
+  call('SETRANGE', KEYS[1], HW_AT, ticked)
 end
 for i = 1, count do
   local l = all[i]
   if l.taken then
     local lives = (l.tat > now and l.tat - now or 0) + GRACE + 999
-    local state = pack('<Bdddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r, 1 - l.a - l.b)
+    local state = pack('<Hdddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r, 1 - l.a - l.b)
     call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
   end
 end
-return pack('<dddddddddd', now, epoch, granted, refused, binding, penalty, pause, version, generation, reset) .. before
+local head = pack('<d', now) .. record:sub(STAMP_AT, STAMP_TO)
+if turns == 0 then
+  return head .. pack('<ddd', granted, refused, binding) .. before
+end
+
+-- Each limit is there once: what a unit costs it.
+for i = 1, count do
+  all[i].cost = 1
+end
+local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
+if refused < 0 then
+  next_slot = choose(count)
+end
+local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
+reach, until_when = reached(now, reach, was, until_when)
+if waiting > units_taken and (refused < 0 or binding < own_limits) then
+  local free, limit = choose(own_limits)
+  commit(own_limits, free, limit)
+  spacing = choose(own_limits) - free
+  turn, units, lead, turns_end = next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end)
+end
+call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
+return head
+  .. pack('<ddddddddddd', now, 0, granted, refused, binding, next_slot, reach, turn, units, spacing, lead)
+  .. before

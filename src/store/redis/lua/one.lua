@@ -11,7 +11,7 @@ if state then
     return false
   end
   local kind, moved, of, count, period, burst
-  kind, last, moved, of, tat, rem, count, period, burst = take('<Bdddddddd', state)
+  kind, last, moved, of, tat, rem, count, period, burst = take('<Hdddddddd', state)
   if kind ~= KIND or moved ~= shift or of ~= epoch or count ~= n or period ~= q * n + r or burst ~= 1 - a - b then
     return false
   end
@@ -21,7 +21,7 @@ if state then
 end
 
 local before_last, before_tat, before_rem = last, tat, rem
-local granted, refused, taken, size = 0, -1, false, #args
+local granted, refused, taken, size, units_taken, refused_cost = 0, -1, false, #args, 0, 1
 while at <= size and refused < 0 do
   local cost, jobs
   cost, jobs, at = take('<dd', args, at)
@@ -42,11 +42,11 @@ while at <= size and refused < 0 do
     end
     if slot > last_slot then
       if police == 0 then
-        refused = slot
+        refused, refused_cost = slot, cost
       end
       break -- the others of this run are alike
     end
-    granted, left = granted + 1, left - 1
+    granted, left, units_taken = granted + 1, left - 1, units_taken + cost
     if cost > 0 then
       taken, last = true, slot
       if tat < slot and (rem == 0 or tat + 1 < slot) then
@@ -66,7 +66,7 @@ while at <= size and refused < 0 do
           slot = now
         end
         if slot <= last_slot then
-          by, last = cost + rest, slot
+          by, last, units_taken = cost + rest, slot, units_taken + rest
           granted, left = granted + left, 0
         end
       end
@@ -78,26 +78,49 @@ while at <= size and refused < 0 do
 end
 
 if ticked then
-  call('SET', KEYS[1], pack('<dddddddddd', epoch, ran, reset, fence, hw, shift, penalty, pause, version, generation))
+  call('SETRANGE', KEYS[1], HW_AT, ticked)
 end
 if taken then
   local lives = (tat > now and tat - now or 0) + GRACE + 999
-  state = pack('<Bdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)
+  state = pack('<Hdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)
   call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
 end
-return pack(
-  '<ddddddddddddd',
-  now,
-  epoch,
-  granted,
-  refused,
-  0,
-  penalty,
-  pause,
-  version,
-  generation,
-  reset,
-  before_last,
-  before_tat,
-  before_rem
-)
+local head = pack('<d', now) .. record:sub(STAMP_AT, STAMP_TO)
+local before = pack('<ddd', before_last, before_tat, before_rem)
+if turns == 0 then
+  return head .. pack('<ddd', granted, refused, 0) .. before
+end
+
+-- The first slot of a unit after those that are taken.
+local function free_slot()
+  local x = rem + (a + b) * r
+  local m = x % n
+  local slot = tat + (a + b) * q + (x - m) / n
+  if m > 0 then
+    slot = slot + 1
+  end
+  return slot < now and now or slot
+end
+
+local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
+local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
+reach, until_when = reached(now, reach, was, until_when)
+if refused < 0 or waiting > units_taken then
+  local free = free_slot()
+  next_slot = refused < 0 and free or refused
+  if waiting > units_taken then
+    if tat < free and (rem == 0 or tat + 1 < free) then
+      tat, rem = free, 0
+    end
+    local x = rem + r
+    local m = x % n
+    tat, rem = tat + q + (x - m) / n, m
+    spacing = free_slot() - free
+    turn, units, lead, turns_end =
+      next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end)
+  end
+end
+call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
+return head
+  .. pack('<ddddddddddd', now, 0, granted, refused, 0, next_slot, reach, turn, units, spacing, lead)
+  .. before

@@ -1,13 +1,12 @@
 -- Forgets the state of limits: the next slot is now.
 --
 -- KEYS  1 record, 2.. the state of each limit
--- ARGV  1 'store' | 'clock', 2 the instant for the latter
---       3 how many limits, then each
+-- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), how many limits, then each
 -- Answer 1
 
-local now = instant(ARGV[1], ARGV[2])
+local now, count = instant(number()), number()
 local record = load_record()
-for _, l in ipairs((limits(tonumber(ARGV[3]), 4, record and record.fence or 0))) do
+for _, l in ipairs(limits(count, record and math.max(record.fence, record.lull) or 0)) do
   if l.floor > now then
     -- Absence would mean "lost, start at the floor"; a state that is whole now says "forgotten".
     local s = { last = 0, shift = record.shift, epoch = record.epoch }

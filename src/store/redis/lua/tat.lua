@@ -1,6 +1,6 @@
--- The GCRA family: "t" and the doubles last, shift, epoch, tat, rem, N, P, burst, packed; tat + rem/N is the
--- theoretical arrival time under the rate of N per P, and that burst. It is put after lib.lua. src/limit/tat.rs has the same arithmetic, and
--- one.lua and many.lua have it once more.
+-- The GCRA family: "t1", and behind last, shift and epoch the doubles tat, rem, N, P, burst; tat + rem/N is the
+-- theoretical arrival time under the rate of N per P, and that burst. It is put after lib.lua. src/limit/tat.rs has
+-- the same arithmetic, and one.lua and many.lua have it once more.
 
 -- `units` emission intervals of limit `l` on from tat + rem/N, or back.
 local function advance(l, tat, rem, units)
@@ -20,23 +20,24 @@ end
 local tat = {}
 kinds.t = tat
 
-function tat.read(l, at, fence)
-  local n, p = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+local TAT = head_of('t')
+
+function tat.read(l)
+  local n, p = number(), number()
   local r = p % n
-  l.n, l.p, l.r, l.q, l.burst = n, p, r, (p - r) / n, tonumber(ARGV[at + 2])
-  l.fence, l.floor, l.floor_rem = fence, 0, 0
-  if fence > 0 then
-    l.floor, l.floor_rem = advance(l, fence, 0, l.burst)
+  l.n, l.p, l.r, l.q, l.burst = n, p, r, (p - r) / n, number()
+  l.floor, l.floor_rem = 0, 0
+  if l.fence > 0 then
+    l.floor, l.floor_rem = advance(l, l.fence, 0, l.burst)
   end
-  return at + 3
 end
 
-function tat.parse(_, packed)
-  if #packed ~= 65 or packed:byte() ~= 116 then
-    return nil
+function tat.load(l)
+  local s, packed, other = load_whole(l, TAT)
+  if not s then
+    return other
   end
-  local s = {}
-  s.last, s.shift, s.epoch, s.tat, s.rem, s.n, s.p, s.burst = struct.unpack('<dddddddd', packed, 2)
+  s.tat, s.rem, s.n, s.p, s.burst = unpack_at('<ddddd', packed, 27)
   return s
 end
 
@@ -44,8 +45,9 @@ function tat.fresh(l, s)
   s.tat, s.rem, s.n, s.p, s.burst = 0, 0, l.n, l.p, l.burst
 end
 
-function tat.text(l, s)
-  return struct.pack('<Bdddddddd', 116, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p, l.burst)
+function tat.save(l, s, px)
+  local packed = pack('<Hdddddddd', TAT, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p, l.burst)
+  redis.call('SET', l.key, packed, 'PX', px)
 end
 
 function tat.back(_, s, by)

@@ -1,22 +1,24 @@
 -- Changes what holds for a whole downstream, and tells what does.
 --
 -- KEYS  1 record, 2 the terms
--- ARGV  1 'store' | 'clock', 2 the instant for the latter
---       3 the last epoch that the worker saw (0: none), 4 the run that it is connected to
---       5 H: how far ahead slots may have been granted that the store has lost
---       6 the channel on which changes are told, 7 the downstream
---       8 'look'
+-- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
+--         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
+--         farthest slot that it was granted, when it was answered last; then those of the change
+--       2 the channel on which changes are told, 3 the downstream
+--       4 the change, and its numbers:
+--         'look'
 --         'penalize', for how long
 --         'pause', for how long (-1: until somebody resumes)
 --         'resume'
---         'terms', the generation that they replace, the terms
---         'recall', how much of the penalty is left, how much of the pause (-1: all of it), its version,
---         and where the worker knows terms their generation and the terms
--- Answer {now, epoch, penalty, pause, version, generation, reset, the terms or nil}
+--         'terms', the generation that they replace
+--         'recall', how much of the penalty is left, how much of the pause (-1: all of it), its version, and the
+--         generation of the terms that the worker knows
+--       5 for 'terms', and for 'recall' where the worker knows them: the terms
+-- Answer doubles: now, generation, epoch, penalty, pause, paused, reset; and the terms or nil
 
-local now = instant(ARGV[1], ARGV[2])
-local r, followed = follow_record(now, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
-local op = ARGV[8]
+local now = instant(number())
+local r, followed = follow_record(now, number(), number(), number(), number(), number())
+local op, text = ARGV[4], ARGV[5]
 local changed = false
 
 local function after(span)
@@ -31,41 +33,42 @@ end
 
 -- Later than every version before a loss too, so that what was done last counts.
 local function next_version()
-  return math.max(r.version + 1, now)
+  return math.max(r.paused + 1, now)
 end
 
 local function pause(span, version)
   set('pause', span < 0 and NEVER or span == 0 and 0 or after(span))
-  set('version', version)
+  set('paused', version)
+  -- Turns that were booked behind its end are too late now.
+  r.turns_end = 0
 end
 
-local function put_terms(generation, text)
+local function put_terms(generation)
   redis.call('SET', KEYS[2], text)
-  r.generation, changed = generation, true
+  r.generation, r.turns_end, changed = generation, 0, true
 end
 
 if op == 'penalize' then
-  set('penalty', math.max(r.penalty, after(tonumber(ARGV[9]))))
+  set('penalty', math.max(r.penalty, after(number())))
 elseif op == 'pause' then
-  pause(tonumber(ARGV[9]), next_version())
+  pause(number(), next_version())
 elseif op == 'resume' then
   set('penalty', 0)
   pause(0, next_version())
 elseif op == 'terms' then
-  if tonumber(ARGV[9]) == r.generation then
-    put_terms(r.generation + 1, ARGV[10])
+  if number() == r.generation then
+    put_terms(r.generation + 1)
   end
 elseif op == 'recall' then
-  local penalty, version = tonumber(ARGV[9]), tonumber(ARGV[11])
+  local penalty, left, version, generation = number(), number(), number(), number()
   if penalty > 0 then
     set('penalty', math.max(r.penalty, after(penalty)))
   end
-  if version > r.version then
-    pause(tonumber(ARGV[10]), version)
+  if version > r.paused then
+    pause(left, version)
   end
-  local generation, terms = tonumber(ARGV[12] or 0), ARGV[13]
-  if terms and (generation > r.generation or (generation == r.generation and redis.call('EXISTS', KEYS[2]) == 0)) then
-    put_terms(generation, terms)
+  if text and (generation > r.generation or (generation == r.generation and redis.call('EXISTS', KEYS[2]) == 0)) then
+    put_terms(generation)
   end
 end
 
@@ -74,6 +77,6 @@ if followed or changed then
 end
 if changed then
   -- Where it is not permitted the others look now and then.
-  redis.pcall('PUBLISH', ARGV[6], ARGV[7])
+  redis.pcall('PUBLISH', ARGV[2], ARGV[3])
 end
-return { now, r.epoch, r.penalty, r.pause, r.version, r.generation, r.reset, redis.call('GET', KEYS[2]) }
+return { stamp(now, r), redis.call('GET', KEYS[2]) }

@@ -1,54 +1,31 @@
--- The algorithms that count. It is put after lib.lua.
-
-local function after_loss(l, s)
-  -- Slots up to the fence may have been taken; how many is not known.
-  if s.last < l.floor then
-    s.last = l.floor
-  end
-end
-
-local function after_pause(_, s, till, now)
-  if till > now and s.last < till then
-    s.last, s.tail = till, 0
-  end
-end
-
-local function read_count(l, at, fence)
-  l.floor = fence
-  l.n = tonumber(ARGV[at])
-end
+-- It is put after counts.lua.
 
 -- N, then what the caller knew of the window when it last heard of it: in which epoch (0: never), its end, and
 -- the units used.
-local function read_window(l, at, fence)
-  read_count(l, at, fence)
-  l.heard, l.known_ends, l.known_used = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  return at + 4
+local function read_window(l)
+  l.n, l.heard, l.known_ends, l.known_used = number(), number(), number(), number()
 end
 
--- Windows: "w last shift epoch end used". src/limit/window.rs has the same arithmetic.
+-- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same arithmetic.
 local window = { lose = after_loss, pause = after_pause }
 
-function window.parse(_, text)
-  local last, shift, epoch, ends, used = match(text, '^w (%d+) (%d+) (%d+) (%d+) (%d+)$')
-  if not last then
-    return nil
+local WINDOW = head_of('w')
+
+function window.load(l)
+  local s, packed, other = load_whole(l, WINDOW)
+  if not s then
+    return other
   end
-  return {
-    last = tonumber(last),
-    shift = tonumber(shift),
-    epoch = tonumber(epoch),
-    ends = tonumber(ends),
-    used = tonumber(used),
-  }
+  s.ends, s.used = unpack_at('<dd', packed, 27)
+  return s
 end
 
 function window.fresh(_, s)
   s.ends, s.used = 0, 0
 end
 
-function window.text(_, s)
-  return format('w %.0f %.0f %.0f %.0f %.0f', s.last, s.shift, s.epoch, s.ends, s.used)
+function window.save(l, s, px)
+  redis.call('SET', l.key, pack('<Hddddd', WINDOW, s.last, s.shift, s.epoch, s.ends, s.used), 'PX', px)
 end
 
 function window.back() end
@@ -115,10 +92,9 @@ end
 
 -- w: aligned to the epoch, and an offset.
 kinds.w = windows({
-  read = function(l, at, fence)
-    at = read_window(l, at, fence)
-    l.longest, l.offset = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-    return at + 2
+  read = function(l)
+    read_window(l)
+    l.longest, l.offset = number(), number()
   end,
   edge = function(l, at)
     return at - (at - l.offset) % l.longest + l.longest
@@ -127,10 +103,9 @@ kinds.w = windows({
 
 -- f: begun by the first unit taken.
 kinds.f = windows({
-  read = function(l, at, fence)
-    at = read_window(l, at, fence)
-    l.longest = tonumber(ARGV[at])
-    return at + 1
+  read = function(l)
+    read_window(l)
+    l.longest = number()
   end,
   edge = function(l, at)
     return at + l.longest
@@ -142,25 +117,26 @@ kinds.f = windows({
 
 -- q: a calendar's, whose next edges the worker sends.
 kinds.q = windows({
-  read = function(l, at, fence)
-    at = read_window(l, at, fence)
-    l.longest, l.edges = tonumber(ARGV[at]), at + 2
-    l.last_edge = at + 1 + tonumber(ARGV[at + 1])
-    return l.last_edge + 1
+  read = function(l)
+    read_window(l)
+    l.longest, l.edges, l.first_edge = number(), number(), at
+    at = at + 8 * l.edges
   end,
-  edge = function(l, at)
-    if at >= tonumber(ARGV[l.edges]) then
-      for i = l.edges + 1, l.last_edge do
-        local edge = tonumber(ARGV[i])
-        if edge > at then
-          return edge
-        end
+  edge = function(l, from)
+    local place = l.first_edge
+    for i = 1, l.edges do
+      local edge
+      edge, place = unpack_at('<d', args, place)
+      if edge > from and i > 1 then
+        return edge
+      elseif edge > from then
+        break
       end
     end
     if not missing then
-      missing, missing_to = at, at
+      missing, missing_to = from, from
     end
-    missing, missing_to = math.min(missing, at), math.max(missing_to, at)
-    return at + l.longest
+    missing, missing_to = math.min(missing, from), math.max(missing_to, from)
+    return from + l.longest
   end,
 })

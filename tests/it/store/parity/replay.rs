@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use paced::limit::{Algorithm, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
-    Cancel, Change, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store,
-    Tended,
+    Asker, Cancel, Change, Check, Checked, Granted, Lease, MemoryStore, NextTurn, RedisStore, Reserve,
+    Reserved, Scope, Store, Tended, Turn,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
@@ -64,7 +64,7 @@ type Held = (&'static str, LimitSet, Granted);
 
 /// What a step does, with all that a store is told.
 enum Call<'a> {
-    Reserve { costs: Costs<'a>, ahead: Duration, lease: Option<Lease<'a>> },
+    Reserve { costs: Costs<'a>, ahead: Duration, lease: Option<Lease<'a>>, asker: Option<Asker> },
     Check { costs: Costs<'a> },
     Cancel(&'a Held),
     Reset,
@@ -82,7 +82,7 @@ impl<'a> Pair<'a> {
     /// # Errors
     /// What the stores differ in.
     pub async fn replay(&self, name: &str, timeline: &Timeline) -> Result<(), String> {
-        let (mut now, mut granted, mut set) = (TODAY, Vec::<Held>::new(), 0);
+        let (mut now, mut granted, mut turn, mut set) = (TODAY, Vec::<Held>::new(), None, 0);
         for (index, step) in timeline.steps.iter().enumerate() {
             let limits = &timeline.sets[set];
             now = (now + micros(step.moved, limits)).max(TODAY / 2);
@@ -95,7 +95,7 @@ impl<'a> Pair<'a> {
                     self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
                 }
                 _ => {
-                    let told = self.step(scope, limits, step, &mut granted).await;
+                    let told = self.step(scope, limits, step, (&mut granted, &mut turn)).await;
                     told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
@@ -128,7 +128,7 @@ impl<'a> Pair<'a> {
         scope: Scope<'_>,
         limits: &LimitSet,
         Step { op, generation, .. }: &Step,
-        granted: &mut Vec<Held>,
+        (granted, turn): (&mut Vec<Held>, &mut Option<Turn>),
     ) -> Result<(), String> {
         let policing = matches!(op, Op::Reserve { policing: true, .. } | Op::Check { policing: true, .. });
         let limits = if policing { &limits.clone().policing() } else { limits };
@@ -145,7 +145,13 @@ impl<'a> Pair<'a> {
             .map(|(_, limit)| limit.clone())
             .collect();
         let call = match op {
-            Op::Reserve { ahead, lease, .. } => Call::Reserve {
+            Op::Reserve { ahead, lease, asker, .. } => Call::Reserve {
+                asker: asker.map(|asks| Asker {
+                    turn: turn.filter(|_| asks.at_turn),
+                    reach: Duration::from_millis(asks.reach),
+                    waiting: asks.waiting,
+                    own: asks.own.min(limits.len()),
+                }),
                 costs: costs.costs(),
                 ahead: Duration::from_micros(micros(*ahead, limits).unsigned_abs()),
                 lease: lease.map(|(replica, ttl)| Lease {
@@ -174,6 +180,9 @@ impl<'a> Pair<'a> {
             granted.remove(*place);
         }
         if let (Answer::Reserved(reserved), Call::Reserve { costs, .. }) = (&expected, &call) {
+            if let Some(NextTurn::At(next)) = reserved.booking.map(|booking| booking.next) {
+                *turn = Some(next);
+            }
             let key = KEYS[usize::from(!scope.key.is_empty())];
             granted.extend(
                 reserved.granted(limits, *costs).into_iter().map(|grant| (key, limits.clone(), grant)),
@@ -184,7 +193,9 @@ impl<'a> Pair<'a> {
 
     fn tell(&self, answer: &Answer) {
         match answer {
-            Answer::Reserved(Reserved { slots, refused, now, status, outdated, .. }) => {
+            Answer::Reserved(Reserved { slots, refused, now, status, outdated, booking, .. }) => {
+                let is_booked = booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_)));
+                self.tally.count("booked", usize::from(is_booked));
                 self.tally.count("outdated", usize::from(*outdated));
                 self.tally.count("paused", usize::from(status.paused_until() > *now));
                 self.tally.count("granted", slots.len());
@@ -214,8 +225,16 @@ async fn answer(
     call: &Call<'_>,
 ) -> Answer {
     let told = match call {
-        Call::Reserve { costs, ahead, lease } => {
-            let call = Reserve { scope, limits, costs: *costs, ahead: *ahead, lease: *lease, generation };
+        Call::Reserve { costs, ahead, lease, asker } => {
+            let call = Reserve {
+                scope,
+                limits,
+                costs: *costs,
+                ahead: *ahead,
+                lease: *lease,
+                generation,
+                asker: *asker,
+            };
             store.reserve(call).await.map(Answer::Reserved)
         }
         Call::Check { costs } => {

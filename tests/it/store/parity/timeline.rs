@@ -45,6 +45,8 @@ pub enum Op {
         ahead: Span,
         /// Which replica renews its lease with it, and for how many ms.
         lease: Option<(usize, u64)>,
+        /// Takes turns with others.
+        asker: Option<Asks>,
         /// With leaky buckets as meters: they share their states with the buckets.
         policing: bool,
     },
@@ -67,6 +69,18 @@ pub enum Op {
     Swap,
     /// Something for the whole downstream.
     Tend(Change<'static>),
+}
+
+/// How one asks who takes turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Asks {
+    /// At the turn that was booked last, if there was one.
+    pub at_turn: bool,
+    /// How far ahead it needs turns to be booked, in ms.
+    pub reach: u64,
+    pub waiting: u64,
+    /// As far as there are so many limits.
+    pub own: usize,
 }
 
 /// What the jobs of a call cost: the same of every limit, or of each its own.
@@ -114,13 +128,20 @@ fn jobs() -> impl Strategy<Value = Jobs> {
     ]
 }
 
+fn asks() -> impl Strategy<Value = Asks> {
+    let waiting = prop_oneof![1 => Just(0_u64), 4 => 1_u64..200, 1 => Just(1_000_000)];
+    (prop::bool::weighted(0.7), 4_u64..=20, waiting, 1_usize..5)
+        .prop_map(|(at_turn, reach, waiting, own)| Asks { at_turn, reach: 25 * reach, waiting, own })
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let lease = prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
     prop_oneof![
-        10 => (jobs(), ahead(), lease, prop::bool::weighted(0.2))
-            .prop_map(|(jobs, ahead, lease, policing)| Op::Reserve { jobs, ahead, lease, policing }),
+        10 => (jobs(), ahead(), lease, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
+            |(jobs, ahead, lease, asker, policing)| Op::Reserve { jobs, ahead, lease, asker, policing },
+        ),
         10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
-        9 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
+        11 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
         2 => Just(Op::Reset),
         1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
         1 => Just(Op::Flush),

@@ -77,9 +77,17 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
         }
     };
     join_all((0..WORKERS).map(worker)).await;
-    for what in
-        ["granted", "granted ahead", "refused", "allowed", "denied", "given back", "not given back", "states"]
-    {
+    for what in [
+        "granted",
+        "granted ahead",
+        "refused",
+        "allowed",
+        "denied",
+        "given back",
+        "not given back",
+        "states",
+        "booked",
+    ] {
         assert!(tally.get(what) > 200, "the timelines reach all answers: {tally:?}");
     }
     for what in ["outdated", "paused", "with terms"] {

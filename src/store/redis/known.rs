@@ -1,0 +1,136 @@
+//! What a worker remembers of the downstreams that it works on: how losses of the store are found out and made good.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use tokio::time::Instant;
+
+use super::tell::{Seen, Windows};
+use crate::limit::{Level, Limit, LimitSet, Mark};
+use crate::store::Status;
+use crate::time::Micros;
+
+/// So many keys of one downstream are remembered with their windows. Of more a store that loses its state begins the
+/// windows anew.
+const MOST_KEYS: usize = 65_536;
+
+/// With each new key it is looked at so many others whether their windows have ended.
+const LOOKED_AT: usize = 4;
+
+/// What was seen of a downstream.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The last epoch: how a store that lost its state is found out.
+    epoch: Micros,
+    /// The store's clock in the last answer: how one is found out that lost what it wrote last.
+    heard: Micros,
+    /// How far ahead slots are granted, as its configuration has it.
+    horizon: Duration,
+    /// How far ahead slots were asked for at most, of late.
+    ahead: Duration,
+    /// When so far ahead was asked for last: such slots have passed once it is as long ago.
+    asked: Option<Instant>,
+    /// The farthest slot of the downstream's own limits that was granted in this epoch.
+    farthest: Micros,
+    /// As in [`Status::reset`].
+    reset: u64,
+    /// The windows of the downstream's own limits, as they were last heard of.
+    windows: Windows,
+    /// Those of limits that each key has for itself.
+    keyed: IndexMap<Box<str>, Windows>,
+    /// The place among them up to where it was looked which may be forgotten.
+    swept: usize,
+}
+
+/// All downstreams.
+pub(super) type All = HashMap<String, Known>;
+
+impl Known {
+    pub(super) const fn set_horizon(&mut self, horizon: Duration) {
+        self.horizon = horizon;
+    }
+
+    /// What is told of it with a call to this process of the server.
+    pub(super) fn seen(&self, run: i64) -> Seen {
+        let horizon = self.horizon.max(self.ahead);
+        Seen { epoch: self.epoch, horizon, farthest: self.farthest, heard: self.heard, run }
+    }
+
+    /// Slots were asked for so far ahead, and granted up to this one.
+    pub(super) fn asked(&mut self, ahead: Duration, farthest: Option<Micros>) {
+        if ahead >= self.ahead || self.asked.is_none_or(|asked| asked.elapsed() > self.ahead) {
+            (self.ahead, self.asked) = (ahead, Some(Instant::now()));
+        }
+        self.farthest = farthest.map_or(self.farthest, |slot| slot.max(self.farthest));
+    }
+
+    /// Takes in an answer; false where it was overtaken: given before a loss or a reset that is known.
+    pub(super) fn remember(&mut self, (epoch, now): (Micros, Micros), status: &Status) -> bool {
+        // Answers may overtake each other; epochs only rise, and within one so do resets.
+        let is_newer = (epoch, status.reset) >= (self.epoch, self.reset);
+        if is_newer {
+            if status.reset > self.reset {
+                // What was in use is so no more: a store that loses its state must not be told it again.
+                self.windows.clear();
+            }
+            if epoch > self.epoch {
+                self.farthest = Micros(0);
+            }
+            (self.epoch, self.reset, self.heard) = (epoch, status.reset, now);
+        }
+        is_newer
+    }
+
+    /// The windows of the downstream's own limits, or those of a key.
+    pub(super) fn windows(&self, key: &str) -> Windows {
+        let known = if key.is_empty() { Some(&self.windows) } else { self.keyed.get(key) };
+        known.cloned().unwrap_or_default()
+    }
+
+    /// Takes in how windows stand at `now`.
+    pub(super) fn remember_windows(
+        &mut self,
+        key: &str,
+        limits: &LimitSet,
+        (epoch, now): (Micros, Micros),
+        marks: impl FnOnce() -> Vec<Mark>,
+    ) {
+        let is_window = |limit: &Limit| matches!(limit.fresh().level, Level::Window(_));
+        if !limits.iter().any(is_window) {
+            return;
+        }
+        let known = if key.is_empty() {
+            &mut self.windows
+        } else if let Some(place) = self.keyed.get_index_of(key) {
+            &mut self.keyed[place]
+        } else {
+            self.sweep(now);
+            if self.keyed.len() >= MOST_KEYS {
+                return;
+            }
+            self.keyed.entry(key.into()).or_default()
+        };
+        for (limit, mark) in limits.iter().zip(marks()) {
+            let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
+            if let Mark::Window { window, .. } = mark
+                && !is_overtaken
+            {
+                known.insert(limit.name().to_owned(), (epoch, window));
+            }
+        }
+    }
+
+    /// Forgets some of the keys whose windows have ended.
+    fn sweep(&mut self, now: Micros) {
+        for _ in 0..LOOKED_AT {
+            match self.keyed.get_index(self.swept) {
+                Some((_, windows)) if windows.values().all(|(_, window)| window.end <= now) => {
+                    self.keyed.swap_remove_index(self.swept);
+                }
+                Some(_) => self.swept += 1,
+                None => self.swept = 0,
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! What the scripts tell, read once: numbers in, values with names out.
+
+use redis::Value;
+
+use super::packed::{all, doubles};
+use crate::limit::{Charge, Limit, LimitSet, Mark, Plan, Refusal, Standing, State, Verdict};
+use crate::store::{Booking, Check, Checked, NextTurn, Pause, Reserve, Reserved, Status, Tended, Turn};
+use crate::time::Micros;
+
+/// How every answer begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    now: Micros,
+    epoch: Micros,
+    status: Status,
+}
+
+/// The answer to a call for slots.
+#[derive(Debug)]
+pub(super) struct Reply {
+    stamp: Stamp,
+    /// From when on it was decided.
+    from: Micros,
+    replicas: u32,
+    granted: usize,
+    refused: Option<Refusal>,
+    /// Where it was asked for.
+    next: Option<Micros>,
+    booking: Option<Booking>,
+    /// The mark of each limit before the first slot was taken.
+    before: Vec<Mark>,
+    outcomes: Vec<i64>,
+}
+
+/// The answer of a script that may ask for more.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Reply(Box<Reply>),
+    /// From where to where to send edges of calendars.
+    Missing(Micros, Micros),
+}
+
+/// The answer of `tend.lua` and `restart.lua`.
+pub(super) type TendReply = (Vec<u8>, Option<String>);
+
+const STAMP: usize = 7 * 8;
+
+impl Stamp {
+    fn read(packed: &[u8]) -> Result<(Self, &[u8]), String> {
+        let wrong = || format!("an answer of {} bytes", packed.len());
+        let (head, rest) = packed.split_at_checked(STAMP).ok_or_else(wrong)?;
+        let [now, generation, epoch, penalty, until, version, reset] = doubles(head).ok_or_else(wrong)?;
+        let status = status([penalty, until, version, generation, reset])?;
+        Ok((Self { now: Micros(now), epoch: Micros(epoch), status }, rest))
+    }
+}
+
+/// Penalty, pause, its version, generation and reset.
+///
+/// # Errors
+/// What is wrong with them.
+pub(super) fn status([penalty, until, version, generation, reset]: [i64; 5]) -> Result<Status, String> {
+    let pause = Pause { until: Micros(until), version: count(version)? };
+    Ok(Status { penalty: Micros(penalty), pause, generation: count(generation)?, reset: count(reset)? })
+}
+
+fn count<T: TryFrom<i64>>(number: i64) -> Result<T, String> {
+    T::try_from(number).map_err(|_| format!("the number {number}"))
+}
+
+impl Reply {
+    /// The answer of a script for the GCRA family; none where the call is for the other one.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn fast(answer: &Value, limits: &LimitSet, takes_turns: bool) -> Result<Option<Self>, String> {
+        let packed = match answer {
+            Value::Nil => return Ok(None),
+            Value::BulkString(packed) => packed,
+            other => return Err(format!("{other:?} for slots")),
+        };
+        if takes_turns {
+            return Self::whole(packed, limits).map(Some);
+        }
+        let (stamp, rest) = Stamp::read(packed)?;
+        let [granted, refused, limit, marks @ ..] = &all(rest)[..] else {
+            return Err(format!("slots in {} bytes", packed.len()));
+        };
+        Ok(Some(Self {
+            stamp,
+            from: stamp.now,
+            replicas: 0,
+            granted: count(*granted)?,
+            refused: refusal(*refused, *limit)?,
+            next: None,
+            booking: None,
+            before: read_marks(limits, marks)?,
+            outcomes: vec![],
+        }))
+    }
+
+    fn whole(packed: &[u8], limits: &LimitSet) -> Result<Self, String> {
+        let (stamp, rest) = Stamp::read(packed)?;
+        let [from, replicas, granted, refused, limit, next, reach, begins, units, spacing, lead, rest @ ..] =
+            &all(rest)[..]
+        else {
+            return Err(format!("slots in {} bytes", packed.len()));
+        };
+        let marks = 3 * limits.len();
+        let (marks, outcomes) =
+            rest.split_at_checked(marks).ok_or_else(|| format!("{} numbers of marks", rest.len()))?;
+        let turn = [*begins, *units, *spacing, *lead];
+        Ok(Self {
+            stamp,
+            from: Micros(*from),
+            replicas: count(*replicas)?,
+            granted: count(*granted)?,
+            refused: refusal(*refused, *limit)?,
+            next: (*next >= 0).then_some(Micros(*next)),
+            booking: if *reach > 0 { Some(booking(*reach, turn)?) } else { None },
+            before: read_marks(limits, marks)?,
+            outcomes: outcomes.to_vec(),
+        })
+    }
+
+    /// All states of the GCRA family, which are their marks.
+    fn states(&self, limits: &LimitSet) -> Vec<State> {
+        let state = |(limit, mark): (&Limit, &Mark)| limit.state_of(*mark).unwrap_or_else(|| limit.fresh());
+        limits.iter().zip(&self.before).map(state).collect()
+    }
+
+    /// The slots of an answer. Those of the GCRA family are derived with the kernel, from the states before
+    /// the first and the number granted.
+    ///
+    /// # Errors
+    /// What is wrong with the answer.
+    pub(super) fn reserved(self, call: &Reserve<'_>) -> Result<Reserved, String> {
+        let Stamp { now, epoch, status } = self.stamp;
+        let limits = call.limits;
+        let (plan, next) = if limits.is_tat() {
+            let mut states = self.states(limits);
+            let plan = call.plan(&mut states, (now, self.from), &status);
+            // What the script committed and what is handed out here must be the same slots.
+            if plan.slots.len() != self.granted || plan.refused != self.refused {
+                return Err(format!(
+                    "{} slots, then {:?}, where {} and {:?} follow from its state",
+                    self.granted,
+                    self.refused,
+                    plan.slots.len(),
+                    plan.refused
+                ));
+            }
+            let next = match plan.refused {
+                Some(refused) => refused.slot,
+                None if status.is_stopped() => Micros::MAX,
+                None => limits.earliest(&states, self.from, 1),
+            };
+            (plan, next)
+        } else {
+            let (pairs, rest) = self.outcomes.as_chunks::<2>();
+            if pairs.len() != self.granted || !rest.is_empty() {
+                return Err(format!("{} slots in {} numbers", self.granted, self.outcomes.len()));
+            }
+            let slots = pairs.iter().map(|[slot, _]| Micros(*slot)).collect();
+            let charges = pairs.iter().map(|[_, charge]| charged(*charge)).collect::<Result<_, _>>()?;
+            (Plan { slots, charges, refused: self.refused }, self.next.unwrap_or(Micros::MAX))
+        };
+        let Plan { slots, charges, refused } = plan;
+        Ok(Reserved {
+            now,
+            epoch,
+            before: self.before,
+            slots,
+            charges,
+            refused,
+            next,
+            replicas: call.lease.map(|_| self.replicas),
+            booking: self.booking,
+            status,
+            outdated: !status.is_current(call.generation),
+        })
+    }
+
+    /// The verdicts of an answer, derived as [`Reply::reserved`] derives slots; and the marks after them.
+    ///
+    /// # Errors
+    /// What is wrong with the answer.
+    pub(super) fn checked(self, call: &Check<'_>) -> Result<(Checked, Vec<Mark>), String> {
+        let Stamp { now, epoch, status } = self.stamp;
+        let (limits, outdated) = (call.limits, !status.is_current(call.generation));
+        if limits.is_tat() {
+            let verdicts = call.police(&mut self.states(limits), now, &status);
+            let allowed = verdicts.iter().filter(|verdict| verdict.earliest <= now).count();
+            if allowed != self.granted {
+                return Err(format!("{} allowed, where {allowed} follow from its state", self.granted));
+            }
+            return Ok((Checked { now, epoch, verdicts, status, outdated }, self.before));
+        }
+        let mut marks = self.before;
+        let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
+        let (size, jobs) = (3 + 2 * told, if outdated { 0 } else { limits.jobs(call.costs) });
+        if self.outcomes.len() != size * jobs {
+            return Err(format!("{} numbers for {jobs} jobs; each has {size}", self.outcomes.len()));
+        }
+        let mut verdicts = Vec::with_capacity(jobs);
+        for (outcome, row) in self.outcomes.chunks_exact(size).zip(limits.rows(call.costs)) {
+            let charge = charged(outcome[1])?;
+            marks = limits.marks_after(&marks, now, &limits.charged(&row, charge));
+            let mut told = outcome[3..].as_chunks::<2>().0.iter();
+            let standing = |(limit, mark): (&Limit, &Mark)| match limit.state_of(*mark) {
+                Some(state) => Some(limit.standing(&state, now)),
+                None => told.next().map(|&[remaining, reset_at]| Standing {
+                    limit: limit.burst(),
+                    remaining: u64::try_from(remaining).unwrap_or_default(),
+                    reset_at: Micros(reset_at),
+                }),
+            };
+            let standings = limits.iter().zip(&marks).filter_map(standing).collect();
+            let limit = count(outcome[2])?;
+            verdicts.push(Verdict { earliest: Micros(outcome[0]), charge, limit, standings });
+        }
+        Ok((Checked { now, epoch, verdicts, status, outdated }, marks))
+    }
+}
+
+impl Answer {
+    /// The answer of `reserve.lua`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn read(packed: &[u8], limits: &LimitSet) -> Result<Self, String> {
+        match doubles(packed) {
+            Some([from, to]) => Ok(Self::Missing(Micros(from), Micros(to))),
+            None => Reply::whole(packed, limits).map(|reply| Self::Reply(Box::new(reply))),
+        }
+    }
+}
+
+fn refusal(slot: i64, limit: i64) -> Result<Option<Refusal>, String> {
+    let refused = || Ok(Refusal { slot: Micros(slot), limit: count(limit)? });
+    (slot >= 0).then(refused).transpose()
+}
+
+fn booking(reach: i64, [begins, units, spacing, lead]: [i64; 4]) -> Result<Booking, String> {
+    let span = |micros| count(micros).map(std::time::Duration::from_micros);
+    let next = match (begins, units) {
+        (..0, _) => NextTurn::None,
+        (_, 0) => NextTurn::Later(Micros(begins)),
+        _ => NextTurn::At(Turn {
+            begins: Micros(begins),
+            units: u32::try_from(units).unwrap_or(u32::MAX),
+            spacing: span(spacing)?,
+            lead: span(lead)?,
+        }),
+    };
+    Ok(Booking { reach: span(reach)?, next })
+}
+
+fn read_marks(limits: &LimitSet, numbers: &[i64]) -> Result<Vec<Mark>, String> {
+    let (marks, rest) = numbers.as_chunks::<3>();
+    if marks.len() != limits.len() || !rest.is_empty() {
+        return Err(format!("{} numbers of marks for {} limits", numbers.len(), limits.len()));
+    }
+    let mark = |(limit, numbers): (&Limit, &[i64; 3])| {
+        limit.mark_of(*numbers).ok_or_else(|| format!("the mark {numbers:?} of `{}`", limit.name()))
+    };
+    limits.iter().zip(marks).map(mark).collect()
+}
+
+/// Reads what a change came to.
+///
+/// # Errors
+/// What is wrong with the answer.
+pub(super) fn tended((packed, terms): TendReply) -> Result<Tended, String> {
+    let (Stamp { now, epoch, status }, rest) = Stamp::read(&packed)?;
+    if rest.is_empty() {
+        Ok(Tended { now, epoch, status, terms })
+    } else {
+        Err(format!("{} bytes for how things stand", packed.len()))
+    }
+}
+
+/// The marks after all slots of an answer.
+pub(super) fn marks_after(call: &Reserve<'_>, reserved: &Reserved) -> Vec<Mark> {
+    let limits = call.limits;
+    let each = reserved.slots.iter().zip(&reserved.charges).zip(limits.rows(call.costs));
+    each.fold(reserved.before.clone(), |marks, ((&slot, &charge), row)| {
+        limits.marks_after(&marks, slot, &limits.charged(&row, charge))
+    })
+}
+
+fn charged(bits: i64) -> Result<Charge, String> {
+    u32::try_from(bits).map(Charge).map_err(|_| format!("the charge {bits}"))
+}

@@ -1,0 +1,271 @@
+//! What the scripts are told: numbers, packed.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::packed::Packed;
+use crate::limit::{Algorithm, Calendar, Combine, Costs, Counting, Edges, Limit, LimitSet, Window};
+use crate::rate::Rate;
+use crate::store::turns::farthest;
+use crate::store::{Asker, Lease};
+use crate::time::Micros;
+
+/// The instant that a script decides at.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Now {
+    /// The store's clock.
+    Store,
+    /// A test's clock.
+    Clock(Micros),
+}
+
+impl Now {
+    pub(super) const fn number(self) -> i64 {
+        match self {
+            Self::Store => -1,
+            Self::Clock(now) => now.0,
+        }
+    }
+}
+
+/// What a worker knows of a downstream's record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// The last epoch; 0: none.
+    pub(super) epoch: Micros,
+    /// How far ahead slots are granted to it and those like it.
+    pub(super) horizon: Duration,
+    /// The farthest slot that it was granted in that epoch.
+    pub(super) farthest: Micros,
+    /// The store's clock in the last answer.
+    pub(super) heard: Micros,
+    /// The server's process that it is connected to.
+    pub(super) run: i64,
+}
+
+/// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
+const LONGEST_FENCE: Duration = Duration::from_secs(60);
+
+impl Seen {
+    pub(super) fn numbers(self) -> [i64; 5] {
+        [self.epoch.0, self.run, self.horizon().0, self.farthest.0, self.heard.0]
+    }
+
+    /// As far ahead as is asked for, where nothing is known.
+    pub(super) fn or_asking(self, ask: &Ask<'_>) -> Self {
+        if self.horizon.is_zero() { Self { horizon: ask.horizon(), ..self } } else { self }
+    }
+
+    fn horizon(self) -> Micros {
+        Micros(0).plus(self.horizon.min(LONGEST_FENCE))
+    }
+}
+
+/// How far the worker's clock may be off before edges of calendars are sent twice.
+const SLACK: Duration = Duration::from_secs(60);
+
+/// What [`Store::reserve`](crate::Store::reserve) and [`Store::check`](crate::Store::check) ask.
+pub(super) struct Ask<'a> {
+    pub(super) limits: &'a LimitSet,
+    pub(super) costs: Costs<'a>,
+    pub(super) ahead: Duration,
+    /// The latest slot that is exact.
+    pub(super) exact: Micros,
+    pub(super) lease: Option<Lease<'a>>,
+    pub(super) asker: Option<Asker>,
+    pub(super) police: bool,
+    pub(super) generation: u64,
+    /// From where on edges of calendars are sent, and up to where at least.
+    pub(super) edges: (Micros, Micros),
+    /// The windows as the worker last heard of them, by limit: what a store lost is made good by it.
+    pub(super) known: Windows,
+}
+
+/// Windows, by the limit's name, each with the epoch in which it was heard of.
+pub(super) type Windows = HashMap<String, (Micros, Window)>;
+
+impl Ask<'_> {
+    /// The numbers of a call for any algorithm, as the head of `reserve.lua` describes them, between those of the
+    /// record and those of the limits.
+    pub(super) fn tell(&self, numbers: &mut Packed) {
+        numbers.put([Micros(0).plus(self.ahead).0, self.exact.0, self.combine(), self.police.into()]);
+        numbers.put([self.limits.is_tat().into()]);
+        numbers.put_count(self.generation);
+        numbers.put([self.lease.map_or(0, |lease| Micros(0).plus(lease.ttl).0)]);
+        self.tell_asker(numbers);
+    }
+
+    /// Whether the script for most calls is for it.
+    pub(super) fn is_fast(&self) -> bool {
+        let takes_turns = self.asker.is_some();
+        self.lease.is_none() && self.limits.is_tat() && (!takes_turns || self.limits.is_plain())
+    }
+
+    /// How far ahead slots are granted to those who ask like this.
+    pub(super) fn horizon(&self) -> Duration {
+        // At its turn it may reach further where slots lie far apart: then the pace keeps others as far away.
+        match self.asker {
+            Some(Asker { turn: Some(_), reach, .. }) => farthest(reach).min(self.ahead),
+            _ => self.ahead,
+        }
+    }
+
+    /// The argument of a call for the GCRA family, as the head of `fast.lua` describes it.
+    pub(super) fn fast(&self, now: Now, seen: Seen) -> Packed {
+        let limits = self.limits;
+        let mut numbers = Packed::with_capacity(18 + 6 * limits.len() + 1);
+        numbers.put([now.number(), seen.epoch.0, seen.run, seen.horizon().0, Micros(0).plus(self.ahead).0]);
+        numbers.put([self.exact.0, self.combine(), self.police.into()]);
+        numbers.put_count(self.generation);
+        self.tell_asker(&mut numbers);
+        for limit in limits.iter() {
+            numbers.put(derived(limit));
+        }
+        tell_runs(&mut numbers, self, limits.len());
+        numbers
+    }
+
+    fn tell_asker(&self, numbers: &mut Packed) {
+        let Some(Asker { turn, reach, waiting, own }) = self.asker else { return numbers.put([0]) };
+        let micros = |span: Duration| Micros(0).plus(span).0;
+        let turn =
+            turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
+        numbers.put([1]);
+        numbers.put(turn.unwrap_or([-1, 0, 0, 0]));
+        numbers.put([micros(reach)]);
+        numbers.put_count(waiting);
+        numbers.put_count(own as u64);
+    }
+
+    fn combine(&self) -> i64 {
+        match self.limits.combine() {
+            Combine::All => 0,
+            Combine::Any => 1,
+            Combine::OneOf => 2,
+        }
+    }
+
+    /// A calendar's edges: the last one up to where they are sent from, those up to where they are sent to,
+    /// and as many more as the jobs of this call can use up.
+    fn edges(&self, calendar: Calendar) -> Vec<Micros> {
+        let (from, to) = self.edges;
+        let until = from.plus(self.ahead).plus(SLACK);
+        let mut spare = self.limits.jobs(self.costs) + 2;
+        let mut edge = calendar.current(from);
+        let mut edges = vec![edge];
+        // The end of time is no edge, but there is none after it.
+        while spare > 0 && edge < Micros::MAX {
+            edge = calendar.next(edge);
+            edges.push(edge);
+            if edge > to {
+                spare = if edge > until { 0 } else { spare - 1 };
+            }
+        }
+        edges
+    }
+}
+
+/// N, P div N, P mod N, and the emission intervals after TAT at which a cost is due: a per unit and b.
+fn derived(limit: &Limit) -> [i64; 5] {
+    let (rate, burst, whole) = match limit.algorithm() {
+        Algorithm::LeakyBucket(bucket) => (bucket.rate(), bucket.burst(), false),
+        Algorithm::Gcra(gcra) => (gcra.rate(), gcra.burst(), true),
+        Algorithm::TokenBucket(bucket) => (bucket.refill(), bucket.capacity(), true),
+        // It takes none of them.
+        _ => (limit.rate(), 1, false),
+    };
+    let [count, period] = counted(rate);
+    let (a, b) = if whole { (1, -i64::from(burst)) } else { (0, 1 - i64::from(burst)) };
+    [count, period / count, period % count, a, b]
+}
+
+/// N per P.
+fn counted(rate: Rate) -> [i64; 2] {
+    [rate.count(), rate.period_micros()].map(|number| i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+/// How many limits there are, and each.
+pub(super) fn tell_limits(numbers: &mut Packed, limits: &[Limit], ask: Option<&Ask<'_>>) {
+    numbers.put_count(limits.len() as u64);
+    for limit in limits {
+        match limit.algorithm() {
+            Algorithm::LeakyBucket(bucket) => tell_pace(numbers, b't', bucket.rate(), bucket.burst()),
+            Algorithm::Gcra(gcra) => tell_pace(numbers, b'g', gcra.rate(), gcra.burst()),
+            Algorithm::TokenBucket(bucket) => tell_pace(numbers, b'g', bucket.refill(), bucket.capacity()),
+            Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
+                tell_window(numbers, counting, ask, ask.and_then(|ask| ask.known.get(limit.name())));
+            }
+            Algorithm::SlidingWindow(window) => {
+                numbers.put([b'c'.into()]);
+                numbers.put_count(window.count());
+                numbers.put([window.width(), window.buckets().into()]);
+            }
+            Algorithm::SlidingLog(log) => {
+                numbers.put([b'l'.into()]);
+                numbers.put_count(log.count());
+                numbers.put([log.period()]);
+            }
+        }
+    }
+}
+
+fn tell_pace(numbers: &mut Packed, letter: u8, rate: Rate, burst: u32) {
+    numbers.put([letter.into()]);
+    numbers.put(counted(rate));
+    numbers.put([burst.into()]);
+}
+
+fn tell_window(
+    numbers: &mut Packed,
+    counting: Counting,
+    ask: Option<&Ask<'_>>,
+    known: Option<&(Micros, Window)>,
+) {
+    let (epoch, known) = known.copied().unwrap_or_default();
+    let mut tell = |letter: u8| {
+        numbers.put([letter.into()]);
+        numbers.put_count(counting.count());
+        numbers.put([epoch.0, known.end.0]);
+        numbers.put_count(known.used);
+    };
+    match counting.edges() {
+        Edges::Aligned { period, offset } => {
+            tell(b'w');
+            numbers.put([period, offset]);
+        }
+        Edges::FirstHit { period } => {
+            tell(b'f');
+            numbers.put([period]);
+        }
+        Edges::Calendar(calendar) => {
+            let edges = ask.map(|ask| ask.edges(calendar)).unwrap_or_default();
+            tell(b'q');
+            numbers.put([calendar.longest()]);
+            numbers.put_count(edges.len() as u64);
+            edges.iter().for_each(|edge| numbers.put([edge.0]));
+        }
+    }
+}
+
+/// How many costs a job has, then runs of them.
+pub(super) fn tell_costs(numbers: &mut Packed, ask: &Ask<'_>) {
+    let limits = ask.limits;
+    let width = if matches!(ask.costs, Costs::Each(_)) && limits.is_plain() { 1 } else { limits.len() };
+    numbers.put_count(width as u64);
+    tell_runs(numbers, ask, width);
+}
+
+/// Runs of costs, and how many jobs have them.
+fn tell_runs(numbers: &mut Packed, ask: &Ask<'_>, width: usize) {
+    let mut rows = ask.limits.rows(ask.costs).peekable();
+    while let Some(row) = rows.next() {
+        let mut jobs = 1;
+        while rows.next_if_eq(&row).is_some() {
+            jobs += 1;
+        }
+        for &cost in &row[..width] {
+            numbers.put([cost.into()]);
+        }
+        numbers.put([jobs]);
+    }
+}

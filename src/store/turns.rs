@@ -1,0 +1,170 @@
+//! The queue of those who ask for the slots of a downstream: pure. `redis/lua/turns.lua` has the same arithmetic.
+//!
+//! Who asks whenever slots are near takes what a nearer replica has not taken yet: far ones get little, and many
+//! replicas make many calls for nothing. So a store keeps a queue. Whoever has jobs left when it is answered books
+//! the next turn in it, of so many slots as lie in 0.4 of the reach, and asks 0.6 of the reach before it begins. At its
+//! turn it takes every slot up to its end, and so whatever those before it have left.
+
+use std::time::Duration;
+
+use super::LONGEST_LIFE;
+use crate::limit::MAX_BATCH;
+use crate::time::Micros;
+
+/// No turn is booked that begins later than this.
+const LATER: Duration = Duration::from_secs(300);
+/// How long the queue reaches as far as somebody needed.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// One who asks for slots in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// The turn that it holds, if it asks for that one.
+    pub turn: Option<Turn>,
+    /// How far ahead it needs turns to be booked, for the way to the store and back.
+    pub reach: Duration,
+    /// The units of all its jobs that wait, those of the call among them. Where some are left a turn is booked.
+    pub waiting: u64,
+    /// How many of the limits are the whole downstream's: the first ones. Turns are of what these allow.
+    pub own: usize,
+}
+
+/// A part of the slots that one asker is to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Its first slot, on the store's clock.
+    pub begins: Micros,
+    /// How many units its slots are for.
+    pub units: u32,
+    /// How far apart two slots lie; zero while a burst lasts.
+    pub spacing: Duration,
+    /// How long before its begin the call is to arrive at the store.
+    pub lead: Duration,
+}
+
+/// What one who asks in turns is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Booking {
+    /// How far ahead turns are booked: as far as the farthest replica needs.
+    pub reach: Duration,
+    /// Its next turn.
+    pub next: NextTurn,
+}
+
+/// The next turn of one who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextTurn {
+    /// None: it has no jobs left, or the whole downstream's limits keep none of them waiting.
+    None,
+    /// This one.
+    At(Turn),
+    /// It would begin then, which is too far off to be booked.
+    Later(Micros),
+}
+
+impl Booking {
+    /// How long one who was told this is to count as alive: twice as long as until its turn.
+    pub(super) fn life(&self, now: Micros) -> Duration {
+        match self.next {
+            NextTurn::None => Duration::ZERO,
+            NextTurn::At(Turn { begins: at, .. }) | NextTurn::Later(at) => {
+                at.since(now).saturating_mul(2).min(LONGEST_LIFE)
+            }
+        }
+    }
+}
+
+impl Turn {
+    /// How long it lasts.
+    #[must_use]
+    pub fn length(&self) -> Duration {
+        self.spacing.saturating_mul(self.units)
+    }
+
+    /// When the call is to arrive at the store.
+    #[must_use]
+    pub fn ask_at(&self) -> Micros {
+        self.begins.minus(self.lead)
+    }
+
+    /// The latest slot that a call takes which arrives at `now`. Who is late takes less.
+    pub(super) fn until(&self, now: Micros) -> Micros {
+        let late = now.since(self.ask_at()).min(floored(self.length(), 1, 4));
+        let ahead = self.lead + self.length() - floored(self.spacing, 1, 2);
+        now.plus(ahead.saturating_sub(late))
+    }
+}
+
+/// What a store keeps of the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queue {
+    /// The end of the turns that are booked.
+    pub(super) end: Micros,
+    pub(super) reach: Duration,
+    /// Somebody needs that reach until then.
+    pub(super) until: Micros,
+}
+
+impl Queue {
+    /// The clock stepped back by so many µs.
+    pub(super) fn step_back(&mut self, back: i64) {
+        self.end = Micros((self.end.0 - back).max(0));
+        self.until = Micros((self.until.0 - back).max(0));
+    }
+
+    /// Takes in how far ahead an asker needs turns to be booked.
+    pub(super) fn stretch(&mut self, now: Micros, reach: Duration) -> Duration {
+        if reach >= self.reach || now >= self.until {
+            (self.reach, self.until) = (reach, now.plus(KEPT));
+        }
+        self.reach
+    }
+
+    /// Books the next turn of one that has so many units left, the first of which cost a job `cost`. The first free
+    /// slot is `free`, the next one `spacing` after it.
+    pub(super) fn book(
+        &mut self,
+        now: Micros,
+        (free, spacing): (Micros, Duration),
+        left: u64,
+        cost: u32,
+    ) -> NextTurn {
+        let begins = self.end.max(free);
+        if begins > now.plus(LATER) {
+            return NextTurn::Later(begins);
+        }
+        let units = u64::from(units(self.reach, spacing)).min(left).max(cost.into());
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let turn = Turn { begins, units, spacing, lead: lead(self.reach) };
+        self.end = begins.plus(turn.length());
+        NextTurn::At(turn)
+    }
+}
+
+/// How many units a turn is for, of slots that lie so far apart.
+#[must_use]
+pub(crate) fn units(reach: Duration, spacing: Duration) -> u32 {
+    const MOST: u128 = MAX_BATCH as u128;
+    let (reach, spacing) = (reach.as_micros(), spacing.as_micros());
+    let units = (4 * reach + 5 * spacing).checked_div(10 * spacing).unwrap_or(MOST);
+    u32::try_from(units.clamp(1, MOST)).unwrap_or(1)
+}
+
+/// How long before a turn begins the call for it is to arrive.
+#[must_use]
+pub(crate) fn lead(reach: Duration) -> Duration {
+    floored(reach, 3, 5)
+}
+
+/// How far ahead a slot may lie at most that an asker is granted where slots lie close together: out of its turn.
+#[cfg(any(feature = "redis", feature = "dispatch"))]
+#[must_use]
+pub(crate) fn farthest(reach: Duration) -> Duration {
+    reach.saturating_add(floored(reach, 1, 4))
+}
+
+/// So many parts of a span, in whole µs.
+fn floored(span: Duration, parts: u32, of: u32) -> Duration {
+    let micros = span.as_micros() * u128::from(parts) / u128::from(of);
+    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
