@@ -4,26 +4,22 @@ use std::time::Duration;
 
 use crate::limit::{Algorithm, Limit, LimitSet, MAX_BATCH};
 use crate::store::LONGEST_LEASE;
-use crate::time::Micros;
 
-/// How one replica asks for the slots of one downstream.
+/// How one replica asks for the slots of the jobs of one queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking {
     horizon: Duration,
-    /// What half a horizon releases in the long run.
-    half: u64,
     /// What half a horizon releases after a rest: the burst, or the N of a window, besides.
     rested: u64,
-    /// What half a horizon releases if slots go on as far apart as the latest: a quota that has units
-    /// left, and a burst, space out nothing, whatever they allow in the long run.
-    near: u64,
+    /// How far apart slots lie, as far as it is known.
+    spacing: Duration,
     /// More may go at the instant of the last slot: a burst is not used up, or a window.
     open: bool,
     /// How many replicas share the slots, this one included.
     replicas: u32,
     /// How long a replica counts as alive after a call.
     lease: Duration,
-    /// The most slots that one call takes.
+    /// The most slots of a burst that one call takes.
     cap: usize,
     /// Free places that are worth a call at once, where places are what is scarce.
     quorum: usize,
@@ -39,28 +35,23 @@ impl Asking {
         let longest = limits.iter().map(longest_wait).max().unwrap_or_default();
         let lease = longest.max(2 * horizon).clamp(Duration::from_secs(2), LONGEST_LEASE);
         let quorum = concurrency.div_ceil(4);
-        let (near, open) = (0, false);
-        let mut asking = Self { horizon, half, rested, near, open, replicas: 1, lease, cap: 1, quorum };
+        let spacing = limits.rate().interval();
+        let mut asking = Self { horizon, rested, spacing, open: false, replicas: 1, lease, cap: 1, quorum };
         asking.share(1);
         asking
     }
 
     /// One that waits for no slot: a call takes all that there is.
     pub(super) fn at_once(mut self) -> Self {
-        (self.half, self.rested) = (u64::MAX, u64::MAX);
+        (self.rested, self.open) = (u64::MAX, true);
         self.share(1);
         self
     }
 
-    /// One call takes what half a horizon releases, shared among so many replicas: as slots come now,
-    /// or after a rest while a burst lasts.
-    ///
-    /// Asking per slot costs a call a job; asking for the whole horizon lets the first replica that
-    /// asks take every slot of it.
+    /// While a burst lasts all may ask at the same instant: each takes its part of it, or the first would take all.
     pub(super) fn share(&mut self, replicas: u32) {
         self.replicas = replicas;
-        let all = if self.open { self.rested } else { self.near.min(self.rested).max(self.half) };
-        let share = all.div_ceil(u64::from(replicas.max(1)));
+        let share = self.rested.div_ceil(u64::from(replicas.max(1)));
         self.cap = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
 
@@ -70,14 +61,17 @@ impl Asking {
     }
 
     /// How long after the last slot the next one is, as the last answer has it: zero, and more may go at
-    /// the same instant. `None` if there was no last one: the next is later than now.
-    pub(super) fn spaced(&mut self, apart: Option<Duration>) {
+    /// the same instant. `None` if there was no last one: the next is later than now. `spacing`: how far apart
+    /// slots will lie, where that is told.
+    pub(super) fn spaced(&mut self, apart: Option<Duration>, spacing: Option<Duration>) {
         self.open = apart.is_some_and(|apart| apart.is_zero());
-        if let Some(apart) = apart.filter(|apart| !apart.is_zero()) {
-            let slots = (self.horizon / 2).as_micros().div_ceil(apart.as_micros().max(1));
-            self.near = u64::try_from(slots).unwrap_or(u64::MAX);
-        }
-        self.share(self.replicas);
+        let spaced = spacing.or(apart).filter(|spacing| !spacing.is_zero());
+        self.spacing = spaced.unwrap_or(self.spacing);
+    }
+
+    /// How far apart slots lie, as far as it is known.
+    pub(super) const fn spacing(&self) -> Duration {
+        self.spacing
     }
 
     /// Whether more may go at the instant of the last slot.
@@ -85,22 +79,15 @@ impl Asking {
         self.open
     }
 
-    /// How many slots to ask for, and whether more jobs wait than there are places.
-    pub(super) fn batch(&self, waiting: usize, places: usize) -> Batch {
-        let count = waiting.min(places).min(self.cap);
-        let scarce = places < waiting.min(self.cap) && places < self.quorum;
+    /// How many slots to ask for, and whether more jobs wait than there are places. A call takes so many at `most`,
+    /// without end where a burst begins with it.
+    pub(super) fn batch(&self, waiting: usize, places: usize, most: u32) -> Batch {
+        let is_burst = self.open || most == u32::MAX;
+        let most = usize::try_from(most).unwrap_or(MAX_BATCH).min(MAX_BATCH);
+        let cap = if is_burst { self.cap } else { most };
+        let count = waiting.min(places).min(cap);
+        let scarce = places < waiting.min(cap) && places < self.quorum;
         Batch { count, scarce }
-    }
-
-    /// How long after the store's `now` to ask again, once `next` is the next slot that is free.
-    ///
-    /// Half a horizon before that slot, and later by some [`Asking::jitter`].
-    pub(super) fn pause(&self, now: Micros, next: Micros) -> Duration {
-        let early = next.minus(self.horizon / 2);
-        if early <= now {
-            return Duration::ZERO;
-        }
-        early.since(now) + self.jitter(self.horizon / 4)
     }
 
     /// Where there are other replicas, a random part of this: so those of unequal distance to the
@@ -151,19 +138,9 @@ mod tests {
 
     const H: Duration = Duration::from_millis(100);
 
-    fn asking(rate: &str, concurrency: usize, replicas: u32) -> Asking {
+    fn asking(rate: &str, concurrency: usize) -> Asking {
         let limit = Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
-        let mut asking = Asking::new(&LimitSet::new(vec![limit]).unwrap(), H, concurrency);
-        asking.share(replicas);
-        asking
-    }
-
-    #[test]
-    fn a_call_takes_half_a_horizon_of_slots() {
-        assert_eq!(asking("200/s", 64, 1).cap, 10);
-        assert_eq!(asking("200/s", 64, 4).cap, 3);
-        assert_eq!(asking("1/m", 64, 1).cap, 1);
-        assert_eq!(asking("1000000/s", 64, 1).cap, MAX_BATCH);
+        Asking::new(&LimitSet::new(vec![limit]).unwrap(), H, concurrency)
     }
 
     #[test]
@@ -172,42 +149,36 @@ mod tests {
         let window = Limit::fixed_window("w", 1000, 60 * SECOND).unwrap();
         let log = Limit::sliding_log("s", 50, SECOND).unwrap();
         let shaper = Limit::leaky_bucket("l", "200/s".parse().unwrap(), 1).unwrap();
-        for (limits, steady, open) in [
-            (vec![window.clone()], 1, 1000),
-            (vec![window.clone(), log.clone()], 1, 52),
+        for (limits, open) in [
+            (vec![window.clone()], 1000),
+            (vec![window.clone(), log.clone()], 52),
             // What spaces the slots out leaves no burst.
-            (vec![window, log, shaper.clone()], 1, 10),
-            (vec![shaper], 10, 10),
+            (vec![window, log, shaper.clone()], 10),
+            (vec![shaper], 10),
         ] {
             let mut asking = Asking::new(&LimitSet::new(limits).unwrap(), H, 64);
-            assert_eq!(asking.cap, steady);
-            asking.spaced(Some(Duration::ZERO));
-            assert_eq!(asking.cap, open);
+            let count = |asking: &Asking, most| asking.batch(5000, 5000, most).count;
+            assert_eq!(count(&asking, 8), 8, "a turn's");
+            assert_eq!(count(&asking, u32::MAX), open, "a burst is to come");
+            asking.spaced(Some(Duration::ZERO), None);
+            assert_eq!(count(&asking, 8), open);
             asking.share(4);
-            assert_eq!(asking.cap, open.div_ceil(4));
-            asking.spaced(None);
-            assert_eq!(asking.cap, steady.div_ceil(4));
+            assert_eq!(count(&asking, 8), open.div_ceil(4));
+            asking.spaced(None, None);
+            assert_eq!(count(&asking, 8), 8);
         }
     }
 
     #[test]
-    fn what_spaces_no_slots_out_takes_nothing_from_a_call() {
-        let second = Duration::from_secs(1);
-        let limits = vec![
-            Limit::leaky_bucket("l", "1000/s".parse().unwrap(), 1).unwrap(),
-            Limit::fixed_window("w", 1000, 100 * second).unwrap(),
-        ];
-        let mut asking = Asking::new(&LimitSet::new(limits).unwrap(), H, 64);
-        assert_eq!(asking.cap, 1, "10/s in the long run");
-        asking.spaced(Some(Duration::from_millis(1)));
-        assert_eq!(asking.cap, 50, "but 1000/s now");
-        asking.share(4);
-        assert_eq!(asking.cap, 13);
-        // The window is used up.
-        asking.spaced(Some(99 * second));
-        assert_eq!(asking.cap, 1);
-        asking.spaced(Some(Duration::from_micros(1)));
-        assert_eq!(asking.cap, 13, "no more than a limit releases that spaces them out");
+    fn slots_lie_as_far_apart_as_was_told_last() {
+        let mut asking = asking("10/s", 64);
+        assert_eq!(asking.spacing(), H);
+        asking.spaced(Some(55 * H), Some(H / 20));
+        assert_eq!(asking.spacing(), H / 20, "behind the end of a window");
+        asking.spaced(Some(Duration::ZERO), Some(Duration::ZERO));
+        assert_eq!(asking.spacing(), H / 20, "a burst says nothing");
+        asking.spaced(Some(2 * H), None);
+        assert_eq!(asking.spacing(), 2 * H);
     }
 
     #[test]
@@ -221,30 +192,18 @@ mod tests {
 
     #[test]
     fn a_policer_asks_for_all_that_can_be_sent() {
-        let asking = asking("1/m", 64, 1).at_once();
-        assert_eq!(asking.batch(100, 64), Batch { count: 64, scarce: false });
-        assert_eq!(asking.batch(5000, 5000).count, MAX_BATCH);
+        let asking = asking("1/m", 64).at_once();
+        assert_eq!(asking.batch(100, 64, 1), Batch { count: 64, scarce: false });
+        assert_eq!(asking.batch(5000, 5000, 1).count, MAX_BATCH);
     }
 
     #[test]
     fn asks_for_no_more_than_wait_or_can_be_sent() {
-        let asking = asking("200/s", 8, 1);
-        assert_eq!(asking.batch(3, 8), Batch { count: 3, scarce: false });
-        assert_eq!(asking.batch(100, 8), Batch { count: 8, scarce: false });
-        assert_eq!(asking.batch(100, 2), Batch { count: 2, scarce: false });
-        assert_eq!(asking.batch(100, 1), Batch { count: 1, scarce: true });
-        assert_eq!(asking.batch(2, 2), Batch { count: 2, scarce: false });
-    }
-
-    #[test]
-    fn asks_again_half_a_horizon_before_the_next_slot() {
-        let (alone, asking) = (asking("200/s", 64, 1), asking("200/s", 64, 2));
-        let now = Micros(1_000_000);
-        assert_eq!(alone.pause(now, now.plus(H)), H / 2);
-        assert_eq!(asking.pause(now, now.plus(H / 2)), Duration::ZERO);
-        for _ in 0..100 {
-            let pause = asking.pause(now, now.plus(H));
-            assert!(pause >= H / 2 && pause <= H / 2 + H / 4, "{pause:?}");
-        }
+        let asking = asking("200/s", 8);
+        assert_eq!(asking.batch(3, 8, 10), Batch { count: 3, scarce: false });
+        assert_eq!(asking.batch(100, 8, 10), Batch { count: 8, scarce: false });
+        assert_eq!(asking.batch(100, 2, 10), Batch { count: 2, scarce: false });
+        assert_eq!(asking.batch(100, 1, 10), Batch { count: 1, scarce: true });
+        assert_eq!(asking.batch(2, 2, 10), Batch { count: 2, scarce: false });
     }
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The pacer owns the jobs that wait, asks for slots and holds each job until its own; a flight takes
-//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; `turns.rs` says
+//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; `schedule.rs` says
 //! which plan's jobs are next. Where limits police the pacer asks whether jobs may go now, and buries
 //! those that may not.
 
@@ -25,10 +25,11 @@ mod meters;
 mod pacer;
 mod part;
 mod places;
+mod queueing;
 mod retry;
+mod schedule;
 mod sending;
 mod source;
-mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;

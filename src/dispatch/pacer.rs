@@ -20,8 +20,8 @@ use super::intake::{Intake, intake};
 use super::lane::{Entry, Lane};
 use super::meters::Meters;
 use super::places::Places;
+use super::schedule::Schedule;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
-use super::turns::Turns;
 use super::{Dispatcher, Drained, OnLimit, Options};
 use crate::limit::LimitSet;
 use crate::sink::Response;
@@ -59,7 +59,7 @@ pub(super) struct Pacer {
     options: Arc<Options>,
     store: Arc<dyn Store>,
     gear: Arc<Gear>,
-    turns: Turns,
+    schedule: Schedule,
     places: Places,
     lane: Lane,
     held: held::Queue,
@@ -156,8 +156,10 @@ impl Pacer {
             sending: Arc::default(),
         };
         gear.meters.rate_from(options.limits.rate().per_second(), false);
+        let schedule = Schedule::new(&options);
+        store.set_horizon(&options.downstream, schedule.queueing.farthest());
         Self {
-            turns: Turns::new(&options),
+            schedule,
             places: Places::new(options.concurrency),
             lane: Lane::new(options.plans.len()),
             options: Arc::new(options),
@@ -279,7 +281,7 @@ impl Pacer {
         let from = self.ask_from();
         let since = self.gather_until.map_or(from, |until| until.max(from));
         let asking = !calling && self.free() > 0 && self.may_ask();
-        let ask = asking.then(|| self.turns.wake(&self.lane, since)).flatten();
+        let ask = asking.then(|| self.schedule.wake(&self.lane, since)).flatten();
         let ask = if self.halt.is_halted() { self.trial_wake(calling) } else { ask };
         let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
         let probe = if ears.probe.is_some() { None } else { self.probe_due() };

@@ -50,6 +50,15 @@ impl Places {
         self.sending
     }
 
+    /// How many more jobs would find a place at their slots, if these lie so far apart: without end, where sends end
+    /// so soon that there is always a place.
+    pub(super) fn room(&self, held: &held::Queue, spacing: Duration) -> usize {
+        let free = self.free(held);
+        let together = self.took.and_then(|took| took.as_micros().checked_div(spacing.as_micros()));
+        let is_enough = together.is_some_and(|together| together + 1 < free as u128);
+        if is_enough { usize::MAX } else { free }
+    }
+
     /// How many more jobs would find a place at their slots.
     pub(super) fn free(&self, held: &held::Queue) -> usize {
         let together = match self.took {

@@ -120,11 +120,13 @@ impl ShaperBuilder {
             Base::Set(limits) if self.burst.is_none() && self.further.is_empty() => limits,
             Base::Set(_) => return Err(BuildError::BesideSet),
         };
+        let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
+        store.set_horizon(&self.name, self.max_wait);
         let core = Core {
             name: self.name,
             stored: limits.clone().prefixed(PREFIX),
             limits,
-            store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
+            store,
             clock: SlotClock::new(),
             max_wait: self.max_wait,
             per_key: self.per_key,

@@ -65,7 +65,8 @@ impl Reserve<'_> {
         let taken: u64 = rows.by_ref().take(granted).map(|row| u64::from(own(&row))).sum();
         let cost = refused.and_then(|_| rows.next()).map_or(1, |row| own(&row).max(1));
         let left = asker.waiting.saturating_sub(taken);
-        (left > 0 && refused.is_none_or(|refused| refused.limit < asker.own)).then_some((left, cost))
+        let is_waiting = refused.is_none_or(|refused| refused.limit < asker.own);
+        (left > 0 && is_waiting).then_some((left, cost))
     }
 
     /// The latest slot at which each of these costs is exact.

@@ -17,7 +17,7 @@ mod offset;
 #[cfg(feature = "redis")]
 mod redis;
 mod tend;
-mod turns;
+pub(crate) mod turns;
 
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;

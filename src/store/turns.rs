@@ -27,6 +27,8 @@ pub struct Asker {
     pub waiting: u64,
     /// How many of the limits are the whole downstream's: the first ones. Turns are of what these allow.
     pub own: usize,
+    /// It asks for others of its jobs at the same turn: no other one is booked before this one is used up.
+    pub goes_on: bool,
 }
 
 /// A part of the slots that one asker is to take.
@@ -125,10 +127,13 @@ impl Queue {
     pub(super) fn book(
         &mut self,
         now: Micros,
+        asker: &Asker,
         (free, spacing): (Micros, Duration),
-        left: u64,
-        cost: u32,
+        (left, cost): (u64, u32),
     ) -> NextTurn {
+        if asker.goes_on && asker.turn.is_some_and(|turn| free <= turn.until(now)) {
+            return NextTurn::None;
+        }
         let begins = self.end.max(free);
         if begins > now.plus(LATER) {
             return NextTurn::Later(begins);

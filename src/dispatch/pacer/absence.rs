@@ -10,7 +10,7 @@ use super::Pacer;
 use super::call::Reply;
 use crate::dispatch::held::Held;
 use crate::dispatch::part::part;
-use crate::dispatch::turns::Next;
+use crate::dispatch::schedule::Next;
 use crate::dispatch::{OnLimit, OnUnavailable, Options};
 use crate::limit::{Costs, Level, LimitSet, Mark, State, Window};
 use crate::store::{
@@ -134,14 +134,14 @@ impl Pacer {
             }
             OnUnavailable::Open => {
                 // Nobody sleeps until a slot any more.
-                self.turns.forget();
+                self.schedule.forget();
                 tracing::warn!(downstream, %error, "the store is away: releasing without limits");
                 None
             }
         };
         if let Some(alone) = &alone {
-            self.turns.follow(&alone.options);
-            self.turns.share(1);
+            self.schedule.follow(&alone.options);
+            self.schedule.share(1);
         }
         self.absence = Some(Absence { alone, replicas, back: None });
         self.tell_alone();
@@ -170,7 +170,9 @@ impl Pacer {
             // Each replica somewhere between two of its slots, or all would release at the same instants.
             let apart = u64::try_from(alone.options.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));
-            alone.tend(&self.options.downstream, Change::Penalize(self.shared.next.since(now) + phase));
+            // What others were granted last lies no further ahead, and is not known here.
+            let begun = self.shared.next.since(now).max(self.options.horizon);
+            alone.tend(&self.options.downstream, Change::Penalize(begun + phase));
         }
         Some(alone)
     }
@@ -232,7 +234,7 @@ impl Pacer {
             return self.try_openly(now);
         }
         while self.free() > 0 {
-            let Some(next) = self.turns.next(&self.lane, now) else { break };
+            let Some(next) = self.schedule.next(&self.lane, now) else { break };
             let Next { queue, .. } = next;
             let batch = self.pick(next, self.free());
             if batch.is_empty() {
@@ -240,7 +242,7 @@ impl Pacer {
             }
             let slot = self.slots.store_now().unwrap_or_else(crate::time::wall_now);
             for entry in batch {
-                self.turns.granted(queue, entry.job.cost.into(), None);
+                self.schedule.granted(queue, entry.job.cost.into(), None);
                 self.gear.meters.granted(now.saturating_duration_since(entry.since), Duration::ZERO);
                 self.held.push(Held { entry, slot, deadline: Deadline::at(now) });
             }
@@ -253,7 +255,7 @@ impl Pacer {
         let (store, options) = (Arc::clone(&self.store), Arc::clone(&self.options));
         let replica = Arc::clone(&self.replica);
         // One that takes no jobs has no share: the others go on at the whole pace.
-        let ttl = if self.halt.is_halted() { RELEASED } else { self.turns.lease() };
+        let ttl = if self.halt.is_halted() { RELEASED } else { self.schedule.lease() };
         self.halt.lease_is_ended();
         Some(Box::pin(async move {
             let call = Reserve {
@@ -281,7 +283,7 @@ impl Pacer {
 
     /// Learns whether the store is there.
     pub(super) fn found(&mut self, Reply { sent, received, answer }: Reply) {
-        self.probe_at = received + if self.absence.is_some() { PROBE } else { self.turns.lease() / 3 };
+        self.probe_at = received + if self.absence.is_some() { PROBE } else { self.schedule.lease() / 3 };
         let reserved = match answer {
             Ok(super::call::Answer::Reserved(reserved)) => reserved,
             Ok(super::call::Answer::Checked(_)) => return,
@@ -313,10 +315,10 @@ impl Pacer {
     fn rejoin(&mut self, goes_on: bool, replicas: Option<u32>) {
         self.absence = None;
         self.give_up_own();
-        self.turns.follow(&self.options);
+        self.schedule.follow(&self.options);
         if let Some(replicas) = replicas {
             self.shared.share(replicas);
-            self.turns.share(replicas);
+            self.schedule.share(replicas);
         }
         let now = Instant::now();
         (self.ask_at, self.lease_at) = (now, now);
@@ -330,8 +332,8 @@ impl Pacer {
     pub(super) fn hold_on(&mut self) {
         if self.absence.take().is_some() {
             self.give_up_own();
-            self.turns.follow(&self.options);
-            self.turns.share(self.shared.replicas);
+            self.schedule.follow(&self.options);
+            self.schedule.share(self.shared.replicas);
         }
     }
 
@@ -354,8 +356,8 @@ impl Pacer {
             self.give_up_own();
         }
         if let Some(own) = &own {
-            self.turns.follow(&own.options);
-            self.turns.share(1);
+            self.schedule.follow(&own.options);
+            self.schedule.share(1);
         }
         self.absence = Some(Absence { alone: own, replicas, back });
         self.tell_alone();

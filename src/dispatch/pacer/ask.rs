@@ -12,9 +12,10 @@ use super::call::{Ask, Call, ask};
 use crate::dispatch::OnUnavailable;
 use crate::dispatch::intake::expired;
 use crate::dispatch::lane::Entry;
+use crate::dispatch::schedule::Next;
 use crate::dispatch::source::{DeadLetter, Report};
-use crate::dispatch::turns::Next;
 use crate::job::Reason;
+use crate::store::Asker;
 use crate::time::wall_now;
 
 impl Pacer {
@@ -25,16 +26,17 @@ impl Pacer {
             return self.ask_for_trial(now);
         }
         let may = self.may_ask() && now >= self.ask_from();
-        let Some(next) = may.then(|| self.turns.next(&self.lane, now)).flatten() else {
+        let Some(next) = may.then(|| self.schedule.next(&self.lane, now)).flatten() else {
             self.gather_until = None;
             return None;
         };
-        let want = self.turns.batch(next, self.lane.ready(next.queue), self.free());
+        let room = self.places.room(&self.held, self.schedule.asking(next.queue).spacing());
+        let want = self.schedule.batch(next, self.lane.ready(next.queue), room);
         if want.count == 0 {
             self.gather_until = None;
             return None;
         }
-        let gathering = self.turns.asking(next.queue).gathering();
+        let gathering = self.schedule.asking(next.queue).gathering();
         if want.scarce && now < *self.gather_until.get_or_insert(now + gathering) {
             return None;
         }
@@ -43,7 +45,13 @@ impl Pacer {
         if batch.is_empty() {
             return None;
         }
-        Some(self.call(next.queue, next.ahead, batch, now))
+        let units = batch.iter().map(|entry| u64::from(entry.job.cost)).sum();
+        // Where the window is full more jobs wait at the broker.
+        let in_hand = self.lane.len() + batch.len() + self.held.len() + self.places.sending();
+        let more = u64::from(in_hand >= usize::from(self.options.window()));
+        let others = self.schedule.waiting(&self.lane, now).max(more);
+        let asker = self.schedule.asker(next, units, others, self.options.limits.len());
+        Some(self.call(next.queue, next.ahead, batch, Some(asker), now))
     }
 
     /// A call for slots for these jobs of one queue, at most so far ahead.
@@ -52,6 +60,7 @@ impl Pacer {
         queue: usize,
         ahead: Duration,
         batch: VecDeque<Entry>,
+        asker: Option<Asker>,
         now: Instant,
     ) -> Call {
         // A connection takes as long to open as the call and the hold take together, or longer.
@@ -65,13 +74,13 @@ impl Pacer {
         // Of a plan's own limits no reach: with the slot the downstream's limits would move on as far.
         let ahead = ahead.saturating_add(options.limits.reach(first));
         if let Some(Alone { store, options }) = alone {
-            let asked = Ask { queue, costs, ahead, lease: None, generation: 0 };
+            let asked = Ask { queue, costs, ahead, lease: None, asker, generation: 0 };
             return Call { queue, batch, alone: true, reply: Box::pin(ask(store, options, asked)) };
         }
         let generation = self.accord.settled().unwrap_or_default();
         // A trial is no share of the pace.
         let lease = if self.halt.is_halted() { None } else { self.lease(now) };
-        let asked = Ask { queue, costs, ahead, lease, generation };
+        let asked = Ask { queue, costs, ahead, lease, asker, generation };
         let reply = ask(Arc::clone(&self.store), Arc::clone(&self.options), asked);
         Call { queue, batch, alone: false, reply: Box::pin(reply) }
     }
@@ -106,7 +115,7 @@ impl Pacer {
     fn lease(&mut self, now: Instant) -> Option<(Arc<str>, Duration)> {
         let due = now >= self.lease_at;
         due.then(|| {
-            let ttl = self.turns.lease();
+            let ttl = self.schedule.lease();
             let local = self.options.on_unavailable == OnUnavailable::Local;
             self.lease_at = now + if local { COUNT.min(ttl / 4) } else { ttl / 4 };
             (Arc::clone(&self.replica), ttl)

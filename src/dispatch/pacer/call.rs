@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::{OnLimit, Options};
 use crate::limit::Costs;
-use crate::store::{BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
+use crate::store::{Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
 
 /// A call to the store, and the jobs that it asks for.
 pub(super) struct Call {
@@ -28,6 +28,7 @@ pub(super) struct Ask {
     /// How far ahead a slot may lie.
     pub(super) ahead: Duration,
     pub(super) lease: Option<(Arc<str>, Duration)>,
+    pub(super) asker: Option<Asker>,
     /// Of the terms that the limits are from.
     pub(super) generation: u64,
 }
@@ -55,7 +56,7 @@ pub(super) async fn answer(call: &mut Option<Call>) -> Reply {
 
 /// One call for jobs that keep the same limits.
 pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, ask: Ask) -> Reply {
-    let Ask { queue, costs, ahead, lease, generation } = ask;
+    let Ask { queue, costs, ahead, lease, asker, generation } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
     // The state of a limit of a plan is the downstream's too: its name tells it from others.
     let scope = Scope { downstream: &options.downstream, key: "" };
@@ -63,7 +64,7 @@ pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, 
     let sent = Instant::now();
     let answer = match options.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { scope, limits, costs, ahead, lease, generation, asker: None };
+            let call = Reserve { scope, limits, costs, ahead, lease, generation, asker };
             store.reserve(call).await.map(Answer::Reserved)
         }
         OnLimit::Reject => {

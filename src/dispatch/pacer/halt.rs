@@ -370,7 +370,7 @@ impl Pacer {
         }
         (self.halt.lease, self.halt.is_crowded) = (false, false);
         (self.ask_at, self.lease_at, self.probe_at) = (now, now, now);
-        self.turns.forget();
+        self.schedule.forget();
     }
 
     /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.

@@ -11,7 +11,7 @@ use crate::dispatch::held::Held;
 use crate::dispatch::intake::rejected;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::source::Report;
-use crate::store::{Checked, Observed, Reserved, StoreError};
+use crate::store::{Checked, NextTurn, Observed, Reserved, StoreError};
 use crate::time::{Deadline, Micros};
 
 /// How long to wait before the store is asked again after an error: at first, and at most. With a call that
@@ -110,7 +110,7 @@ impl Pacer {
             }
             let Some(entry) = batch.pop_front() else { break };
             // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
-            self.turns.granted(queue, entry.job.cost.into(), None);
+            self.schedule.granted(queue, entry.job.cost.into(), None);
             if verdict.earliest <= slot && !self.halt.may_use_slots() {
                 self.halted_slots().increment(1);
                 self.lane.push(entry);
@@ -140,6 +140,7 @@ impl Pacer {
     fn answered(&mut self, sent: Instant, received: Instant, granted: usize) {
         let meters = &self.gear.meters;
         meters.roundtrip.record((received - sent).as_secs_f64());
+        self.schedule.queueing.took(received - sent);
         #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
         meters.batch.record(granted as f64);
         meters.slots.increment(granted as u64);
@@ -174,7 +175,7 @@ impl Pacer {
                     downstream = self.options.downstream,
                     "the store's clock stepped back: held slots keep their time"
                 );
-                self.turns.forget();
+                self.schedule.forget();
             }
             Observed::Stepped => {
                 tracing::warn!(
@@ -183,7 +184,7 @@ impl Pacer {
                 );
                 self.gear.meters.stepped.increment(self.held.len() as u64);
                 self.held.drain().for_each(|entry| self.lane.push(entry));
-                self.turns.forget();
+                self.schedule.forget();
                 // Others may have begun a record that only seems to be the same.
                 self.accord.doubt();
             }
@@ -195,7 +196,7 @@ impl Pacer {
         if let Some(replicas) = replicas {
             self.shared.share(replicas);
             if self.paced_alone().is_none() {
-                self.turns.share(replicas);
+                self.schedule.share(replicas);
             }
         }
     }
@@ -215,7 +216,7 @@ impl Pacer {
         let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
         let costs = granted.clone().next_back().and_then(|cost| last.map(|slot| (when(slot), cost)));
         let units = granted.map(u64::from).sum();
-        self.turns.granted(queue, units, costs);
+        self.schedule.granted(queue, units, costs);
         if !newest {
             return;
         }
@@ -224,22 +225,34 @@ impl Pacer {
         }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
-        self.turns.spaced(queue, apart, costs.map(|(_, cost)| cost));
+        let spacing = reserved.booking.and_then(|booking| match booking.next {
+            NextTurn::At(turn) => Some(turn.spacing),
+            _ => None,
+        });
+        self.schedule.spaced(queue, apart, costs.map(|(_, cost)| cost), spacing);
         // The limits of the downstream come first in the set of each plan.
         let shared = match reserved.refused {
             Some(refused) => refused.limit < self.options.limits.len(),
             // All were granted: it is the downstream's pace that sets the next slot, or the plan's own.
-            None => costs.is_some_and(|last| self.turns.is_next(last, when(reserved.next))),
+            None => costs.is_some_and(|last| self.schedule.is_next(last, when(reserved.next))),
         };
         if queue > 0 && !shared {
-            self.turns.sleep(queue, when(reserved.next));
+            self.schedule.sleep(queue, when(reserved.next));
+        } else {
+            self.schedule.reached(queue, when(reserved.next));
+        }
+        // A turn that is not used up is for other queues too: they go on at once.
+        let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
+        if !is_used_up && self.schedule.has_others(queue, &self.lane) {
             return;
         }
-        self.turns.reached(queue, when(reserved.next));
-        let pause = self.turns.asking(queue).pause(reserved.now, reserved.next);
-        // From when it was sent: counted from the answer, a replica far from the store would always come
-        // too late, after a nearer one took every slot.
-        self.ask_at = self.ask_at.max(sent + pause);
+        // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
+        // nearer one took every slot.
+        let ask_at = match &reserved.booking {
+            Some(booking) => self.schedule.queueing.hear(sent, reserved.now, booking, reserved.next),
+            None => when(reserved.next).checked_sub(self.options.horizon / 2).unwrap_or(sent),
+        };
+        self.ask_at = self.ask_at.max(ask_at);
     }
 
     /// The store did not answer.

@@ -178,7 +178,7 @@ impl Pacer {
     /// Those that are held stay good.
     fn reset(&mut self) {
         self.shared.reset();
-        self.turns.forget();
+        self.schedule.forget();
         self.ask_at = self.ask_at.min(Instant::now());
         tracing::info!(downstream = self.options.downstream, "reset: the counts of limits began at 0");
     }
@@ -209,7 +209,7 @@ impl Pacer {
             return;
         }
         // What was learnt of the next slots is of before the pause, or of behind it.
-        self.turns.forget();
+        self.schedule.forget();
         let Some(end) = end else { return self.resume() };
         self.pauses.ask_from = Some(self.ask_behind(end));
         let downstream = &self.options.downstream;
@@ -233,7 +233,9 @@ impl Pacer {
     fn ask_behind(&self, end: Deadline) -> Instant {
         let (end, ahead) = (end.instant(), self.options.horizon / 2);
         match self.options.on_limit {
-            OnLimit::Wait => end.checked_sub(ahead).unwrap_or(end) + self.turns.asking(0).jitter(ahead / 2),
+            OnLimit::Wait => {
+                end.checked_sub(ahead).unwrap_or(end) + self.schedule.asking(0).jitter(ahead / 2)
+            }
             OnLimit::Reject => end,
         }
     }

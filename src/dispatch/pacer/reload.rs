@@ -44,7 +44,8 @@ impl Pacer {
             sending: Arc::clone(sending),
         });
         self.places.resize(options.concurrency);
-        self.turns.follow(&options);
+        self.schedule.follow(&options);
+        self.store.set_horizon(&options.downstream, self.schedule.queueing.farthest());
         let window = options.window();
         if window != self.options.window() {
             self.resize = Some(window.saturating_add(self.halt.extra()));

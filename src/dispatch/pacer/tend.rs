@@ -115,7 +115,7 @@ impl Pacer {
         if std::mem::replace(&mut self.look, true) || self.failures > 0 {
             return;
         }
-        let spread = if self.turns.asking(0).replicas() > 1 {
+        let spread = if self.schedule.asking(0).replicas() > 1 {
             SPREAD.mul_f64(fastrand::f64())
         } else {
             Duration::ZERO

@@ -249,7 +249,8 @@ async fn other_options_count_while_the_store_is_away() {
     let mut options = bench.options.clone();
     options.on_unavailable = OnUnavailable::Local;
     bench.control().reload(options.clone());
-    let from = (Instant::now() - start).as_millis() + 20;
+    // A horizon and a slot at most pass before it begins.
+    let from = (Instant::now() - start).as_millis() + 120;
     tokio::time::sleep(3 * SECOND).await;
     let local = between(&bench.sink.millis(start), from, from + 2000);
     assert!((195..=205).contains(&local), "{local} in 2 s of 100/s");
@@ -281,7 +282,7 @@ async fn a_store_that_begins_anew_is_gone_back_to_by_all_at_once() {
         tokio::time::sleep(4 * SECOND).await;
         let all = all_millis(&benches, start);
         let within = densest(&all, 1000);
-        assert!(within <= 210, "seed {seed}: {within} in a second");
+        assert!(within <= 202, "seed {seed}: {within} in a second");
         let shared = between(&all, 6500, 8000);
         assert!((298..=302).contains(&shared), "seed {seed}: {shared} in 1.5 s of the shared pace");
         let gap = all.windows(2).map(|pair| pair[1] - pair[0]).max();

@@ -160,7 +160,8 @@ impl Downstream {
         left: Option<((Micros, Duration), u64, u32)>,
     ) -> Booking {
         let reach = self.queue.stretch(now, asker.reach);
-        let next = left.map_or(NextTurn::None, |(slots, left, cost)| self.queue.book(now, slots, left, cost));
+        let next = left
+            .map_or(NextTurn::None, |(slots, left, cost)| self.queue.book(now, asker, slots, (left, cost)));
         Booking { reach, next }
     }
 

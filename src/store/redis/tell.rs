@@ -126,7 +126,7 @@ impl Ask<'_> {
     }
 
     fn tell_asker(&self, numbers: &mut Packed) {
-        let Some(Asker { turn, reach, waiting, own }) = self.asker else { return numbers.put([0]) };
+        let Some(Asker { turn, reach, waiting, own, goes_on }) = self.asker else { return numbers.put([0]) };
         let micros = |span: Duration| Micros(0).plus(span).0;
         let turn =
             turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
@@ -135,6 +135,7 @@ impl Ask<'_> {
         numbers.put([micros(reach)]);
         numbers.put_count(waiting);
         numbers.put_count(own as u64);
+        numbers.put([goes_on.into()]);
     }
 
     fn combine(&self) -> i64 {

@@ -58,7 +58,7 @@ impl Pacer {
         }
         let entry = self.trial_job(now)?;
         let queue = entry.job.plan.map_or(0, |plan| plan + 1);
-        Some(self.call(queue, self.options.horizon, VecDeque::from([entry]), now))
+        Some(self.call(queue, self.options.horizon, VecDeque::from([entry]), None, now))
     }
 
     /// The job for a trial; those that need none any more are buried.

@@ -9,7 +9,8 @@
 --         how far ahead a slot may lie, the latest slot that is exact, 0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, the generation of the
 --         terms that the limits are from (0: nobody's business), 1 if it takes turns or else 0; then of its turn the
 --         begin (-1: it has none), units, spacing and lead, how far ahead it needs turns to be booked, the units that
---         wait, and how many of the limits are the whole downstream's: the first ones;
+--         wait, and how many of the limits are the whole downstream's: the first ones, and 1 if it asks for others of
+--         its jobs at the same turn;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
@@ -46,9 +47,9 @@ if version ~= 1 or ran ~= run or (known > 0 and known ~= epoch) or hw - now > ST
   return false
 end
 local ticked
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on
 if turns == 1 then
-  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, at = take('<ddddddd', args, at)
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on, at = take('<dddddddd', args, at)
   if begins >= 0 then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end

@@ -120,8 +120,14 @@ if refused < 0 then
 end
 local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
 reach, until_when = reached(now, reach, was, until_when)
+local free, limit
 if waiting > units_taken and (refused < 0 or binding < own_limits) then
-  local free, limit = choose(own_limits)
+  free, limit = choose(own_limits)
+  if goes_on == 1 and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+    free = nil -- the turn is not used up
+  end
+end
+if free then
   commit(own_limits, free, limit)
   spacing = choose(own_limits) - free
   turn, units, lead, turns_end = next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end)

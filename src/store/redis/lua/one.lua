@@ -105,10 +105,14 @@ end
 local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
 local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
 reach, until_when = reached(now, reach, was, until_when)
-if refused < 0 or waiting > units_taken then
+local waits = waiting > units_taken
+if refused < 0 or waits then
   local free = free_slot()
   next_slot = refused < 0 and free or refused
-  if waiting > units_taken then
+  if goes_on == 1 and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+    waits = false -- the turn is not used up
+  end
+  if waits then
     if tat < free and (rem == 0 or tat + 1 < free) then
       tat, rem = free, 0
     end

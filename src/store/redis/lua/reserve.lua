@@ -9,7 +9,7 @@
 --         replica lives (0: no lease);
 --         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
---         downstream's: the first ones;
+--         downstream's: the first ones, and 1 if it asks for others of its jobs at the same turn;
 --         how many limits, then each, then what a unit costs each; how many costs a job has (1: the same for each
 --         limit), then runs of costs and how many jobs have them
 --       2 the replica that lives
@@ -28,10 +28,10 @@ local record, changed = follow_record(now, number(), number(), number(), number(
 local last_slot = math.min(now + number(), number())
 local combine, police, derived = number(), number() == 1, number() == 1
 local generation, ttl, turns = number(), number(), number() == 1
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on
 if turns then
   begins, turn_units, turn_spacing, turn_lead = number(), number(), number(), number()
-  reach, waiting, own_limits = number(), number(), number()
+  reach, waiting, own_limits, goes_on = number(), number(), number(), number() == 1
   if begins >= 0 then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
@@ -248,8 +248,14 @@ local turn, units_next, spacing, lead = -1, 0, 0, 0
 if turns then
   record.reach, record.reach_until = reached(now, reach, record.reach, record.reach_until)
   changed = true
-  if not outdated and not stopped and waiting > units and (refused < 0 or binding < own_limits) then
-    local free, _, charge = choose(own_limits)
+  local free, charge, _
+  if waiting > units and not outdated and not stopped and (refused < 0 or binding < own_limits) then
+    free, _, charge = choose(own_limits)
+    if goes_on and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+      free = nil -- the turn is not used up
+    end
+  end
+  if free then
     commit(free, charge, own_limits)
     spacing = choose(own_limits) - free
     turn, units_next, lead, record.turns_end =

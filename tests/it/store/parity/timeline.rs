@@ -81,6 +81,7 @@ pub struct Asks {
     pub waiting: u64,
     /// As far as there are so many limits.
     pub own: usize,
+    pub goes_on: bool,
 }
 
 /// What the jobs of a call cost: the same of every limit, or of each its own.
@@ -130,8 +131,10 @@ fn jobs() -> impl Strategy<Value = Jobs> {
 
 fn asks() -> impl Strategy<Value = Asks> {
     let waiting = prop_oneof![1 => Just(0_u64), 4 => 1_u64..200, 1 => Just(1_000_000)];
-    (prop::bool::weighted(0.7), 4_u64..=20, waiting, 1_usize..5)
-        .prop_map(|(at_turn, reach, waiting, own)| Asks { at_turn, reach: 25 * reach, waiting, own })
+    let goes_on = prop::bool::weighted(0.2);
+    (prop::bool::weighted(0.7), 4_u64..=20, waiting, 1_usize..5, goes_on).prop_map(
+        |(at_turn, reach, waiting, own, goes_on)| Asks { at_turn, reach: 25 * reach, waiting, own, goes_on },
+    )
 }
 
 fn op() -> impl Strategy<Value = Op> {

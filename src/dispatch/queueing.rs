@@ -1,0 +1,125 @@
+//! This replica's place in the queue that the store keeps of those who ask for slots: pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::turns::{farthest, lead, units};
+use crate::store::{Asker, Booking, NextTurn, Turn};
+use crate::time::Micros;
+
+/// The longest reach, in horizons.
+const LONGEST: u32 = 5;
+
+/// Before a turn that is too far off to be booked it is asked again so long.
+const LATER: Duration = Duration::from_secs(300);
+
+/// What is known of the queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queueing {
+    horizon: Duration,
+    /// How long calls take of late; none before the first.
+    trip: Option<Duration>,
+    /// How far ahead turns are booked, as the store told last.
+    reach: Duration,
+    /// The turn that was booked last.
+    booked: Option<Booked>,
+}
+
+/// A turn, and until when it is of use.
+#[derive(Clone, Copy, Debug)]
+struct Booked {
+    turn: Turn,
+    over: Instant,
+}
+
+impl Queueing {
+    pub(super) const fn new(horizon: Duration) -> Self {
+        Self { horizon, trip: None, reach: horizon, booked: None }
+    }
+
+    /// Another horizon counts from now on.
+    pub(super) fn follow(&mut self, horizon: Duration) {
+        *self = Self { trip: self.trip, ..Self::new(horizon) };
+    }
+
+    /// Whatever was booked is void.
+    pub(super) const fn forget(&mut self) {
+        self.booked = None;
+    }
+
+    pub(super) const fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
+    /// How far ahead a slot may lie that is granted out of turn where slots lie close together.
+    pub(super) fn farthest(&self) -> Duration {
+        farthest(self.far())
+    }
+
+    /// A call took so long. What only this replica's own delays are of must not stretch the queue for all, so that it
+    /// moves slowly.
+    pub(super) fn took(&mut self, trip: Duration) {
+        self.trip = Some(self.trip.map_or(trip, |before| (before * 7 + trip) / 8));
+    }
+
+    /// How far ahead this replica needs turns to be booked: two trips, in steps of a quarter of a horizon, since what
+    /// flickers would have turns of changing length.
+    fn need(&self) -> Duration {
+        let step = (self.horizon / 4).max(Duration::from_micros(1));
+        let steps = (2 * self.trip.unwrap_or_default()).as_micros().div_ceil(step.as_micros());
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        (step.saturating_mul(steps)).clamp(self.horizon, self.horizon * LONGEST)
+    }
+
+    fn far(&self) -> Duration {
+        self.reach.max(self.need())
+    }
+
+    /// The turn that a call at `now` is for.
+    pub(super) fn turn(&self, now: Instant) -> Option<Turn> {
+        self.booked.filter(|booked| now < booked.over).map(|booked| booked.turn)
+    }
+
+    /// How many units a call takes at most, and how far ahead: at its turn all that is free up to its end, and
+    /// otherwise half a turn. Slots lie so far apart, as far as it is known.
+    pub(super) fn most(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
+        if let Some(turn) = turn {
+            let ahead = turn.lead.saturating_add(turn.length());
+            let slots = ahead.as_micros().checked_div(turn.spacing.as_micros());
+            let slots = slots.map_or(u32::MAX, |slots| u32::try_from(slots).unwrap_or(u32::MAX));
+            return (slots.saturating_add(1).max(turn.units), ahead);
+        }
+        let (far, units) = (self.far(), units(self.far(), spacing));
+        let more =
+            if units > 1 { spacing.saturating_mul(units + units / 2).min(far) } else { Duration::ZERO };
+        ((units / 2).max(1), lead(far) + more)
+    }
+
+    /// How it asks, with so many units that wait. Where it `goes_on` with other jobs at the same turn, no other one
+    /// is booked before this one is used up.
+    pub(super) fn asker(&self, turn: Option<Turn>, waiting: u64, own: usize, goes_on: bool) -> Asker {
+        Asker { turn, reach: self.need(), waiting, own, goes_on: goes_on && turn.is_some() }
+    }
+
+    /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.
+    /// `next` is the next slot that is free.
+    pub(super) fn hear(&mut self, sent: Instant, now: Micros, booking: &Booking, next: Micros) -> Instant {
+        self.reach = booking.reach;
+        self.booked = None;
+        // Counted from when the call was sent: so the way there is the same, however long it is.
+        let when = |at: Micros| sent + at.since(now);
+        match booking.next {
+            NextTurn::At(turn) => {
+                let ask_at = when(turn.ask_at());
+                self.booked = Some(Booked { turn, over: when(turn.begins) + turn.length() + turn.lead });
+                ask_at
+            }
+            NextTurn::Later(begins) => {
+                let spread = LATER / 60;
+                when(begins.minus(LATER)) + spread.mul_f64(fastrand::f64())
+            }
+            NextTurn::None => when(next.minus(lead(self.far()))),
+        }
+    }
+}
