@@ -6,6 +6,7 @@
 
 mod api;
 mod figures;
+mod fleet;
 mod guarding;
 mod limits;
 mod loops;
@@ -16,6 +17,7 @@ mod process;
 mod release;
 mod report;
 mod share;
+mod spread;
 mod stage;
 #[path = "../../tests/support/mod.rs"]
 mod support;

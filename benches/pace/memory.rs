@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::api::{Arrival, LeanApi};
+use crate::api::LeanApi;
 use crate::figures::{Bound, Figure, Section, Unit};
 use crate::process;
+use crate::spread::Spread;
 use crate::stage::{Kind, Site, Stage, stop};
 use crate::support::api::stamp;
-use crate::support::count::effective_rate;
 use crate::support::daemon::Paced;
 use crate::support::publish::{Job, depth, publish_to};
 use crate::support::{poll, real_now};
@@ -26,9 +26,6 @@ const HELD_JOBS: u32 = 10_000;
 const HELD_RATE: u32 = 170;
 const HELD_SIZE: usize = 1024;
 
-const WORST: Figure = Figure::median("farthest from its rate", Unit::Percent(2));
-const OUTSIDE: Figure = Figure::median("downstreams more than 1 % off", Unit::Count);
-const TOTAL: Figure = Figure::median("released in all", Unit::PerSecond);
 const CALLS: Figure = Figure::median("script calls", Unit::PerSecond);
 const CPU: Figure = Figure::median("processor time of paced per job", Unit::Micros);
 const CORES: Figure = Figure::median("processors that paced keeps busy", Unit::Plain(2));
@@ -61,9 +58,8 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
         for memory in [false, true] {
             eprintln!("  memory, run {run}: {DOWNSTREAMS} downstreams, {}", store_name(memory));
             if let Err(error) = many(stage, memory, &mut section).await {
-                // What this machine cannot do is a result too.
                 eprintln!("    {error}");
-                section.judge(&many_column(memory), WORST, None, Bound::AtMost(1.0));
+                Spread::put_none(&mut section, &many_column(memory));
             }
         }
         section.runs = run;
@@ -147,15 +143,13 @@ async fn many(stage: &Stage, memory: bool, section: &mut Section) -> Result<(), 
     tokio::time::sleep(COUNTED).await;
     let (last, cpu_after, calls_after) = (stamp(), process::cpu(paced.pid())?, stage.script_calls().await?);
     let held = process::memory(paced.pid())?;
-    let arrivals = api.arrivals();
-    let counted = arrivals.iter().filter(|arrival| (first..last).contains(&arrival.at));
-    let (worst, outside, total) = rates(counted, first, last);
-    let seconds = Duration::from_nanos(last - first).as_secs_f64();
+    let mut stamps = vec![Vec::new(); DOWNSTREAMS];
+    api.arrivals().iter().for_each(|arrival| stamps[arrival.number].push(arrival.at));
+    let spread = Spread::of(&stamps, RATE, first, last);
+    let Spread { total, seconds, .. } = spread;
     let cpu = (cpu_after - cpu).as_secs_f64();
 
-    section.judge(&column, WORST, worst, Bound::AtMost(1.0));
-    section.judge(&column, OUTSIDE, outside, Bound::AtMost(0.0));
-    section.note(&column, TOTAL, total / seconds);
+    spread.put(section, &column, true);
     section.note(&column, CALLS, (calls_after - calls) / seconds);
     section.note(&column, CPU, cpu * 1e6 / total);
     section.note(&column, CORES, cpu / seconds);
@@ -183,29 +177,4 @@ fn downstreams(site: &Site, api: &LeanApi) -> String {
         );
     }
     text
-}
-
-/// How far the worst downstream is from its rate (%), how many are more than 1 % off, and how many
-/// requests there were.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn rates<'a>(arrivals: impl Iterator<Item = &'a Arrival>, first: u64, last: u64) -> (f64, f64, f64) {
-    let mut stamps = vec![Vec::new(); DOWNSTREAMS];
-    arrivals.for_each(|arrival| stamps[arrival.number].push(arrival.at));
-    let interval = 1_000_000_000 / u64::from(RATE);
-    let (begun, done) = (first + interval * 3 / 2, last - interval * 3 / 2);
-    let off = |stamps: &Vec<u64>| {
-        let all_along = stamps.first().is_some_and(|first| *first <= begun)
-            && stamps.last().is_some_and(|last| *last >= done);
-        let rate = if all_along {
-            // From its first to its last: a whole window holds one more or less by chance.
-            effective_rate(stamps)
-        } else {
-            stamps.len() as f64 / Duration::from_nanos(last - first).as_secs_f64()
-        };
-        100.0 * (rate / f64::from(RATE) - 1.0).abs()
-    };
-    let offs: Vec<f64> = stamps.iter().map(off).collect();
-    let worst = offs.iter().copied().fold(0.0, f64::max);
-    let outside = offs.iter().filter(|off| **off > 1.0).count();
-    (worst, outside as f64, stamps.iter().map(Vec::len).sum::<usize>() as f64)
 }

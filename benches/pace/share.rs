@@ -1,14 +1,13 @@
 //! Four replicas share one pace: near the store, one of them farther away, and one of them stopped.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::figures::{Bound, Figure, Section, Unit};
+use crate::fleet::{self, shares};
 use crate::loops::Loop;
-use crate::stage::{Kind, Site, Stage, stop};
+use crate::stage::{Kind, Site, Stage};
 use crate::support::api::{Api, Arrival};
 use crate::support::count::{busiest, effective_rate, variation};
-use crate::support::daemon::Paced;
 use crate::support::proxy::Proxy;
 use crate::support::publish::{Job, publish};
 use crate::support::site::compare;
@@ -23,8 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// What the far replica's calls to Redis take longer.
 const FAR: Duration = Duration::from_millis(2);
 const STOP: Duration = Duration::from_secs(5);
-/// The header that names the replica.
-const REPLICA: &str = "x-replica";
 
 const LOST: Figure = Figure::highest("jobs lost", Unit::Count);
 const DOUBLED: Figure = Figure::highest("jobs doubled", Unit::Count);
@@ -99,24 +96,12 @@ async fn measure(stage: &Stage, variant: Variant, section: &mut Section) -> Resu
 /// Script calls that the run took.
 async fn replicas(stage: &Stage, site: &Site, api: &Api, variant: Variant) -> Result<f64, String> {
     let proxy = Proxy::start(stage.redis.port(), FAR).map_err(|error| format!("no proxy: {error}"))?;
-    let mut paced: Vec<Paced> = Vec::new();
-    for replica in 1..=REPLICAS {
-        let store = if variant == Variant::Far && replica == REPLICAS {
-            format!("redis://127.0.0.1:{}", proxy.port())
-        } else {
-            site.store.clone()
-        };
-        let site = Site { store, ..site.clone() };
-        let downstream = format!(
-            "[downstreams.bench]\nrate = '{RATE}/s'\nhttp.base_url = '{}'\nhttp.headers = {{ {REPLICA} = '{replica}' }}\n",
-            api.url()
-        );
-        let started = Paced::try_start(&site.config(&downstream), &[], &[]).await?;
-        paced.push(started);
+    let mut stores = vec![site.store.clone(); REPLICAS];
+    if variant == Variant::Far {
+        stores[REPLICAS - 1] = format!("redis://127.0.0.1:{}", proxy.port());
     }
-    for replica in &paced {
-        replica.try_ready().await?;
-    }
+    let tables = |replica| fleet::table("bench", RATE, &api.url(), replica);
+    let paced = fleet::start(site, &stores, tables).await?;
     let before = stage.script_calls().await?;
     publish(&site.amqp, &site.prefix, "bench", Job::many("job", JOBS)).await;
     if variant == Variant::Stopped {
@@ -127,10 +112,7 @@ async fn replicas(stage: &Stage, site: &Site, api: &Api, variant: Variant) -> Re
     }
     api.reaches(JOBS, PATIENCE).await;
     let calls = stage.script_calls().await? - before;
-    // What would come twice comes before they have stopped.
-    for replica in paced {
-        stop(replica).await?;
-    }
+    fleet::end(paced).await?;
     Ok(calls)
 }
 
@@ -187,8 +169,8 @@ fn note(section: &mut Section, variant: Variant, arrivals: &[Arrival], calls: f6
         }
     }
     if matches!(variant, Variant::Near | Variant::Far) {
-        let (least, most) = shares(&arrivals[..arrivals.len() / 2]);
-        let (least_all, most_all) = shares(arrivals);
+        let (least, most) = shares(&arrivals[..arrivals.len() / 2], REPLICAS);
+        let (least_all, most_all) = shares(arrivals, REPLICAS);
         for (figure, value) in [(LEAST, least), (LEAST_ALL, least_all)] {
             section.judge(column, figure, value, Bound::AtLeast(15.0));
         }
@@ -196,17 +178,4 @@ fn note(section: &mut Section, variant: Variant, arrivals: &[Arrival], calls: f6
             section.judge(column, figure, value, Bound::AtMost(35.0));
         }
     }
-}
-
-/// The smallest and the largest part that one replica released, in percent.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn shares(arrivals: &[Arrival]) -> (f64, f64) {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for arrival in arrivals {
-        *counts.entry(arrival.header(REPLICA).unwrap_or_default()).or_default() += 1;
-    }
-    let share = |count: usize| 100.0 * count as f64 / arrivals.len().max(1) as f64;
-    let most = share(counts.values().copied().max().unwrap_or(0));
-    let least = if counts.len() < REPLICAS { 0 } else { counts.values().copied().min().unwrap_or(0) };
-    (share(least), most)
 }
