@@ -159,7 +159,7 @@ fn note(section: &mut Section, variant: Variant, arrivals: &[Arrival], calls: f6
     for (figure, value, bound) in [
         (CV, variation(&stamps), Bound::AtMost(0.10)),
         (COMPLETION, completion, Bound::Within(0.3)),
-        (CALLS, calls, Bound::AtMost(0.5)),
+        (CALLS, calls, Bound::AtMost(0.2)),
     ] {
         match variant {
             Variant::Near => section.judge(column, figure, value, bound),
