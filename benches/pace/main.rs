@@ -5,6 +5,7 @@
 //! docs/benchmarks.md. Exits with 1 when a figure misses its bound, or could not be measured.
 
 mod api;
+mod far;
 mod figures;
 mod fleet;
 mod guarding;
@@ -54,6 +55,8 @@ const FULL: u8 = 3;
 enum Scenario {
     /// Four replicas share 200/s
     Share,
+    /// Replicas far from Redis, and eight near it
+    Far,
     /// One replica at 1 000/s and at 5 000/s: lateness
     Release,
     /// A limit that does not bind, against loops without one
@@ -67,14 +70,15 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 6] =
-        [Self::Share, Self::Release, Self::Throughput, Self::Memory, Self::Limits, Self::Guard];
-    const NAMES: [&str; 6] =
-        [share::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME, guarding::NAME];
+    const ALL: [Self; 7] =
+        [Self::Share, Self::Far, Self::Release, Self::Throughput, Self::Memory, Self::Limits, Self::Guard];
+    const NAMES: [&str; 7] =
+        [share::NAME, far::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME, guarding::NAME];
 
     async fn run(self, stage: &Stage) -> Result<Section, String> {
         match self {
             Self::Share => share::run(stage).await,
+            Self::Far => far::run(stage).await,
             Self::Release => release::run(stage).await,
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,
