@@ -5,6 +5,7 @@
 //! docs/benchmarks.md. Exits with 1 when a figure misses its bound, or could not be measured.
 
 mod api;
+mod crowd;
 mod far;
 mod figures;
 mod fleet;
@@ -14,6 +15,7 @@ mod loops;
 mod machine;
 mod memory;
 mod metronome;
+mod newcomer;
 mod process;
 mod release;
 mod report;
@@ -57,6 +59,8 @@ enum Scenario {
     Share,
     /// Replicas far from Redis, and eight near it
     Far,
+    /// A job in a ninth replica, where eight have a backlog
+    Newcomer,
     /// One replica at 1 000/s and at 5 000/s: lateness
     Release,
     /// A limit that does not bind, against loops without one
@@ -70,15 +74,32 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 7] =
-        [Self::Share, Self::Far, Self::Release, Self::Throughput, Self::Memory, Self::Limits, Self::Guard];
-    const NAMES: [&str; 7] =
-        [share::NAME, far::NAME, release::NAME, throughput::NAME, memory::NAME, limits::NAME, guarding::NAME];
+    const ALL: [Self; 8] = [
+        Self::Share,
+        Self::Far,
+        Self::Newcomer,
+        Self::Release,
+        Self::Throughput,
+        Self::Memory,
+        Self::Limits,
+        Self::Guard,
+    ];
+    const NAMES: [&str; 8] = [
+        share::NAME,
+        far::NAME,
+        newcomer::NAME,
+        release::NAME,
+        throughput::NAME,
+        memory::NAME,
+        limits::NAME,
+        guarding::NAME,
+    ];
 
     async fn run(self, stage: &Stage) -> Result<Section, String> {
         match self {
             Self::Share => share::run(stage).await,
             Self::Far => far::run(stage).await,
+            Self::Newcomer => newcomer::run(stage).await,
             Self::Release => release::run(stage).await,
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,

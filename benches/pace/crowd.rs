@@ -1,0 +1,240 @@
+//! Replicas inside this process, as a program embeds them: dispatchers on a real Redis, between a source that
+//! is scripted and a sink that counts. There is no broker and no HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use paced::dispatch::{
+    DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, RefusalStatuses,
+    ReleaseClock, Report, RetryPolicy, Source, ThreadClock, Ticket,
+};
+use paced::job::{CostBound, Job, MaxCost, Message, ReplyRules, Rules};
+use paced::sink::{LastLook, Outcome, Receipt, Response, Sink};
+use paced::store::{BoxFuture, Store};
+use paced::{Limit, LimitSet, RedisOptions, RedisStore};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::api::stamp;
+
+/// When something happened, each time it did: [`stamp`]s, ascending.
+#[derive(Clone, Debug)]
+pub struct Stamps(Arc<watch::Sender<Vec<u64>>>);
+
+impl Stamps {
+    pub fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(Vec::new())))
+    }
+
+    fn note(&self) {
+        // Stamped under the lock, so that they ascend.
+        self.0.send_modify(|stamps| stamps.push(stamp()));
+    }
+
+    pub fn all(&self) -> Vec<u64> {
+        self.0.borrow().clone()
+    }
+
+    /// The stamp of this number, from 0 on, once it is there.
+    pub async fn nth(&self, number: usize, within: Duration) -> Result<u64, String> {
+        let mut stamps = self.0.subscribe();
+        let there = timeout(within, stamps.wait_for(|stamps| stamps.len() > number)).await;
+        match there {
+            Ok(Ok(stamps)) => Ok(stamps[number]),
+            _ => Err(format!("nothing happened within {within:?}")),
+        }
+    }
+}
+
+/// What one replica does for one downstream.
+#[derive(Debug)]
+pub struct Task {
+    pub downstream: String,
+    /// Per second.
+    pub rate: u32,
+    /// The most jobs that it has in hand.
+    pub window: u16,
+    pub jobs: Jobs,
+    /// When jobs reached the sink.
+    pub released: Stamps,
+}
+
+/// Where the jobs come from.
+#[derive(Debug)]
+pub enum Jobs {
+    /// There is always one more.
+    Endless,
+    /// One for each message; it is stamped when the source hands it out.
+    Told(mpsc::UnboundedReceiver<()>, Stamps),
+}
+
+/// Dispatchers with a store and a runtime of their own, as a daemon has them.
+#[derive(Debug)]
+pub struct Replica {
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
+    stop: CancellationToken,
+    running: JoinSet<Drained>,
+}
+
+impl Replica {
+    /// Connects to Redis, and starts a dispatcher for each of the tasks.
+    pub async fn start(url: &str, prefix: &str, tasks: Vec<Task>) -> Result<Self, String> {
+        let runtime = Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no runtime: {error}"))?;
+        let clock: Arc<dyn ReleaseClock> =
+            Arc::new(ThreadClock::start().map_err(|error| format!("no clock: {error}"))?);
+        let handle = runtime.handle().clone();
+        let (runtime, stop, running) = (Some(runtime), CancellationToken::new(), JoinSet::new());
+        let mut replica = Self { runtime, stop, running };
+        let (url, key_prefix) = (url.to_owned(), prefix.to_owned());
+        let options = RedisOptions { key_prefix, ..RedisOptions::default() };
+        let store = handle.spawn(async move { RedisStore::connect(&url, options).await }).await;
+        let store =
+            store.map_err(|error| error.to_string())?.map_err(|error| format!("no store: {error}"))?;
+        let store: Arc<dyn Store> = Arc::new(store);
+        for Task { downstream, rate, window, jobs, released } in tasks {
+            let options = options_of(downstream, rate, window)?;
+            let sink = Arc::new(CountingSink(released));
+            let dispatcher = Dispatcher::new(options, Arc::clone(&store), sink, Arc::clone(&clock));
+            let source = ScriptedSource {
+                jobs,
+                places: Arc::new(Semaphore::new(usize::from(window))),
+                given: 0,
+                closed: false,
+            };
+            replica.running.spawn_on(dispatcher.run(source, replica.stop.clone()), &handle);
+        }
+        Ok(replica)
+    }
+
+    /// Stops it, as a daemon is stopped that is no longer wanted.
+    pub async fn end(mut self) -> Result<(), String> {
+        self.stop.cancel();
+        while let Some(ended) = self.running.join_next().await {
+            ended.map_err(|error| format!("a dispatcher did not end: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Others wait in this thread.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What a daemon takes where its configuration says no more than the rate.
+fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, String> {
+    let rate = format!("{rate}/s").parse().map_err(|error| format!("{rate}/s: {error}"))?;
+    let limit = Limit::leaky_bucket("rate", rate, 1).map_err(|error| error.to_string())?;
+    Ok(Options {
+        downstream,
+        limits: LimitSet::new(vec![limit]).map_err(|error| error.to_string())?,
+        plans: Vec::new(),
+        on_limit: OnLimit::Wait,
+        horizon: Duration::from_millis(100),
+        concurrency: 64,
+        retry: RetryPolicy {
+            max_attempts: 1,
+            max_throttled: None,
+            outlast: true,
+            on_unauthorized: RefusalStatuses::default(),
+            min_backoff: Duration::from_secs(1),
+            max_backoff: Duration::from_secs(1),
+        },
+        max_pause: Duration::from_secs(300),
+        on_unavailable: OnUnavailable::Hold,
+        revision: None,
+        prefetch: window,
+        rules: Rules {
+            max_body: 1024,
+            allow_headers: Vec::new(),
+            max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+            plans: Vec::new(),
+            default_plan: None,
+            reply: ReplyRules::default(),
+        },
+        drain_timeout: Duration::from_secs(5),
+    })
+}
+
+/// Hands out jobs as long as there is a place for one.
+struct ScriptedSource {
+    jobs: Jobs,
+    /// Those that are left of the window.
+    places: Arc<Semaphore>,
+    given: u64,
+    closed: bool,
+}
+
+impl Source for ScriptedSource {
+    async fn next(&mut self) -> Option<Delivery> {
+        if self.closed {
+            return None;
+        }
+        // Before the job is taken: nothing is lost when this future is dropped.
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        if let Jobs::Told(told, handed) = &mut self.jobs {
+            told.recv().await?;
+            handed.note();
+        }
+        self.given += 1;
+        let message = Message {
+            body: Bytes::from_static(b"{}"),
+            message_id: Some(self.given.to_string()),
+            ..Message::default()
+        };
+        Some(Delivery { message, ticket: Box::new(Place { _place: place }) })
+    }
+
+    async fn close(&mut self) {
+        self.closed = true;
+    }
+}
+
+/// A job's place in the window, which is free again once the job is settled.
+#[derive(Debug)]
+struct Place {
+    _place: OwnedSemaphorePermit,
+}
+
+impl Ticket for Place {
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {}
+
+    fn bury(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn give_back(self: Box<Self>) {}
+
+    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// Takes every job at once, and notes when.
+#[derive(Debug)]
+struct CountingSink(Stamps);
+
+impl Sink for CountingSink {
+    fn release<'a>(&'a self, _job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
+        if !look() {
+            return Box::pin(std::future::ready(Outcome::Missed));
+        }
+        self.0.note();
+        let receipt = Receipt::new(Response::without_body(Some(200)));
+        Box::pin(std::future::ready(Outcome::Delivered(receipt)))
+    }
+}

@@ -1,0 +1,161 @@
+//! How long a job waits in a replica that comes when others have had the pace to themselves.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::sleep;
+
+use crate::crowd::{Jobs, Replica, Stamps, Task};
+use crate::figures::{Bound, Figure, Section, Unit, median};
+use crate::stage::{Site, Stage};
+use crate::support::api::stamp;
+use crate::support::count::effective_rate;
+
+pub const NAME: &str = "newcomer";
+
+const RATE: u32 = 50;
+/// They always have jobs.
+const REPLICAS: usize = 8;
+/// What each of them has in hand.
+const WINDOW: u16 = 250;
+/// So many waits are measured.
+const TIMES: usize = 20;
+/// From the start of the others to the first wait.
+const BEGIN: Duration = Duration::from_secs(3);
+/// Between two waits at least, and at most so much more.
+const BETWEEN: Duration = Duration::from_millis(500);
+const MORE_MILLIS: u64 = 2000;
+/// Longer than any wait, unless the job is lost.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const LONGEST: Figure = Figure::highest("longest wait for the release", Unit::Millis);
+const MIDDLE: Figure = Figure::median("median wait for the release", Unit::Millis);
+const REACHED: Figure = Figure::median("rate of all nine meanwhile, of the limit", Unit::Percent(1));
+
+/// What the ninth replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ninth {
+    /// It runs all the time, and now and then has a job.
+    Idle,
+    /// It is started with one job, each time anew.
+    Started,
+}
+
+impl Ninth {
+    const ALL: [Self; 2] = [Self::Idle, Self::Started];
+
+    const fn column(self) -> &'static str {
+        match self {
+            Self::Idle => "a ninth replica that was idle",
+            Self::Started => "a ninth replica that has just started",
+        }
+    }
+}
+
+/// A job of the ninth replica.
+#[derive(Clone, Copy, Debug)]
+struct Waited {
+    /// When its source handed it out.
+    handed: u64,
+    /// When its sink was called.
+    released: u64,
+}
+
+impl Waited {
+    fn millis(&self) -> f64 {
+        Duration::from_nanos(self.released - self.handed).as_secs_f64() * 1e3
+    }
+}
+
+pub async fn run(stage: &Stage) -> Result<Section, String> {
+    let mut section = Section::new(
+        NAME,
+        "A newcomer among those with a backlog",
+        "50/s. Eight replicas have 250 jobs in hand each, and never run out. A ninth is handed one job at a \
+         random instant, 20 times, 0.5 s to 2.5 s apart; counted is the time from when its source hands the \
+         job out to when its sink is called. All replicas are dispatchers in the bench, each with a runtime and \
+         a connection to Redis of its own, on sources that are scripted; there is no broker and no HTTP.",
+    );
+    for run in 1..=stage.runs {
+        for ninth in Ninth::ALL {
+            eprintln!("  newcomer, run {run}: {}", ninth.column());
+            measure(stage, ninth, &mut section).await?;
+        }
+        section.runs = run;
+    }
+    Ok(section)
+}
+
+async fn measure(stage: &Stage, ninth: Ninth, section: &mut Section) -> Result<(), String> {
+    let (site, all) = (stage.site(NAME), Stamps::new());
+    let mut others = Vec::new();
+    for _ in 0..REPLICAS {
+        let task = task(Jobs::Endless, &all);
+        others.push(Replica::start(&site.store, &site.prefix, vec![task]).await?);
+    }
+    sleep(BEGIN).await;
+    let begun = stamp();
+    let jobs = match ninth {
+        Ninth::Idle => idle(&site).await?,
+        Ninth::Started => started(&site).await?,
+    };
+    let mut stamps: Vec<u64> = all.all().into_iter().filter(|at| *at >= begun).collect();
+    for other in others {
+        other.end().await?;
+    }
+    stamps.extend(jobs.iter().map(|job| job.released));
+    stamps.sort_unstable();
+    let waits: Vec<f64> = jobs.iter().map(Waited::millis).collect();
+    let column = ninth.column();
+    section.judge(column, LONGEST, waits.iter().copied().reduce(f64::max), Bound::AtMost(300.0));
+    section.note(column, MIDDLE, median(&waits));
+    section.note(column, REACHED, 100.0 * effective_rate(&stamps) / f64::from(RATE));
+    Ok(())
+}
+
+/// The jobs of a replica that runs all the time.
+async fn idle(site: &Site) -> Result<Vec<Waited>, String> {
+    let ((tell, told), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
+    let task = task(Jobs::Told(told, handed.clone()), &released);
+    let replica = Replica::start(&site.store, &site.prefix, vec![task]).await?;
+    let mut jobs = Vec::new();
+    for time in 0..TIMES {
+        sleep(between()).await;
+        tell.send(()).map_err(|error| error.to_string())?;
+        jobs.push(wait(&handed, &released, time).await?);
+    }
+    replica.end().await?;
+    Ok(jobs)
+}
+
+/// The jobs of replicas that have just started.
+async fn started(site: &Site) -> Result<Vec<Waited>, String> {
+    let mut jobs = Vec::new();
+    for _ in 0..TIMES {
+        sleep(between()).await;
+        let ((tell, told), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
+        tell.send(()).map_err(|error| error.to_string())?;
+        let task = task(Jobs::Told(told, handed.clone()), &released);
+        let replica = Replica::start(&site.store, &site.prefix, vec![task]).await?;
+        jobs.push(wait(&handed, &released, 0).await?);
+        replica.end().await?;
+    }
+    Ok(jobs)
+}
+
+/// The job of this number, once it was released.
+async fn wait(handed: &Stamps, released: &Stamps, number: usize) -> Result<Waited, String> {
+    let handed = handed.nth(number, PATIENCE).await.map_err(|error| format!("no job: {error}"))?;
+    let released = released.nth(number, PATIENCE).await.map_err(|error| format!("no release: {error}"))?;
+    Ok(Waited { handed, released })
+}
+
+fn task(jobs: Jobs, released: &Stamps) -> Task {
+    let (downstream, released) = ("bench".to_owned(), released.clone());
+    Task { downstream, rate: RATE, window: WINDOW, jobs, released }
+}
+
+/// A random while.
+fn between() -> Duration {
+    BETWEEN + Duration::from_millis(fastrand::u64(0..=MORE_MILLIS))
+}
