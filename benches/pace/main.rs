@@ -13,6 +13,7 @@ mod guarding;
 mod limits;
 mod loops;
 mod machine;
+mod many;
 mod memory;
 mod metronome;
 mod newcomer;
@@ -67,6 +68,8 @@ enum Scenario {
     Throughput,
     /// Resident memory, and 1 000 downstreams
     Memory,
+    /// 40 to 1 000 downstreams that four replicas share
+    Many,
     /// One decision, in memory and in Redis, beside others
     Limits,
     /// The guard before the AMQP parser, beside a build without it
@@ -74,23 +77,25 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Share,
         Self::Far,
         Self::Newcomer,
         Self::Release,
         Self::Throughput,
         Self::Memory,
+        Self::Many,
         Self::Limits,
         Self::Guard,
     ];
-    const NAMES: [&str; 8] = [
+    const NAMES: [&str; 9] = [
         share::NAME,
         far::NAME,
         newcomer::NAME,
         release::NAME,
         throughput::NAME,
         memory::NAME,
+        many::NAME,
         limits::NAME,
         guarding::NAME,
     ];
@@ -103,6 +108,7 @@ impl Scenario {
             Self::Release => release::run(stage).await,
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,
+            Self::Many => many::run(stage).await,
             Self::Limits => limits::run(stage).await,
             Self::Guard => guarding::run(stage).await,
         }
