@@ -123,3 +123,73 @@ impl Queueing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const H: Duration = Duration::from_millis(100);
+    const NOW: Micros = Micros(1_760_000_000_000_000);
+
+    fn booked(units: u32, spacing: Duration) -> (Queueing, Instant, Turn) {
+        let (mut queueing, sent) = (Queueing::new(H), Instant::now());
+        let turn = Turn { begins: NOW.plus(200 * MS), units, spacing, lead: 60 * MS };
+        let booking = Booking { reach: H, next: NextTurn::At(turn) };
+        let ask_at = queueing.hear(sent, NOW, &booking, NOW.plus(200 * MS));
+        assert_eq!(ask_at, sent + 140 * MS, "so that it arrives as long before the turn as it left");
+        (queueing, sent, turn)
+    }
+
+    #[test]
+    fn the_reach_is_two_trips_in_steps() {
+        let mut queueing = Queueing::new(H);
+        let mut after = |millis: u32| {
+            (0..60).for_each(|_| queueing.took(MS * millis));
+            queueing.need()
+        };
+        assert_eq!(
+            [after(1), after(50), after(80), after(200), after(2000)],
+            [1, 1, 7, 4, 5].map(|n| match n {
+                1 => H,
+                7 => 175 * MS,
+                n => n * H,
+            })
+        );
+    }
+
+    #[test]
+    fn one_stall_stretches_nothing() {
+        let mut queueing = Queueing::new(H);
+        (0..20).for_each(|_| queueing.took(MS));
+        queueing.took(300 * MS);
+        assert_eq!(queueing.need(), H);
+    }
+
+    #[test]
+    fn at_its_turn_it_takes_all_that_may_be_free() {
+        let (queueing, sent, turn) = booked(8, 5 * MS);
+        let at_turn = queueing.turn(sent + 140 * MS);
+        assert_eq!(at_turn, Some(turn));
+        assert_eq!(queueing.most(at_turn, 5 * MS), (21, 100 * MS));
+        assert_eq!(queueing.turn(sent + 300 * MS), None, "long over");
+        let dear = Turn { units: 50, ..turn };
+        assert_eq!(queueing.most(Some(dear), 5 * MS).0, 63, "one job may cost more than a turn");
+    }
+
+    #[test]
+    fn out_of_turn_it_takes_half_a_turn() {
+        let queueing = Queueing::new(H);
+        assert_eq!(queueing.most(None, 5 * MS), (4, 120 * MS));
+        assert_eq!(queueing.most(None, 200 * MS), (1, 60 * MS), "only the next slot, if it is near");
+        let spaced = [1, 7, 40, 60].map(|millis| queueing.most(None, MS * millis).1);
+        assert!(spaced.iter().all(|ahead| *ahead <= queueing.farthest()), "{spaced:?}");
+    }
+
+    #[test]
+    fn what_is_void_is_forgotten() {
+        let (mut queueing, sent, _) = booked(8, 5 * MS);
+        queueing.forget();
+        assert_eq!(queueing.turn(sent), None);
+    }
+}

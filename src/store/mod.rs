@@ -277,7 +277,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 /// Why a store did not answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be reached, or did not answer in time.
+    /// It cannot be reached, did not answer in time, or says that it cannot serve just now.
     #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]
     Unreachable {
         /// Where, without credentials.
@@ -299,6 +299,13 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the store is away: it was not reached, did not answer in time, or says that it cannot serve just now.
+    /// Any other error is an answer that it will give again until somebody mends the cause.
+    #[must_use]
+    pub const fn is_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {

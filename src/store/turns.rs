@@ -173,3 +173,91 @@ fn floored(span: Duration, parts: u32, of: u32) -> Duration {
     let micros = span.as_micros() * u128::from(parts) / u128::from(of);
     Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const NOW: Micros = Micros(1_760_000_000_000_000);
+
+    const fn asker(waiting: u64) -> Asker {
+        Asker { turn: None, reach: Duration::from_millis(100), waiting, own: 1, goes_on: false }
+    }
+
+    fn turn(next: NextTurn) -> Turn {
+        match next {
+            NextTurn::At(turn) => turn,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_turn_is_what_lies_in_0_4_of_the_reach() {
+        assert_eq!(units(100 * MS, 5 * MS), 8);
+        assert_eq!(units(500 * MS, 5 * MS), 40);
+        assert_eq!([units(100 * MS, 70 * MS), units(100 * MS, 3600 * MS)], [1, 1]);
+        assert_eq!(units(100 * MS, Duration::ZERO), 1024, "a burst has no end");
+        assert_eq!(lead(125 * MS), 75 * MS);
+    }
+
+    #[test]
+    fn turns_follow_each_other_and_none_begins_before_the_next_free_slot() {
+        let mut queue = Queue::default();
+        assert_eq!(queue.stretch(NOW, 100 * MS), 100 * MS);
+        let mut book = |free, left, cost| {
+            let turn = turn(queue.book(NOW, &asker(left), (NOW.plus(free), 5 * MS), (left, cost)));
+            (turn.begins.since(NOW), turn.units, turn.ask_at().since(NOW))
+        };
+        assert_eq!(book(100 * MS, 50, 1), (100 * MS, 8, 40 * MS));
+        assert_eq!(book(100 * MS, 3, 1), (140 * MS, 3, 80 * MS), "no more than wait");
+        assert_eq!(book(100 * MS, 2, 20), (155 * MS, 20, 95 * MS), "one job at least");
+        assert_eq!(book(400 * MS, 50, 1), (400 * MS, 8, 340 * MS), "others took slots beyond the queue");
+    }
+
+    #[test]
+    fn a_call_takes_what_is_free_up_to_the_end_of_its_turn() {
+        let turn = Turn { begins: NOW.plus(100 * MS), units: 8, spacing: 5 * MS, lead: 60 * MS };
+        let until = |late: u32| turn.until(turn.ask_at().plus(MS * late)).since(turn.begins);
+        let half = Duration::from_micros(2500);
+        // The last of eight slots lies 35 ms behind the first.
+        assert_eq!([until(0), until(10)], [40 * MS - half; 2]);
+        assert_eq!(until(30), 60 * MS - half, "who is later takes others' as far ahead, but less");
+        let early = turn.until(turn.ask_at().minus(5 * MS));
+        assert_eq!(early.since(turn.begins), 35 * MS - half);
+    }
+
+    #[test]
+    fn what_is_too_far_off_is_not_booked() {
+        let mut queue = Queue::default();
+        queue.stretch(NOW, 100 * MS);
+        let hour = Duration::from_secs(3600);
+        let far = NOW.plus(hour);
+        assert_eq!(queue.book(NOW, &asker(5), (far, hour), (5, 1)), NextTurn::Later(far));
+        assert_eq!(queue.end, Micros(0), "nobody waits behind it");
+        let booking = Booking { reach: 100 * MS, next: NextTurn::Later(far) };
+        assert_eq!(booking.life(NOW), LONGEST_LIFE);
+    }
+
+    #[test]
+    fn the_farthest_reach_counts_for_a_while() {
+        let mut queue = Queue::default();
+        let mut stretch = |seconds, reach| queue.stretch(NOW.plus(Duration::from_secs(seconds)), MS * reach);
+        assert_eq!(stretch(0, 100), 100 * MS);
+        assert_eq!([stretch(1, 175), stretch(2, 100), stretch(30, 100)], [175 * MS; 3]);
+        assert_eq!(stretch(31, 100), 100 * MS, "nobody needed more for 30 s");
+    }
+
+    #[test]
+    fn a_turn_that_is_not_used_up_goes_on() {
+        let mut queue = Queue::default();
+        queue.stretch(NOW, 100 * MS);
+        let held = turn(queue.book(NOW, &asker(50), (NOW.plus(100 * MS), 5 * MS), (50, 1)));
+        let asker = Asker { turn: Some(held), goes_on: true, ..asker(50) };
+        let at = held.ask_at();
+        let book =
+            |queue: &mut Queue, free| queue.book(at, &asker, (held.begins.plus(MS * free), 5 * MS), (40, 1));
+        assert_eq!(book(&mut queue, 35), NextTurn::None);
+        assert_eq!(turn(book(&mut queue, 40)).begins, held.begins.plus(40 * MS));
+    }
+}

@@ -237,10 +237,11 @@ impl Pacer {
             None => costs.is_some_and(|last| self.schedule.is_next(last, when(reserved.next))),
         };
         if queue > 0 && !shared {
+            // When this plan has its next slot says nothing of the others.
             self.schedule.sleep(queue, when(reserved.next));
-        } else {
-            self.schedule.reached(queue, when(reserved.next));
+            return;
         }
+        self.schedule.reached(queue, when(reserved.next));
         // A turn that is not used up is for other queues too: they go on at once.
         let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
         if !is_used_up && self.schedule.has_others(queue, &self.lane) {
@@ -260,7 +261,7 @@ impl Pacer {
         let now = Instant::now();
         self.lease_at = now;
         // It is there, and will say the same again (a wrong password, a missing right): that is no absence.
-        let refuses = !matches!(error, StoreError::Unreachable { .. });
+        let refuses = !error.is_away();
         if refuses {
             self.hold_on();
         } else {

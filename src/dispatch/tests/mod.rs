@@ -14,6 +14,7 @@ mod settle;
 mod share;
 mod steps;
 mod terms;
+mod turns;
 mod windows;
 
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::job::{Message, Reason, Value};
 use crate::limit::{Limit, LimitSet};
-use crate::store::{MemoryStore, Reserve, Scope, Store};
+use crate::store::{Change, MemoryStore, Reserve, Scope, Store};
 use crate::time::{suspend, wall_now};
 use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry, throttled, unreachable};
 

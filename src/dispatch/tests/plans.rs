@@ -311,3 +311,20 @@ async fn a_replica_far_from_the_store_gets_its_share_of_a_plan() {
         assert!((30..=70).contains(&share), "{share} % of {rate} for the far one");
     }
 }
+
+/// When a plan that is used up has its next slot says nothing of jobs that come later, of others.
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_is_used_up_stops_nobody_who_comes_later() {
+    let window = Limit::fixed_window("plan.free.window", 3, Duration::from_secs(3600)).unwrap();
+    let mut bench = bench("100/s", vec![("free", window), ("pro", leaky("plan.pro.l", "50/s", 1))]);
+    publish(&bench, "free", 20);
+    let _done = bench.start();
+    bench.sink.arrived(3).await;
+    for job in 0..20 {
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(1..300))).await;
+        let published = Instant::now();
+        bench.publish(on("pro", message(&format!("pro{job}"))));
+        bench.sink.arrived(4 + job).await;
+        assert!(published.elapsed() <= Duration::from_millis(100), "job {job}: {:?}", published.elapsed());
+    }
+}

@@ -233,7 +233,7 @@ impl Cluster {
 
     /// No node answers: one that refuses says more than those that are away.
     fn none(&self, errors: &[StoreError]) -> StoreError {
-        let answered = errors.iter().find(|error| matches!(error, StoreError::Unexpected { .. }));
+        let answered = errors.iter().find(|error| !error.is_away());
         let cause = answered.or(errors.first()).cloned();
         cause.unwrap_or_else(|| self.at.unreachable("there is no node to ask"))
     }

@@ -59,7 +59,7 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
             }
             Err(error) => {
                 drop(open);
-                if !told && matches!(error, StoreError::Unreachable { .. }) {
+                if !told && error.is_away() {
                     // The calls say so too.
                     tracing::debug!(%error, channel, "changes by other replicas are seen later");
                 } else if !told {

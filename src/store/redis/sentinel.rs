@@ -40,7 +40,7 @@ impl Sentinels {
 
     /// No sentinel knows: one that answers says more than those that are away.
     fn none(&self, errors: &[StoreError]) -> StoreError {
-        let answered = errors.iter().find(|error| matches!(error, StoreError::Unexpected { .. }));
+        let answered = errors.iter().find(|error| !error.is_away());
         let cause = answered.or(errors.first()).cloned();
         cause.unwrap_or_else(|| At(self.address()).unreachable("there is no sentinel to ask"))
     }
