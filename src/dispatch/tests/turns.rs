@@ -45,14 +45,20 @@ async fn replicas_keep_the_whole_pace_however_far_the_store_is() {
 async fn each_replica_gets_its_part_at_any_rate_in_few_calls() {
     for (rate, calls_per_job) in [("1/s", 1.2), ("5/s", 1.1), ("20/s", 1.1), ("200/s", 0.2), ("1000/s", 0.1)]
     {
-        for far in [150, 1000, 15_000, 40_000] {
-            let mut benches = replicas(rate, [150, 200, 250, far], 1000);
+        for far in [1000, 40_000] {
+            // So many that there are some rounds of turns.
+            let jobs = match rate {
+                "1000/s" => 4000,
+                "200/s" => 1000,
+                _ => 200,
+            };
+            let mut benches = replicas(rate, [150, 200, 250, far], jobs);
             let _running = benches.each_mut().map(Bench::start);
-            all_sent(&benches, 1000).await;
-            let shares = benches.each_ref().map(|bench| bench.sink.ids().len());
+            all_sent(&benches, jobs).await;
+            let shares = benches.each_ref().map(|bench| bench.sink.ids().len() * 1000 / jobs);
             assert!(shares.iter().all(|share| (230..=270).contains(share)), "{rate}, {far} µs: {shares:?}");
             let calls: usize = benches.iter().map(|bench| bench.store.calls.load(Ordering::SeqCst)).sum();
-            let calls = calls as f64 / 1000.0;
+            let calls = calls as f64 / jobs as f64;
             assert!(calls <= calls_per_job, "{rate}, {far} µs: {calls} calls a job");
         }
     }

@@ -7,7 +7,6 @@ use futures_util::StreamExt as _;
 use tokio::task::JoinHandle;
 
 use super::servers::Servers;
-use crate::store::StoreError;
 use crate::store::changes::Watchers;
 
 /// Before the next try, at first and at most.

@@ -49,7 +49,7 @@ impl Stamp {
     fn read(packed: &[u8]) -> Result<(Self, &[u8]), String> {
         let wrong = || format!("an answer of {} bytes", packed.len());
         let (head, rest) = packed.split_at_checked(STAMP).ok_or_else(wrong)?;
-        let [now, generation, epoch, penalty, until, version, reset] = doubles(head).ok_or_else(wrong)?;
+        let [generation, epoch, penalty, until, version, reset, now] = doubles(head).ok_or_else(wrong)?;
         let status = status([penalty, until, version, generation, reset])?;
         Ok((Self { now: Micros(now), epoch: Micros(epoch), status }, rest))
     }

@@ -92,7 +92,8 @@ impl Ask<'_> {
         numbers.put([self.limits.is_tat().into()]);
         numbers.put_count(self.generation);
         numbers.put([self.lease.map_or(0, |lease| Micros(0).plus(lease.ttl).0)]);
-        self.tell_asker(numbers);
+        numbers.put([self.asker.is_some().into()]);
+        self.asker.iter().for_each(|asker| tell_asker(numbers, asker));
     }
 
     /// Whether the script for most calls is for it.
@@ -114,28 +115,16 @@ impl Ask<'_> {
     pub(super) fn fast(&self, now: Now, seen: Seen) -> Packed {
         let limits = self.limits;
         let mut numbers = Packed::with_capacity(18 + 6 * limits.len() + 1);
-        numbers.put([now.number(), seen.epoch.0, seen.run, seen.horizon().0, Micros(0).plus(self.ahead).0]);
-        numbers.put([self.exact.0, self.combine(), self.police.into()]);
+        numbers.put([now.number(), seen.epoch.0, seen.run, Micros(0).plus(self.ahead).0, self.exact.0]);
+        numbers.put([self.police.into()]);
         numbers.put_count(self.generation);
-        self.tell_asker(&mut numbers);
+        numbers.put([self.asker.is_some().into(), seen.horizon().0, self.combine()]);
+        self.asker.iter().for_each(|asker| tell_asker(&mut numbers, asker));
         for limit in limits.iter() {
             numbers.put(derived(limit));
         }
         tell_runs(&mut numbers, self, limits.len());
         numbers
-    }
-
-    fn tell_asker(&self, numbers: &mut Packed) {
-        let Some(Asker { turn, reach, waiting, own, goes_on }) = self.asker else { return numbers.put([0]) };
-        let micros = |span: Duration| Micros(0).plus(span).0;
-        let turn =
-            turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
-        numbers.put([1]);
-        numbers.put(turn.unwrap_or([-1, 0, 0, 0]));
-        numbers.put([micros(reach)]);
-        numbers.put_count(waiting);
-        numbers.put_count(own as u64);
-        numbers.put([goes_on.into()]);
     }
 
     fn combine(&self) -> i64 {
@@ -164,6 +153,17 @@ impl Ask<'_> {
         }
         edges
     }
+}
+
+fn tell_asker(numbers: &mut Packed, asker: &Asker) {
+    let Asker { turn, reach, waiting, own, goes_on } = *asker;
+    let micros = |span: Duration| Micros(0).plus(span).0;
+    let turn = turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
+    numbers.put(turn.unwrap_or([-1, 0, 0, 0]));
+    numbers.put([micros(reach)]);
+    numbers.put_count(waiting);
+    numbers.put_count(own as u64);
+    numbers.put([goes_on.into()]);
 }
 
 /// N, P div N, P mod N, and the emission intervals after TAT at which a cost is due: a per unit and b.

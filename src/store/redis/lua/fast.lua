@@ -5,12 +5,13 @@
 --
 -- KEYS  1 record, 2.. the state of each limit
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker
---         saw (0: none), the run that it is connected to, how far ahead slots are granted to it and those like it,
---         how far ahead a slot may lie, the latest slot that is exact, 0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, the generation of the
---         terms that the limits are from (0: nobody's business), 1 if it takes turns or else 0; then of its turn the
---         begin (-1: it has none), units, spacing and lead, how far ahead it needs turns to be booked, the units that
---         wait, and how many of the limits are the whole downstream's: the first ones, and 1 if it asks for others of
---         its jobs at the same turn;
+--         saw (0: none), the run that it is connected to, how far ahead a slot may lie, the latest slot
+--         that is exact, 1 to police or else 0, the generation of the terms that the limits are from (0: nobody's
+--         business), 1 if it takes turns or else 0, how far ahead slots are granted to it and those like it,
+--         0 (all) | 1 (any) | 2 (one of);
+--         for one that takes turns, of its turn the begin (-1: it has none), units, spacing and lead, how far ahead it
+--         needs turns to be booked, the units that wait, how many of the limits are the whole downstream's: the first
+--         ones, and 1 if it asks for others of its jobs at the same turn;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
@@ -24,10 +25,12 @@ local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest 
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
 local RECORD_BYTES = 160
 local STAMP_AT, STAMP_TO, HW_AT, TURNS_AT = 49, 96, 32, 136 -- places in the record
+local HORIZON_AT, COMBINE_AT, LIMITS_AT = 65, 73, 81 -- places among the arguments
 local call, pack, take = redis.call, struct.pack, struct.unpack
 
 local args = ARGV[1]
-local now, known, run, horizon, ahead, exact, combine, police, terms, turns, at = take('<dddddddddd', args)
+local now, known, run, ahead, exact, police, terms, turns = take('<dddddddd', args)
+local at = LIMITS_AT
 if now < 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
@@ -37,7 +40,7 @@ if last_slot > exact then
   last_slot = exact
 end
 
-local told = call('MGET', unpack(KEYS))
+local told = call('MGET', KEYS[1], KEYS[2], unpack(KEYS, 3))
 local record = told[1]
 if not record or #record < RECORD_BYTES then
   return false
@@ -58,6 +61,7 @@ end
 -- Puts down how high the clock was seen.
 if now - hw >= TICK then
   hw = now
+  local horizon = take('<d', args, HORIZON_AT)
   if now + TICK + horizon > far then
     far = now + TICK + horizon
   end

@@ -94,7 +94,7 @@ end
 
 -- What every answer begins with.
 local function stamp(now, r)
-  return pack('<ddddddd', now, r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset)
+  return pack('<ddddddd', r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset, now)
 end
 
 -- The server's process: as much of its run_id as a double holds.
@@ -252,6 +252,9 @@ end
 
 -- Lives until it equals absence, and GRACE more.
 local function save_state(l, s, now)
-  local whole = math.max(l.kind.whole(l, s), l.floor, now)
-  l.kind.save(l, s, int(math.ceil((whole - now) / 1000) + GRACE / 1000))
+  local whole = math.max(l.kind.whole(l, s), l.floor)
+  if whole <= now + 1000000 then
+    return l.kind.save(l, s, '61000') -- no number is made a text of
+  end
+  l.kind.save(l, s, int(math.ceil((whole - now + GRACE) / 1000)))
 end

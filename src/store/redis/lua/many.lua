@@ -1,6 +1,6 @@
 -- Several limits. It is put after fast.lua.
 
-local all, count, before = {}, #KEYS - 1, ''
+local all, count, before, combine = {}, #KEYS - 1, '', take('<d', args, COMBINE_AT)
 for i = 1, count do
   local n, q, r, a, b
   n, q, r, a, b, at = take('<ddddd', args, at)
@@ -100,14 +100,14 @@ end
 for i = 1, count do
   local l = all[i]
   if l.taken then
-    local lives = (l.tat > now and l.tat - now or 0) + GRACE + 999
+    local px = l.tat <= now + 1000000 and '61000' or string.format('%.0f', math.ceil((l.tat - now + GRACE) / 1000))
     local state = pack('<Hdddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r, 1 - l.a - l.b)
-    call('SET', KEYS[i + 1], state, 'PX', (lives - lives % 1000) / 1000)
+    call('SET', KEYS[i + 1], state, 'PX', px)
   end
 end
-local head = pack('<d', now) .. record:sub(STAMP_AT, STAMP_TO)
+local head = record:sub(STAMP_AT, STAMP_TO)
 if turns == 0 then
-  return head .. pack('<ddd', granted, refused, binding) .. before
+  return head .. pack('<dddd', now, granted, refused, binding) .. before
 end
 
 -- Each limit is there once: what a unit costs it.
@@ -134,5 +134,5 @@ if free then
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
 return head
-  .. pack('<ddddddddddd', now, 0, granted, refused, binding, next_slot, reach, turn, units, spacing, lead)
+  .. pack('<dddddddddddd', now, now, 0, granted, refused, binding, next_slot, reach, turn, units, spacing, lead)
   .. before

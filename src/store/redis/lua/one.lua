@@ -81,14 +81,14 @@ if ticked then
   call('SETRANGE', KEYS[1], HW_AT, ticked)
 end
 if taken then
-  local lives = (tat > now and tat - now or 0) + GRACE + 999
   state = pack('<Hdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)
-  call('SET', KEYS[2], state, 'PX', (lives - lives % 1000) / 1000)
+  -- To make a text of a number takes as long as all the arithmetic.
+  local px = tat <= now + 1000000 and '61000' or string.format('%.0f', math.ceil((tat - now + GRACE) / 1000))
+  call('SET', KEYS[2], state, 'PX', px)
 end
-local head = pack('<d', now) .. record:sub(STAMP_AT, STAMP_TO)
-local before = pack('<ddd', before_last, before_tat, before_rem)
+local head = record:sub(STAMP_AT, STAMP_TO)
 if turns == 0 then
-  return head .. pack('<ddd', granted, refused, 0) .. before
+  return head .. pack('<ddddddd', now, granted, refused, 0, before_last, before_tat, before_rem)
 end
 
 -- The first slot of a unit after those that are taken.
@@ -126,5 +126,5 @@ if refused < 0 or waits then
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
 return head
-  .. pack('<ddddddddddd', now, 0, granted, refused, 0, next_slot, reach, turn, units, spacing, lead)
-  .. before
+  .. pack('<dddddddddddd', now, now, 0, granted, refused, 0, next_slot, reach, turn, units, spacing, lead)
+  .. pack('<ddd', before_last, before_tat, before_rem)

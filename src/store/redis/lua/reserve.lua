@@ -13,7 +13,7 @@
 --         how many limits, then each, then what a unit costs each; how many costs a job has (1: the same for each
 --         limit), then runs of costs and how many jobs have them
 --       2 the replica that lives
--- Answer doubles: now, generation, epoch, penalty, pause, paused, reset; from when on it was decided, replicas that
+-- Answer doubles: generation, epoch, penalty, pause, paused, reset, now; from when on it was decided, replicas that
 --         live (0 without a lease), granted, first slot refused or -1, its limit, the next slot (-1: not asked for);
 --         how far ahead turns are booked (0: it takes none), and of its next turn the begin (-1: none), units,
 --         spacing and lead; last, a, b of each limit before; then outcomes.
