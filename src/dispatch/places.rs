@@ -54,9 +54,18 @@ impl Places {
     /// so soon that there is always a place.
     pub(super) fn room(&self, held: &held::Queue, spacing: Duration) -> usize {
         let free = self.free(held);
+        if self.is_enough(free, spacing) { usize::MAX } else { free }
+    }
+
+    /// How many jobs find a place in a turn that begins when all places are free.
+    pub(super) fn turn(&self, spacing: Duration) -> usize {
+        if self.is_enough(self.most, spacing) { usize::MAX } else { self.most }
+    }
+
+    /// Whether so many places are enough for jobs whose slots lie so far apart, however many there are.
+    fn is_enough(&self, places: usize, spacing: Duration) -> bool {
         let together = self.took.and_then(|took| took.as_micros().checked_div(spacing.as_micros()));
-        let is_enough = together.is_some_and(|together| together + 1 < free as u128);
-        if is_enough { usize::MAX } else { free }
+        together.is_some_and(|together| together + 1 < places as u128)
     }
 
     /// How many more jobs would find a place at their slots.

@@ -30,7 +30,8 @@ impl Pacer {
             self.gather_until = None;
             return None;
         };
-        let room = self.places.room(&self.held, self.schedule.asking(next.queue).spacing());
+        let spacing = self.schedule.asking(next.queue).spacing();
+        let room = self.places.room(&self.held, spacing);
         let want = self.schedule.batch(next, self.lane.ready(next.queue), room);
         if want.count == 0 {
             self.gather_until = None;
@@ -49,7 +50,9 @@ impl Pacer {
         // Where the window is full more jobs wait at the broker.
         let in_hand = self.lane.len() + batch.len() + self.held.len() + self.places.sending();
         let more = u64::from(in_hand >= usize::from(self.options.window()));
-        let others = self.schedule.waiting(&self.lane, now).max(more);
+        // A turn is of no use to jobs that would find no place at it.
+        let most = u64::try_from(self.places.turn(spacing)).unwrap_or(u64::MAX);
+        let others = self.schedule.waiting(&self.lane, now).max(more).min(most);
         let asker = self.schedule.asker(next, units, others, self.options.limits.len());
         Some(self.call(next.queue, next.ahead, batch, Some(asker), now))
     }

@@ -137,3 +137,21 @@ async fn turns_behind_a_pause_that_is_lifted_are_void() {
     let after = sent(&benches) - before;
     assert!((170..=201).contains(&after), "{after} in the first second");
 }
+
+/// At its turn each replica would need places for the whole pace.
+#[tokio::test(start_paused = true)]
+async fn few_places_for_long_sends_make_short_turns() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [150; 4].map(|micros| {
+        let mut bench = Bench::new("200/s", Duration::from_millis(20));
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_micros(micros)));
+        bench.options.concurrency = 4;
+        bench.publish_many(0..1000);
+        bench
+    });
+    let _running = benches.each_mut().map(Bench::start);
+    all_sent(&benches, 400).await;
+    let start = Instant::now();
+    all_sent(&benches, 1400).await;
+    assert!(start.elapsed() <= Duration::from_millis(5100), "{:?} for 1 000 slots", start.elapsed());
+}
