@@ -2,8 +2,9 @@
 //!
 //!     cargo run --release --example replay_vectors -- FILE --store memory:|redis://HOST
 //!
-//! FILE holds suites; the operations of a suite run in order on one fresh key, by a
-//! clock that is set to the instant of each. Times are ms and may have fractions down to the µs. Strategies, with what is compared:
+//! FILE holds suites; the operations of a suite run in order on one fresh key, by a clock that is set to the
+//! instant of each, also if that lies before the last one: nothing is corrected for a step. Times are ms and may have
+//! fractions down to the µs. Strategies, with what is compared:
 //!
 //! - `gcra` {limit, periodMs, burst = limit}, `tokenBucket` {capacity, refillPerSec},
 //!   `fixedWindow` {limit, windowMs}, `slidingWindow` {limit, windowMs, buckets = 10},
@@ -55,10 +56,10 @@ async fn run() -> Result<usize, Failure> {
     let suites = vectors["suites"].as_array().ok_or_else(|| format!("{file}: no `suites`"))?;
     let clock = Arc::new(ManualClock::new(Micros(0)));
     let store: Box<dyn Store> = match url.as_str() {
-        "memory:" => Box::new(MemoryStore::with_clock(clock.clone())),
+        "memory:" => Box::new(MemoryStore::replaying(clock.clone())),
         _ => {
             let store = RedisStore::connect(&url, RedisOptions::default()).await?;
-            Box::new(store.with_test_clock(clock.clone()))
+            Box::new(store.replaying(clock.clone()))
         }
     };
 
@@ -73,7 +74,6 @@ async fn run() -> Result<usize, Failure> {
             *skipped.entry(kind.to_owned()).or_default() += 1;
             continue;
         }
-        // Each suite has a downstream of its own: a clock that goes back between two of them is no step.
         let downstream = format!("replay-{run}-{index}");
         let scope = Scope { downstream: &downstream, key: suite["key"].as_str().unwrap_or_default() };
         match replay((&*store, &clock), scope, name, kind, suite).await {

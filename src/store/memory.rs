@@ -5,6 +5,7 @@ mod handle;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{
     Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LIFE, Lease, NextTurn,
@@ -28,6 +29,8 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     downstreams: Mutex<HashMap<String, Arc<Mutex<Downstream>>>>,
     watchers: Watchers,
+    /// A clock further behind than this has stepped back.
+    step: Duration,
 }
 
 impl MemoryStore {
@@ -40,7 +43,15 @@ impl MemoryStore {
     /// A store on the given clock.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, downstreams: Mutex::default(), watchers: Watchers::default() }
+        Self { clock, downstreams: Mutex::default(), watchers: Watchers::default(), step: STEP }
+    }
+
+    /// A store on a clock whose instants are taken as they are: nothing is corrected for one that goes back. For
+    /// recorded decisions.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn replaying(clock: Arc<dyn Clock>) -> Self {
+        Self { step: Duration::MAX, ..Self::with_clock(clock) }
     }
 
     /// The record of `name`; on none, it is not created.
@@ -54,7 +65,7 @@ impl MemoryStore {
         if let Some(downstream) = downstreams.get(name) {
             return Arc::clone(downstream);
         }
-        let downstream = Arc::new(Mutex::new(Downstream::new(now())));
+        let downstream = Arc::new(Mutex::new(Downstream::new(now(), self.step)));
         downstreams.insert(name.to_owned(), Arc::clone(&downstream));
         downstream
     }

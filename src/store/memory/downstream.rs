@@ -7,8 +7,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 
 use super::{
-    Asker, Booking, Cancel, Change, GRACE, LONGEST_LIFE, Lease, NextTurn, Pause, Queue, Recall, STEP, Status,
-    TICK,
+    Asker, Booking, Cancel, Change, GRACE, LONGEST_LIFE, Lease, NextTurn, Pause, Queue, Recall, Status, TICK,
 };
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, Kept, Record};
@@ -22,6 +21,8 @@ pub(super) struct Downstream {
     high: Micros,
     /// How far the clock has stepped back in all, in µs.
     shift: i64,
+    /// A clock further behind than this many µs has stepped back.
+    step: i64,
     /// What holds for all of it.
     pub(super) status: Status,
     /// Those who ask for slots in turns.
@@ -63,11 +64,12 @@ pub(super) const FEW: usize = 1024;
 const LOOKED_AT: usize = 4;
 
 impl Downstream {
-    pub(super) fn new(now: Micros) -> Self {
+    pub(super) fn new(now: Micros, step: Duration) -> Self {
         Self {
             epoch: now.max(Micros(1)),
             high: Micros(0),
             shift: 0,
+            step: i64::try_from(step.as_micros()).unwrap_or(i64::MAX),
             status: Status::default(),
             queue: Queue::default(),
             terms: None,
@@ -168,7 +170,7 @@ impl Downstream {
     /// Whether the clock is behind where it was by more than clocks wobble.
     #[inline]
     pub(super) fn has_stepped(&self, now: Micros) -> bool {
-        self.high.0 - now.0 > STEP.as_micros() as i64
+        self.high.0 - now.0 > self.step
     }
 
     /// The place of a limit's states.

@@ -127,6 +127,15 @@ impl RedisStore {
         self
     }
 
+    /// [`RedisStore::with_test_clock`], whose instants are taken as they are: nothing is corrected for one that goes
+    /// back. For recorded decisions.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn replaying(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.scripts = Scripts::without_steps();
+        self.with_test_clock(clock)
+    }
+
     /// The raw value of a state as text: its letter, then its numbers.
     #[doc(hidden)]
     #[must_use]

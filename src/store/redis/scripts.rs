@@ -29,6 +29,8 @@ type Kinds = usize;
 #[derive(Debug)]
 struct ByKinds {
     main: &'static str,
+    /// Without them nothing is corrected for a clock that steps back.
+    steps: bool,
     scripts: [OnceLock<Script>; 16],
 }
 
@@ -62,13 +64,13 @@ impl<'a> Call<'a> {
 }
 
 impl ByKinds {
-    fn new(main: &'static str) -> Self {
-        Self { main, scripts: Default::default() }
+    fn new(main: &'static str, steps: bool) -> Self {
+        Self { main, steps, scripts: Default::default() }
     }
 
     fn of<'l>(&self, limits: impl IntoIterator<Item = &'l Limit>) -> &Script {
         let kinds = limits.into_iter().fold(0, |kinds, limit| kinds | kind(limit));
-        self.scripts[kinds].get_or_init(|| Script::new(&compose(kinds, self.main)))
+        self.scripts[kinds].get_or_init(|| script(&compose(kinds, self.main), self.steps))
     }
 }
 
@@ -113,15 +115,31 @@ pub(super) fn preloaded() -> [String; 6] {
     ]
 }
 
+/// How the scripts know a clock that has stepped back.
+const STEP: &str = "local STEP = 100000";
+
+fn script(source: &str, steps: bool) -> Script {
+    if steps { Script::new(source) } else { Script::new(&source.replace(STEP, "local STEP = math.huge")) }
+}
+
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [one, many, one_turns, many_turns, _, tend] = preloaded().map(|source| Script::new(&source));
+        Self::with(true)
+    }
+
+    /// For instants that are taken as they are.
+    pub(super) fn without_steps() -> Self {
+        Self::with(false)
+    }
+
+    fn with(steps: bool) -> Self {
+        let [one, many, one_turns, many_turns, _, tend] = preloaded().map(|source| script(&source, steps));
         Self {
             fast: [one, many, one_turns, many_turns],
-            reserve: ByKinds::new(RESERVE),
-            cancel: ByKinds::new(include_str!("lua/cancel.lua")),
-            reset: ByKinds::new(include_str!("lua/reset.lua")),
-            restart: ByKinds::new(include_str!("lua/restart.lua")),
+            reserve: ByKinds::new(RESERVE, steps),
+            cancel: ByKinds::new(include_str!("lua/cancel.lua"), steps),
+            reset: ByKinds::new(include_str!("lua/reset.lua"), steps),
+            restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
             tend,
         }
     }
