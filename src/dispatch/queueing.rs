@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::limit::LimitSet;
 use crate::store::turns::{farthest, lead, units};
 use crate::store::{Asker, Booking, NextTurn, Turn};
 use crate::time::Micros;
@@ -85,8 +86,11 @@ impl Queueing {
     /// otherwise half a turn. Slots lie so far apart, as far as it is known.
     pub(super) fn most(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
         if let Some(turn) = turn {
-            let ahead = turn.lead.saturating_add(turn.length());
-            let slots = ahead.as_micros().checked_div(turn.spacing.as_micros());
+            // No farther than the reach, of which the lead is a part: a slot behind the end of a window would keep the
+            // rest of that window from others.
+            let ahead = turn.lead.saturating_add(turn.length().min(turn.lead * 5 / 3));
+            let slots =
+                turn.lead.saturating_add(turn.length()).as_micros().checked_div(turn.spacing.as_micros());
             let slots = slots.map_or(u32::MAX, |slots| u32::try_from(slots).unwrap_or(u32::MAX));
             return (slots.saturating_add(1).max(turn.units), ahead);
         }
@@ -98,8 +102,10 @@ impl Queueing {
 
     /// How it asks, with so many units that wait. Where it `goes_on` with other jobs at the same turn, no other one
     /// is booked before this one is used up.
-    pub(super) fn asker(&self, turn: Option<Turn>, waiting: u64, own: usize, goes_on: bool) -> Asker {
-        Asker { turn, reach: self.need(), waiting, own, goes_on: goes_on && turn.is_some() }
+    pub(super) fn asker(&self, turn: Option<Turn>, waiting: u64, limits: &LimitSet, goes_on: bool) -> Asker {
+        let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap_or_default();
+        let goes_on = goes_on && turn.is_some();
+        Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
     }
 
     /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.

@@ -172,8 +172,8 @@ impl Schedule {
     }
 
     /// How this replica asks for jobs that cost so many units in all, where so many others wait for the same turn.
-    pub(super) fn asker(&self, next: Next, units: u64, others: u64, own: usize) -> Asker {
-        self.queueing.asker(next.turn, units.saturating_add(others), own, next.goes_on)
+    pub(super) fn asker(&self, next: Next, units: u64, others: u64, limits: &LimitSet) -> Asker {
+        self.queueing.asker(next.turn, units.saturating_add(others), limits, next.goes_on)
     }
 
     /// Whether jobs of other queues than this one wait.

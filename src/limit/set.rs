@@ -205,8 +205,8 @@ impl LimitSet {
         plan
     }
 
-    /// When the first `own` limits have their next slot, and how far behind it the one after it is, for jobs of
-    /// cost 1. `states` are used up.
+    /// When the first `own` limits have their next slot for a job of cost 1, and how far behind it the one after it is.
+    /// `states` are used up.
     pub(crate) fn next_two(&self, states: &mut [State], now: Micros, own: usize) -> (Micros, Duration) {
         let mut row = self.unit();
         row.iter_mut().skip(own).for_each(|cost| *cost = 0);

@@ -109,7 +109,11 @@ impl MemoryStore {
             let may_book = !outdated && !status.is_stopped();
             let booking = call.asker.map(|asker| {
                 let left = call.left(&asker, slots.len(), refused).filter(|_| may_book);
-                let slots = |asker: Asker| call.limits.next_two(&mut states.to_vec(), now, asker.own);
+                let slots = |asker: Asker| {
+                    let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
+                    let dear = refused.map(|refused| refused.slot).filter(|slot| *slot > next.0);
+                    dear.map_or(next, |slot| (slot, asker.interval))
+                };
                 downstream.book(now, &asker, left.map(|(left, cost)| (slots(asker), left, cost)))
             });
             let replicas = call.lease.map(|lease| downstream.lease(lease, booking.as_ref(), now));
@@ -213,6 +217,7 @@ impl Store for MemoryStore {
             if let Some(downstream) = self.find(scope.downstream) {
                 let mut downstream = locked(&downstream);
                 limits.iter().for_each(|limit| downstream.forget(limit, scope.key));
+                downstream.forget_turns();
             }
             Ok(())
         })

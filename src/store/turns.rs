@@ -27,6 +27,9 @@ pub struct Asker {
     pub waiting: u64,
     /// How many of the limits are the whole downstream's: the first ones. Turns are of what these allow.
     pub own: usize,
+    /// Slots of these lie no farther apart in the long run: where the next one is behind the end of a window, the
+    /// distance says nothing.
+    pub interval: Duration,
     /// It asks for others of its jobs at the same turn: no other one is booked before this one is used up.
     pub goes_on: bool,
 }
@@ -123,7 +126,7 @@ impl Queue {
     }
 
     /// Books the next turn of one that has so many units left, the first of which cost a job `cost`. The first free
-    /// slot is `free`, the next one `spacing` after it.
+    /// slot for that job is `free`, and `spacing` after it there is one more for a unit.
     pub(super) fn book(
         &mut self,
         now: Micros,
@@ -134,6 +137,7 @@ impl Queue {
         if asker.goes_on && asker.turn.is_some_and(|turn| free <= turn.until(now)) {
             return NextTurn::None;
         }
+        let spacing = spacing.min(asker.interval);
         let begins = self.end.max(free);
         if begins > now.plus(LATER) {
             return NextTurn::Later(begins);
@@ -182,7 +186,14 @@ mod tests {
     const NOW: Micros = Micros(1_760_000_000_000_000);
 
     const fn asker(waiting: u64) -> Asker {
-        Asker { turn: None, reach: Duration::from_millis(100), waiting, own: 1, goes_on: false }
+        Asker {
+            turn: None,
+            reach: Duration::from_millis(100),
+            waiting,
+            own: 1,
+            interval: Duration::MAX,
+            goes_on: false,
+        }
     }
 
     fn turn(next: NextTurn) -> Turn {
@@ -225,6 +236,15 @@ mod tests {
         assert_eq!(until(30), 60 * MS - half, "who is later takes others' as far ahead, but less");
         let early = turn.until(turn.ask_at().minus(5 * MS));
         assert_eq!(early.since(turn.begins), 35 * MS - half);
+    }
+
+    #[test]
+    fn the_end_of_a_window_makes_no_turn_long() {
+        let (mut queue, minute) = (Queue::default(), Duration::from_secs(60));
+        queue.stretch(NOW, 100 * MS);
+        let asker = Asker { interval: Duration::from_secs(6), ..asker(50) };
+        let booked = turn(queue.book(NOW, &asker, (NOW, minute), (50, 3)));
+        assert_eq!((booked.spacing, queue.end.since(NOW)), (asker.interval, 3 * asker.interval));
     }
 
     #[test]

@@ -29,8 +29,14 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
     section.note(column, BARE, bare(stage).await?);
     let one = set(vec![pace()?])?;
     section.note(column, ONE, micros(stage, &one, None, 1, CALLS).await?);
-    let asker =
-        Asker { turn: None, reach: Duration::from_millis(100), waiting: 1000, own: 1, goes_on: false };
+    let asker = Asker {
+        turn: None,
+        reach: Duration::from_millis(100),
+        waiting: 1000,
+        own: 1,
+        interval: Duration::from_micros(1),
+        goes_on: false,
+    };
     section.note(column, TURNS, micros(stage, &one, Some(asker), 1, CALLS).await?);
     let quota = set(vec![pace()?, quota()?])?;
     section.judge(column, QUOTA, micros(stage, &quota, None, 1, CALLS).await?, Bound::AtMost(35.0));

@@ -53,7 +53,7 @@ impl Pacer {
         // A turn is of no use to jobs that would find no place at it.
         let most = u64::try_from(self.places.turn(spacing)).unwrap_or(u64::MAX);
         let others = self.schedule.waiting(&self.lane, now).max(more).min(most);
-        let asker = self.schedule.asker(next, units, others, self.options.limits.len());
+        let asker = self.schedule.asker(next, units, others, &self.options.limits);
         Some(self.call(next.queue, next.ahead, batch, Some(asker), now))
     }
 

@@ -185,6 +185,8 @@ impl Pacer {
                 self.gear.meters.stepped.increment(self.held.len() as u64);
                 self.held.drain().for_each(|entry| self.lane.push(entry));
                 self.schedule.forget();
+                // A turn that was booked there is none.
+                self.ask_at = self.ask_at.min(received);
                 // Others may have begun a record that only seems to be the same.
                 self.accord.doubt();
             }
@@ -236,15 +238,16 @@ impl Pacer {
             // All were granted: it is the downstream's pace that sets the next slot, or the plan's own.
             None => costs.is_some_and(|last| self.schedule.is_next(last, when(reserved.next))),
         };
-        if queue > 0 && !shared {
-            // When this plan has its next slot says nothing of the others.
+        let sleeps = queue > 0 && !shared;
+        if sleeps {
             self.schedule.sleep(queue, when(reserved.next));
-            return;
+        } else {
+            self.schedule.reached(queue, when(reserved.next));
         }
-        self.schedule.reached(queue, when(reserved.next));
         // A turn that is not used up is for other queues too: they go on at once.
         let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
-        if !is_used_up && self.schedule.has_others(queue, &self.lane) {
+        // And when a plan has its next slot says nothing of the others.
+        if !is_used_up && (sleeps || self.schedule.has_others(queue, &self.lane)) {
             return;
         }
         // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
@@ -254,6 +257,8 @@ impl Pacer {
             None => when(reserved.next).checked_sub(self.options.horizon / 2).unwrap_or(sent),
         };
         self.ask_at = self.ask_at.max(ask_at);
+        // What others need counts for slots that a store may lose too.
+        self.store.set_horizon(&self.options.downstream, self.schedule.queueing.farthest());
     }
 
     /// The store did not answer.

@@ -174,4 +174,29 @@ async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
     assert!(start.elapsed() < 2405 * SECOND, "{:?}", start.elapsed());
     dear.sink.arrived(1).await;
     assert!((3600..3602).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+    let calls = dear.store.calls.load(Ordering::SeqCst);
+    assert!(calls <= 20, "{calls} calls for one job that has to wait");
+}
+
+/// Units are left which a job cannot use: nobody asks again and again, nor behind the end of the next window.
+#[tokio::test(start_paused = true)]
+async fn dear_jobs_use_every_window_in_few_calls() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [0, 1].map(|_| {
+        let mut bench = bench(vec![Limit::first_hit_window("w", 11, 60 * SECOND).unwrap()]);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
+        bench
+    });
+    for bench in &benches {
+        for job in 0..30 {
+            let headers = vec![("paced-cost".to_owned(), Value::Integer(3))];
+            bench.publish(Message { headers, ..message(&format!("job-{job}")) });
+        }
+    }
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(59 * SECOND + 9 * 61 * SECOND).await;
+    let sent: usize = benches.iter().map(|bench| bench.sink.ids().len()).sum();
+    assert!((30..=33).contains(&sent), "{sent}, three in each window");
+    let calls: usize = benches.iter().map(|bench| bench.store.calls.load(Ordering::SeqCst)).sum();
+    assert!(calls <= 120, "{calls} calls for {sent} jobs");
 }

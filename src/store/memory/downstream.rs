@@ -153,6 +153,11 @@ impl Downstream {
         self.status != status
     }
 
+    /// Turns that were booked begin too late now.
+    pub(super) fn forget_turns(&mut self) {
+        self.queue.end = Micros(0);
+    }
+
     /// Books the next turn of one who has units `left`, and the first job of which has that cost; the next two slots
     /// lie where it says.
     pub(super) fn book(

@@ -106,7 +106,10 @@ impl Ask<'_> {
     pub(super) fn horizon(&self) -> Duration {
         // At its turn it may reach further where slots lie far apart: then the pace keeps others as far away.
         match self.asker {
-            Some(Asker { turn: Some(_), reach, .. }) => farthest(reach).min(self.ahead),
+            Some(Asker { turn: Some(turn), reach, .. }) => {
+                // The lead tells how far ahead turns are booked, for whoever is farthest.
+                farthest(reach.max(turn.lead * 5 / 3)).min(self.ahead)
+            }
             _ => self.ahead,
         }
     }
@@ -156,14 +159,14 @@ impl Ask<'_> {
 }
 
 fn tell_asker(numbers: &mut Packed, asker: &Asker) {
-    let Asker { turn, reach, waiting, own, goes_on } = *asker;
+    let Asker { turn, reach, waiting, own, interval, goes_on } = *asker;
     let micros = |span: Duration| Micros(0).plus(span).0;
     let turn = turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
     numbers.put(turn.unwrap_or([-1, 0, 0, 0]));
     numbers.put([micros(reach)]);
     numbers.put_count(waiting);
     numbers.put_count(own as u64);
-    numbers.put([goes_on.into()]);
+    numbers.put([micros(interval), goes_on.into()]);
 }
 
 /// N, P div N, P mod N, and the emission intervals after TAT at which a cost is due: a per unit and b.

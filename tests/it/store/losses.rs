@@ -370,7 +370,7 @@ async fn every_key_but_the_record_expires() {
     assert!((60_500..=61_000).contains(&state), "{state}");
     assert_eq!(ttl("paced:{billing}:record").await, -1);
     let leases = ttl("paced:{billing}:replicas").await;
-    assert!((61_000..=62_000).contains(&leases), "{leases}");
+    assert!((659_000..=660_000).contains(&leases), "{leases}");
     assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":3"));
 }
 

@@ -11,7 +11,7 @@
 --         0 (all) | 1 (any) | 2 (one of);
 --         for one that takes turns, of its turn the begin (-1: it has none), units, spacing and lead, how far ahead it
 --         needs turns to be booked, the units that wait, how many of the limits are the whole downstream's: the first
---         ones, and 1 if it asks for others of its jobs at the same turn;
+--         ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
@@ -26,11 +26,11 @@ local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest 
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
 local RECORD_BYTES = 160
 local STAMP_AT, STAMP_TO, HW_AT, TURNS_AT = 49, 96, 32, 136 -- places in the record
-local HORIZON_AT, COMBINE_AT, LIMITS_AT = 65, 73, 81 -- places among the arguments
+local COMBINE_AT, LIMITS_AT = 73, 81 -- places among the arguments
 local call, pack, take = redis.call, struct.pack, struct.unpack
 
 local args = ARGV[1]
-local now, known, run, ahead, exact, police, terms, turns = take('<dddddddd', args)
+local now, known, run, ahead, exact, police, terms, turns, horizon = take('<ddddddddd', args)
 local at = LIMITS_AT
 if now < 0 then
   local t = call('TIME')
@@ -51,18 +51,19 @@ if version ~= 1 or ran ~= run or (known > 0 and known ~= epoch) or hw - now > ST
   return false
 end
 local ticked
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
 if turns == 1 then
-  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on, at = take('<dddddddd', args, at)
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
+    take('<ddddddddd', args, at)
   if begins >= 0 then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
 end
 
 -- Puts down how high the clock was seen.
-if now - hw >= TICK then
-  hw = now
-  local horizon = take('<d', args, HORIZON_AT)
+-- And how far ahead slots are granted, by whom they are farthest.
+if now - hw >= TICK or now + horizon > far then
+  hw = now - hw >= TICK and now or hw
   if now + TICK + horizon > far then
     far = now + TICK + horizon
   end

@@ -154,7 +154,9 @@ local function follow_record(now, known, run, horizon, told, seen)
     r.hw, changed, granted = now, true, r.far
   elseif -behind >= TICK then
     r.hw, changed = now, true
-    r.far = math.max(r.far, now + TICK + horizon)
+  end
+  if now + horizon > r.far then
+    r.far, changed = now + TICK + horizon, true
   end
   if is_new or known > r.epoch then
     lose(r, now, known, known > 0 and math.max(now + horizon, granted) or 0)
@@ -198,7 +200,7 @@ end
 --   restart(l, s, from)      the level of counts that begin at 0 at `from`; none where that is a fresh one
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- windows also
---   recall(l, s, now, epoch) with what the caller knows from before a loss; whether that is more
+--   recall(l, s, now, loss)  with what the caller knows from before a loss; whether that is more
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again
 -- They are those of src/limit, in the same order, with the same names.

@@ -123,14 +123,20 @@ reach, until_when = reached(now, reach, was, until_when)
 local free, limit
 if waiting > units_taken and (refused < 0 or binding < own_limits) then
   free, limit = choose(own_limits)
-  if goes_on == 1 and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+  if goes_on == 1 and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
     free = nil -- the turn is not used up
   end
 end
 if free then
-  commit(own_limits, free, limit)
-  spacing = choose(own_limits) - free
-  turn, units, lead, turns_end = next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end)
+  if refused > free then
+    -- A unit may go before, but not the job that was refused.
+    free, spacing = refused, interval
+  else
+    commit(own_limits, free, limit)
+    spacing = choose(own_limits) - free
+  end
+  turn, units, lead, turns_end, spacing =
+    next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end, interval)
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
 return head

@@ -109,19 +109,26 @@ local waits = waiting > units_taken
 if refused < 0 or waits then
   local free = free_slot()
   next_slot = refused < 0 and free or refused
-  if goes_on == 1 and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
-    waits = false -- the turn is not used up
+  if waits then
+    -- A unit may go before, but not the job that was refused.
+    local dear = refused > free
+    if goes_on == 1 and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+      waits = false -- the turn is not used up
+    elseif dear then
+      free, spacing = refused, interval
+    else
+      if tat < free and (rem == 0 or tat + 1 < free) then
+        tat, rem = free, 0
+      end
+      local x = rem + r
+      local m = x % n
+      tat, rem = tat + q + (x - m) / n, m
+      spacing = free_slot() - free
+    end
   end
   if waits then
-    if tat < free and (rem == 0 or tat + 1 < free) then
-      tat, rem = free, 0
-    end
-    local x = rem + r
-    local m = x % n
-    tat, rem = tat + q + (x - m) / n, m
-    spacing = free_slot() - free
-    turn, units, lead, turns_end =
-      next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end)
+    turn, units, lead, turns_end, spacing =
+      next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end, interval)
   end
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))

@@ -9,7 +9,7 @@
 --         replica lives (0: no lease);
 --         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
---         downstream's: the first ones, and 1 if it asks for others of its jobs at the same turn;
+--         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
 --         how many limits, then each, then what a unit costs each; how many costs a job has (1: the same for each
 --         limit), then runs of costs and how many jobs have them
 --       2 the replica that lives
@@ -28,10 +28,10 @@ local record, changed = follow_record(now, number(), number(), number(), number(
 local last_slot = math.min(now + number(), number())
 local combine, police, derived = number(), number() == 1, number() == 1
 local generation, ttl, turns = number(), number(), number() == 1
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, goes_on
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
 if turns then
   begins, turn_units, turn_spacing, turn_lead = number(), number(), number(), number()
-  reach, waiting, own_limits, goes_on = number(), number(), number(), number() == 1
+  reach, waiting, own_limits, interval, goes_on = number(), number(), number(), number(), number() == 1
   if begins >= 0 then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
@@ -83,7 +83,7 @@ for i = 1, count do
     end
   end
   -- After a reset under this epoch nothing counts that was known before a loss.
-  if kind.recall and record.reset <= record.epoch and kind.recall(l, s, now, record.epoch) then
+  if kind.recall and record.reset <= record.epoch and kind.recall(l, s, now, record.loss) then
     l.corrected = true
   end
   if paused > 0 then
@@ -251,15 +251,20 @@ if turns then
   local free, charge, _
   if waiting > units and not outdated and not stopped and (refused < 0 or binding < own_limits) then
     free, _, charge = choose(own_limits)
-    if goes_on and begins >= 0 and free <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
+    if goes_on and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
       free = nil -- the turn is not used up
     end
   end
   if free then
-    commit(free, charge, own_limits)
-    spacing = choose(own_limits) - free
-    turn, units_next, lead, record.turns_end =
-      next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end)
+    if refused > free then
+      -- A unit may go before, but not the job that was refused.
+      free, spacing = refused, interval
+    else
+      commit(free, charge, own_limits)
+      spacing = choose(own_limits) - free
+    end
+    turn, units_next, lead, record.turns_end, spacing =
+      next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end, interval)
     ttl = math.max(ttl, ttl > 0 and math.min(2 * (turn - now), LONGEST_LEASE) or 0)
   end
 end
@@ -274,7 +279,7 @@ if ttl > 0 then
   -- One that lies further ahead was given before the clock stepped back.
   redis.call('ZREMRANGEBYSCORE', leases, '(' .. int(now + LONGEST_LEASE), '+inf')
   redis.call('ZADD', leases, int(now + ttl), ARGV[2])
-  redis.call('PEXPIRE', leases, int(math.ceil(ttl / 1000) + GRACE / 1000))
+  redis.call('PEXPIRE', leases, int((LONGEST_LEASE + GRACE) / 1000))
   replicas = redis.call('ZCARD', leases)
 end
 local decided = pack('<dddddd', from, replicas, granted, refused, binding, next_slot)

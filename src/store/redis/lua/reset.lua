@@ -16,4 +16,9 @@ for _, l in ipairs(limits(count, record and math.max(record.fence, record.lull) 
     redis.call('DEL', l.key)
   end
 end
+if record then
+  -- Turns that were booked begin too late now.
+  record.turns_end = 0
+  save_record(record)
+end
 return 1

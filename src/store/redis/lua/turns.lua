@@ -22,11 +22,14 @@ local function reached(now, own, reach, reach_until)
   return reach, reach_until
 end
 
--- The next turn: its begin, units and lead, and the new end of the queue. No units: it would be too far off.
-local function next_turn(now, free, spacing, left, cost, reach, turns_end)
+-- The next turn: its begin, units and lead, the new end of the queue, and how far apart its slots lie. No units: it
+-- would be too far off.
+local function next_turn(now, free, spacing, left, cost, reach, turns_end, interval)
+  -- Slots lie no farther apart than the interval, but for those behind the end of a window.
+  spacing = math.min(math.max(spacing, 0), interval)
   local begins, lead = math.max(turns_end, free), (3 * reach - 3 * reach % 5) / 5
   if begins > now + LATER then
-    return begins, 0, lead, turns_end
+    return begins, 0, lead, turns_end, spacing
   end
   local units = MOST
   if spacing > 0 then
@@ -34,5 +37,5 @@ local function next_turn(now, free, spacing, left, cost, reach, turns_end)
     units = math.min(math.max((x - x % y) / y, 1), MOST)
   end
   units = math.max(math.min(left, units), cost)
-  return begins, units, lead, begins + units * spacing
+  return begins, units, lead, math.min(begins + units * spacing, 9007199254740991), spacing
 end

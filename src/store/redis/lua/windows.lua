@@ -60,9 +60,9 @@ end
 
 -- What a caller knows from before a loss counts where it is more: the same window, or a later one. Each
 -- window by itself: the caller may have heard of the loss by a call that was not about this one.
-function window.recall(l, s, now, epoch)
-  if l.heard == 0 or l.heard >= epoch then
-    return false -- of this record
+function window.recall(l, s, now, loss)
+  if l.heard == 0 or l.heard >= loss then
+    return false -- nothing was lost since
   elseif l.known_ends > now + l.longest then
     return false -- of another clock
   elseif l.known_ends > s.ends then

@@ -151,6 +151,7 @@ impl<'a> Pair<'a> {
                     reach: Duration::from_millis(asks.reach),
                     waiting: asks.waiting,
                     own: asks.own.min(limits.len()),
+                    interval: limits.iter().map(|limit| limit.rate().interval()).max().unwrap(),
                     goes_on: asks.goes_on,
                 }),
                 costs: costs.costs(),
