@@ -29,12 +29,12 @@ const CALLS: Figure = Figure::median("script calls per job", Unit::Plain(3));
 const LEAST: Figure = Figure::median("smallest share of a replica, first half", Unit::Percent(1));
 const MOST: Figure = Figure::median("largest share of a replica, first half", Unit::Percent(1));
 
-/// Who shares the pace, and what it is to keep.
+/// One line of the table: how many replicas share the pace, how far they are, and the bounds that they must keep.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     column: &'static str,
     replicas: usize,
-    /// So many of them, the last ones, are far from Redis.
+    /// The number of replicas that are far from Redis; these are the last ones.
     far: usize,
     /// What their calls to Redis take longer.
     away: Duration,

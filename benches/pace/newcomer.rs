@@ -18,7 +18,7 @@ const RATE: u32 = 50;
 const REPLICAS: usize = 8;
 /// What each of them has in hand.
 const WINDOW: u16 = 250;
-/// So many waits are measured.
+/// The number of waits that are measured.
 const TIMES: usize = 20;
 /// From the start of the others to the first wait.
 const BEGIN: Duration = Duration::from_secs(3);

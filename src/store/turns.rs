@@ -1,8 +1,8 @@
 //! The queue of those who ask for the slots of a downstream: pure. `redis/lua/turns.lua` has the same arithmetic.
 //!
-//! Who asks whenever slots are near takes what a nearer replica has not taken yet: far ones get little, and many
-//! replicas make many calls for nothing. So a store keeps a queue. Whoever has jobs left when it is answered books
-//! the next turn in it, of so many slots as lie in 0.4 of the reach, and asks 0.6 of the reach before it begins. At its
+//! If every replica asked whenever slots are near, the nearest one would take most of them, and many replicas would
+//! make many calls in vain. So the store keeps a queue. A caller that has jobs left when it is answered books the next
+//! turn in it. A turn has as many slots as lie in 0.4 of the reach, and its call is made 0.6 of the reach before it begins. At its
 //! turn it takes every slot up to its end, and so whatever those before it have left.
 
 use std::time::Duration;
@@ -172,7 +172,7 @@ pub(crate) fn farthest(reach: Duration) -> Duration {
     reach.saturating_add(floored(reach, 1, 4))
 }
 
-/// So many parts of a span, in whole µs.
+/// Returns `parts` / `of` of a span, rounded down to whole µs.
 fn floored(span: Duration, parts: u32, of: u32) -> Duration {
     let micros = span.as_micros() * u128::from(parts) / u128::from(of);
     Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))

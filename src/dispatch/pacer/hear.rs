@@ -252,13 +252,17 @@ impl Pacer {
         }
         // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
         // nearer one took every slot.
+        let before = self.schedule.queueing.farthest();
         let ask_at = match &reserved.booking {
             Some(booking) => self.schedule.queueing.hear(sent, reserved.now, booking, reserved.next),
             None => when(reserved.next).checked_sub(self.options.horizon / 2).unwrap_or(sent),
         };
         self.ask_at = self.ask_at.max(ask_at);
-        // What others need counts for slots that a store may lose too.
-        self.store.set_horizon(&self.options.downstream, self.schedule.queueing.farthest());
+        let farthest = self.schedule.queueing.farthest();
+        if farthest != before {
+            // After a loss nothing is granted so near, also where another replica has stretched the queue.
+            self.store.set_horizon(&self.options.downstream, farthest);
+        }
     }
 
     /// The store did not answer.

@@ -46,7 +46,7 @@ async fn each_replica_gets_its_part_at_any_rate_in_few_calls() {
     for (rate, calls_per_job) in [("1/s", 1.2), ("5/s", 1.1), ("20/s", 1.1), ("200/s", 0.2), ("1000/s", 0.1)]
     {
         for far in [1000, 40_000] {
-            // So many that there are some rounds of turns.
+            // Each replica has several turns.
             let jobs = match rate {
                 "1000/s" => 4000,
                 "200/s" => 1000,

@@ -3,8 +3,8 @@ use std::time::Duration;
 use super::*;
 use crate::limit::{Costs, Limit};
 use crate::rate::Rate;
-use crate::store::Granted;
 use crate::store::memory::downstream::FEW;
+use crate::store::{Asker, Granted, NextTurn};
 use crate::time::ManualClock;
 
 mod cancel;
@@ -201,4 +201,43 @@ async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
         let again = bench.reserve("", START + 1, &[1], 10_000).await;
         assert_eq!(again.slots, [taken.slots[1]], "{:?}", bench.limits);
     }
+}
+
+/// A turn that was booked behind a backlog must not be waited for once the backlog is forgotten.
+#[tokio::test]
+async fn a_reset_forgets_booked_turns() {
+    let bench = Bench::new(1);
+    let scope = Scope { downstream: "d", key: "" };
+    let (limits, ahead) = (&bench.limits, Duration::from_secs(60));
+    let asker = Asker {
+        turn: None,
+        reach: Duration::from_millis(100),
+        waiting: 1000,
+        own: 1,
+        interval: Duration::from_millis(100),
+        goes_on: false,
+    };
+    let book = async || {
+        let call = Reserve {
+            scope,
+            limits,
+            costs: Costs::Each(&[1; 100]),
+            ahead,
+            lease: None,
+            generation: 0,
+            asker: Some(asker),
+        };
+        match bench.store.reserve(call).await.unwrap().booking.unwrap().next {
+            NextTurn::At(turn) => turn.begins.since(bench.clock.now()),
+            other => panic!("{other:?}"),
+        }
+    };
+    bench.clock.set(Micros(START));
+    assert_eq!(
+        (book().await, book().await),
+        (Duration::from_secs(10), Duration::from_secs(20)),
+        "100 slots each"
+    );
+    bench.store.reset(scope, limits).await.unwrap();
+    assert_eq!(book().await, Duration::from_secs(10));
 }

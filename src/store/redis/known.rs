@@ -11,11 +11,11 @@ use crate::limit::{Level, Limit, LimitSet, Mark};
 use crate::store::Status;
 use crate::time::Micros;
 
-/// So many keys of one downstream are remembered with their windows. Of more a store that loses its state begins the
-/// windows anew.
+/// The number of keys of one downstream whose windows are remembered. After a loss the windows of further keys begin
+/// anew.
 const MOST_KEYS: usize = 65_536;
 
-/// With each new key it is looked at so many others whether their windows have ended.
+/// The number of other keys that are examined with each new key, to forget those whose windows have ended.
 const LOOKED_AT: usize = 4;
 
 /// What was seen of a downstream.

@@ -7,7 +7,7 @@ use crate::time::Micros;
 pub(super) struct Packed(Vec<u8>);
 
 impl Packed {
-    /// With room for so many numbers.
+    /// Creates an empty buffer with room for this many numbers.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         Self(Vec::with_capacity(8 * numbers))
     }

@@ -25,7 +25,7 @@ pub(super) fn numbers(state: &[u8]) -> Option<(char, Vec<i64>)> {
     }
 }
 
-/// Of a log: last, shift, epoch and cleared, then when units were taken and how many.
+/// Reads a log: last, shift, epoch and cleared, then for each entry when its units were taken and their number.
 fn log(packed: &[u8]) -> Option<Vec<i64>> {
     let (head, entries) = packed.split_at_checked(9 * 8)?;
     let [last, shift, epoch, gone, count, .., cleared] = super::packed::doubles::<9>(head)?;

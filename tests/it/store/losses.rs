@@ -14,16 +14,16 @@ use tokio::time::Instant;
 use super::patient;
 use crate::support::servers::{self, Redis};
 
-const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
-const HORIZON: Duration = Duration::from_millis(100);
+pub const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
+pub const HORIZON: Duration = Duration::from_millis(100);
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// 20/s.
-fn limits(burst: u32) -> LimitSet {
+pub fn limits(burst: u32) -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
 }
 
-fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
+pub fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
     Reserve {
         scope: SCOPE,
         limits,
@@ -35,7 +35,7 @@ fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<
     }
 }
 
-async fn store(redis: &Redis) -> RedisStore {
+pub async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
@@ -48,7 +48,7 @@ async fn packed(redis: &Redis, key: &str, at: usize) -> Vec<i64> {
 }
 
 /// Asks until a call is answered; the server is back, so it must not take long.
-async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
+pub async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
     for _ in 0..20 {
         match store.reserve(call).await {
             Ok(reserved) => return reserved,
@@ -60,7 +60,7 @@ async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
 
 const AHEAD: Duration = Duration::from_secs(5);
 const LONGER: Duration = Duration::from_secs(15);
-const INTERVAL: Duration = Duration::from_millis(50);
+pub const INTERVAL: Duration = Duration::from_millis(50);
 
 /// The call that finds the loss is refused; then slots come T apart, the first T after the fence.
 async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved) -> Micros {

@@ -60,8 +60,8 @@ if turns == 1 then
   end
 end
 
--- Puts down how high the clock was seen.
--- And how far ahead slots are granted, by whom they are farthest.
+-- The highest instant seen is written down,
+-- as well as the farthest instant up to which slots may be granted.
 if now - hw >= TICK or now + horizon > far then
   hw = now - hw >= TICK and now or hw
   if now + TICK + horizon > far then

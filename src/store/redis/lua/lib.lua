@@ -222,7 +222,7 @@ local function limits(count, fence)
   return all
 end
 
--- Of a state that another algorithm, or a later version, wrote the frontier stands.
+-- A state that another algorithm or a later version wrote keeps its frontier; its level begins anew.
 local function foreign(l, packed)
   if #packed < 26 then
     return nil
