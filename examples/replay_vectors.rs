@@ -169,9 +169,7 @@ async fn shape(
     ahead: Duration,
 ) -> Result<Found, Failure> {
     let costs = Costs::Each(&[cost]);
-    let reserved = store
-        .reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0, asker: None })
-        .await?;
+    let reserved = store.reserve(Reserve::new(scope, limits, costs, ahead)).await?;
     let delay = match (reserved.slots.first(), reserved.refused) {
         (Some(slot), _) => slot.since(now),
         (None, Some(refused)) => refused.slot.since(now.plus(ahead)),

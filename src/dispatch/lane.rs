@@ -35,12 +35,18 @@ pub(super) struct Lane {
     ready: Vec<BTreeMap<Place, Entry>>,
     /// Retries in backoff and `paced-not-before`, by when they are due.
     later: BTreeMap<(Instant, u64), Entry>,
+    /// Those that wait for the end of a window, while jobs that cost less go.
+    aside: BTreeMap<(Instant, u64), Entry>,
 }
 
 impl Lane {
     /// With queues for so many plans.
     pub(super) fn new(plans: usize) -> Self {
-        Self { ready: (0..=plans).map(|_| BTreeMap::new()).collect(), later: BTreeMap::new() }
+        Self {
+            ready: (0..=plans).map(|_| BTreeMap::new()).collect(),
+            later: BTreeMap::new(),
+            aside: BTreeMap::new(),
+        }
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
@@ -54,17 +60,33 @@ impl Lane {
         self.later.insert((due, entry.seq), entry);
     }
 
+    /// Puts a job aside until then: others go meanwhile.
+    pub(super) fn put_aside(&mut self, until: Instant, entry: Entry) {
+        self.aside.insert((until, entry.seq), entry);
+    }
+
+    /// Moves all that were put aside back to where they may go.
+    pub(super) fn take_back(&mut self) {
+        std::mem::take(&mut self.aside).into_values().for_each(|entry| self.push(entry));
+    }
+
     /// Moves what is due by `now` to where it may go.
     pub(super) fn promote(&mut self, now: Instant) {
-        while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
-            let entry = first.remove();
-            self.push(entry);
+        let is_due = |queue: &BTreeMap<(Instant, u64), Entry>| {
+            queue.first_key_value().is_some_and(|((due, _), _)| *due <= now)
+        };
+        while is_due(&self.later) {
+            self.later.pop_first().into_iter().for_each(|(_, entry)| self.push(entry));
+        }
+        while is_due(&self.aside) {
+            self.aside.pop_first().into_iter().for_each(|(_, entry)| self.push(entry));
         }
     }
 
     /// When the next job is due that may not go yet.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.later.first_key_value().map(|((due, _), _)| *due)
+        let due = |queue: &BTreeMap<(Instant, u64), Entry>| queue.first_key_value().map(|((due, _), _)| *due);
+        due(&self.later).into_iter().chain(due(&self.aside)).min()
     }
 
     /// The place of the job in this queue whose turn it is.
@@ -84,7 +106,7 @@ impl Lane {
 
     /// How many there are, ready or not.
     pub(super) fn len(&self) -> usize {
-        self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len()
+        self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len() + self.aside.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -95,11 +117,13 @@ impl Lane {
     pub(super) fn drop_stale(&mut self) {
         self.ready.iter_mut().for_each(|queue| queue.retain(|_, entry| entry.ticket.is_live()));
         self.later.retain(|_, entry| entry.ticket.is_live());
+        self.aside.retain(|_, entry| entry.ticket.is_live());
     }
 
     /// Empties the lane.
     pub(super) fn drain(&mut self) -> Vec<Entry> {
         let ready = self.ready.iter_mut().flat_map(|queue| std::mem::take(queue).into_values());
-        ready.chain(std::mem::take(&mut self.later).into_values()).collect()
+        let later = std::mem::take(&mut self.later).into_values();
+        ready.chain(later).chain(std::mem::take(&mut self.aside).into_values()).collect()
     }
 }

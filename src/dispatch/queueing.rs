@@ -108,6 +108,11 @@ impl Queueing {
         Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
     }
 
+    /// When to ask, out of turn, for a slot that an answer to a call `sent` then tells of.
+    pub(super) fn ask_for(&self, sent: Instant, now: Micros, slot: Micros) -> Instant {
+        sent + slot.minus(lead(self.far())).since(now)
+    }
+
     /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.
     /// `next` is the next slot that is free.
     pub(super) fn hear(&mut self, sent: Instant, now: Micros, booking: &Booking, next: Micros) -> Instant {

@@ -42,6 +42,8 @@ pub(super) struct Schedule {
     pace: Duration,
     /// When the downstream has its next slot, as far as this replica knows.
     front: Instant,
+    /// What was barred may go again.
+    freed: bool,
 }
 
 #[derive(Debug)]
@@ -54,6 +56,8 @@ struct Queue {
     due: Option<Due>,
     /// Up to where it was granted units, on the clock of all queues.
     granted: u64,
+    /// Jobs that cost as much or more have no slot before a window ends: the cost, and when to ask again.
+    barred: Option<(u32, Instant)>,
 }
 
 /// A slot that limits of a plan's own set.
@@ -88,7 +92,7 @@ impl Queue {
         let police = options.on_limit == OnLimit::Reject;
         let asking = if police { asking.at_once() } else { asking };
         let wide = !police && limits.rate().interval() > options.limits.rate().interval();
-        Self { asking, wide, due: None, granted: 0 }
+        Self { asking, wide, due: None, granted: 0, barred: None }
     }
 }
 
@@ -103,6 +107,7 @@ impl Schedule {
             step: step.unwrap_or_default(),
             pace: step.unwrap_or_else(|| options.limits.rate().interval()),
             front: Instant::now(),
+            freed: false,
         }
     }
 
@@ -288,6 +293,23 @@ impl Schedule {
     pub(super) fn forget(&mut self) {
         self.front = Instant::now();
         self.queueing.forget();
-        self.queues.iter_mut().for_each(|queue| queue.due = None);
+        self.queues.iter_mut().for_each(|queue| (queue.due, queue.barred) = (None, None));
+        self.freed = true;
+    }
+
+    /// Whether what was barred may go again since the last time that this was asked.
+    pub(super) fn is_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Jobs of this queue that cost as much or more wait for the end of a window, until then.
+    pub(super) fn bar(&mut self, queue: usize, cost: u32, until: Instant) {
+        self.queues[queue].barred = Some((cost, until));
+    }
+
+    /// Until when a job of this cost is not asked for: it has no slot before a window ends.
+    pub(super) fn barred(&self, queue: usize, cost: u32, now: Instant) -> Option<Instant> {
+        let barred = self.queues[queue].barred.filter(|(least, until)| cost >= *least && *until > now);
+        barred.map(|(_, until)| until)
     }
 }

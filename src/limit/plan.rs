@@ -18,6 +18,11 @@ pub enum Costs<'a> {
 pub struct Charge(pub u32);
 
 impl Charge {
+    /// The first so many limits: at most 32.
+    pub(crate) const fn all(limits: usize) -> Self {
+        Self(if limits == 0 { 0 } else { u32::MAX >> (32 - limits) })
+    }
+
     /// Whether the limit at this place was charged.
     #[must_use]
     pub const fn has(self, place: usize) -> bool {
@@ -25,13 +30,23 @@ impl Charge {
     }
 }
 
-/// The first job that got no slot.
+/// Why a job got no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The slot that it would have had.
     pub slot: Micros,
-    /// The binding limit, by its place in the set: the first that allows nothing earlier.
+    /// The binding limit, by its place in the set: the first that allows nothing earlier. Behind the downstream's own
+    /// limits come those of the job's lane.
     pub limit: usize,
+}
+
+/// A job that got no slot while later ones may have had one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// Its place in the call.
+    pub job: usize,
+    /// Why.
+    pub refusal: Refusal,
 }
 
 /// Slots for jobs, in their order, as far as they go.
@@ -41,8 +56,12 @@ pub struct Plan {
     pub slots: Vec<Micros>,
     /// What each of them was charged to.
     pub charges: Vec<Charge>,
+    /// Those passed over, in their order.
+    pub passed: Vec<Passed>,
     /// Why there are no more.
     pub refused: Option<Refusal>,
+    /// The job that this is of: in a call without lanes the first behind those granted and passed over.
+    pub refused_job: usize,
 }
 
 impl Plan {
@@ -50,6 +69,18 @@ impl Plan {
     #[must_use]
     pub fn taken(&self) -> Charge {
         Charge(self.charges.iter().fold(0, |all, charge| all | charge.0))
+    }
+
+    /// Nobody was passed over behind whom no job got a slot.
+    pub(super) fn end(&mut self) {
+        self.refused_job = self.slots.len() + self.passed.len();
+        if self.refused.is_some() {
+            return;
+        }
+        while let Some(last) = self.passed.pop_if(|last| last.job + 1 == self.refused_job) {
+            self.refused = Some(last.refusal);
+            self.refused_job -= 1;
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::plan::{Charge, Costs, Plan, Refusal, Verdict};
-use super::{Decision, Limit, LimitError, MAX_BATCH, Mark, Standing, State};
+use super::plan::{Charge, Costs, Verdict};
+use super::{Decision, Limit, LimitError, Mark, Standing, State};
 use crate::rate::Rate;
 use crate::time::Micros;
 
@@ -26,19 +26,12 @@ pub enum Combine {
 /// Limits that decide together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitSet {
-    limits: Vec<Limit>,
-    combine: Combine,
+    pub(super) limits: Vec<Limit>,
+    pub(super) combine: Combine,
     /// For each limit as it was given: which of `limits` it is.
     given: Vec<usize>,
     /// How often each of `limits` was given.
     times: Vec<u32>,
-}
-
-/// Where a job fits.
-struct Choice {
-    slot: Micros,
-    limit: usize,
-    charge: Charge,
 }
 
 /// The costs of one job, by limit's place; 0 beyond the last.
@@ -187,44 +180,6 @@ impl LimitSet {
     #[must_use]
     pub fn latest(&self, cost: u32) -> Micros {
         self.iter().map(|limit| limit.latest(cost)).min().unwrap_or(Micros::MAX)
-    }
-
-    /// Slots for the first jobs of `costs`, as far as `until`. `states` is left as after the last.
-    pub fn plan(&self, states: &mut [State], now: Micros, costs: Costs<'_>, until: Micros) -> Plan {
-        let mut plan = Plan::default();
-        for row in self.rows(costs).take(MAX_BATCH) {
-            let Choice { slot, limit, charge } = self.choose(states, now, &row);
-            if slot > until {
-                plan.refused = Some(Refusal { slot, limit });
-                break;
-            }
-            self.charge(states, slot, &row, charge);
-            plan.slots.push(slot);
-            plan.charges.push(charge);
-        }
-        plan
-    }
-
-    /// When the first `own` limits have their next slot for a job of cost 1, and how far behind it the one after it is.
-    /// `states` are used up.
-    pub(crate) fn next_two(&self, states: &mut [State], now: Micros, own: usize) -> (Micros, Duration) {
-        let mut row = self.unit();
-        row.iter_mut().skip(own).for_each(|cost| *cost = 0);
-        let Choice { slot, charge, .. } = self.choose(states, now, &row);
-        self.charge(states, slot, &row, charge);
-        (slot, self.choose(states, now, &row).slot.since(slot))
-    }
-
-    /// Whether each job of `costs` fits now. One that does not takes nothing, and hinders no other.
-    pub fn police(&self, states: &mut [State], now: Micros, costs: Costs<'_>) -> Vec<Verdict> {
-        let decide = |row: Row| {
-            let Choice { slot, limit, charge } = self.choose(states, now, &row);
-            let charge = if slot > now { Charge::default() } else { charge };
-            self.charge(states, now, &row, charge);
-            let standings = self.iter().zip(&*states).map(|(limit, state)| limit.standing(state, now));
-            Verdict { earliest: slot, charge, limit, standings: standings.collect() }
-        };
-        self.rows(costs).take(MAX_BATCH).map(decide).collect()
     }
 
     /// The decision that a verdict is.
@@ -378,52 +333,8 @@ impl LimitSet {
 
     /// The places of the limits that a job asks: those that it costs something, or all where it
     /// costs nothing at all.
-    fn asked<'a>(&'a self, row: &'a Row) -> impl Iterator<Item = usize> + 'a {
+    pub(super) fn asked<'a>(&'a self, row: &'a Row) -> impl Iterator<Item = usize> + 'a {
         let peek = row.iter().all(|&cost| cost == 0);
         (0..self.len()).filter(move |&place| peek || row[place] > 0)
-    }
-
-    fn choose(&self, states: &[State], now: Micros, row: &Row) -> Choice {
-        let mut chosen: Option<Choice> = None;
-        for place in self.asked(row) {
-            let slot = self.limits[place].earliest(&states[place], now, row[place]);
-            let charge = Charge(1 << place);
-            match &mut chosen {
-                None => chosen = Some(Choice { slot, limit: place, charge }),
-                Some(choice) => choice.add(self.combine, slot, place),
-            }
-        }
-        // A set is never empty.
-        let choice = chosen.unwrap_or(Choice { slot: now, limit: 0, charge: Charge::default() });
-        let peek = row.iter().all(|&cost| cost == 0);
-        if peek { Choice { charge: Charge::default(), ..choice } } else { choice }
-    }
-
-    fn charge(&self, states: &mut [State], at: Micros, row: &Row, charge: Charge) {
-        for (place, (limit, state)) in self.iter().zip(states).enumerate() {
-            if charge.has(place) {
-                *state = limit.commit(state, at, row[place]);
-            }
-        }
-    }
-}
-
-impl Choice {
-    /// Takes one more limit in, which allows the job at `slot`.
-    fn add(&mut self, combine: Combine, slot: Micros, place: usize) {
-        let own = 1 << place;
-        match combine {
-            Combine::All => {
-                self.charge.0 |= own;
-                if slot > self.slot {
-                    (self.slot, self.limit) = (slot, place);
-                }
-            }
-            Combine::Any if slot == self.slot => self.charge.0 |= own,
-            Combine::Any | Combine::OneOf if slot < self.slot => {
-                *self = Self { slot, limit: place, charge: Charge(own) };
-            }
-            Combine::Any | Combine::OneOf => {}
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a [`Shaper`](super::Shaper) asks the store for, under one key: slots, and to take some back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -8,8 +9,7 @@ use super::batch::{Carrier, Lanes, Queue, Request, fares};
 use super::cost::kind;
 use super::reservation::{Grant, Reservation};
 use super::{Core, ReserveError};
-use crate::limit::Costs;
-use crate::store::{Reserve, Reserved};
+use crate::store::{Outcome, Reserve, Reserved};
 use crate::time::Micros;
 
 /// What one who wants a slot is told.
@@ -69,19 +69,14 @@ impl Core {
     async fn ask(self: &Arc<Self>, key: &str, requests: Vec<Request<Answer>>) {
         let fares = fares(&self.stored, &requests);
         let call = Reserve {
-            scope: self.scope(key),
-            limits: &self.stored,
-            costs: fares.costs(),
-            ahead: self.max_wait,
-            lease: None,
-            generation: 0,
-            asker: None,
+            max_wait: Some(self.max_wait),
+            ..Reserve::new(self.scope(key), &self.stored, fares.costs(), self.max_wait)
         };
         let sent = Instant::now();
         match self.store.reserve(call).await {
             Ok(reserved) => {
                 self.observe(sent, reserved.now, reserved.epoch, reserved.status);
-                self.hand_out(key, requests, &reserved, fares.costs());
+                self.hand_out(key, requests, &reserved, &call);
             }
             Err(error) => {
                 for Request { answer, .. } in requests {
@@ -97,46 +92,49 @@ impl Core {
         key: &str,
         requests: Vec<Request<Answer>>,
         reserved: &Reserved,
-        costs: Costs<'_>,
+        call: &Reserve<'_>,
     ) {
-        let mut slots = reserved.granted(&self.stored, costs).into_iter();
+        let mut slots = reserved.granted(&self.stored, call.costs).into_iter();
+        let decided = reserved.slots.len() + reserved.passed.len();
         let (mut refused, mut again) = (None, vec![]);
-        for request in requests {
-            let granted = slots.next().and_then(|granted| {
+        for ((job, request), outcome) in requests.into_iter().enumerate().zip(reserved.outcomes(call)) {
+            let granted = matches!(outcome, Outcome::Granted(_)).then(|| slots.next()).flatten();
+            let grant = granted.and_then(|granted| {
                 let mapped = self.clock.mapping(granted.slot)?;
-                Some(Reservation::new(self, key, granted, mapped))
+                Some(Grant::new(Reservation::new(self, key, granted, mapped)))
             });
-            let outcome = match granted {
-                Some(reservation) => Ok(Grant::new(reservation)),
+            let answer = match grant {
+                Some(grant) => Ok(grant),
                 None => {
                     // The store decided on the first of them. Those alike would get the same slot; the others
                     // may fit, and must not be refused for whom they ride with.
                     let kind = kind(&self.stored, &request.cost);
-                    if *refused.get_or_insert(kind) != kind {
+                    if job >= decided && *refused.get_or_insert(kind) != kind {
                         again.push(request);
                         continue;
                     }
-                    Err(self.queue_full(reserved))
+                    Err(self.refusal(reserved.now.plus(self.max_wait), outcome))
                 }
             };
             // Whoever is gone: dropping a grant gives its slot back.
-            let _ = request.answer.send(outcome);
+            let _ = request.answer.send(answer);
         }
         if let Some(lane) = self.lanes.lock().get_mut(key) {
             lane.waiting.put_back(again);
         }
     }
 
-    fn queue_full(&self, reserved: &Reserved) -> ReserveError {
-        let latest = reserved.now.plus(self.max_wait);
-        let until = reserved.status.paused_until();
-        if until > latest {
-            return ReserveError::Paused { retry_after: (until < Micros::MAX).then(|| until.since(latest)) };
-        }
-        let slot = reserved.refused.map_or(latest, |refused| refused.slot);
-        let place = reserved.refused.map_or(0, |refused| refused.limit);
-        let limit = self.limits.get(place).map(|limit| limit.name().to_owned()).unwrap_or_default();
-        ReserveError::QueueFull { retry_after: slot.since(latest), limit }
+    /// Why a job got no slot up to `latest`.
+    fn refusal(&self, latest: Micros, outcome: Outcome) -> ReserveError {
+        let (retry_after, limit) = match outcome {
+            Outcome::Paused { until } => {
+                return ReserveError::Paused { retry_after: until.map(|until| until.since(latest)) };
+            }
+            Outcome::QueueFull { retry_after, limit } => (retry_after, limit),
+            _ => (Duration::ZERO, 0),
+        };
+        let limit = self.limits.get(limit).map(|limit| limit.name().to_owned()).unwrap_or_default();
+        ReserveError::QueueFull { retry_after, limit }
     }
 }
 

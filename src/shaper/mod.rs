@@ -171,15 +171,7 @@ impl Shaper {
     /// [`StoreError`] when the store did not answer.
     pub async fn peek(&self, key: &str) -> Result<NextSlot, StoreError> {
         let core = &self.core;
-        let call = Reserve {
-            scope: core.scope(core.lane_of(key)),
-            limits: &core.stored,
-            costs: Costs::Each(&[]),
-            ahead: core.max_wait,
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(core.scope(core.lane_of(key)), &core.stored, Costs::Each(&[]), core.max_wait);
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;
         core.observe(sent, reserved.now, reserved.epoch, reserved.status);

@@ -152,6 +152,7 @@ impl Reservation {
         let call = Cancel {
             scope: self.core.scope(&self.key),
             limits: &self.core.stored,
+            lane: None,
             slot: self.granted.slot,
             charged: &self.granted.charged,
             before: &self.granted.before,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::{
-    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lease, MAX_BATCH, Reserve, Scope, Status, StoreError,
+    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lanes, Lease, MAX_BATCH, Reserve, Scope, Status,
+    StoreError,
 };
-use crate::limit::{Charge, Costs, LimitSet, Plan, Refusal, Row, State, Verdict};
+use crate::limit::{Charge, Costs, Keyed, Limit, LimitSet, Plan, Refusal, Row, Span, State, Verdict};
 use crate::time::Micros;
 
 impl Scope<'_> {
@@ -33,7 +34,30 @@ impl Reserve<'_> {
         self.scope.check()?;
         self.lease.map_or(Ok(()), check_lease)?;
         self.asker.map_or(Ok(()), |asker| check_asker(&asker, self.limits))?;
-        check_costs(self.limits, self.costs)
+        check_costs(self.limits, self.costs)?;
+        self.lanes.map_or(Ok(()), |lanes| self.check_lanes(&lanes))
+    }
+
+    fn check_lanes(&self, lanes: &Lanes<'_>) -> Result<(), StoreError> {
+        let Costs::Each(costs) = self.costs else {
+            let text = "jobs of lanes cost every limit the same; give one cost for each";
+            return Err(StoreError::Invalid(text.to_owned()));
+        };
+        if !self.scope.key.is_empty() {
+            let text = format!("lanes beside the key `{}`; a lane has its own keys", self.scope.key);
+            return Err(StoreError::Invalid(text));
+        }
+        lanes.check(self.limits, costs.len())?;
+        for (job, &cost) in costs.iter().enumerate() {
+            let most = lanes.lane(job).map_or(u32::MAX, |lane| lane.limits.max_cost());
+            if cost > most {
+                let text = format!(
+                    "job {job} of the call costs {cost}, more than ever fits its lane; at most {most}"
+                );
+                return Err(StoreError::Invalid(text));
+            }
+        }
+        Ok(())
     }
 
     /// Slots at `now`, as far as the terms of the caller are in force and nobody has stopped them.
@@ -43,11 +67,33 @@ impl Reserve<'_> {
             return Plan::default();
         }
         if status.is_stopped() {
-            let jobs = self.limits.jobs(self.costs);
-            let refused = (jobs > 0).then_some(Refusal { slot: Micros::MAX, limit: 0 });
-            return Plan { refused, ..Plan::default() };
+            return self.stopped();
         }
         self.limits.plan(states, from, self.costs, self.until(now))
+    }
+
+    /// As [`Reserve::plan`], for a call with lanes.
+    pub(super) fn plan_lanes(
+        &self,
+        (states, keyed): (&mut [State], &mut Keyed<'_>),
+        (now, from): (Micros, Micros),
+        (status, lead): (&Status, Duration),
+    ) -> Plan {
+        if !status.is_current(self.generation) {
+            return Plan::default();
+        }
+        if status.is_stopped() {
+            return self.stopped();
+        }
+        let until = self.until(now);
+        keyed.plan(self.limits, states, Span { now: from, until, soon: now.plus(lead).max(from) })
+    }
+
+    /// What is planned while nothing goes.
+    fn stopped(&self) -> Plan {
+        let jobs = self.limits.jobs(self.costs);
+        let refused = (jobs > 0).then_some(Refusal { slot: Micros::MAX, limit: 0 });
+        Plan { refused, ..Plan::default() }
     }
 
     /// The latest slot that may be granted at `now`: as far as the caller wants and its turn goes, and exact.
@@ -57,21 +103,42 @@ impl Reserve<'_> {
         now.plus(self.ahead).min(self.exact()).min(turn)
     }
 
-    /// How many units the asker has left once so many of the jobs were granted, and the cost of the first of them;
-    /// none where it books no turn: it has none left, or the whole downstream keeps none of them waiting.
-    pub(super) fn left(&self, asker: &Asker, granted: usize, refused: Option<Refusal>) -> Option<(u64, u32)> {
-        let own = |row: &Row| row[0] / self.limits.unit()[0].max(1);
-        let mut rows = self.limits.rows(self.costs);
-        let taken: u64 = rows.by_ref().take(granted).map(|row| u64::from(own(&row))).sum();
-        let cost = refused.and_then(|_| rows.next()).map_or(1, |row| own(&row).max(1));
-        let left = asker.waiting.saturating_sub(taken);
-        let is_waiting = refused.is_none_or(|refused| refused.limit < asker.own);
-        (left > 0 && is_waiting).then_some((left, cost))
+    /// How many units the asker has left that wait for the downstream's pace, and the cost of the job that ended the
+    /// call; none where it books no turn: it has none left, or the whole downstream keeps none of them waiting.
+    /// `free` is the next slot of a unit.
+    pub(super) fn left(&self, asker: &Asker, plan: &Plan, free: Micros) -> Option<(u64, u32)> {
+        let own = |row: Row| u64::from(row[0] / self.limits.unit()[0].max(1));
+        // Who waits for the end of a window, or for a limit of its own, needs no turn meanwhile.
+        let waits =
+            |refusal: &Refusal| refusal.limit < asker.own && !self.limits.waits_for_window(refusal.limit);
+        let mut passed = plan.passed.iter().peekable();
+        let mut left = asker.waiting;
+        for (job, row) in self.limits.rows(self.costs).enumerate().take(plan.slots.len() + plan.passed.len())
+        {
+            if !passed.next_if(|passed| passed.job == job).is_some_and(|passed| waits(&passed.refusal)) {
+                left = left.saturating_sub(own(row));
+            }
+        }
+        let mut cost = 1;
+        if let Some(refused) = plan.refused {
+            if refused.limit >= asker.own {
+                return None;
+            }
+            let row = self.limits.rows(self.costs).nth(plan.refused_job);
+            cost = row.map_or(1, own).max(1);
+            if refused.slot > free && !waits(&refused) {
+                (left, cost) = (left.saturating_sub(cost), 1);
+            }
+        }
+        (left > 0).then_some((left, u32::try_from(cost).unwrap_or(u32::MAX)))
     }
 
     /// The latest slot at which each of these costs is exact.
     pub(super) fn exact(&self) -> Micros {
-        self.limits.latest(highest(self.costs))
+        let highest = highest(self.costs);
+        let lanes = self.lanes.iter().flat_map(|lanes| lanes.all);
+        let sets = lanes.map(|lane| lane.limits).chain([self.limits]);
+        sets.map(|limits| limits.latest(highest)).min().unwrap_or(Micros::MAX)
     }
 }
 
@@ -128,12 +195,20 @@ fn check_costs(limits: &LimitSet, costs: Costs<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-impl Cancel<'_> {
+impl<'a> Cancel<'a> {
+    /// The limits that it was charged to, and the key of each.
+    pub(super) fn states(&self) -> impl Iterator<Item = (&'a Limit, &'a str)> + Clone + use<'a> {
+        let key = self.scope.key;
+        let lane = self.lane.into_iter().flat_map(|lane| lane.limits.iter().zip(lane.keys.iter().copied()));
+        self.limits.iter().map(move |limit| (limit, key)).chain(lane)
+    }
+
     /// # Errors
     /// [`StoreError::Invalid`] when the marks are not those of the limits.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
-        let (limits, given) = (self.limits.len(), [self.before.len(), self.after.len(), self.charged.len()]);
+        let limits = self.limits.len() + self.lane.map_or(0, |lane| lane.limits.len());
+        let given = [self.before.len(), self.after.len(), self.charged.len()];
         if given != [limits; 3] {
             let text = format!("{given:?} marks and costs for {limits} limits; give one for each");
             return Err(StoreError::Invalid(text));

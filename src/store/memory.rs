@@ -2,6 +2,7 @@
 
 mod downstream;
 mod handle;
+mod reserving;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ use super::{
 };
 #[cfg(feature = "dispatch")]
 use crate::limit::Limit;
-use crate::limit::{Charge, LimitSet, Plan, State};
+use crate::limit::{Charge, LimitSet, State};
 use crate::store::changes::Watchers;
 use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
@@ -93,45 +94,19 @@ impl MemoryStore {
         answer
     }
 
-    fn reserved(&self, call: Reserve<'_>) -> Reserved {
-        self.decide(call.scope, call.limits, |downstream, states, now| {
-            let (before, status) = (call.limits.marks(states), downstream.status);
-            let outdated = !status.is_current(call.generation);
-            let plan = call.plan(states, (now, now), &status);
+    fn reserved(&self, call: Reserve<'_>) -> Result<Reserved, StoreError> {
+        if let Some(lanes) = &call.lanes {
+            let lanes = (lanes.states()?, lanes);
+            return Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
+                downstream.reserve_in_lanes(&call, lanes, states, now)
+            }));
+        }
+        Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
+            let before = call.limits.marks(states);
+            let plan = call.plan(states, (now, now), &downstream.status);
             let taken = plan.taken();
-            let Plan { slots, charges, refused } = plan;
-            let next = match refused {
-                Some(refused) => refused.slot,
-                None if status.is_stopped() => Micros::MAX,
-                None => call.limits.earliest(states, now, 1),
-            };
-            let epoch = downstream.epoch;
-            let may_book = !outdated && !status.is_stopped();
-            let booking = call.asker.map(|asker| {
-                let left = call.left(&asker, slots.len(), refused).filter(|_| may_book);
-                let slots = |asker: Asker| {
-                    let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
-                    let dear = refused.map(|refused| refused.slot).filter(|slot| *slot > next.0);
-                    dear.map_or(next, |slot| (slot, asker.interval))
-                };
-                downstream.book(now, &asker, left.map(|(left, cost)| (slots(asker), left, cost)))
-            });
-            let replicas = call.lease.map(|lease| downstream.lease(lease, booking.as_ref(), now));
-            let reserved = Reserved {
-                now,
-                epoch,
-                before,
-                slots,
-                charges,
-                refused,
-                next,
-                replicas,
-                booking,
-                status,
-                outdated,
-            };
-            (reserved, taken)
-        })
+            (downstream.reserved(&call, states, now, (before, plan)), taken)
+        }))
     }
 
     fn checked(&self, call: Check<'_>) -> Checked {
@@ -182,7 +157,7 @@ impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            Ok(self.reserved(call))
+            self.reserved(call)
         })
     }
 
@@ -204,8 +179,8 @@ impl Store for MemoryStore {
                 return Ok(false);
             }
             let Some(restored) = downstream.undone(&call) else { return Ok(false) };
-            for (limit, state) in restored {
-                downstream.write(limit, call.scope.key, state);
+            for (limit, key, state) in restored {
+                downstream.write(limit, key, state);
             }
             Ok(true)
         })

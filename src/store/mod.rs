@@ -6,12 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::limit::{Charge, Costs, LimitSet, Mark, Refusal, Verdict};
+use crate::limit::{Charge, Costs, LimitSet, Mark, Passed, Refusal, Verdict};
 use crate::time::Micros;
 
 mod call;
 mod changes;
 mod dump;
+mod lanes;
 mod memory;
 mod offset;
 #[cfg(feature = "redis")]
@@ -22,6 +23,7 @@ pub(crate) mod turns;
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
 pub use changes::Changes;
+pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
@@ -71,6 +73,29 @@ pub struct Reserve<'a> {
     pub generation: u64,
     /// Takes turns with others; not for who asks once, whenever slots are free.
     pub asker: Option<Asker>,
+    /// The lanes of the jobs. Then `limits` are the downstream's own, under no key, and take the same of each job.
+    pub lanes: Option<Lanes<'a>>,
+    /// How long a job may wait at most. It decides on nothing, but says whom [`Reserved::outcomes`] calls refused for
+    /// good.
+    pub max_wait: Option<Duration>,
+}
+
+impl<'a> Reserve<'a> {
+    /// Asks once for slots up to `ahead` of now, under whatever terms are in force.
+    #[must_use]
+    pub const fn new(scope: Scope<'a>, limits: &'a LimitSet, costs: Costs<'a>, ahead: Duration) -> Self {
+        Self {
+            scope,
+            limits,
+            costs,
+            ahead,
+            lease: None,
+            generation: 0,
+            asker: None,
+            lanes: None,
+            max_wait: None,
+        }
+    }
 }
 
 /// A replica's word that it works on a downstream, good for a while.
@@ -82,22 +107,27 @@ pub struct Lease<'a> {
     pub ttl: Duration,
 }
 
-/// The answer to [`Reserve`]: slots for the first jobs, and why there are no more.
+/// The answer to [`Reserve`]: slots for the first jobs that fit, and why there are no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// The store's clock when it decided.
     pub now: Micros,
     /// When the store's record of the downstream began; another value means that state was lost.
     pub epoch: Micros,
-    /// The mark of each limit before the first slot was taken.
+    /// The mark of each limit before the first slot was taken; behind them those of the states of lanes, in the order
+    /// in which the lanes name them first.
     pub before: Vec<Mark>,
-    /// The slots granted, one per job, in the order of [`Reserve::costs`].
+    /// The slots granted, in the order of [`Reserve::costs`]; see [`Reserved::jobs`].
     pub slots: Vec<Micros>,
-    /// Which limits each of those jobs was charged to.
+    /// Which limits each of those jobs was charged to: the downstream's, then its lane's.
     pub charges: Vec<Charge>,
-    /// The first slot that was not granted, when there are fewer slots than jobs.
+    /// The jobs that were passed over while later ones got slots: those that wait for the end of a window, of which
+    /// a job that costs less may have what is left. In a call with lanes, all that got none.
+    pub passed: Vec<Passed>,
+    /// The first slot that was not granted to the jobs behind all these. In a call with lanes, the downstream's next
+    /// one, where that ended it.
     pub refused: Option<Refusal>,
-    /// The first slot of a job of cost 1 after those granted, as far as this call knows.
+    /// The first slot of a job of cost 1 after those granted, as far as this call knows: the downstream's.
     pub next: Micros,
     /// The replicas of the downstream that live, the caller among them; `None` without a lease.
     pub replicas: Option<u32>,
@@ -123,11 +153,14 @@ pub struct Granted {
 }
 
 impl Reserved {
-    /// The slots granted, with what giving them back needs. `limits` and `costs` are the call's.
+    /// The slots granted to a call without lanes, with what giving them back needs. `limits` and `costs` are the
+    /// call's.
     #[must_use]
     pub fn granted(&self, limits: &LimitSet, costs: Costs<'_>) -> Vec<Granted> {
         let mut marks = self.before.clone();
-        let grants = self.slots.iter().zip(&self.charges).zip(limits.rows(costs));
+        let mut granted = self.jobs().peekable();
+        let rows = limits.rows(costs).enumerate().filter(|(job, _)| granted.next_if_eq(job).is_some());
+        let grants = self.slots.iter().zip(&self.charges).zip(rows.map(|(_, row)| row));
         let grant = |((&slot, &charge), row): ((&Micros, &Charge), _)| {
             let charged = limits.charged(&row, charge);
             let after = limits.marks_after(&marks, slot, &charged);
@@ -174,6 +207,8 @@ pub struct Cancel<'a> {
     pub scope: Scope<'a>,
     /// The same limits as when it was reserved.
     pub limits: &'a LimitSet,
+    /// The job's lane, if it had one.
+    pub lane: Option<Lane<'a>>,
     /// The slot.
     pub slot: Micros,
     /// As in [`Granted::charged`].

@@ -86,15 +86,14 @@ impl Both {
 
     async fn reserve(&self, limits: &LimitSet, costs: &[u32], ahead: Duration) -> Reserved {
         let costs = Costs::Each(costs);
-        let call =
-            Reserve { scope: self.scope(""), limits, costs, ahead, lease: None, generation: 0, asker: None };
+        let call = Reserve::new(self.scope(""), limits, costs, ahead);
         let answers = [self.memory.reserve(call).await.unwrap(), self.shared.reserve(call).await.unwrap()];
         self.same(limits, "", answers).await
     }
 
     async fn cancel(&self, limits: &LimitSet, granted: &Granted) -> bool {
         let Granted { slot, charged, before, after } = granted;
-        let call = Cancel { scope: self.scope(""), limits, slot: *slot, charged, before, after };
+        let call = Cancel { scope: self.scope(""), limits, lane: None, slot: *slot, charged, before, after };
         let answers = [self.memory.cancel(call).await.unwrap(), self.shared.cancel(call).await.unwrap()];
         self.same(limits, "", answers).await
     }

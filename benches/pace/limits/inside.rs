@@ -97,15 +97,7 @@ async fn micros(
         let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
         let scope = Scope { downstream: "inside", key: "" };
         let costs = vec![1; jobs];
-        let call = Reserve {
-            scope,
-            limits,
-            costs: Costs::Each(&costs),
-            ahead: AHEAD,
-            lease: None,
-            generation: 0,
-            asker,
-        };
+        let call = Reserve { asker, ..Reserve::new(scope, limits, Costs::Each(&costs), AHEAD) };
         // It connects, and loads the scripts.
         store.reserve(call).await.map_err(said)?;
         let before = spent(stage).await?;

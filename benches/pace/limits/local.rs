@@ -115,15 +115,7 @@ impl Paced {
 
     fn grants_async(&self, key: &str) -> bool {
         let scope = Scope { downstream: "bench", key };
-        let call = Reserve {
-            scope,
-            limits: &self.limits,
-            costs: Costs::Each(&[1]),
-            ahead: Duration::ZERO,
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(scope, &self.limits, Costs::Each(&[1]), Duration::ZERO);
         // In memory nothing waits: the first poll answers.
         let reserved = self.store.reserve(call).now_or_never();
         matches!(reserved, Some(Ok(reserved)) if reserved.slots.len() == 1)

@@ -136,8 +136,7 @@ impl Paced {
     pub(super) async fn reserve(&self, key: &str) -> Result<(), String> {
         let scope = Scope { downstream: "bench", key };
         let (limits, costs) = (&*self.limits, Costs::Each(self.costs));
-        let call =
-            Reserve { scope, limits, costs, ahead: Duration::ZERO, lease: None, generation: 0, asker: None };
+        let call = Reserve::new(scope, limits, costs, Duration::ZERO);
         let reserved = self.store.reserve(call).await.map_err(|error| error.to_string())?;
         if reserved.slots.len() == self.costs.len() {
             Ok(())

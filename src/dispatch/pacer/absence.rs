@@ -259,13 +259,13 @@ impl Pacer {
         self.halt.lease_is_ended();
         Some(Box::pin(async move {
             let call = Reserve {
-                scope: Scope { downstream: &options.downstream, key: "" },
-                limits: &options.limits,
-                costs: Costs::Each(&[]),
-                ahead: Duration::ZERO,
                 lease: Some(Lease { replica: &replica, ttl }),
-                generation: 0,
-                asker: None,
+                ..Reserve::new(
+                    Scope { downstream: &options.downstream, key: "" },
+                    &options.limits,
+                    Costs::Each(&[]),
+                    Duration::ZERO,
+                )
             };
             let sent = Instant::now();
             let answer = store.reserve(call).await.map(super::call::Answer::Reserved);

@@ -25,6 +25,9 @@ impl Pacer {
             self.gather_until = None;
             return self.ask_for_trial(now);
         }
+        if self.schedule.is_freed() {
+            self.lane.take_back();
+        }
         let may = self.may_ask() && now >= self.ask_from();
         let Some(next) = may.then(|| self.schedule.next(&self.lane, now)).flatten() else {
             self.gather_until = None;
@@ -91,7 +94,7 @@ impl Pacer {
     /// Takes up to so many jobs out of the lane, and sorts out those that need no slot any more.
     pub(super) fn pick(&mut self, Next { queue, rank, .. }: Next, count: usize) -> VecDeque<Entry> {
         let mut batch = VecDeque::with_capacity(count);
-        let wall = wall_now();
+        let (wall, now) = (wall_now(), Instant::now());
         while batch.len() < count && self.lane.first(queue).is_some_and(|(own, _)| own <= rank) {
             let Some(entry) = self.lane.pop(queue) else { break };
             if !entry.ticket.is_live() {
@@ -107,6 +110,8 @@ impl Pacer {
                 let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
                 let letter = DeadLetter { reason: Reason::CostTooLarge, detail, report };
                 self.bury(entry.ticket, letter, entry.job.reply.is_some());
+            } else if let Some(until) = self.schedule.barred(queue, entry.job.cost, now) {
+                self.lane.put_aside(until, entry);
             } else {
                 batch.push_back(entry);
             }

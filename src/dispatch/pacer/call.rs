@@ -64,7 +64,7 @@ pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, 
     let sent = Instant::now();
     let answer = match options.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { scope, limits, costs, ahead, lease, generation, asker };
+            let call = Reserve { lease, generation, asker, ..Reserve::new(scope, limits, costs, ahead) };
             store.reserve(call).await.map(Answer::Reserved)
         }
         OnLimit::Reject => {

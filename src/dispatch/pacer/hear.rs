@@ -11,12 +11,16 @@ use crate::dispatch::held::Held;
 use crate::dispatch::intake::rejected;
 use crate::dispatch::lane::Entry;
 use crate::dispatch::source::Report;
+use crate::limit::Passed;
 use crate::store::{Checked, NextTurn, Observed, Reserved, StoreError};
 use crate::time::{Deadline, Micros};
 
 /// How long to wait before the store is asked again after an error: at first, and at most. With a call that
 /// fails for want of an answer and the fence of a store that lost its state, all goes on within 2 s.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// A job that was told when its window ends is not asked for again before, whatever the clocks say.
+const BARRED: Duration = Duration::from_millis(5);
 
 /// A trial job that was granted no slot is not asked for again before.
 const TRIAL_AGAIN: Duration = Duration::from_millis(20);
@@ -71,11 +75,17 @@ impl Pacer {
         batch.into_iter().for_each(|entry| self.lane.push(entry));
     }
 
-    /// Holds the first jobs until their slots.
+    /// Holds the jobs that were granted a slot until then.
     fn hold(&mut self, batch: &mut VecDeque<Entry>, sent: Instant, received: Instant, reserved: &Reserved) {
         let now = Deadline::at(received);
-        for &slot in &reserved.slots {
+        let mut granted = reserved.jobs().peekable();
+        let mut slots = reserved.slots.iter();
+        for job in 0..batch.len() {
             let Some(entry) = batch.pop_front() else { break };
+            let Some(&slot) = granted.next_if_eq(&job).and_then(|_| slots.next()) else {
+                batch.push_back(entry);
+                continue;
+            };
             let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
             if !self.halt.may_use_slots() {
                 self.halted_slots().increment(1);
@@ -215,15 +225,23 @@ impl Pacer {
         self.share(reserved.replicas);
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();
-        let granted = batch.iter().take(reserved.slots.len()).map(|entry| entry.job.cost);
-        let costs = granted.clone().next_back().and_then(|cost| last.map(|slot| (when(slot), cost)));
-        let units = granted.map(u64::from).sum();
+        let granted = reserved.jobs().filter_map(|job| batch.get(job)).map(|entry| entry.job.cost);
+        let (mut units, mut latest) = (0, None);
+        for cost in granted {
+            (units, latest) = (units + u64::from(cost), Some(cost));
+        }
+        let costs = latest.and_then(|cost| last.map(|slot| (when(slot), cost)));
         self.schedule.granted(queue, units, costs);
         if !newest {
             return;
         }
+        let is_barred = self.bar(queue, sent, reserved, batch);
         if self.paced_alone().is_none() {
             self.shared.granted(queue, reserved, units);
+        }
+        if is_barred {
+            self.ask_for_others(sent, reserved);
+            return;
         }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
@@ -250,6 +268,43 @@ impl Pacer {
         if !is_used_up && (sleeps || self.schedule.has_others(queue, &self.lane)) {
             return;
         }
+        self.ask_again(sent, reserved);
+    }
+
+    /// Bars jobs that wait for the end of a window from the calls until then; says whether that is what ended this one:
+    /// then jobs that cost less may still have slots.
+    fn bar(&mut self, queue: usize, sent: Instant, reserved: &Reserved, batch: &VecDeque<Entry>) -> bool {
+        if reserved.status.paused_until() > reserved.now || self.paced_alone().is_some() {
+            return false;
+        }
+        let limits = self.options.limits_of(queue);
+        let refused = reserved
+            .refused
+            .map(|refusal| Passed { job: reserved.slots.len() + reserved.passed.len(), refusal });
+        let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit);
+        let barred = reserved.passed.iter().chain(&refused).filter(waits);
+        let dear = barred
+            .filter_map(|passed| Some((batch.get(passed.job)?.job.cost, passed)))
+            .filter(|(cost, _)| *cost > 1);
+        let Some((cost, passed)) = dear.min_by_key(|(cost, _)| *cost) else { return false };
+        let back = self.schedule.queueing.ask_for(sent, reserved.now, passed.refusal.slot);
+        self.schedule.bar(queue, cost, back.max(Instant::now() + BARRED));
+        refused.is_some_and(|refused| {
+            waits(&&refused) && batch.get(refused.job).is_some_and(|entry| entry.job.cost > 1)
+        })
+    }
+
+    /// Jobs that cost less than those barred go on at the turn that was booked for them, or at once.
+    fn ask_for_others(&mut self, sent: Instant, reserved: &Reserved) {
+        let is_booked = reserved.booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_)));
+        if is_booked {
+            self.ask_again(sent, reserved);
+        }
+    }
+
+    /// Asks again when the answer says.
+    fn ask_again(&mut self, sent: Instant, reserved: &Reserved) {
+        let when = |slot: Micros| sent + slot.since(reserved.now);
         // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
         // nearer one took every slot.
         let before = self.schedule.queueing.farthest();

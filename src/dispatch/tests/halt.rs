@@ -31,13 +31,13 @@ fn acked(bench: &Bench) -> usize {
 async fn leases(bench: &Bench) -> u32 {
     let limits = bench.options.limits.clone();
     let call = Reserve {
-        scope: Scope { downstream: "billing", key: "" },
-        limits: &limits,
-        costs: crate::limit::Costs::Each(&[]),
-        ahead: Duration::ZERO,
         lease: Some(Lease { replica: "probe", ttl: QUICK }),
-        generation: 0,
-        asker: None,
+        ..Reserve::new(
+            Scope { downstream: "billing", key: "" },
+            &limits,
+            crate::limit::Costs::Each(&[]),
+            Duration::ZERO,
+        )
     };
     bench.store.inner().reserve(call).await.unwrap().replicas.unwrap() - 1
 }

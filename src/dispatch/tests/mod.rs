@@ -1,6 +1,7 @@
 //! The dispatcher's rules, under paused time: every wait is exact, none is slept.
 
 mod absence;
+mod dear;
 mod drain;
 mod halt;
 pub(super) mod parts;
@@ -119,15 +120,7 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
     bench.sink.arrived(3).await;
     let limits = bench.options.limits.clone();
     let scope = Scope { downstream: "billing", key: "" };
-    let call = Reserve {
-        scope,
-        limits: &limits,
-        costs: crate::limit::Costs::Each(&[1]),
-        ahead: Duration::ZERO,
-        lease: None,
-        generation: 0,
-        asker: None,
-    };
+    let call = Reserve::new(scope, &limits, crate::limit::Costs::Each(&[1]), Duration::ZERO);
     let next = bench.store.inner().reserve(call).await.unwrap();
     assert_eq!(next.next, next.now.plus(Duration::from_millis(280)), "all 30 hold a slot");
     suspend(MINUTES);

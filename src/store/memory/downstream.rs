@@ -276,17 +276,17 @@ impl Downstream {
 
     /// The states of the limits that a reservation was charged to, without it; none if anything was
     /// taken after it.
-    pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>) -> Option<Vec<(&'a Limit, State)>> {
-        let (key, shift) = (call.scope.key, self.shift);
+    pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>) -> Option<Vec<(&'a Limit, &'a str, State)>> {
+        let shift = self.shift;
         let marks = call.before.iter().zip(call.after);
         let mut restored = vec![];
-        for ((limit, (before, after)), &cost) in call.limits.iter().zip(marks).zip(call.charged) {
+        for (((limit, key), (before, after)), &cost) in call.states().zip(marks).zip(call.charged) {
             if cost == 0 {
                 continue;
             }
             let held = self.get(limit, key).filter(|held| held.shift == shift)?;
             let state = limit.adopt(held.state.clone());
-            restored.push((limit, limit.undo(&state, (*before, *after), call.slot, cost)?));
+            restored.push((limit, key, limit.undo(&state, (*before, *after), call.slot, cost)?));
         }
         (!restored.is_empty()).then_some(restored)
     }

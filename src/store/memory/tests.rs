@@ -8,6 +8,7 @@ use crate::store::{Asker, Granted, NextTurn};
 use crate::time::ManualClock;
 
 mod cancel;
+mod lanes;
 
 const MS: i64 = 1000;
 const START: i64 = 1_700_000_000_000_000;
@@ -29,15 +30,12 @@ impl Bench {
 
     async fn reserve(&self, key: &str, at: i64, costs: &[u32], ahead_ms: u64) -> Reserved {
         self.clock.set(Micros(at));
-        let call = Reserve {
-            scope: Scope { downstream: "d", key },
-            limits: &self.limits,
-            costs: Costs::Each(costs),
-            ahead: Duration::from_millis(ahead_ms),
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(
+            Scope { downstream: "d", key },
+            &self.limits,
+            Costs::Each(costs),
+            Duration::from_millis(ahead_ms),
+        );
         self.store.reserve(call).await.unwrap()
     }
 
@@ -91,6 +89,7 @@ async fn only_the_tail_can_be_given_back() {
         bench.store.cancel(Cancel {
             scope: Scope { downstream: "d", key: "" },
             limits: &bench.limits,
+            lane: None,
             slot,
             charged: &[1],
             before,
@@ -142,7 +141,7 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let call = |costs, downstream| {
         let (costs, scope) = (Costs::Each(costs), Scope { downstream, ..scope });
         let (limits, ahead) = (&bench.limits, Duration::ZERO);
-        bench.store.reserve(Reserve { scope, limits, costs, ahead, lease: None, generation: 0, asker: None })
+        bench.store.reserve(Reserve::new(scope, limits, costs, ahead))
     };
     let too_many = vec![1; MAX + 1];
     for (costs, name) in [(&too_many[..], "d"), (&[1][..], ""), (&[1][..], "a}b")] {
@@ -163,15 +162,7 @@ async fn calls_that_cannot_be_exact_are_refused() {
     let (highest, beyond) = ([limits.max_cost()], [limits.max_cost() + 1]);
     let call = |costs| {
         let costs = Costs::Each(costs);
-        bench.store.reserve(Reserve {
-            scope,
-            limits: &limits,
-            costs,
-            ahead,
-            lease: None,
-            generation: 0,
-            asker: None,
-        })
+        bench.store.reserve(Reserve::new(scope, &limits, costs, ahead))
     };
     assert_eq!(call(&highest).await.unwrap().slots, [Micros(START)]);
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
@@ -195,7 +186,8 @@ async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
         let scope = Scope { downstream: "d", key: "" };
         for last in granted.iter().skip(1).rev() {
             let Granted { slot, charged, before, after } = last;
-            let call = Cancel { scope, limits: &bench.limits, slot: *slot, charged, before, after };
+            let call =
+                Cancel { scope, limits: &bench.limits, lane: None, slot: *slot, charged, before, after };
             assert!(bench.store.cancel(call).await.unwrap());
         }
         let again = bench.reserve("", START + 1, &[1], 10_000).await;
@@ -218,15 +210,8 @@ async fn a_reset_forgets_booked_turns() {
         goes_on: false,
     };
     let book = async || {
-        let call = Reserve {
-            scope,
-            limits,
-            costs: Costs::Each(&[1; 100]),
-            ahead,
-            lease: None,
-            generation: 0,
-            asker: Some(asker),
-        };
+        let call =
+            Reserve { asker: Some(asker), ..Reserve::new(scope, limits, Costs::Each(&[1; 100]), ahead) };
         match bench.store.reserve(call).await.unwrap().booking.unwrap().next {
             NextTurn::At(turn) => turn.begins.since(bench.clock.now()),
             other => panic!("{other:?}"),

@@ -34,6 +34,16 @@ pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec
     std::iter::once(record).chain(states).chain([terms]).collect()
 }
 
+/// The keys of the states of limits of the same downstream, each of which has a key.
+pub(super) fn of<'a>(
+    prefix: &str,
+    scope: Scope<'_>,
+    limits: impl IntoIterator<Item = (&'a Limit, &'a str)>,
+) -> Vec<String> {
+    let downstream = scope.downstream;
+    limits.into_iter().map(|(limit, key)| state(prefix, Scope { downstream, key }, limit)).collect()
+}
+
 pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }

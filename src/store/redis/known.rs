@@ -6,8 +6,8 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use tokio::time::Instant;
 
-use super::tell::{Seen, Windows};
-use crate::limit::{Level, Limit, LimitSet, Mark};
+use super::tell::{Heard, Seen, Windows};
+use crate::limit::{Level, Limit, Mark, Window};
 use crate::store::Status;
 use crate::time::Micros;
 
@@ -88,18 +88,36 @@ impl Known {
         known.cloned().unwrap_or_default()
     }
 
+    /// The window of a limit under a key.
+    pub(super) fn window(&self, limit: &Limit, key: &str) -> Option<Heard> {
+        let known = if key.is_empty() { Some(&self.windows) } else { self.keyed.get(key) };
+        known?.get(limit.name()).copied()
+    }
+
     /// Takes in how windows stand at `now`.
-    pub(super) fn remember_windows(
+    pub(super) fn remember_windows<'a>(
         &mut self,
-        key: &str,
-        limits: &LimitSet,
-        (epoch, now): (Micros, Micros),
+        when: (Micros, Micros),
+        limits: impl Iterator<Item = (&'a Limit, &'a str)> + Clone,
         marks: impl FnOnce() -> Vec<Mark>,
     ) {
         let is_window = |limit: &Limit| matches!(limit.fresh().level, Level::Window(_));
-        if !limits.iter().any(is_window) {
+        if !limits.clone().any(|(limit, _)| is_window(limit)) {
             return;
         }
+        for ((limit, key), mark) in limits.zip(marks()) {
+            if let Mark::Window { window, .. } = mark {
+                self.remember_window(when, (limit, key), window);
+            }
+        }
+    }
+
+    fn remember_window(
+        &mut self,
+        (epoch, now): (Micros, Micros),
+        (limit, key): (&Limit, &str),
+        window: Window,
+    ) {
         let known = if key.is_empty() {
             &mut self.windows
         } else if let Some(place) = self.keyed.get_index_of(key) {
@@ -111,13 +129,9 @@ impl Known {
             }
             self.keyed.entry(key.into()).or_default()
         };
-        for (limit, mark) in limits.iter().zip(marks()) {
-            let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
-            if let Mark::Window { window, .. } = mark
-                && !is_overtaken
-            {
-                known.insert(limit.name().to_owned(), (epoch, window));
-            }
+        let is_overtaken = known.get(limit.name()).is_some_and(|(heard, _)| *heard > epoch);
+        if !is_overtaken {
+            known.insert(limit.name().to_owned(), (epoch, window));
         }
     }
 

@@ -25,14 +25,16 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use super::changes::{Changes, Watchers};
-use super::{BoxFuture, Cancel, Change, Check, Checked, Reserve, Reserved, Scope, Store, StoreError, Tended};
+use super::{
+    BoxFuture, Cancel, Change, Check, Checked, Lanes, Reserve, Reserved, Scope, Store, StoreError, Tended,
+};
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
 use known::Known;
 use reply::{Answer, Reply};
 use scripts::Scripts;
 use servers::Servers;
-use tell::{Ask, Now, Seen, Windows};
+use tell::{Ask, InLanes, Now, Seen, Windows};
 
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +167,15 @@ impl RedisStore {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn in_lanes<'a>(&self, scope: Scope<'_>, lanes: Lanes<'a>) -> Result<InLanes<'a>, StoreError> {
+        let states = lanes.states()?;
+        let all = self.all_known();
+        let known = all.get(scope.downstream);
+        let known =
+            states.all.iter().map(|(limit, key)| known.and_then(|known| known.window(limit, key))).collect();
+        Ok(InLanes { lanes, states, known })
+    }
+
     fn windows(&self, scope: Scope<'_>) -> Windows {
         self.all_known().get(scope.downstream).map(|known| known.windows(scope.key)).unwrap_or_default()
     }
@@ -187,6 +198,9 @@ impl RedisStore {
     /// One call of the script, and another one for each time that it misses the edges of a calendar.
     async fn ask(&self, scope: Scope<'_>, mut ask: Ask<'_>) -> Result<Reply, StoreError> {
         let mut keys = self.keys(scope, ask.limits);
+        if let Some(in_lanes) = &ask.in_lanes {
+            keys.extend(keys::of(&self.prefix, scope, in_lanes.states.all.iter().copied()));
+        }
         let now = self.now();
         if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
             return Ok(reply);
@@ -200,8 +214,8 @@ impl RedisStore {
                 self.scripts.reserve(&keys, &ask, now, seen.or_asking(&ask))
             };
             let packed: Vec<u8> = self.servers.invoke(scope.downstream, call).await?;
-            let answer =
-                Answer::read(&packed, ask.limits).map_err(|detail| self.servers.unexpected(detail))?;
+            let answer = Answer::read(&packed, ask.all_limits().map(|(limit, _)| limit))
+                .map_err(|detail| self.servers.unexpected(detail))?;
             match answer {
                 Answer::Reply(reply) => return Ok(*reply),
                 // The guess by this machine's clock is dropped: it may be years off.
@@ -260,6 +274,7 @@ impl Store for RedisStore {
                 generation: call.generation,
                 edges: self.edges(),
                 known: self.windows(call.scope),
+                in_lanes: call.lanes.map(|lanes| self.in_lanes(call.scope, lanes)).transpose()?,
             };
             let horizon = ask.horizon();
             let reply = self.ask(call.scope, ask).await?;
@@ -272,7 +287,13 @@ impl Store for RedisStore {
                 if is_newest {
                     let marks = || reply::marks_after(&call, &reserved);
                     let when = (reserved.epoch, reserved.now);
-                    known.remember_windows(call.scope.key, call.limits, when, marks);
+                    let own = call.limits.iter().map(|limit| (limit, call.scope.key));
+                    match call.lanes.and_then(|lanes| lanes.states().ok()) {
+                        Some(states) => {
+                            known.remember_windows(when, own.chain(states.all.iter().copied()), marks)
+                        }
+                        None => known.remember_windows(when, own, marks),
+                    }
                 }
             });
             Ok(reserved)
@@ -293,13 +314,14 @@ impl Store for RedisStore {
                 generation: call.generation,
                 edges: self.edges(),
                 known: self.windows(call.scope),
+                in_lanes: None,
             };
             let reply = self.ask(call.scope, ask).await?;
             let (checked, marks) = reply.checked(&call).map_err(|detail| self.servers.unexpected(detail))?;
             self.know(call.scope.downstream, |known| {
                 if known.remember((checked.epoch, checked.now), &checked.status) {
-                    let when = (checked.epoch, checked.now);
-                    known.remember_windows(call.scope.key, call.limits, when, || marks);
+                    let limits = call.limits.iter().map(|limit| (limit, call.scope.key));
+                    known.remember_windows((checked.epoch, checked.now), limits, || marks);
                 }
             });
             Ok(checked)
@@ -309,7 +331,8 @@ impl Store for RedisStore {
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let keys = self.keys(call.scope, call.limits);
+            let mut keys = self.keys(call.scope, call.limits);
+            keys.extend(keys::of(&self.prefix, call.scope, call.states().skip(call.limits.len())));
             let cancel = |_| self.scripts.cancel(&keys, &call, self.now());
             let given: i64 = self.servers.invoke(call.scope.downstream, cancel).await?;
             Ok(given == 1)

@@ -3,7 +3,7 @@
 use redis::Value;
 
 use super::packed::{all, doubles};
-use crate::limit::{Charge, Limit, LimitSet, Mark, Plan, Refusal, Standing, State, Verdict};
+use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
 use crate::store::{Booking, Check, Checked, NextTurn, Pause, Reserve, Reserved, Status, Tended, Turn};
 use crate::time::Micros;
 
@@ -22,6 +22,7 @@ pub(super) struct Reply {
     /// From when on it was decided.
     from: Micros,
     replicas: u32,
+    /// The jobs granted where slots are derived, and otherwise those that there are outcomes of.
     granted: usize,
     refused: Option<Refusal>,
     /// Where it was asked for.
@@ -80,7 +81,7 @@ impl Reply {
             other => return Err(format!("{other:?} for slots")),
         };
         if takes_turns {
-            return Self::whole(packed, limits).map(Some);
+            return Self::whole(packed, limits.iter()).map(Some);
         }
         let (stamp, rest) = Stamp::read(packed)?;
         let [granted, refused, limit, marks @ ..] = &all(rest)[..] else {
@@ -94,19 +95,19 @@ impl Reply {
             refused: refusal(*refused, *limit)?,
             next: None,
             booking: None,
-            before: read_marks(limits, marks)?,
+            before: read_marks(limits.iter(), marks)?,
             outcomes: vec![],
         }))
     }
 
-    fn whole(packed: &[u8], limits: &LimitSet) -> Result<Self, String> {
+    fn whole<'a>(packed: &[u8], limits: impl Iterator<Item = &'a Limit> + Clone) -> Result<Self, String> {
         let (stamp, rest) = Stamp::read(packed)?;
         let [from, replicas, granted, refused, limit, next, reach, begins, units, spacing, lead, rest @ ..] =
             &all(rest)[..]
         else {
             return Err(format!("slots in {} bytes", packed.len()));
         };
-        let marks = 3 * limits.len();
+        let marks = 3 * limits.clone().count();
         let (marks, outcomes) =
             rest.split_at_checked(marks).ok_or_else(|| format!("{} numbers of marks", rest.len()))?;
         let turn = [*begins, *units, *spacing, *lead];
@@ -137,7 +138,7 @@ impl Reply {
     pub(super) fn reserved(self, call: &Reserve<'_>) -> Result<Reserved, String> {
         let Stamp { now, epoch, status } = self.stamp;
         let limits = call.limits;
-        let (plan, next) = if limits.is_tat() {
+        let (plan, next) = if limits.is_tat() && call.lanes.is_none() {
             let mut states = self.states(limits);
             let plan = call.plan(&mut states, (now, self.from), &status);
             // What the script committed and what is handed out here must be the same slots.
@@ -157,21 +158,16 @@ impl Reply {
             };
             (plan, next)
         } else {
-            let (pairs, rest) = self.outcomes.as_chunks::<2>();
-            if pairs.len() != self.granted || !rest.is_empty() {
-                return Err(format!("{} slots in {} numbers", self.granted, self.outcomes.len()));
-            }
-            let slots = pairs.iter().map(|[slot, _]| Micros(*slot)).collect();
-            let charges = pairs.iter().map(|[_, charge]| charged(*charge)).collect::<Result<_, _>>()?;
-            (Plan { slots, charges, refused: self.refused }, self.next.unwrap_or(Micros::MAX))
+            (self.plan(call)?, self.next.unwrap_or(Micros::MAX))
         };
-        let Plan { slots, charges, refused } = plan;
+        let Plan { slots, charges, passed, refused, .. } = plan;
         Ok(Reserved {
             now,
             epoch,
             before: self.before,
             slots,
             charges,
+            passed,
             refused,
             next,
             replicas: call.lease.map(|_| self.replicas),
@@ -179,6 +175,30 @@ impl Reply {
             status,
             outdated: !status.is_current(call.generation),
         })
+    }
+
+    /// What an answer tells of each job: its slot and what it was charged to, or why it was passed over.
+    fn plan(&self, call: &Reserve<'_>) -> Result<Plan, String> {
+        let (pairs, rest) = self.outcomes.as_chunks::<2>();
+        if pairs.len() != self.granted || !rest.is_empty() {
+            return Err(format!("{} jobs in {} numbers", self.granted, self.outcomes.len()));
+        }
+        let in_lanes = call.lanes.map(|lanes| lanes.charges(call.limits, call.costs));
+        let mut plan = Plan { refused: self.refused, ..Plan::default() };
+        for (job, &[slot, charge]) in pairs.iter().enumerate() {
+            let slot = Micros(slot);
+            if charge < 0 {
+                let refusal = Refusal { slot, limit: count(-1 - charge)? };
+                plan.passed.push(Passed { job, refusal });
+                continue;
+            }
+            plan.slots.push(slot);
+            plan.charges.push(match &in_lanes {
+                Some(charges) => charges.get(job).copied().ok_or_else(|| format!("a job {job}"))?,
+                None => charged(charge)?,
+            });
+        }
+        Ok(plan)
     }
 
     /// The verdicts of an answer, derived as [`Reply::reserved`] derives slots; and the marks after them.
@@ -228,7 +248,10 @@ impl Answer {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn read(packed: &[u8], limits: &LimitSet) -> Result<Self, String> {
+    pub(super) fn read<'a>(
+        packed: &[u8],
+        limits: impl Iterator<Item = &'a Limit> + Clone,
+    ) -> Result<Self, String> {
         match doubles(packed) {
             Some([from, to]) => Ok(Self::Missing(Micros(from), Micros(to))),
             None => Reply::whole(packed, limits).map(|reply| Self::Reply(Box::new(reply))),
@@ -256,15 +279,19 @@ fn booking(reach: i64, [begins, units, spacing, lead]: [i64; 4]) -> Result<Booki
     Ok(Booking { reach: span(reach)?, next })
 }
 
-fn read_marks(limits: &LimitSet, numbers: &[i64]) -> Result<Vec<Mark>, String> {
+fn read_marks<'a>(
+    limits: impl Iterator<Item = &'a Limit> + Clone,
+    numbers: &[i64],
+) -> Result<Vec<Mark>, String> {
     let (marks, rest) = numbers.as_chunks::<3>();
-    if marks.len() != limits.len() || !rest.is_empty() {
-        return Err(format!("{} numbers of marks for {} limits", numbers.len(), limits.len()));
+    let count = limits.clone().count();
+    if marks.len() != count || !rest.is_empty() {
+        return Err(format!("{} numbers of marks for {count} limits", numbers.len()));
     }
     let mark = |(limit, numbers): (&Limit, &[i64; 3])| {
         limit.mark_of(*numbers).ok_or_else(|| format!("the mark {numbers:?} of `{}`", limit.name()))
     };
-    limits.iter().zip(marks).map(mark).collect()
+    limits.zip(marks).map(mark).collect()
 }
 
 /// Reads what a change came to.
@@ -282,11 +309,11 @@ pub(super) fn tended((packed, terms): TendReply) -> Result<Tended, String> {
 
 /// The marks after all slots of an answer.
 pub(super) fn marks_after(call: &Reserve<'_>, reserved: &Reserved) -> Vec<Mark> {
-    let limits = call.limits;
-    let each = reserved.slots.iter().zip(&reserved.charges).zip(limits.rows(call.costs));
-    each.fold(reserved.before.clone(), |marks, ((&slot, &charge), row)| {
-        limits.marks_after(&marks, slot, &limits.charged(&row, charge))
-    })
+    if call.lanes.is_some() {
+        return reserved.marks_in_lanes(call).1;
+    }
+    let last = reserved.granted(call.limits, call.costs).pop();
+    last.map_or_else(|| reserved.before.clone(), |last| last.after)
 }
 
 fn charged(bits: i64) -> Result<Charge, String> {

@@ -41,6 +41,7 @@ pub(super) struct Scripts {
     /// with them.
     fast: [Script; 4],
     reserve: ByKinds,
+    lanes: ByKinds,
     cancel: ByKinds,
     reset: ByKinds,
     restart: ByKinds,
@@ -99,7 +100,18 @@ fn compose(kinds: Kinds, main: &str) -> String {
     source + main
 }
 
-const RESERVE: &str = concat!(include_str!("lua/turns.lua"), include_str!("lua/reserve.lua"));
+const RESERVE: &str = concat!(
+    include_str!("lua/turns.lua"),
+    include_str!("lua/reserve.lua"),
+    include_str!("lua/jobs.lua"),
+    include_str!("lua/finish.lua")
+);
+const LANES: &str = concat!(
+    include_str!("lua/turns.lua"),
+    include_str!("lua/reserve.lua"),
+    include_str!("lua/lanes.lua"),
+    include_str!("lua/finish.lua")
+);
 
 /// The scripts that nearly every replica needs: they are loaded with the connection. The others are when they are
 /// first called.
@@ -137,6 +149,7 @@ impl Scripts {
         Self {
             fast: [one, many, one_turns, many_turns],
             reserve: ByKinds::new(RESERVE, steps),
+            lanes: ByKinds::new(LANES, steps),
             cancel: ByKinds::new(include_str!("lua/cancel.lua"), steps),
             reset: ByKinds::new(include_str!("lua/reset.lua"), steps),
             restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
@@ -155,12 +168,21 @@ impl Scripts {
         numbers.put([now.number()]);
         numbers.put(seen.numbers());
         ask.tell(&mut numbers);
-        tell_limits(&mut numbers, ask.limits.iter().as_slice(), Some(ask));
+        tell_limits(&mut numbers, ask.all_limits(), Some(ask));
         for &unit in &ask.limits.unit()[..ask.limits.len()] {
             numbers.put([unit.into()]);
         }
-        tell_costs(&mut numbers, ask);
-        let mut call = Call::new(self.reserve.of(ask.limits.iter()), keys, &numbers, 1);
+        let script = match &ask.in_lanes {
+            Some(in_lanes) => {
+                in_lanes.tell(&mut numbers, ask.limits.len(), ask.costs);
+                self.lanes.of(ask.all_limits().map(|(limit, _)| limit))
+            }
+            None => {
+                tell_costs(&mut numbers, ask);
+                self.reserve.of(ask.limits.iter())
+            }
+        };
+        let mut call = Call::new(script, keys, &numbers, 1);
         call.command.arg(ask.lease.map_or("", |lease| lease.replica));
         call
     }
@@ -168,19 +190,19 @@ impl Scripts {
     pub(super) fn cancel(&self, keys: &[String], cancel: &Cancel<'_>, now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(64);
         numbers.put([now.number(), cancel.slot.0]);
-        tell_limits(&mut numbers, cancel.limits.iter().as_slice(), None);
+        tell_limits(&mut numbers, cancel.states().map(|(limit, _)| (limit, None)), None);
         for ((before, after), cost) in cancel.before.iter().zip(cancel.after).zip(cancel.charged) {
             numbers.put([i64::from(*cost)]);
             numbers.put(before.numbers());
             numbers.put(after.numbers());
         }
-        Call::new(self.cancel.of(cancel.limits.iter()), keys, &numbers, 0)
+        Call::new(self.cancel.of(cancel.states().map(|(limit, _)| limit)), keys, &numbers, 0)
     }
 
     pub(super) fn reset(&self, keys: &[String], limits: &LimitSet, now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(32);
         numbers.put([now.number()]);
-        tell_limits(&mut numbers, limits.iter().as_slice(), None);
+        tell_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
         Call::new(self.reset.of(limits.iter()), keys, &numbers, 0)
     }
 
@@ -196,7 +218,7 @@ impl Scripts {
         numbers.put([now.number()]);
         numbers.put(seen.numbers());
         if let Change::Reset { limits } = change {
-            tell_limits(&mut numbers, limits, None);
+            tell_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
             let mut call = Call::new(self.restart.of(*limits), keys, &numbers, 2);
             call.command.arg(channel).arg(downstream);
             return call;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::packed::Packed;
 use crate::limit::{Algorithm, Calendar, Combine, Costs, Counting, Edges, Limit, LimitSet, Window};
 use crate::rate::Rate;
+use crate::store::lanes::States;
 use crate::store::turns::farthest;
-use crate::store::{Asker, Lease};
+use crate::store::{Asker, Lanes, Lease};
 use crate::time::Micros;
 
 /// The instant that a script decides at.
@@ -79,17 +80,60 @@ pub(super) struct Ask<'a> {
     pub(super) edges: (Micros, Micros),
     /// The windows as the worker last heard of them, by limit: what a store lost is made good by it.
     pub(super) known: Windows,
+    pub(super) in_lanes: Option<InLanes<'a>>,
 }
 
-/// Windows, by the limit's name, each with the epoch in which it was heard of.
-pub(super) type Windows = HashMap<String, (Micros, Window)>;
+/// The lanes of the jobs of a call.
+pub(super) struct InLanes<'a> {
+    pub(super) lanes: Lanes<'a>,
+    pub(super) states: States<'a>,
+    /// The window of each state as the worker last heard of it.
+    pub(super) known: Vec<Option<Heard>>,
+}
+
+/// A window, and the epoch in which it was heard of.
+pub(super) type Heard = (Micros, Window);
+
+/// Windows, by the limit's name.
+pub(super) type Windows = HashMap<String, Heard>;
+
+impl InLanes<'_> {
+    /// The numbers that `lanes.lua` reads, where the downstream has so many limits of its own.
+    pub(super) fn tell(&self, numbers: &mut Packed, own: usize, costs: Costs<'_>) {
+        self.states.all.iter().for_each(|_| numbers.put([1]));
+        numbers.put_count(own as u64);
+        numbers.put([Micros(0).plus(self.lanes.lead).0]);
+        numbers.put_count(self.states.lanes.len() as u64);
+        for lane in &self.states.lanes {
+            numbers.put_count(lane.len() as u64);
+            lane.iter().for_each(|&place| numbers.put_count((own + place + 1) as u64));
+        }
+        let (Costs::Each(costs) | Costs::PerLimit(costs)) = costs;
+        numbers.put_count(costs.len() as u64);
+        for (lane, &cost) in self.lanes.of.iter().zip(costs) {
+            numbers.put([lane.map_or(0, |lane| i64::from(lane) + 1), cost.into()]);
+        }
+    }
+}
 
 impl Ask<'_> {
+    /// The limits, each with the window that the worker knows of: the downstream's, then those of lanes.
+    pub(super) fn all_limits(&self) -> impl Iterator<Item = (&Limit, Option<&Heard>)> + Clone {
+        let own = self.limits.iter().map(|limit| (limit, self.known.get(limit.name())));
+        let keyed = self.in_lanes.iter().flat_map(|lanes| lanes.states.all.iter().zip(&lanes.known));
+        own.chain(keyed.map(|((limit, _), known)| (*limit, known.as_ref())))
+    }
+
+    /// Whether the worker derives the slots from the first one.
+    fn is_derived(&self) -> bool {
+        self.limits.is_tat() && self.in_lanes.is_none()
+    }
+
     /// The numbers of a call for any algorithm, as the head of `reserve.lua` describes them, between those of the
     /// record and those of the limits.
     pub(super) fn tell(&self, numbers: &mut Packed) {
         numbers.put([Micros(0).plus(self.ahead).0, self.exact.0, self.combine(), self.police.into()]);
-        numbers.put([self.limits.is_tat().into()]);
+        numbers.put([self.is_derived().into()]);
         numbers.put_count(self.generation);
         numbers.put([self.lease.map_or(0, |lease| Micros(0).plus(lease.ttl).0)]);
         numbers.put([self.asker.is_some().into()]);
@@ -99,7 +143,7 @@ impl Ask<'_> {
     /// Whether the script for most calls is for it.
     pub(super) fn is_fast(&self) -> bool {
         let takes_turns = self.asker.is_some();
-        self.lease.is_none() && self.limits.is_tat() && (!takes_turns || self.limits.is_plain())
+        self.lease.is_none() && self.is_derived() && (!takes_turns || self.limits.is_plain())
     }
 
     /// How far ahead slots are granted to those who ask like this.
@@ -188,16 +232,20 @@ fn counted(rate: Rate) -> [i64; 2] {
     [rate.count(), rate.period_micros()].map(|number| i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// How many limits there are, and each.
-pub(super) fn tell_limits(numbers: &mut Packed, limits: &[Limit], ask: Option<&Ask<'_>>) {
-    numbers.put_count(limits.len() as u64);
-    for limit in limits {
+/// How many limits there are, and each, with what is known of its window.
+pub(super) fn tell_limits<'a>(
+    numbers: &mut Packed,
+    limits: impl Iterator<Item = (&'a Limit, Option<&'a Heard>)> + Clone,
+    ask: Option<&Ask<'_>>,
+) {
+    numbers.put_count(limits.clone().count() as u64);
+    for (limit, known) in limits {
         match limit.algorithm() {
             Algorithm::LeakyBucket(bucket) => tell_pace(numbers, b't', bucket.rate(), bucket.burst()),
             Algorithm::Gcra(gcra) => tell_pace(numbers, b'g', gcra.rate(), gcra.burst()),
             Algorithm::TokenBucket(bucket) => tell_pace(numbers, b'g', bucket.refill(), bucket.capacity()),
             Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
-                tell_window(numbers, counting, ask, ask.and_then(|ask| ask.known.get(limit.name())));
+                tell_window(numbers, counting, ask, known);
             }
             Algorithm::SlidingWindow(window) => {
                 numbers.put([b'c'.into()]);
@@ -219,12 +267,7 @@ fn tell_pace(numbers: &mut Packed, letter: u8, rate: Rate, burst: u32) {
     numbers.put([burst.into()]);
 }
 
-fn tell_window(
-    numbers: &mut Packed,
-    counting: Counting,
-    ask: Option<&Ask<'_>>,
-    known: Option<&(Micros, Window)>,
-) {
+fn tell_window(numbers: &mut Packed, counting: Counting, ask: Option<&Ask<'_>>, known: Option<&Heard>) {
     let (epoch, known) = known.copied().unwrap_or_default();
     let mut tell = |letter: u8| {
         numbers.put([letter.into()]);

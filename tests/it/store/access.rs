@@ -70,8 +70,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
             let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
             for lease in [None, lease] {
                 let ahead = Duration::from_secs(5);
-                let call =
-                    Reserve { scope, limits: &limits, costs, ahead, lease, generation: 0, asker: None };
+                let call = Reserve { lease, ..Reserve::new(scope, &limits, costs, ahead) };
                 let reserved = store.reserve(call).await?;
                 assert!(!reserved.slots.is_empty());
                 let granted = reserved.granted(&limits, costs);
@@ -79,6 +78,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
                 let cancel = Cancel {
                     scope,
                     limits: &limits,
+                    lane: None,
                     slot: last.slot,
                     charged: &last.charged,
                     before: &last.before,
@@ -110,7 +110,7 @@ async fn the_rights_that_are_documented_are_enough() {
         LimitSet::new(vec![Limit::leaky_bucket("bucket", "20/s".parse().unwrap(), 1).unwrap()]).unwrap();
     let scope = Scope { downstream: "billing", key: "" };
     let (costs, ahead) = (Costs::Each(&[1]), Duration::from_secs(5));
-    let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0, asker: None };
+    let call = Reserve::new(scope, &limits, costs, ahead);
     let stranger = RedisStore::connect(&url, options("mine")).await.unwrap();
     let after = stranger.reserve(call).await.unwrap();
     assert!(

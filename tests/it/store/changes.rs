@@ -63,7 +63,7 @@ impl World {
         let (limits, costs) = (&self.sets[self.rate], [1; 8]);
         let (costs, ahead) = (Costs::Each(&costs[..jobs]), Duration::from_millis(ahead));
         let scope = self.scope();
-        let call = Reserve { scope, limits, costs, ahead, lease: None, generation: 0, asker: None };
+        let call = Reserve::new(scope, limits, costs, ahead);
         let [one, two] = &self.stores;
         let (one, two) = (one.reserve(call).await.unwrap(), two.reserve(call).await.unwrap());
         let told = |answer: &Reserved| (answer.slots.clone(), answer.next, answer.status);
@@ -90,7 +90,7 @@ impl World {
         let Some((slot, rate, granted)) = self.taken.pop() else { return };
         let Granted { slot: at, charged, before, after } = &granted;
         let (scope, limits) = (self.scope(), &self.sets[rate]);
-        let call = Cancel { scope, limits, slot: *at, charged, before, after };
+        let call = Cancel { scope, limits, lane: None, slot: *at, charged, before, after };
         let [one, two] = &self.stores;
         let given = [one.cancel(call).await.unwrap(), two.cancel(call).await.unwrap()];
         assert_eq!(given[0], given[1]);

@@ -19,15 +19,7 @@ fn limits(burst: u32) -> LimitSet {
 
 fn call<'a>(downstream: &'a str, limits: &'a LimitSet, costs: &'a [u32]) -> Reserve<'a> {
     let scope = Scope { downstream, key: "" };
-    Reserve {
-        scope,
-        limits,
-        costs: Costs::Each(costs),
-        ahead: Duration::from_secs(5),
-        lease: None,
-        generation: 0,
-        asker: None,
-    }
+    Reserve::new(scope, limits, Costs::Each(costs), Duration::from_secs(5))
 }
 
 /// The keys on each node, by its place.

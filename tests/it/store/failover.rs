@@ -121,8 +121,7 @@ async fn worker(
 ) {
     let scope = Scope { downstream: &downstream, key: "" };
     let costs = Costs::Each(&[1; 4]);
-    let call =
-        Reserve { scope, limits: &limits, costs, ahead: HORIZON, lease: None, generation: 0, asker: None };
+    let call = Reserve::new(scope, &limits, costs, HORIZON);
     let mut ticks = tokio::time::interval(Duration::from_millis(10));
     while !stop.load(Ordering::Acquire) {
         ticks.tick().await;

@@ -24,15 +24,7 @@ pub fn limits(burst: u32) -> LimitSet {
 }
 
 pub fn call<'a>(limits: &'a LimitSet, costs: &'a [u32], ahead: Duration) -> Reserve<'a> {
-    Reserve {
-        scope: SCOPE,
-        limits,
-        costs: Costs::Each(costs),
-        ahead,
-        lease: None,
-        generation: 0,
-        asker: None,
-    }
+    Reserve::new(SCOPE, limits, Costs::Each(costs), ahead)
 }
 
 pub async fn store(redis: &Redis) -> RedisStore {

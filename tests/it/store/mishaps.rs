@@ -108,15 +108,7 @@ impl World<'_> {
         let received = decided + worker.distance;
         self.clock.set(Micros(TODAY.plus(decided).0 + self.ahead));
         // As many as half a horizon releases, by four.
-        let call = Reserve {
-            scope: self.scope,
-            limits: self.limits,
-            costs: Costs::Each(&[1; 3]),
-            ahead: HORIZON,
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(self.scope, self.limits, Costs::Each(&[1; 3]), HORIZON);
         let reply = worker.store.reserve(call).await.unwrap();
         let at = |since: Duration| self.start + since;
         let observed = worker.clock.observe(at(sent), reply.now, reply.epoch, at(received));

@@ -143,7 +143,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
                 match backend
                     .store
-                    .reserve(Reserve { scope, limits, costs, ahead, lease, generation: 0, asker: None })
+                    .reserve(Reserve { lease, ..Reserve::new(scope, limits, costs, ahead) })
                     .await
                 {
                     Ok(reserved) => {
@@ -171,7 +171,7 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 Some((key, Granted { slot, charged, before, after })) => {
                     let scope = Scope { downstream: name, key };
                     let (charged, before, after) = (&charged, &before, &after);
-                    let call = Cancel { scope, limits, slot, charged, before, after };
+                    let call = Cancel { scope, limits, lane: None, slot, charged, before, after };
                     Answer::Cancelled(backend.store.cancel(call).await.unwrap())
                 }
             },

@@ -48,15 +48,7 @@ async fn every_backend_refuses_the_same_calls() {
     let name = unique("refuses");
     for backend in Backend::all(redis) {
         let scope = Scope { downstream: &name, key: "" };
-        let call = Reserve {
-            scope,
-            limits: &limits,
-            costs: Costs::Each(&[u32::MAX]),
-            ahead: Duration::ZERO,
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(scope, &limits, Costs::Each(&[u32::MAX]), Duration::ZERO);
         let refused = [
             backend.store.reserve(call).await.map(drop),
             backend.store.reserve(Reserve { costs: Costs::Each(&[1; 1025]), ..call }).await.map(drop),
@@ -93,15 +85,7 @@ async fn every_backend_counts_the_replicas_that_live() {
             backend.clock.set(Micros(TODAY + millis * 1000));
             let scope = Scope { downstream: &name, key: "" };
             let ahead = Duration::ZERO;
-            let call = Reserve {
-                scope,
-                limits: &limits,
-                costs: Costs::Each(&[]),
-                ahead,
-                lease,
-                generation: 0,
-                asker: None,
-            };
+            let call = Reserve { lease, ..Reserve::new(scope, &limits, Costs::Each(&[]), ahead) };
             backend.store.reserve(call).await.unwrap().replicas
         };
         let seen = [
@@ -135,7 +119,7 @@ async fn every_backend_knows_the_days_that_other_limits_lead_to() {
         backend.clock.set(Micros(TODAY));
         let scope = Scope { downstream: &name, key: "" };
         let (costs, ahead) = (Costs::Each(&[1; 40]), Duration::from_secs(400 * 86_400));
-        let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0, asker: None };
+        let call = Reserve::new(scope, &limits, costs, ahead);
         let slots = backend.store.reserve(call).await.unwrap().slots;
         let exact: Vec<Micros> = (0..40).map(|k| Micros(TODAY + k * 9 * DAY)).collect();
         assert_eq!(slots, exact, "{}", backend.name);
@@ -155,8 +139,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
         let reserve = async |second: i64, costs| {
             backend.clock.set(Micros(TODAY + second * SECOND));
             let (ahead, costs) = (Duration::from_secs(1000), Costs::Each(costs));
-            let call =
-                Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0, asker: None };
+            let call = Reserve::new(scope, &limits, costs, ahead);
             let reserved = backend.store.reserve(call).await.unwrap();
             (reserved.granted(&limits, costs), reserved.before)
         };
@@ -166,7 +149,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
         assert_eq!(slots, [500, 1000, 1500], "{}", backend.name);
         for Granted { slot, charged, before, after } in granted[1..].iter().rev() {
             let (slot, limits) = (*slot, &limits);
-            let cancel = Cancel { scope, limits, slot, charged, before, after };
+            let cancel = Cancel { scope, limits, lane: None, slot, charged, before, after };
             assert!(backend.store.cancel(cancel).await.unwrap(), "{}", backend.name);
         }
         // The entry of 500 leaves at 1500, and a minute later the state is none.
@@ -190,15 +173,7 @@ async fn every_backend_keeps_an_odd_rate_exactly() {
         let mut slots = vec![];
         for _ in 0..100 {
             let ahead = Duration::from_secs(10);
-            let call = Reserve {
-                scope,
-                limits: &limits,
-                costs: Costs::Each(&[1; 1024]),
-                ahead,
-                lease: None,
-                generation: 0,
-                asker: None,
-            };
+            let call = Reserve::new(scope, &limits, Costs::Each(&[1; 1024]), ahead);
             slots.extend(backend.store.reserve(call).await.unwrap().slots);
         }
         for (k, slot) in slots.iter().enumerate() {

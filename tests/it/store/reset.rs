@@ -27,7 +27,7 @@ async fn reserve(store: &dyn Store, name: &str, limits: &[Limit], costs: &[u32])
     let scope = Scope { downstream: name, key: "" };
     let costs = Costs::Each(costs);
     let ahead = Duration::from_secs(10);
-    let call = Reserve { scope, limits: &limits, costs, ahead, lease: None, generation: 0, asker: None };
+    let call = Reserve::new(scope, &limits, costs, ahead);
     store.reserve(call).await.unwrap()
 }
 

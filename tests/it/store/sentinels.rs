@@ -21,7 +21,7 @@ fn limits() -> LimitSet {
 fn call(limits: &LimitSet) -> Reserve<'_> {
     let scope = Scope { downstream: "billing", key: "" };
     let costs = Costs::Each(&[1]);
-    Reserve { scope, limits, costs, ahead: Duration::from_secs(5), lease: None, generation: 0, asker: None }
+    Reserve::new(scope, limits, costs, Duration::from_secs(5))
 }
 
 #[tokio::test]

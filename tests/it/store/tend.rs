@@ -34,10 +34,7 @@ async fn reserve(
     let scope = Scope { downstream, key: "" };
     let costs = vec![1; jobs];
     let (costs, ahead) = (Costs::Each(&costs), Duration::from_secs(60));
-    store
-        .reserve(Reserve { scope, limits, costs, ahead, lease: None, generation, asker: None })
-        .await
-        .unwrap()
+    store.reserve(Reserve { generation, ..Reserve::new(scope, limits, costs, ahead) }).await.unwrap()
 }
 
 /// The changes from the moment on at which they are surely heard.

@@ -62,15 +62,7 @@ impl Timeline {
     async fn reserve(&mut self, row: &[u32], jobs: usize, ahead: Duration) -> Vec<Micros> {
         let all = row.repeat(jobs);
         let costs = Costs::PerLimit(&all);
-        let call = Reserve {
-            scope: SCOPE,
-            limits: &self.limits,
-            costs,
-            ahead,
-            lease: None,
-            generation: 0,
-            asker: None,
-        };
+        let call = Reserve::new(SCOPE, &self.limits, costs, ahead);
         let reserved = self.store.reserve(call).await.unwrap();
         for granted in reserved.granted(&self.limits, costs) {
             self.take(&granted.charged.clone());
@@ -102,7 +94,7 @@ impl Timeline {
         let due = self.is_tail(held) && self.clock.now() < *slot;
         let kept = self.dump();
         let (limits, slot) = (&self.limits, *slot);
-        let call = Cancel { scope: SCOPE, limits, slot, charged, before, after };
+        let call = Cancel { scope: SCOPE, limits, lane: None, slot, charged, before, after };
         let given = self.store.cancel(call).await.unwrap();
         prop_assert_eq!(given, due, "{:?}", held.granted);
         if !given {

@@ -200,6 +200,7 @@ end
 --   restart(l, s, from)      the level of counts that begin at 0 at `from`; none where that is a fresh one
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
 -- windows also
+--   is_window                 all of it comes back at once, when a window ends
 --   recall(l, s, now, loss)  with what the caller knows from before a loss; whether that is more
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again

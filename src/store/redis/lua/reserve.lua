@@ -1,4 +1,5 @@
--- Reserves slots for jobs, or decides whether each fits now. A refusal consumes nothing.
+-- Reserves slots for jobs, or decides whether each fits now. A refusal consumes nothing. This is the first of three
+-- parts: jobs.lua or lanes.lua decides, and finish.lua writes and answers.
 --
 -- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
@@ -10,14 +11,15 @@
 --         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
 --         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
---         how many limits, then each, then what a unit costs each; how many costs a job has (1: the same for each
---         limit), then runs of costs and how many jobs have them
+--         how many limits, then each, then what a unit costs each; then what jobs.lua or lanes.lua reads
 --       2 the replica that lives
 -- Answer doubles: generation, epoch, penalty, pause, paused, reset, now; from when on it was decided, replicas that
---         live (0 without a lease), granted, first slot refused or -1, its limit, the next slot (-1: not asked for);
+--         live (0 without a lease), for how many jobs there are outcomes, or granted where the worker derives slots,
+--         first slot refused or -1, its limit, the next slot (-1: not asked for);
 --         how far ahead turns are booked (0: it takes none), and of its next turn the begin (-1: none), units,
 --         spacing and lead; last, a, b of each limit before; then outcomes.
---         An outcome is slot, charge of each job granted; for a policer earliest, charge, limit of each job, and
+--         An outcome is slot, charge of a job granted, or the slot that it would have had, -1 - limit of one that was
+--         passed over; for a policer earliest, charge, limit of each job, and
 --         for each limit whose standing is not in its mark units remaining and when it is whole. A charge has bit
 --         i set for the limit at place i.
 --         Where edges of a calendar are missing: two doubles, from when to when to send edges for, and nothing is
@@ -100,17 +102,8 @@ local unit = {}
 for i = 1, count do
   unit[i] = number()
 end
--- The costs of a run of jobs, by limit, and whether they cost nothing at all.
-local width = number()
+-- What a job costs, by limit, and whether it costs nothing at all.
 local costs, peek = {}, false
-local function read_costs()
-  local sum, same = 0, width == 1 and number()
-  for i = 1, count do
-    costs[i] = same or number()
-    sum = sum + costs[i]
-  end
-  peek = sum == 0
-end
 
 -- When a job fits, the first limit that says so, and which limits it is charged to.
 local function choose(places)
@@ -158,130 +151,8 @@ local function tell(a, b)
   outcomes[told_of] = pack('<dd', a, b)
 end
 
-local granted, refused, binding, units, cost = 0, -1, 0, 0, 1
-local function grant_slot()
-  local slot, limit, charge = choose(count)
-  if slot > last_slot then
-    refused, binding, cost = slot, limit, math.max(floor(costs[1] / unit[1]), 1)
-    return
-  end
-  commit(slot, charge, count)
-  granted, units = granted + 1, units + floor(costs[1] / unit[1])
-  if not derived then
-    tell(slot, charge)
-  end
-end
-
--- Decides on the first of so many jobs that are alike. Where it is refused so are the others, and what is
--- told of it holds for them: nothing was taken. Answers for how many it decided.
-local function decide(jobs)
-  local earliest, limit, charge = choose(count)
-  local decided = 1
-  if earliest > now then
-    charge, decided = 0, jobs
-  else
-    commit(now, charge, count)
-    granted = granted + 1
-  end
-  if derived then
-    return decided
-  end
-  local first = told_of + 1
-  tell(earliest, charge)
-  outcomes[told_of] = outcomes[told_of] .. pack('<d', limit)
-  for i = 1, count do
-    local l = all[i]
-    if l.kind.standing then
-      tell(l.kind.standing(l, l.state, now))
-    end
-  end
-  local outcome = table.concat(outcomes, '', first)
-  for i = first + 1, told_of do
-    outcomes[i] = nil
-  end
-  outcomes[first] = outcome:rep(decided)
-  told_of = first
-  return decided
-end
-
-while at <= #args and refused < 0 and not outdated do
-  read_costs()
-  local left = number()
-  while left > 0 and refused < 0 do
-    if police then
-      left = left - decide(left)
-    else
-      grant_slot()
-      left = left - 1
-    end
-  end
-end
-if missing then
-  return pack('<dd', missing, missing_to)
-end
-
--- All is decided. Corrections are written even when nothing is granted: a fence that is not written never ends.
-for i = 1, count do
-  local l = all[i]
-  if l.corrected and not l.taken and l.unpaused then
-    local s = l.state
-    s.last, s.tat, s.rem, s.tail = l.unpaused[1], l.unpaused[2], l.unpaused[3], l.unpaused[4]
-  end
-  if l.taken or l.corrected then
-    save_state(l, l.state, now)
-  end
-  if l.unpaused and not l.taken and not stopped then
-    l.kind.pause(l, l.state, paused, now)
-  end
-end
-
--- What is only told: the next slot, and how far behind it the one after it is.
-for i = 1, count do
-  costs[i] = unit[i]
-end
-peek = false
-local next_slot = refused
-if not derived and not police and refused < 0 then
-  next_slot = choose(count)
-end
-local turn, units_next, spacing, lead = -1, 0, 0, 0
-if turns then
-  record.reach, record.reach_until = reached(now, reach, record.reach, record.reach_until)
-  changed = true
-  local free, charge, _
-  if waiting > units and not outdated and not stopped and (refused < 0 or binding < own_limits) then
-    free, _, charge = choose(own_limits)
-    if goes_on and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
-      free = nil -- the turn is not used up
-    end
-  end
-  if free then
-    if refused > free then
-      -- A unit may go before, but not the job that was refused.
-      free, spacing = refused, interval
-    else
-      commit(free, charge, own_limits)
-      spacing = choose(own_limits) - free
-    end
-    turn, units_next, lead, record.turns_end, spacing =
-      next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end, interval)
-    ttl = math.max(ttl, ttl > 0 and math.min(2 * (turn - now), LONGEST_LEASE) or 0)
-  end
-end
-if changed then
-  save_record(record)
-end
-
-local replicas = 0
-if ttl > 0 then
-  local leases = KEYS[count + 2]
-  redis.call('ZREMRANGEBYSCORE', leases, '-inf', int(now))
-  -- One that lies further ahead was given before the clock stepped back.
-  redis.call('ZREMRANGEBYSCORE', leases, '(' .. int(now + LONGEST_LEASE), '+inf')
-  redis.call('ZADD', leases, int(now + ttl), ARGV[2])
-  redis.call('PEXPIRE', leases, int((LONGEST_LEASE + GRACE) / 1000))
-  replicas = redis.call('ZCARD', leases)
-end
-local decided = pack('<dddddd', from, replicas, granted, refused, binding, next_slot)
-local booked = pack('<ddddd', turns and record.reach or 0, turn, units_next, spacing, lead)
-return stamp(now, record) .. decided .. booked .. table.concat(before) .. table.concat(outcomes)
+-- How many jobs were decided on, in a policer how many are allowed; why there are no more, and what the job costs that
+-- ended it; and of the units that wait those that have a slot, or wait for something else than the pace of all.
+local decided, refused, binding, cost, units = 0, -1, 0, 1, 0
+-- In a call with lanes, how many of the limits are the downstream's own: the first ones.
+local own_count

@@ -7,7 +7,7 @@ local function read_window(l)
 end
 
 -- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same arithmetic.
-local window = { lose = after_loss, pause = after_pause }
+local window = { is_window = true, lose = after_loss, pause = after_pause }
 
 local WINDOW = head_of('w')
 

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::limit::{Algorithm, Costs, Decision, Edges, Limit, LimitSet};
+use paced::limit::{Algorithm, Combine, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
-    Asker, Cancel, Change, Check, Checked, Granted, Lease, MemoryStore, NextTurn, RedisStore, Reserve,
-    Reserved, Scope, Store, Tended, Turn,
+    Asker, Cancel, Change, Check, Checked, Granted, Lane, Lanes, Lease, MemoryStore, NextTurn, RedisStore,
+    Reserve, Reserved, Scope, Store, Tended, Turn,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
 
 use super::super::patient;
 use super::TODAY;
-use super::timeline::{Jobs, KEYS, Op, REPLICAS, SECOND, Span, Step, Timeline};
+use super::timeline::{Asks, Jobs, KEYS, LANES, Op, REPLICAS, SECOND, Span, Step, Timeline};
 use crate::support::servers::Redis;
 
 /// After so many operations what is stored is compared; the answers are after each.
@@ -59,14 +59,20 @@ enum Answer {
     Nothing,
 }
 
-/// A reservation that may be cancelled: the key and the limits that it was made with.
-type Held = (&'static str, LimitSet, Granted);
+/// A reservation that may be cancelled: the key, the limits and the lane that it was made with.
+#[derive(Clone, Debug)]
+struct Held {
+    key: &'static str,
+    limits: LimitSet,
+    lane: Option<u16>,
+    grant: Granted,
+}
 
 /// What a step does, with all that a store is told.
 enum Call<'a> {
-    Reserve { costs: Costs<'a>, ahead: Duration, lease: Option<Lease<'a>>, asker: Option<Asker> },
+    Reserve(Box<Reserve<'a>>),
     Check { costs: Costs<'a> },
-    Cancel(&'a Held),
+    Cancel(&'a Held, Option<Lane<'a>>),
     Reset,
     Tend(Change<'a>),
 }
@@ -95,44 +101,55 @@ impl<'a> Pair<'a> {
                     self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
                 }
                 _ => {
-                    let told = self.step(scope, limits, step, (&mut granted, &mut turn)).await;
+                    let told =
+                        self.step(scope, (limits, &timeline.lanes), step, (&mut granted, &mut turn)).await;
                     told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
             if index % LOOK == LOOK - 1 || index + 1 == timeline.steps.len() {
-                let looked = self.look(name, &timeline.sets[set]).await;
-                looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+                for (key, limits) in looked_at(timeline, set) {
+                    let looked = self.look(Scope { downstream: name, key }, limits).await;
+                    looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+                }
             }
         }
         Ok(())
     }
 
-    /// What the stores keep under each key.
-    async fn look(&self, name: &str, limits: &LimitSet) -> Result<(), String> {
-        for key in KEYS {
-            let scope = Scope { downstream: name, key };
-            let expected = self.memory.dump(scope, limits);
-            let found = self.shared.dump(scope, limits).await.unwrap();
-            if found != expected {
-                return Err(format!(
-                    "under `{key}` the stores keep\n memory {expected:?}\n redis  {found:?}"
-                ));
-            }
-            self.tally.count("states", expected.iter().skip(1).filter(|state| *state != "none").count());
+    /// What the stores keep under a key.
+    async fn look(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<(), String> {
+        let expected = self.memory.dump(scope, limits);
+        let found = self.shared.dump(scope, limits).await.unwrap();
+        if found != expected {
+            let key = scope.key;
+            return Err(format!("under `{key}` the stores keep\n memory {expected:?}\n redis  {found:?}"));
         }
+        self.tally.count("states", expected.iter().skip(1).filter(|state| *state != "none").count());
         Ok(())
     }
 
     async fn step(
         &self,
         scope: Scope<'_>,
-        limits: &LimitSet,
+        (limits, lane_limits): (&LimitSet, &[LimitSet; 2]),
         Step { op, generation, .. }: &Step,
         (granted, turn): (&mut Vec<Held>, &mut Option<Turn>),
     ) -> Result<(), String> {
         let policing = matches!(op, Op::Reserve { policing: true, .. } | Op::Check { policing: true, .. });
         let limits = if policing { &limits.clone().policing() } else { limits };
-        let costs = costs(op, limits);
+        let costs = costs(op, limits, lane_limits);
+        let keys = LANES.map(|(set, [first, others])| {
+            let all = lane_limits[set].iter().enumerate();
+            all.map(|(place, _)| if place == 0 { first } else { others }).collect::<Vec<_>>()
+        });
+        let lanes: Vec<Lane<'_>> = LANES
+            .iter()
+            .zip(&keys)
+            .map(|((set, _), keys)| Lane { limits: &lane_limits[*set], keys })
+            .collect();
+        // Limits of lanes join no others than those that must all agree.
+        let is_in_lanes = matches!(op, Op::Lanes { .. }) && limits.combine() == Combine::All;
+        let of = if is_in_lanes { of(op) } else { vec![] };
         let cancelled = match op {
             Op::Cancel { back } => granted.iter().cloned().enumerate().rev().nth(*back),
             _ => None,
@@ -145,25 +162,27 @@ impl<'a> Pair<'a> {
             .map(|(_, limit)| limit.clone())
             .collect();
         let call = match op {
-            Op::Reserve { ahead, lease, asker, .. } => Call::Reserve {
-                asker: asker.map(|asks| Asker {
-                    turn: turn.filter(|_| asks.at_turn),
-                    reach: Duration::from_millis(asks.reach),
-                    waiting: asks.waiting,
-                    own: asks.own.min(limits.len()),
-                    interval: limits.iter().map(|limit| limit.rate().interval()).max().unwrap(),
-                    goes_on: asks.goes_on,
-                }),
-                costs: costs.costs(),
-                ahead: Duration::from_micros(micros(*ahead, limits).unsigned_abs()),
-                lease: lease.map(|(replica, ttl)| Lease {
-                    replica: REPLICAS[replica],
-                    ttl: Duration::from_millis(ttl),
-                }),
-            },
+            Op::Reserve { ahead, lease, asker, .. } | Op::Lanes { ahead, lease, asker, .. } => {
+                let lead = if let Op::Lanes { lead, .. } = op { span(*lead, limits) } else { Duration::ZERO };
+                Call::Reserve(Box::new(Reserve {
+                    generation: *generation,
+                    asker: asker.map(|asks| asker_of(asks, limits, turn.filter(|_| asks.at_turn))),
+                    lease: lease.map(|(replica, ttl)| Lease {
+                        replica: REPLICAS[replica],
+                        ttl: Duration::from_millis(ttl),
+                    }),
+                    lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead }),
+                    ..Reserve::new(
+                        Scope { key: if is_in_lanes { "" } else { scope.key }, ..scope },
+                        limits,
+                        costs.costs(),
+                        span(*ahead, limits),
+                    )
+                }))
+            }
             Op::Check { .. } => Call::Check { costs: costs.costs() },
             Op::Cancel { .. } => match cancelled.as_ref() {
-                Some((_, held)) => Call::Cancel(held),
+                Some((_, held)) => Call::Cancel(held, held.lane.map(|lane| lanes[usize::from(lane)])),
                 None => return Ok(()),
             },
             Op::Tend(change) => Call::Tend(*change),
@@ -181,14 +200,21 @@ impl<'a> Pair<'a> {
         if let (Answer::Cancelled(true), Some((place, _))) = (&expected, &cancelled) {
             granted.remove(*place);
         }
-        if let (Answer::Reserved(reserved), Call::Reserve { costs, .. }) = (&expected, &call) {
+        if let (Answer::Reserved(reserved), Call::Reserve(call)) = (&expected, &call) {
+            self.tally.count("passed over", reserved.passed.len());
+            if call.lanes.is_some() {
+                let in_lanes = reserved.jobs().filter(|job| of[*job].is_some());
+                self.tally.count("granted in lanes", in_lanes.count());
+                let waits = reserved.passed.iter().filter(|passed| passed.refusal.limit >= limits.len());
+                self.tally.count("lanes that wait", waits.count());
+            }
             if let Some(NextTurn::At(next)) = reserved.booking.map(|booking| booking.next) {
                 *turn = Some(next);
             }
-            let key = KEYS[usize::from(!scope.key.is_empty())];
-            granted.extend(
-                reserved.granted(limits, *costs).into_iter().map(|grant| (key, limits.clone(), grant)),
-            );
+            let key = KEYS[usize::from(!call.scope.key.is_empty())];
+            let lanes = reserved.jobs().map(|job| of.get(job).copied().flatten());
+            let held = |(lane, grant)| Held { key, limits: limits.clone(), lane, grant };
+            granted.extend(lanes.zip(reserved.granted_in_lanes(call)).map(held));
         }
         Ok(())
     }
@@ -227,18 +253,7 @@ async fn answer(
     call: &Call<'_>,
 ) -> Answer {
     let told = match call {
-        Call::Reserve { costs, ahead, lease, asker } => {
-            let call = Reserve {
-                scope,
-                limits,
-                costs: *costs,
-                ahead: *ahead,
-                lease: *lease,
-                generation,
-                asker: *asker,
-            };
-            store.reserve(call).await.map(Answer::Reserved)
-        }
+        Call::Reserve(call) => store.reserve(**call).await.map(Answer::Reserved),
         Call::Check { costs } => {
             let checked = store.check(Check { scope, limits, costs: *costs, generation }).await;
             checked.map(|checked| {
@@ -247,15 +262,49 @@ async fn answer(
                 Answer::Checked(checked, decisions)
             })
         }
-        Call::Cancel((key, limits, Granted { slot, charged, before, after })) => {
+        Call::Cancel(Held { key, limits, grant: Granted { slot, charged, before, after }, .. }, lane) => {
             let scope = Scope { key, ..scope };
-            let call = Cancel { scope, limits, slot: *slot, charged, before, after };
+            let call = Cancel { scope, limits, lane: *lane, slot: *slot, charged, before, after };
             store.cancel(call).await.map(Answer::Cancelled)
         }
         Call::Tend(change) => store.tend(scope.downstream, *change).await.map(Answer::Tended),
         Call::Reset => store.reset(scope, limits).await.map(|()| Answer::Nothing),
     };
     told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
+}
+
+/// The limits whose states are compared, and under which key.
+fn looked_at(timeline: &Timeline, set: usize) -> impl Iterator<Item = (&'static str, &LimitSet)> {
+    let own = KEYS.map(|key| (key, &timeline.sets[set]));
+    let mut lanes: Vec<(usize, &str)> =
+        LANES.iter().flat_map(|(set, keys)| keys.map(|key| (*set, key))).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    let lanes = lanes.into_iter().map(|(set, key)| (key, &timeline.lanes[set]));
+    own.into_iter().chain(lanes)
+}
+
+fn asker_of(asks: Asks, limits: &LimitSet, turn: Option<Turn>) -> Asker {
+    Asker {
+        turn,
+        reach: Duration::from_millis(asks.reach),
+        waiting: asks.waiting,
+        own: asks.own.min(limits.len()),
+        interval: limits.iter().map(|limit| limit.rate().interval()).max().unwrap(),
+        goes_on: asks.goes_on,
+    }
+}
+
+/// The lane of each job.
+fn of(op: &Op) -> Vec<Option<u16>> {
+    match op {
+        Op::Lanes { jobs, .. } => jobs.iter().map(|(lane, _)| *lane).collect(),
+        _ => vec![],
+    }
+}
+
+fn span(span: Span, limits: &LimitSet) -> Duration {
+    Duration::from_micros(micros(span, limits).unsigned_abs())
 }
 
 /// What a call's jobs cost.
@@ -275,8 +324,15 @@ impl Costing {
 
 /// The costs of an operation. Those that are the same of each limit are as much as fits at most; those of
 /// each its own may be too much.
-fn costs(op: &Op, limits: &LimitSet) -> Costing {
+fn costs(op: &Op, limits: &LimitSet, lanes: &[LimitSet; 2]) -> Costing {
     match op {
+        Op::Lanes { jobs, .. } => {
+            let most = |lane: Option<u16>| {
+                lane.map_or(u32::MAX, |lane| lanes[LANES[usize::from(lane)].0].max_cost())
+                    .min(limits.max_cost())
+            };
+            Costing::Each(jobs.iter().map(|(lane, cost)| *cost.min(&most(*lane))).collect())
+        }
         Op::Reserve { jobs: Jobs::PerLimit(rows), .. } | Op::Check { jobs: Jobs::PerLimit(rows), .. } => {
             Costing::PerLimit(rows.iter().flat_map(|row| row[..limits.given()].to_vec()).collect())
         }

@@ -12,12 +12,17 @@ use proptest::prelude::*;
 pub const OPERATIONS: usize = 60;
 /// The keys that a timeline's operations are on.
 pub const KEYS: [&str; 2] = ["", "b:c"];
+/// Lanes: which of [`Timeline::lanes`] are their limits, and the keys of these, the first one and all others.
+pub const LANES: [(usize, [&str; 2]); 4] =
+    [(0, ["x", "x"]), (0, ["y:", "y:"]), (0, ["x", "z"]), (1, ["x", "x"])];
 pub const REPLICAS: [&str; 3] = ["one", "two", "three"];
 
 #[derive(Clone, Debug)]
 pub struct Timeline {
     /// The numbers in force, and those that [`Op::Swap`] puts in their place, under the same names.
     pub sets: [LimitSet; 2],
+    /// The limits of lanes.
+    pub lanes: [LimitSet; 2],
     pub steps: Vec<Step>,
 }
 
@@ -49,6 +54,14 @@ pub enum Op {
         asker: Option<Asks>,
         /// With leaky buckets as meters: they share their states with the buckets.
         policing: bool,
+    },
+    /// For jobs of lanes, each of one of [`LANES`] or of none.
+    Lanes {
+        jobs: Vec<(Option<u16>, u32)>,
+        ahead: Span,
+        lead: Span,
+        lease: Option<(usize, u64)>,
+        asker: Option<Asks>,
     },
     Check {
         jobs: Jobs,
@@ -129,6 +142,15 @@ fn jobs() -> impl Strategy<Value = Jobs> {
     ]
 }
 
+fn in_lanes() -> impl Strategy<Value = Vec<(Option<u16>, u32)>> {
+    let lane = || prop::option::weighted(0.9, 0..LANES.len() as u16);
+    let cost = || prop_oneof![1 => Just(0_u32), 8 => Just(1_u32), 4 => 1_u32..5, 1 => 1_u32..2000];
+    prop_oneof![
+        5 => prop::collection::vec((lane(), cost()), 0..12),
+        1 => prop::collection::vec((lane(), Just(1)), 20..60),
+    ]
+}
+
 fn asks() -> impl Strategy<Value = Asks> {
     let waiting = prop_oneof![1 => Just(0_u64), 4 => 1_u64..200, 1 => Just(1_000_000)];
     let goes_on = prop::bool::weighted(0.2);
@@ -138,9 +160,14 @@ fn asks() -> impl Strategy<Value = Asks> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let lease = prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
+    let lease = || prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
+    let lead =
+        prop_oneof![Just(Span::Micros(0)), Just(Span::Micros(20_000)), (0_i64..150).prop_map(Span::Periods)];
     prop_oneof![
-        10 => (jobs(), ahead(), lease, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
+        8 => (in_lanes(), ahead(), lead, lease(), prop::option::weighted(0.4, asks())).prop_map(
+            |(jobs, ahead, lead, lease, asker)| Op::Lanes { jobs, ahead, lead, lease, asker },
+        ),
+        10 => (jobs(), ahead(), lease(), prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
             |(jobs, ahead, lease, asker, policing)| Op::Reserve { jobs, ahead, lease, asker, policing },
         ),
         10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
@@ -182,7 +209,19 @@ pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Val
         (moved, op) => Step { moved, key, generation, op },
     });
     let steps = prop::collection::vec(step, OPERATIONS);
-    (sets, steps).prop_map(|(sets, steps)| Timeline { sets, steps })
+    (sets, lane_limits("a"), lane_limits("b"), steps).prop_map(|(sets, one, other, steps)| Timeline {
+        sets,
+        lanes: [one, other],
+        steps,
+    })
+}
+
+/// The limits of a lane, under names of their own.
+fn lane_limits(prefix: &'static str) -> impl Strategy<Value = LimitSet> {
+    prop::collection::vec(any_limit(), 1..4).prop_map(move |limits| {
+        let name = |(place, limit): (usize, Limit)| limit.named(format!("{prefix}:{place}"));
+        LimitSet::new(limits.into_iter().enumerate().map(name).collect()).unwrap()
+    })
 }
 
 /// One limit, and other numbers for it.

@@ -67,6 +67,8 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
     let (tally, scripts) = (Tally::default(), RwLock::new(()));
     let (topic, seed) = (unique(topic), seed());
     let strategy = &timeline::timeline(sets());
+    // Limits of lanes join no others than those that must all agree.
+    let is_all = strategy.new_tree(&mut runner(seed, 0)).unwrap().current().sets[0].combine() == Combine::All;
     let worker = async |worker: usize| {
         let pair = Pair::new(&redis, &scripts, &tally);
         for number in (worker..TIMELINES).step_by(WORKERS) {
@@ -92,6 +94,11 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
     }
     for what in ["outdated", "paused", "with terms"] {
         assert!(tally.get(what) > 50, "the timelines reach all answers: {tally:?}");
+    }
+    if is_all {
+        for what in ["granted in lanes", "lanes that wait"] {
+            assert!(tally.get(what) > 200, "the timelines reach lanes: {tally:?}");
+        }
     }
     println!("{topic}: {tally:?}");
 }

@@ -1,0 +1,212 @@
+//! Jobs of many keys in one call, and what each job of a call is answered.
+
+use std::time::Duration;
+
+use super::{Granted, Reserve, Reserved, StoreError};
+#[cfg(feature = "redis")]
+use crate::limit::{Charge, Costs, Row};
+use crate::limit::{Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
+use crate::time::Micros;
+
+/// The most states of lanes that one call touches.
+pub const MAX_STATES: usize = 2048;
+
+/// What the jobs of one lane obey besides the downstream's own limits: all limits of a set, each with the key whose
+/// state it is. Lanes of one tenant share the states of the tenant's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane<'a> {
+    /// The limits. All of them must agree.
+    pub limits: &'a LimitSet,
+    /// The key of each, in the order of [`LimitSet::iter`]; none is empty.
+    pub keys: &'a [&'a str],
+}
+
+/// The lanes of a call's jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes<'a> {
+    /// Each lane once.
+    pub all: &'a [Lane<'a>],
+    /// The lane of each job, by its place in `all`. One without a lane obeys the downstream's own limits alone.
+    pub of: &'a [Option<u16>],
+    /// How far ahead of now a slot may lie that the limits of a lane set: until then the downstream stands still.
+    pub lead: Duration,
+}
+
+/// What a job of a call is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It has this slot.
+    Granted(Micros),
+    /// No slot lies so near. It takes nothing.
+    NotYet {
+        /// Before then it gets none, as things stand.
+        retry_at: Micros,
+        /// The limit that says so, as in [`Refusal::limit`].
+        limit: usize,
+    },
+    /// It would wait longer than [`Reserve::max_wait`] allows. It takes nothing.
+    QueueFull {
+        /// How long it is until a job waits no longer than that, as things stand.
+        retry_after: Duration,
+        /// As in [`Outcome::NotYet`].
+        limit: usize,
+    },
+    /// The downstream is paused, as an operator or its API asked for. It takes nothing.
+    Paused {
+        /// Until then; none: until somebody resumes it.
+        until: Option<Micros>,
+    },
+    /// Other terms are in force than those of [`Reserve::generation`]. It takes nothing.
+    Outdated,
+}
+
+/// The states that the lanes of a call touch, each once, and which of them each lane has.
+pub(super) struct States<'a> {
+    pub(super) all: Vec<(&'a Limit, &'a str)>,
+    pub(super) lanes: Vec<Vec<usize>>,
+}
+
+impl<'a> Lanes<'a> {
+    /// # Errors
+    /// [`StoreError::Invalid`] when no store may decide on them.
+    pub(super) fn check(&self, own: &LimitSet, jobs: usize) -> Result<(), StoreError> {
+        let invalid = |text: String| Err(StoreError::Invalid(text));
+        let sets = self.all.iter().map(|lane| lane.limits).chain([own]);
+        if !sets.clone().all(|set| set.combine() == Combine::All && set.is_plain()) {
+            return invalid("limits of lanes must all agree, and none be given twice".to_owned());
+        }
+        if self.of.len() != jobs || self.of.iter().flatten().any(|&lane| usize::from(lane) >= self.all.len())
+        {
+            return invalid(format!(
+                "{} jobs with lanes of {jobs}, of {} lanes; name a lane or none for each job",
+                self.of.len(),
+                self.all.len()
+            ));
+        }
+        if self.all.len() > MAX_BATCH {
+            return invalid(format!("{} lanes in one call; at most {MAX_BATCH} fit", self.all.len()));
+        }
+        for Lane { limits, keys } in self.all {
+            if keys.len() != limits.len() || keys.contains(&"") {
+                return invalid(format!("the keys {keys:?} for {} limits; give one for each", limits.len()));
+            }
+        }
+        let states = self.states()?.all.len();
+        if states > MAX_STATES {
+            return invalid(format!("the lanes of one call have {states} states; at most {MAX_STATES} fit"));
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`StoreError::Invalid`] when one state is two limits'.
+    pub(super) fn states(&self) -> Result<States<'a>, StoreError> {
+        let mut places = std::collections::HashMap::new();
+        let mut states = States { all: vec![], lanes: Vec::with_capacity(self.all.len()) };
+        for Lane { limits, keys } in self.all {
+            let mut lane = Vec::with_capacity(limits.len());
+            for (limit, key) in limits.iter().zip(*keys) {
+                let place = *places.entry((limit.name(), *key)).or_insert(states.all.len());
+                if place == states.all.len() {
+                    states.all.push((limit, key));
+                } else if states.all[place].0 != limit {
+                    let text = format!("`{}` of `{key}` is two limits; use one name for each", limit.name());
+                    return Err(StoreError::Invalid(text));
+                }
+                lane.push(place);
+            }
+            states.lanes.push(lane);
+        }
+        Ok(states)
+    }
+
+    /// What each job is charged to if it is granted: all limits of both levels.
+    #[cfg(feature = "redis")]
+    pub(super) fn charges(&self, own: &LimitSet, costs: Costs<'_>) -> Vec<Charge> {
+        let charge = |(job, row): (usize, Row)| {
+            let limits = own.len() + self.lane(job).map_or(0, |lane| lane.limits.len());
+            Charge::all(if row[0] == 0 { 0 } else { limits })
+        };
+        own.rows(costs).enumerate().map(charge).collect()
+    }
+
+    pub(super) fn lane(&self, job: usize) -> Option<&Lane<'a>> {
+        self.of.get(job).copied().flatten().map(|lane| &self.all[usize::from(lane)])
+    }
+}
+
+impl Reserved {
+    /// The places in the call of the jobs that were granted a slot, in the order of [`Reserved::slots`].
+    pub fn jobs(&self) -> impl Iterator<Item = usize> {
+        let mut passed = self.passed.iter().map(|passed| passed.job).peekable();
+        let is_granted = move |job: &usize| passed.next_if_eq(job).is_none();
+        (0..self.slots.len() + self.passed.len()).filter(is_granted)
+    }
+
+    /// What each job of the call is answered.
+    #[must_use]
+    pub fn outcomes(&self, call: &Reserve<'_>) -> Vec<Outcome> {
+        let jobs = call.limits.jobs(call.costs);
+        let rest = self.refused.map_or(Outcome::Outdated, |refusal| self.refusal(call, refusal));
+        let mut outcomes = vec![rest; jobs];
+        for (job, slot) in self.jobs().zip(&self.slots) {
+            outcomes[job] = Outcome::Granted(*slot);
+        }
+        for &Passed { job, refusal } in &self.passed {
+            outcomes[job] = self.refusal(call, refusal);
+        }
+        outcomes
+    }
+
+    fn refusal(&self, call: &Reserve<'_>, Refusal { slot, limit }: Refusal) -> Outcome {
+        // A pause that is over before a job has waited too long is part of its wait.
+        let latest = call.max_wait.map(|wait| self.now.plus(wait));
+        match self.status.paused_until() {
+            Micros::MAX => Outcome::Paused { until: None },
+            until if until > latest.unwrap_or(self.now) => Outcome::Paused { until: Some(until) },
+            _ => match latest.filter(|latest| slot > *latest) {
+                Some(latest) => Outcome::QueueFull { retry_after: slot.since(latest), limit },
+                None => Outcome::NotYet { retry_at: slot, limit },
+            },
+        }
+    }
+
+    /// The slots granted to a call with lanes, each with what giving it back needs: the costs and marks of the
+    /// downstream's limits, and behind them those of the job's lane.
+    #[must_use]
+    pub fn granted_in_lanes(&self, call: &Reserve<'_>) -> Vec<Granted> {
+        if call.lanes.is_none() {
+            return self.granted(call.limits, call.costs);
+        }
+        self.marks_in_lanes(call).0
+    }
+
+    /// As [`Reserved::granted_in_lanes`], and the mark of each state after all slots.
+    pub(super) fn marks_in_lanes(&self, call: &Reserve<'_>) -> (Vec<Granted>, Vec<Mark>) {
+        let mut marks = self.before.clone();
+        let Some((lanes, states)) = call.lanes.and_then(|lanes| Some((lanes, lanes.states().ok()?))) else {
+            return (vec![], marks);
+        };
+        let own = call.limits.len();
+        let costs: Vec<u32> = call.limits.rows(call.costs).map(|row| row[0]).collect();
+        // In the order in which they were taken: by slot, and of those that are equal by job.
+        let mut taken: Vec<(usize, usize)> = self.jobs().enumerate().collect();
+        taken.sort_by_key(|&(place, job)| (self.slots[place], job));
+        let mut granted: Vec<(usize, Granted)> = Vec::with_capacity(taken.len());
+        for (place, job) in taken {
+            let (slot, cost) = (self.slots[place], costs[job]);
+            let lane = lanes.of[job].map(|lane| &states.lanes[usize::from(lane)]);
+            let keyed = lane.into_iter().flatten().map(|&state| (states.all[state].0, own + state));
+            let limits: Vec<(&Limit, usize)> = call.limits.iter().zip(0..).chain(keyed).collect();
+            let before = limits.iter().map(|(_, at)| marks[*at]).collect();
+            for (limit, at) in &limits {
+                marks[*at] = limit.mark_commit(marks[*at], slot, cost);
+            }
+            let after = limits.iter().map(|(_, at)| marks[*at]).collect();
+            granted.push((place, Granted { slot, charged: vec![cost; limits.len()], before, after }));
+        }
+        granted.sort_unstable_by_key(|(place, _)| *place);
+        (granted.into_iter().map(|(_, granted)| granted).collect(), marks)
+    }
+}

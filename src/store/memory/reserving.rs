@@ -1,0 +1,87 @@
+//! Slots for jobs, from the record of one downstream and the states of its limits.
+
+use super::downstream::Downstream;
+use super::{Booking, Reserve, Reserved};
+use crate::limit::{Charge, Keyed, Mark, Plan, State};
+use crate::store::lanes::States;
+use crate::store::{Asker, Lanes};
+use crate::time::Micros;
+
+impl Downstream {
+    /// Slots for jobs of lanes, and which of the downstream's limits were taken from.
+    pub(super) fn reserve_in_lanes(
+        &mut self,
+        call: &Reserve<'_>,
+        (touched, lanes): (States<'_>, &Lanes<'_>),
+        states: &mut [State],
+        now: Micros,
+    ) -> (Reserved, Charge) {
+        let own = call.limits.len();
+        let keyed = touched.all.iter().map(|(limit, key)| (*limit, self.read(limit, key, now))).collect();
+        let costs = call.limits.rows(call.costs).map(|row| row[0]);
+        let jobs = lanes.of.iter().map(|lane| lane.map(usize::from)).zip(costs).collect();
+        let mut keyed = Keyed { states: keyed, lanes: touched.lanes, jobs };
+        let mut before = call.limits.marks(states);
+        before.extend(keyed.states.iter().map(|(limit, state)| limit.mark(state)));
+        let plan = call.plan_lanes((states, &mut keyed), (now, now), (&self.status, lanes.lead));
+        for (place, ((limit, key), (_, state))) in touched.all.iter().zip(&keyed.states).enumerate() {
+            if limit.mark(state) != before[own + place] {
+                self.write(limit, key, state.clone());
+            }
+        }
+        let taken = plan.taken();
+        (self.reserved(call, states, now, (before, plan)), taken)
+    }
+
+    /// The answer to a call that was decided on; `states` are those after it.
+    pub(super) fn reserved(
+        &mut self,
+        call: &Reserve<'_>,
+        states: &[State],
+        now: Micros,
+        (before, plan): (Vec<Mark>, Plan),
+    ) -> Reserved {
+        let status = self.status;
+        let outdated = !status.is_current(call.generation);
+        let next = match plan.refused {
+            Some(refused) if call.lanes.is_none() => refused.slot,
+            _ if status.is_stopped() => Micros::MAX,
+            _ => call.limits.earliest(states, now, 1),
+        };
+        let may_book = !outdated && !status.is_stopped();
+        let booking = call.asker.map(|asker| self.booking(call, &asker, states, (now, may_book), &plan));
+        let replicas = call.lease.map(|lease| self.lease(lease, booking.as_ref(), now));
+        let Plan { slots, charges, passed, refused, .. } = plan;
+        let epoch = self.epoch;
+        Reserved {
+            now,
+            epoch,
+            before,
+            slots,
+            charges,
+            passed,
+            refused,
+            next,
+            replicas,
+            booking,
+            status,
+            outdated,
+        }
+    }
+
+    fn booking(
+        &mut self,
+        call: &Reserve<'_>,
+        asker: &Asker,
+        states: &[State],
+        (now, may_book): (Micros, bool),
+        plan: &Plan,
+    ) -> Booking {
+        let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
+        let left = if may_book { call.left(asker, plan, next.0) } else { None };
+        let dear = plan.refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
+        let dear = dear.map(|refused| refused.slot).filter(|slot| *slot > next.0);
+        let slots = dear.map_or(next, |slot| (slot, asker.interval));
+        self.book(now, asker, left.map(|(left, cost)| (slots, left, cost)))
+    }
+}

@@ -1,0 +1,77 @@
+-- Writes what was decided, and answers. It is put last.
+
+if missing then
+  return pack('<dd', missing, missing_to)
+end
+
+-- All is decided. Corrections are written even when nothing is granted: a fence that is not written never ends.
+for i = 1, count do
+  local l = all[i]
+  if l.corrected and not l.taken and l.unpaused then
+    local s = l.state
+    s.last, s.tat, s.rem, s.tail = l.unpaused[1], l.unpaused[2], l.unpaused[3], l.unpaused[4]
+  end
+  if l.taken or l.corrected then
+    save_state(l, l.state, now)
+  end
+  if l.unpaused and not l.taken and not stopped then
+    l.kind.pause(l, l.state, paused, now)
+  end
+end
+
+-- What is only told: the next slot, and how far behind it the one after it is.
+for i = 1, count do
+  costs[i] = unit[i]
+end
+peek = false
+local next_slot = refused
+if own_count or (not derived and not police and refused < 0) then
+  next_slot = choose(own_count or count)
+end
+local turn, units_next, spacing, lead = -1, 0, 0, 0
+if turns then
+  record.reach, record.reach_until = reached(now, reach, record.reach, record.reach_until)
+  changed = true
+  local free, charge, dear, _
+  if not outdated and not stopped and (refused < 0 or binding < own_limits) then
+    free, _, charge = choose(own_limits)
+    dear = refused > free -- a unit may go before, but not the job that was refused
+    if dear and combine == 0 and all[binding + 1].kind.is_window then
+      -- It has its slot when the window ends, which needs no turn.
+      units, cost, dear = units + cost, 1, false
+    end
+    local is_held = goes_on and begins >= 0
+    if waiting <= units
+      or (is_held and (dear and refused or free) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead)) then
+      free = nil -- nobody is left, or the turn is not used up
+    end
+  end
+  if free then
+    if dear then
+      free, spacing = refused, interval
+    else
+      commit(free, charge, own_limits)
+      spacing = choose(own_limits) - free
+    end
+    turn, units_next, lead, record.turns_end, spacing =
+      next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end, interval)
+    ttl = math.max(ttl, ttl > 0 and math.min(2 * (turn - now), LONGEST_LEASE) or 0)
+  end
+end
+if changed then
+  save_record(record)
+end
+
+local replicas = 0
+if ttl > 0 then
+  local leases = KEYS[count + 2]
+  redis.call('ZREMRANGEBYSCORE', leases, '-inf', int(now))
+  -- One that lies further ahead was given before the clock stepped back.
+  redis.call('ZREMRANGEBYSCORE', leases, '(' .. int(now + LONGEST_LEASE), '+inf')
+  redis.call('ZADD', leases, int(now + ttl), ARGV[2])
+  redis.call('PEXPIRE', leases, int((LONGEST_LEASE + GRACE) / 1000))
+  replicas = redis.call('ZCARD', leases)
+end
+local told = pack('<dddddd', from, replicas, decided, refused, binding, next_slot)
+local booked = pack('<ddddd', turns and record.reach or 0, turn, units_next, spacing, lead)
+return stamp(now, record) .. told .. booked .. table.concat(before) .. table.concat(outcomes, '', 1, told_of)

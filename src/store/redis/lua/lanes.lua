@@ -1,0 +1,207 @@
+-- Decides on jobs of lanes, which obey limits of two levels. It is put between reserve.lua and finish.lua.
+-- src/limit/lanes.rs takes the same steps.
+--
+-- ARGV  1 doubles, further on: how many of the limits are the downstream's own: the first ones; how far ahead of now a
+--         slot may lie that the limits of a lane set; how many lanes, then of each how many limits it has and their
+--         places among all; how many jobs, then of each its lane (0: none) and its cost
+
+own_count = number()
+local soon = math.max(now + number(), from)
+local lanes = {}
+for i = 1, number() do
+  local lane = { places = {}, jobs = {}, head = 1 }
+  for place = 1, number() do
+    lane.places[place] = number()
+  end
+  lanes[i] = lane
+end
+local jobs, lane_of, cost_of = number(), {}, {}
+for job = 1, jobs do
+  local lane
+  lane, cost_of[job] = number(), number()
+  lane_of[job] = lanes[lane]
+end
+
+-- When the lane of a job is ready for it, and the first of its limits that says so.
+local function lane_due(job)
+  local lane, due, binding_place = lane_of[job], from, 0
+  if lane then
+    for place, i in ipairs(lane.places) do
+      local l = all[i]
+      local slot = l.kind.earliest(l, l.state, from, cost_of[job])
+      if slot > due then
+        due, binding_place = slot, place - 1
+      end
+    end
+  end
+  return due, binding_place
+end
+
+-- When the downstream's own limits let a job of this cost go, and the first of them that says so.
+local function own_due(units_of)
+  for i = 1, own_count do
+    costs[i] = units_of
+  end
+  peek = units_of == 0
+  return choose(own_count)
+end
+
+-- Jobs, the one that is due first on top, and of several the first of the call.
+local function push(heap, due, job)
+  local dues, of, place = heap.dues, heap.of, heap.size + 1
+  heap.size = place
+  while place > 1 do
+    local above = floor(place / 2)
+    if dues[above] < due or (dues[above] == due and of[above] < job) then
+      break
+    end
+    dues[place], of[place], place = dues[above], of[above], above
+  end
+  dues[place], of[place] = due, job
+end
+
+local function pop(heap)
+  local dues, of, size = heap.dues, heap.of, heap.size
+  local top_due, top, due, job = dues[1], of[1], dues[size], of[size]
+  size = size - 1
+  heap.size = size
+  local place, below = 1, 2
+  while below <= size do
+    local right = below + 1
+    if right <= size and (dues[right] < dues[below] or (dues[right] == dues[below] and of[right] < of[below])) then
+      below = right
+    end
+    if due < dues[below] or (due == dues[below] and job < of[below]) then
+      break
+    end
+    dues[place], of[place], place = dues[below], of[below], below
+    below = 2 * place
+  end
+  dues[place], of[place] = due, job
+  return top_due, top
+end
+
+-- The first jobs of lanes that got no slot yet: those whose lanes are ready, by their order, and the others by when
+-- they are; and those that wait for the end of a window of the downstream.
+local ready, asleep = { dues = {}, of = {}, size = 0 }, { dues = {}, of = {}, size = 0 }
+local passed = {}
+local slots, codes = {}, {}
+
+for job = 1, jobs do
+  local lane = lane_of[job]
+  if lane then
+    lane.jobs[#lane.jobs + 1] = job
+  end
+  if not lane or #lane.jobs == 1 then
+    local due = lane_due(job)
+    push(asleep, due, job)
+  end
+end
+
+local function grant_slot(job, slot)
+  local lane, units_of = lane_of[job], cost_of[job]
+  slots[job], codes[job] = slot, 0
+  if units_of > 0 then
+    for i = 1, own_count do
+      local l = all[i]
+      l.kind.commit(l, l.state, slot, units_of)
+      l.taken = true
+    end
+  end
+  units = units + units_of
+  if not lane then
+    return
+  end
+  if units_of > 0 then
+    for _, i in ipairs(lane.places) do
+      local l = all[i]
+      l.kind.commit(l, l.state, slot, units_of)
+      l.taken = true
+    end
+  end
+  lane.head = lane.head + 1
+  local next_job = lane.jobs[lane.head]
+  if next_job then
+    local due = lane_due(next_job)
+    push(asleep, due, next_job)
+  end
+end
+
+local goes = not outdated and not stopped
+while goes do
+  local base, base_limit = own_due(1)
+  while asleep.size > 0 and asleep.dues[1] <= base do
+    local _, job = pop(asleep)
+    push(ready, 0, job)
+  end
+  local known, job, _ = base, nil, nil
+  if ready.size > 0 then
+    _, job = pop(ready)
+  elseif asleep.size > 0 then
+    known, job = pop(asleep)
+  else
+    break
+  end
+  local due = lane_due(job)
+  if due > known then
+    push(asleep, due, job) -- another lane has taken from a limit that they share
+  elseif due > base and due > soon then
+    push(asleep, due, job)
+    break
+  else
+    local slot, limit = base, base_limit
+    if cost_of[job] ~= 1 then
+      slot, limit = own_due(cost_of[job])
+    end
+    if math.max(slot, due) <= last_slot then
+      grant_slot(job, math.max(slot, due))
+    elseif cost_of[job] > 1 and all[limit + 1].kind.is_window then
+      passed[#passed + 1] = job
+    else
+      push(ready, 0, job)
+      refused, binding, cost = slot, limit, math.max(cost_of[job], 1)
+      break
+    end
+  end
+end
+
+-- Why each job got no slot that got none. Those behind the first one of a lane wait as long as it does at least.
+local base = own_due(1)
+local function refuse(job)
+  local due, place = lane_due(job)
+  local slot, limit = own_due(cost_of[job])
+  local waits = turns and limit < own_limits and not all[limit + 1].kind.is_window
+  if due > math.max(base, slot) then
+    slot, limit, waits = due, own_count + place, false
+  end
+  local lane = lane_of[job]
+  local first, last = 1, 1
+  if lane then
+    first, last = lane.head, #lane.jobs
+  end
+  for i = first, last do
+    local one = lane and lane.jobs[i] or job
+    slots[one], codes[one] = slot, -1 - limit
+    if not waits then
+      units = units + cost_of[one]
+    end
+  end
+end
+
+if goes then
+  for i = 1, asleep.size do
+    refuse(asleep.of[i])
+  end
+  for i = 1, ready.size do
+    refuse(ready.of[i])
+  end
+  for i = 1, #passed do
+    refuse(passed[i])
+  end
+  for job = 1, jobs do
+    tell(slots[job], codes[job])
+  end
+  decided = jobs
+elseif stopped and not outdated and jobs > 0 then
+  refused = NEVER
+end
