@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -60,33 +61,39 @@ impl Lane {
         self.later.insert((due, entry.seq), entry);
     }
 
-    /// Puts a job aside until then: others go meanwhile.
-    pub(super) fn put_aside(&mut self, until: Instant, entry: Entry) {
-        self.aside.insert((until, entry.seq), entry);
+    /// Puts a job aside until its window ends then: others go meanwhile.
+    pub(super) fn put_aside(&mut self, ends: Instant, entry: Entry) {
+        self.aside.insert((ends, entry.seq), entry);
+    }
+
+    /// Moves those whose windows end by then back to where they may go.
+    pub(super) fn take_back(&mut self, by: Instant) {
+        while let Some(first) = self.aside.first_entry().filter(|first| first.key().0 <= by) {
+            let entry = first.remove();
+            self.push(entry);
+        }
     }
 
     /// Moves all that were put aside back to where they may go.
-    pub(super) fn take_back(&mut self) {
+    pub(super) fn take_all_back(&mut self) {
         std::mem::take(&mut self.aside).into_values().for_each(|entry| self.push(entry));
     }
 
-    /// Moves what is due by `now` to where it may go.
-    pub(super) fn promote(&mut self, now: Instant) {
-        let is_due = |queue: &BTreeMap<(Instant, u64), Entry>| {
-            queue.first_key_value().is_some_and(|((due, _), _)| *due <= now)
-        };
-        while is_due(&self.later) {
-            self.later.pop_first().into_iter().for_each(|(_, entry)| self.push(entry));
+    /// Moves what is due by `now` to where it may go; what waits for the end of a window so much earlier.
+    pub(super) fn promote(&mut self, now: Instant, early: Duration) {
+        while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
+            let entry = first.remove();
+            self.push(entry);
         }
-        while is_due(&self.aside) {
-            self.aside.pop_first().into_iter().for_each(|(_, entry)| self.push(entry));
-        }
+        self.take_back(now + early);
     }
 
-    /// When the next job is due that may not go yet.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        let due = |queue: &BTreeMap<(Instant, u64), Entry>| queue.first_key_value().map(|((due, _), _)| *due);
-        due(&self.later).into_iter().chain(due(&self.aside)).min()
+    /// When the next job is due that may not go yet, as [`Lane::promote`] has it.
+    pub(super) fn next_due(&self, early: Duration) -> Option<Instant> {
+        let later = self.later.first_key_value().map(|((due, _), _)| *due);
+        let aside =
+            self.aside.first_key_value().map(|((ends, _), _)| ends.checked_sub(early).unwrap_or(*ends));
+        later.into_iter().chain(aside).min()
     }
 
     /// The place of the job in this queue whose turn it is.

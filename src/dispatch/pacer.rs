@@ -197,7 +197,7 @@ impl Pacer {
         let (mut timer, mut timed) = (pin!(sleep(Duration::ZERO)), None);
         loop {
             let now = Instant::now();
-            self.lane.promote(now);
+            self.lane.promote(now, self.schedule.queueing.early());
             self.lift();
             self.expire();
             self.go_open(now);
@@ -285,7 +285,7 @@ impl Pacer {
         let ask = if self.halt.is_halted() { self.trial_wake(calling) } else { ask };
         let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
         let probe = if ears.probe.is_some() { None } else { self.probe_due() };
-        let rest = [self.lane.next_due(), self.lift_due(), self.expire_due()];
+        let rest = [self.lane.next_due(self.schedule.queueing.early()), self.lift_due(), self.expire_due()];
         [ask, tend, probe].into_iter().chain(rest).flatten().min()
     }
 

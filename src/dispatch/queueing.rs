@@ -108,9 +108,9 @@ impl Queueing {
         Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
     }
 
-    /// When to ask, out of turn, for a slot that an answer to a call `sent` then tells of.
-    pub(super) fn ask_for(&self, sent: Instant, now: Micros, slot: Micros) -> Instant {
-        sent + slot.minus(lead(self.far())).since(now)
+    /// How long before a slot to ask for it, out of turn.
+    pub(super) fn early(&self) -> Duration {
+        lead(self.far())
     }
 
     /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.

@@ -56,7 +56,7 @@ struct Queue {
     due: Option<Due>,
     /// Up to where it was granted units, on the clock of all queues.
     granted: u64,
-    /// Jobs that cost as much or more have no slot before a window ends: the cost, and when to ask again.
+    /// Jobs that cost as much or more have no slot before a window ends: the cost, and when it ends.
     barred: Option<(u32, Instant)>,
 }
 
@@ -302,14 +302,14 @@ impl Schedule {
         std::mem::take(&mut self.freed)
     }
 
-    /// Jobs of this queue that cost as much or more wait for the end of a window, until then.
-    pub(super) fn bar(&mut self, queue: usize, cost: u32, until: Instant) {
-        self.queues[queue].barred = Some((cost, until));
+    /// Jobs of this queue that cost as much or more wait for the end of a window, which is then.
+    pub(super) fn bar(&mut self, queue: usize, cost: u32, ends: Instant) {
+        self.queues[queue].barred = Some((cost, ends));
     }
 
-    /// Until when a job of this cost is not asked for: it has no slot before a window ends.
-    pub(super) fn barred(&self, queue: usize, cost: u32, now: Instant) -> Option<Instant> {
-        let barred = self.queues[queue].barred.filter(|(least, until)| cost >= *least && *until > now);
-        barred.map(|(_, until)| until)
+    /// When the window ends that a job of this cost waits for, if it lies beyond what a call reaches.
+    pub(super) fn barred(&self, queue: usize, cost: u32, reaches: Instant) -> Option<Instant> {
+        let barred = self.queues[queue].barred.filter(|(least, ends)| cost >= *least && *ends > reaches);
+        barred.map(|(_, ends)| ends)
     }
 }

@@ -13,6 +13,9 @@ use super::{Limit, LimitSet, Passed, Plan, Refusal, Row, State};
 use crate::limit::Charge;
 use crate::time::Micros;
 
+/// How many more steps than two for each job a call takes. Those that are left then get no slot this time.
+const SPARE: usize = 1024;
+
 /// The limits of lanes with their states. Lanes may share some of them.
 pub(crate) struct Keyed<'a> {
     /// Each limit and key once.
@@ -65,7 +68,7 @@ impl Keyed<'_> {
         let slots = steps.slots;
         let jobs = slots.iter().zip(&self.jobs).filter_map(|(slot, job)| Some(((*slot)?, job)));
         let (slots, charges) = jobs.map(|(slot, job)| (slot, self.charge(own, *job))).unzip();
-        Plan { slots, charges, passed, refused, refused_job }
+        Plan { slots, charges, passed, refused, refused_job, dear: 0 }
     }
 
     /// All limits of both levels are charged.
@@ -125,7 +128,8 @@ impl<'k, 'a> Steps<'k, 'a> {
 
     /// Grants slots as far as they go; tells the slot of the downstream's that ended it, and for which job.
     fn run(&mut self) -> Option<(Refusal, usize)> {
-        loop {
+        // Where many lanes share a limit, each slot that one of them takes has all others looked at again.
+        for _ in 0..2 * self.slots.len() + SPARE {
             let base = self.own.choose(self.states, self.span.now, &self.row(1)).slot;
             while let Some(Reverse((_, job))) = self.asleep.peek().copied().filter(|head| head.0.0 <= base) {
                 self.asleep.pop();
@@ -141,7 +145,7 @@ impl<'k, 'a> Steps<'k, 'a> {
                 self.asleep.push(Reverse((due, job)));
                 continue;
             }
-            if due > base && due > self.span.soon {
+            if due > base && due > self.span.soon.min(self.span.until) {
                 self.asleep.push(Reverse((due, job)));
                 return None;
             }
@@ -156,6 +160,7 @@ impl<'k, 'a> Steps<'k, 'a> {
                 return Some((Refusal { slot, limit }, job));
             }
         }
+        None
     }
 
     fn grant(&mut self, job: usize, slot: Micros) {

@@ -62,6 +62,8 @@ pub struct Plan {
     pub refused: Option<Refusal>,
     /// The job that this is of: in a call without lanes the first behind those granted and passed over.
     pub refused_job: usize,
+    /// How many jobs from that one on wait for the end of a window with it.
+    pub dear: usize,
 }
 
 impl Plan {
@@ -80,6 +82,7 @@ impl Plan {
         while let Some(last) = self.passed.pop_if(|last| last.job + 1 == self.refused_job) {
             self.refused = Some(last.refusal);
             self.refused_job -= 1;
+            self.dear += 1;
         }
     }
 }

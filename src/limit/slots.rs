@@ -17,7 +17,8 @@ impl LimitSet {
     /// Slots for jobs of `costs`, as far as `until`. `states` is left as after the last.
     ///
     /// The first job that does not fit ends it, but for one that waits for the end of a window: what is left of that
-    /// window is of no use to it, and jobs that cost less may have it.
+    /// window is of no use to it, and jobs that cost less may have it. Where `until` reaches that end, it is granted there,
+    /// and as no slot lies before one that was granted, nothing goes meanwhile.
     pub fn plan(&self, states: &mut [State], now: Micros, costs: Costs<'_>, until: Micros) -> Plan {
         let mut plan = Plan::default();
         let mut dear: Option<(Row, Refusal)> = None;

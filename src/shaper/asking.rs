@@ -95,7 +95,7 @@ impl Core {
         call: &Reserve<'_>,
     ) {
         let mut slots = reserved.granted(&self.stored, call.costs).into_iter();
-        let decided = reserved.slots.len() + reserved.passed.len();
+        let decided = reserved.jobs_decided();
         let (mut refused, mut again) = (None, vec![]);
         for ((job, request), outcome) in requests.into_iter().enumerate().zip(reserved.outcomes(call)) {
             let granted = matches!(outcome, Outcome::Granted(_)).then(|| slots.next()).flatten();
@@ -131,6 +131,8 @@ impl Core {
                 return ReserveError::Paused { retry_after: until.map(|until| until.since(latest)) };
             }
             Outcome::QueueFull { retry_after, limit } => (retry_after, limit),
+            // What lies beyond instants that are exact.
+            Outcome::NotYet { limit, .. } => (Duration::ZERO, limit),
             _ => (Duration::ZERO, 0),
         };
         let limit = self.limits.get(limit).map(|limit| limit.name().to_owned()).unwrap_or_default();

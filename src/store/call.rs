@@ -124,10 +124,11 @@ impl Reserve<'_> {
             if refused.limit >= asker.own {
                 return None;
             }
-            let row = self.limits.rows(self.costs).nth(plan.refused_job);
-            cost = row.map_or(1, own).max(1);
+            let mut rows = self.limits.rows(self.costs).skip(plan.refused_job).map(own);
+            cost = rows.next().unwrap_or(1).max(1);
             if refused.slot > free && !waits(&refused) {
-                (left, cost) = (left.saturating_sub(cost), 1);
+                let others: u64 = rows.take(plan.dear.saturating_sub(1)).sum();
+                (left, cost) = (left.saturating_sub(cost + others), 1);
             }
         }
         (left > 0).then_some((left, u32::try_from(cost).unwrap_or(u32::MAX)))

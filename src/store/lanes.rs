@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::{Granted, Reserve, Reserved, StoreError};
+use crate::limit::{Algorithm, Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
 #[cfg(feature = "redis")]
 use crate::limit::{Charge, Costs, Row};
-use crate::limit::{Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
 use crate::time::Micros;
 
-/// The most states of lanes that one call touches.
+/// The most states of lanes that one call touches: a sliding window counts as one more for each 8 buckets, and a log as
+/// 16.
 pub const MAX_STATES: usize = 2048;
 
 /// What the jobs of one lane obey besides the downstream's own limits: all limits of a set, each with the key whose
@@ -67,6 +68,15 @@ pub(super) struct States<'a> {
     pub(super) lanes: Vec<Vec<usize>>,
 }
 
+/// How many states a limit's counts as.
+fn weight(limit: &Limit) -> usize {
+    match limit.algorithm() {
+        Algorithm::SlidingWindow(window) => 1 + window.buckets() as usize / 8,
+        Algorithm::SlidingLog(_) => 16,
+        _ => 1,
+    }
+}
+
 impl<'a> Lanes<'a> {
     /// # Errors
     /// [`StoreError::Invalid`] when no store may decide on them.
@@ -92,7 +102,7 @@ impl<'a> Lanes<'a> {
                 return invalid(format!("the keys {keys:?} for {} limits; give one for each", limits.len()));
             }
         }
-        let states = self.states()?.all.len();
+        let states: usize = self.states()?.all.iter().map(|(limit, _)| weight(limit)).sum();
         if states > MAX_STATES {
             return invalid(format!("the lanes of one call have {states} states; at most {MAX_STATES} fit"));
         }
@@ -141,10 +151,17 @@ impl Reserved {
     pub fn jobs(&self) -> impl Iterator<Item = usize> {
         let mut passed = self.passed.iter().map(|passed| passed.job).peekable();
         let is_granted = move |job: &usize| passed.next_if_eq(job).is_none();
-        (0..self.slots.len() + self.passed.len()).filter(is_granted)
+        (0..self.jobs_decided()).filter(is_granted)
     }
 
-    /// What each job of the call is answered.
+    /// The number of jobs that were granted a slot or passed over: in a call without lanes the place of the one that
+    /// ended it.
+    pub(crate) fn jobs_decided(&self) -> usize {
+        self.slots.len() + self.passed.len()
+    }
+
+    /// What each job of the call is answered. In a call without lanes those behind the job that ended it are told what
+    /// that one is: they were not decided on, and one that costs less might have had a slot.
     #[must_use]
     pub fn outcomes(&self, call: &Reserve<'_>) -> Vec<Outcome> {
         let jobs = call.limits.jobs(call.costs);

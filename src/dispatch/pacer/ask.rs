@@ -18,6 +18,9 @@ use crate::job::Reason;
 use crate::store::Asker;
 use crate::time::wall_now;
 
+/// When a window ends is known so exactly, over the way to the store and back.
+pub(super) const SLACK: Duration = Duration::from_millis(5);
+
 impl Pacer {
     /// Asks for slots for the jobs whose turn it is, unless it is too early.
     pub(super) fn ask(&mut self, now: Instant) -> Option<Call> {
@@ -26,13 +29,15 @@ impl Pacer {
             return self.ask_for_trial(now);
         }
         if self.schedule.is_freed() {
-            self.lane.take_back();
+            self.lane.take_all_back();
         }
         let may = self.may_ask() && now >= self.ask_from();
         let Some(next) = may.then(|| self.schedule.next(&self.lane, now)).flatten() else {
             self.gather_until = None;
             return None;
         };
+        // Who waits for the end of a window must not find it used up by those behind it.
+        self.lane.take_back(now + next.ahead + SLACK);
         let spacing = self.schedule.asking(next.queue).spacing();
         let room = self.places.room(&self.held, spacing);
         let want = self.schedule.batch(next, self.lane.ready(next.queue), room);
@@ -92,9 +97,11 @@ impl Pacer {
     }
 
     /// Takes up to so many jobs out of the lane, and sorts out those that need no slot any more.
-    pub(super) fn pick(&mut self, Next { queue, rank, .. }: Next, count: usize) -> VecDeque<Entry> {
+    pub(super) fn pick(&mut self, Next { queue, rank, ahead, .. }: Next, count: usize) -> VecDeque<Entry> {
         let mut batch = VecDeque::with_capacity(count);
-        let (wall, now) = (wall_now(), Instant::now());
+        // Nobody is put aside who was just taken back.
+        let reaches = Instant::now() + ahead.max(self.schedule.queueing.early()) + SLACK;
+        let wall = wall_now();
         while batch.len() < count && self.lane.first(queue).is_some_and(|(own, _)| own <= rank) {
             let Some(entry) = self.lane.pop(queue) else { break };
             if !entry.ticket.is_live() {
@@ -110,7 +117,7 @@ impl Pacer {
                 let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
                 let letter = DeadLetter { reason: Reason::CostTooLarge, detail, report };
                 self.bury(entry.ticket, letter, entry.job.reply.is_some());
-            } else if let Some(until) = self.schedule.barred(queue, entry.job.cost, now) {
+            } else if let Some(until) = self.schedule.barred(queue, entry.job.cost, reaches) {
                 self.lane.put_aside(until, entry);
             } else {
                 batch.push_back(entry);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::ask::SLACK;
 use super::call::{Answer, Call, Reply};
 use super::{LONGEST_CALL, Pacer};
 use crate::dispatch::held::Held;
@@ -19,8 +20,9 @@ use crate::time::{Deadline, Micros};
 /// fails for want of an answer and the fence of a store that lost its state, all goes on within 2 s.
 const STORE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// A job that was told when its window ends is not asked for again before, whatever the clocks say.
-const BARRED: Duration = Duration::from_millis(5);
+/// The clocks of the store and of this machine go apart: what waits for the end of a window longer than this is told
+/// again meanwhile when that is.
+const BARRED: Duration = Duration::from_secs(300);
 
 /// A trial job that was granted no slot is not asked for again before.
 const TRIAL_AGAIN: Duration = Duration::from_millis(20);
@@ -271,35 +273,33 @@ impl Pacer {
         self.ask_again(sent, reserved);
     }
 
-    /// Bars jobs that wait for the end of a window from the calls until then; says whether that is what ended this one:
-    /// then jobs that cost less may still have slots.
+    /// Bars jobs that wait for the end of a window from the calls that do not reach it; says whether that is what ended
+    /// this one: then jobs that cost less may still have slots.
     fn bar(&mut self, queue: usize, sent: Instant, reserved: &Reserved, batch: &VecDeque<Entry>) -> bool {
-        if reserved.status.paused_until() > reserved.now || self.paced_alone().is_some() {
+        if reserved.refused.is_none() && reserved.passed.is_empty() {
             return false;
         }
-        let limits = self.options.limits_of(queue);
-        let refused = reserved
-            .refused
-            .map(|refusal| Passed { job: reserved.slots.len() + reserved.passed.len(), refusal });
-        let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit);
-        let barred = reserved.passed.iter().chain(&refused).filter(waits);
-        let dear = barred
-            .filter_map(|passed| Some((batch.get(passed.job)?.job.cost, passed)))
-            .filter(|(cost, _)| *cost > 1);
-        let Some((cost, passed)) = dear.min_by_key(|(cost, _)| *cost) else { return false };
-        let back = self.schedule.queueing.ask_for(sent, reserved.now, passed.refusal.slot);
-        self.schedule.bar(queue, cost, back.max(Instant::now() + BARRED));
-        refused.is_some_and(|refused| {
-            waits(&&refused) && batch.get(refused.job).is_some_and(|entry| entry.job.cost > 1)
-        })
+        let alone = self.paced_alone();
+        let options = alone.as_ref().map_or(&self.options, |alone| &alone.options);
+        let limits = options.limits_of(queue);
+        let refused = reserved.refused.map(|refusal| Passed { job: reserved.jobs_decided(), refusal });
+        let cost = |passed: &Passed| batch.get(passed.job).map_or(1, |entry| entry.job.cost);
+        let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit) && cost(passed) > 1;
+        let dear = reserved.passed.iter().chain(&refused).filter(waits);
+        let Some(least) = dear.min_by_key(|passed| cost(passed)) else { return false };
+        let ends = sent + least.refusal.slot.since(reserved.now).min(BARRED);
+        self.schedule.bar(queue, cost(least), ends);
+        refused.is_some_and(|refused| waits(&&refused))
     }
 
-    /// Jobs that cost less than those barred go on at the turn that was booked for them, or at once.
+    /// Jobs that cost less than one that waits for the end of a window go on at the turn that was booked for them. If
+    /// none was, they go on at once.
     fn ask_for_others(&mut self, sent: Instant, reserved: &Reserved) {
-        let is_booked = reserved.booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_)));
-        if is_booked {
+        if reserved.booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_))) {
             self.ask_again(sent, reserved);
         }
+        // A call that was a little too early for the end of the window is not made again at the same instant.
+        self.ask_at = self.ask_at.max(Instant::now() + SLACK / 2);
     }
 
     /// Asks again when the answer says.

@@ -4,6 +4,7 @@ use tokio::time::sleep;
 
 use super::pauses::tend;
 use super::*;
+use crate::dispatch::OnUnavailable;
 use crate::store::Change;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -96,4 +97,51 @@ async fn a_dear_job_of_one_replica_idles_no_window_for_the_others() {
     benches[1].sink.arrived(1).await;
     let first = benches[1].sink.millis(start)[0];
     assert!((60_000..60_200).contains(&first), "{first} ms: it has its part of the next window");
+}
+
+/// A window alone: while the store is away each call is answered at once.
+#[tokio::test(start_paused = true)]
+async fn dear_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
+    let mut bench = Bench::new("1/s", QUICK);
+    bench.options.limits = LimitSet::new(vec![window(60 * SECOND)]).unwrap();
+    bench.options.on_unavailable = OnUnavailable::Local;
+    bench.publish_many(0..7);
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.arrived(7).await;
+    bench.store.away.store(true, Ordering::SeqCst);
+    bench.publish(costs("five", 5));
+    bench.publish(costs("six", 5));
+    bench.publish(message("one"));
+    bench.sink.arrived(8).await;
+    assert_eq!(bench.sink.ids()[7], "one");
+    sleep(30 * SECOND).await;
+    bench.store.away.store(false, Ordering::SeqCst);
+    bench.sink.arrived(10).await;
+    let released = bench.sink.millis(start);
+    assert!(released[9] < 61_000, "{released:?}");
+    let calls = bench.store.calls.load(Ordering::SeqCst);
+    assert!(calls < 1000, "{calls} calls, the looks whether it is there among them");
+}
+
+/// The way to the store takes now 1 ms and now 4: whoever asks first, a new window begins with who waited longest.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_cost_less_take_no_new_window_from_a_dear_job() {
+    for (before, after) in [(3000, 0), (0, 3000)] {
+        let mut bench = bench(60 * SECOND);
+        bench.store = Arc::new(FlakyStore::new(bench.store.inner(), QUICK));
+        bench.store.farther.store(before, Ordering::SeqCst);
+        bench.publish_many(0..7);
+        let start = Instant::now();
+        let _running = bench.start();
+        bench.sink.arrived(7).await;
+        bench.publish(costs("dear", 5));
+        sleep(SECOND).await;
+        bench.store.farther.store(after, Ordering::SeqCst);
+        bench.publish_many(7..30);
+        bench.sink.arrived(15).await;
+        let (ids, released) = (bench.sink.ids(), bench.sink.millis(start));
+        assert_eq!(ids[10], "dear", "{before} then {after} µs: {ids:?}");
+        assert!((60_000..60_100).contains(&released[10]), "{} ms", released[10]);
+    }
 }

@@ -279,16 +279,17 @@ impl Store for RedisStore {
             let horizon = ask.horizon();
             let reply = self.ask(call.scope, ask).await?;
             let reserved = reply.reserved(&call).map_err(|detail| self.servers.unexpected(detail))?;
+            let states = call.lanes.map(|lanes| lanes.states()).transpose()?;
             self.know(call.scope.downstream, |known| {
                 let is_newest = known.remember((reserved.epoch, reserved.now), &reserved.status);
                 let farthest =
-                    reserved.slots.last().copied().filter(|_| is_newest && call.scope.key.is_empty());
+                    reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
                 known.asked(horizon, farthest);
                 if is_newest {
                     let marks = || reply::marks_after(&call, &reserved);
                     let when = (reserved.epoch, reserved.now);
                     let own = call.limits.iter().map(|limit| (limit, call.scope.key));
-                    match call.lanes.and_then(|lanes| lanes.states().ok()) {
+                    match &states {
                         Some(states) => {
                             known.remember_windows(when, own.chain(states.all.iter().copied()), marks)
                         }

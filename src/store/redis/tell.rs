@@ -104,15 +104,14 @@ impl InLanes<'_> {
         numbers.put_count(own as u64);
         numbers.put([Micros(0).plus(self.lanes.lead).0]);
         numbers.put_count(self.states.lanes.len() as u64);
-        for lane in &self.states.lanes {
-            numbers.put_count(lane.len() as u64);
-            lane.iter().for_each(|&place| numbers.put_count((own + place + 1) as u64));
+        self.states.lanes.iter().for_each(|lane| numbers.put_count(lane.len() as u64));
+        for place in self.states.lanes.iter().flatten() {
+            numbers.put_count((own + place + 1) as u64);
         }
         let (Costs::Each(costs) | Costs::PerLimit(costs)) = costs;
         numbers.put_count(costs.len() as u64);
-        for (lane, &cost) in self.lanes.of.iter().zip(costs) {
-            numbers.put([lane.map_or(0, |lane| i64::from(lane) + 1), cost.into()]);
-        }
+        self.lanes.of.iter().for_each(|lane| numbers.put([lane.map_or(0, |lane| i64::from(lane) + 1)]));
+        costs.iter().for_each(|&cost| numbers.put([cost.into()]));
     }
 }
 

@@ -1,6 +1,6 @@
 //! A store that misbehaves on demand.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ pub(in crate::dispatch) struct FlakyStore {
     inner: Mutex<Arc<MemoryStore>>,
     /// From here to the store, and back.
     pub(in crate::dispatch) distance: Duration,
+    /// How many µs it is farther each way than that.
+    pub(in crate::dispatch) farther: AtomicU64,
     pub(in crate::dispatch) away: AtomicBool,
     /// It answers that it may not.
     pub(in crate::dispatch) refuses: AtomicBool,
@@ -32,7 +34,16 @@ impl FlakyStore {
     pub(in crate::dispatch) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
         let (away, refuses, deaf) = Default::default();
         let (calls, tends) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { inner: Mutex::new(inner), distance, away, refuses, deaf, calls, tends }
+        Self {
+            inner: Mutex::new(inner),
+            distance,
+            farther: AtomicU64::new(0),
+            away,
+            refuses,
+            deaf,
+            calls,
+            tends,
+        }
     }
 
     /// What it keeps its state in.
@@ -48,6 +59,10 @@ impl FlakyStore {
     /// Keeps its state in another store from now on.
     pub(in crate::dispatch) fn swap(&self, inner: &Arc<MemoryStore>) {
         *self.inner.lock().unwrap() = Arc::clone(inner);
+    }
+
+    async fn travel(&self) {
+        tokio::time::sleep(self.distance + Duration::from_micros(self.farther.load(Ordering::SeqCst))).await;
     }
 
     /// One call more: counted, and failed while the store is away.
@@ -68,9 +83,9 @@ impl Store for FlakyStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             self.enter(&self.calls)?;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             let answer = self.inner().reserve(call).await;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             answer
         })
     }
@@ -78,9 +93,9 @@ impl Store for FlakyStore {
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
         Box::pin(async move {
             self.enter(&self.calls)?;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             let answer = self.inner().check(call).await;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             answer
         })
     }
@@ -100,9 +115,9 @@ impl Store for FlakyStore {
     ) -> BoxFuture<'a, Result<Tended, StoreError>> {
         Box::pin(async move {
             self.enter(&self.tends)?;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             let answer = self.inner().tend(downstream, change).await;
-            tokio::time::sleep(self.distance).await;
+            self.travel().await;
             answer
         })
     }

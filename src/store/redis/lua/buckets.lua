@@ -96,7 +96,7 @@ function counter.load(l)
   if not s then
     return other
   end
-  s.width, s.cleared = unpack_at('<dd', packed, 27)
+  s.last, s.shift, s.epoch, s.width, s.cleared = unpack_at('<ddddd', packed, 3)
   unpack_entries(s, packed, 43)
   return s
 end

@@ -38,7 +38,7 @@ if turns then
     dear = refused > free -- a unit may go before, but not the job that was refused
     if dear and combine == 0 and all[binding + 1].kind.is_window then
       -- It has its slot when the window ends, which needs no turn.
-      units, cost, dear = units + cost, 1, false
+      units, cost, dear = units + math.max(dear_units, cost), 1, false
     end
     local is_held = goes_on and begins >= 0
     if waiting <= units

@@ -102,5 +102,6 @@ while at <= #args and refused < 0 and not outdated do
   end
 end
 if refused < 0 and tail then
+  dear_units = units - tail[2]
   decided, units, told_of, refused, binding, cost = unpack(tail)
 end

@@ -2,32 +2,38 @@
 -- src/limit/lanes.rs takes the same steps.
 --
 -- ARGV  1 doubles, further on: how many of the limits are the downstream's own: the first ones; how far ahead of now a
---         slot may lie that the limits of a lane set; how many lanes, then of each how many limits it has and their
---         places among all; how many jobs, then of each its lane (0: none) and its cost
+--         slot may lie that the limits of a lane set; how many lanes, of each how many limits it has, then of each their
+--         places among all; how many jobs, of each its lane (0: none), then of each its cost
+
+local SPARE = 1024 -- as in src/limit/lanes.rs
 
 own_count = number()
-local soon = math.max(now + number(), from)
-local lanes = {}
-for i = 1, number() do
-  local lane = { places = {}, jobs = {}, head = 1 }
-  for place = 1, number() do
-    lane.places[place] = number()
+local soon = math.min(math.max(now + number(), from), last_slot)
+local lanes, sizes, uses = {}, numbers(number()), {}
+for i = 1, #sizes do
+  local lane = { places = numbers(sizes[i]), jobs = {}, head = 1, is_shared = false }
+  for _, place in ipairs(lane.places) do
+    local other = uses[place]
+    if other then
+      other.is_shared, lane.is_shared = true, true
+    end
+    uses[place] = lane
   end
   lanes[i] = lane
 end
-local jobs, lane_of, cost_of = number(), {}, {}
+local jobs = number()
+local lane_of, cost_of = numbers(jobs), numbers(jobs)
 for job = 1, jobs do
-  local lane
-  lane, cost_of[job] = number(), number()
-  lane_of[job] = lanes[lane]
+  lane_of[job] = lanes[lane_of[job]] or false
 end
 
 -- When the lane of a job is ready for it, and the first of its limits that says so.
 local function lane_due(job)
   local lane, due, binding_place = lane_of[job], from, 0
   if lane then
-    for place, i in ipairs(lane.places) do
-      local l = all[i]
+    local places = lane.places
+    for place = 1, #places do
+      local l = all[places[place]]
       local slot = l.kind.earliest(l, l.state, from, cost_of[job])
       if slot > due then
         due, binding_place = slot, place - 1
@@ -39,11 +45,15 @@ end
 
 -- When the downstream's own limits let a job of this cost go, and the first of them that says so.
 local function own_due(units_of)
+  local slot, limit = nil, 0
   for i = 1, own_count do
-    costs[i] = units_of
+    local l = all[i]
+    local due = l.kind.earliest(l, l.state, from, units_of)
+    if not slot or due > slot then
+      slot, limit = due, i - 1
+    end
   end
-  peek = units_of == 0
-  return choose(own_count)
+  return slot, limit
 end
 
 -- Jobs, the one that is due first on top, and of several the first of the call.
@@ -127,22 +137,30 @@ local function grant_slot(job, slot)
   end
 end
 
+-- Where many lanes share a limit, each slot that one of them takes has all others looked at again.
 local goes = not outdated and not stopped
-while goes do
+local steps = goes and 2 * jobs + SPARE or 0
+while steps > 0 do
+  steps = steps - 1
   local base, base_limit = own_due(1)
   while asleep.size > 0 and asleep.dues[1] <= base do
     local _, job = pop(asleep)
     push(ready, 0, job)
   end
   local known, job, _ = base, nil, nil
-  if ready.size > 0 then
+  local is_ready = ready.size > 0
+  if is_ready then
     _, job = pop(ready)
   elseif asleep.size > 0 then
     known, job = pop(asleep)
   else
     break
   end
-  local due = lane_due(job)
+  -- What is known of a lane holds unless others take from its limits too; and a lane that is ready sets no slot.
+  local due, lane = is_ready and from or known, lane_of[job]
+  if cost_of[job] == 0 or (lane and lane.is_shared) then
+    due = lane_due(job)
+  end
   if due > known then
     push(asleep, due, job) -- another lane has taken from a limit that they share
   elseif due > base and due > soon then

@@ -29,6 +29,20 @@ local function number()
   return n
 end
 
+-- So many of them at once.
+local function numbers(count)
+  local all, done = {}, 0
+  while done < count do
+    local size = math.min(count - done, 64)
+    local part = { unpack_at('<' .. ('d'):rep(size), args, at) }
+    for i = 1, size do
+      all[done + i] = part[i]
+    end
+    done, at = done + size, at + 8 * size
+  end
+  return all
+end
+
 -- The instant to decide at: the store's clock (-1), or a test's.
 local function instant(given)
   if given < 0 then
@@ -202,6 +216,8 @@ end
 -- windows also
 --   is_window                 all of it comes back at once, when a window ends
 --   recall(l, s, now, loss)  with what the caller knows from before a loss; whether that is more
+-- the log
+--   is_read_in_parts          not all of it at once
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again
 -- They are those of src/limit, in the same order, with the same names.
@@ -216,7 +232,11 @@ local function limits(count, fence)
   local all = {}
   for i = 1, count do
     local kind = kinds[string.char(number())]
-    local l = { key = KEYS[i + 1], kind = kind, fence = fence, floor = fence }
+    -- A table that is made with its fields need not grow.
+    local l = {
+      key = KEYS[i + 1], kind = kind, fence = fence, floor = fence,
+      n = 0, state = false, taken = false, corrected = false, unpaused = false,
+    }
     kind.read(l)
     all[i] = l
   end
@@ -239,18 +259,35 @@ local function head_of(letter)
   return letter:byte() + 256 * 49
 end
 
--- A state that is read whole, if it begins with this number, and where its own numbers begin.
+-- A state that is read whole, if it begins with this number: a table for its numbers, and where they are.
 local function load_whole(l, head)
-  local packed = redis.call('GET', l.key)
+  local packed = l.packed
+  if packed == nil then
+    packed = redis.call('GET', l.key)
+  end
   if not packed then
     return nil
   end
   if #packed < 26 or unpack_at('<H', packed) ~= head then
     return nil, nil, foreign(l, packed)
   end
-  local s = {}
-  s.last, s.shift, s.epoch = unpack_at('<ddd', packed, 3)
-  return s, packed
+  return {}, packed
+end
+
+-- Reads the states of many limits at once, but for those that are not read whole.
+local function load_many(all)
+  local keys, of = {}, {}
+  for i = 1, #all do
+    if not all[i].kind.is_read_in_parts then
+      keys[#keys + 1], of[#of + 1] = all[i].key, all[i]
+    end
+  end
+  for first = 1, #keys, 512 do
+    local found = redis.call('MGET', unpack(keys, first, math.min(first + 511, #keys)))
+    for i = 1, #found do
+      of[first + i - 1].packed = found[i]
+    end
+  end
 end
 
 -- Lives until it equals absence, and GRACE more.

@@ -7,7 +7,7 @@
 -- the first instant at which none of those gone would count.
 -- A call reads the entries that leave and writes its own behind the last one: it does not matter how many there
 -- are. Behind those that are counted there may be some that were taken back.
-local log = {}
+local log = { is_read_in_parts = true }
 kinds.l = log
 
 local HEAD = '<ddddddddd'

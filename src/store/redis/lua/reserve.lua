@@ -48,6 +48,9 @@ local from = police and now or math.max(now, record.lull)
 
 -- The states, corrected for steps back and losses.
 local all = limits(count, police and record.fence or math.max(record.fence, record.lull))
+if count > 2 then
+  load_many(all)
+end
 local before = {}
 for i = 1, count do
   local l = all[i]
@@ -78,7 +81,7 @@ for i = 1, count do
     end
   end
   if not s then
-    s = { last = 0, shift = record.shift, epoch = record.epoch }
+    s = { last = 0, shift = record.shift, epoch = record.epoch, tat = 0, rem = 0, n = 0, p = 0, burst = 0 }
     kind.fresh(l, s)
     if l.fence > 0 then
       kind.lose(l, s)
@@ -98,10 +101,7 @@ for i = 1, count do
   before[i] = pack('<ddd', s.last, a, b)
 end
 
-local unit = {}
-for i = 1, count do
-  unit[i] = number()
-end
+local unit = numbers(count)
 -- What a job costs, by limit, and whether it costs nothing at all.
 local costs, peek = {}, false
 
@@ -154,5 +154,7 @@ end
 -- How many jobs were decided on, in a policer how many are allowed; why there are no more, and what the job costs that
 -- ended it; and of the units that wait those that have a slot, or wait for something else than the pace of all.
 local decided, refused, binding, cost, units = 0, -1, 0, 1, 0
+-- The units of the jobs from that one on that wait for the end of a window with it.
+local dear_units = 0
 -- In a call with lanes, how many of the limits are the downstream's own: the first ones.
 local own_count

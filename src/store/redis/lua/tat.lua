@@ -23,9 +23,10 @@ kinds.t = tat
 local TAT = head_of('t')
 
 function tat.read(l)
-  local n, p = number(), number()
+  local n, p, burst
+  n, p, burst, at = unpack_at('<ddd', args, at)
   local r = p % n
-  l.n, l.p, l.r, l.q, l.burst = n, p, r, (p - r) / n, number()
+  l.n, l.p, l.r, l.q, l.burst = n, p, r, (p - r) / n, burst
   l.floor, l.floor_rem = 0, 0
   if l.fence > 0 then
     l.floor, l.floor_rem = advance(l, l.fence, 0, l.burst)
@@ -37,8 +38,8 @@ function tat.load(l)
   if not s then
     return other
   end
-  s.tat, s.rem, s.n, s.p, s.burst = unpack_at('<ddddd', packed, 27)
-  return s
+  local last, shift, epoch, due, rem, n, p, burst = unpack_at('<dddddddd', packed, 3)
+  return { last = last, shift = shift, epoch = epoch, tat = due, rem = rem, n = n, p = p, burst = burst }
 end
 
 function tat.fresh(l, s)

@@ -16,7 +16,7 @@ function window.load(l)
   if not s then
     return other
   end
-  s.ends, s.used = unpack_at('<dd', packed, 27)
+  s.last, s.shift, s.epoch, s.ends, s.used = unpack_at('<ddddd', packed, 3)
   return s
 end
 

@@ -106,8 +106,9 @@ impl<'a> Pair<'a> {
                     told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
-            if index % LOOK == LOOK - 1 || index + 1 == timeline.steps.len() {
-                for (key, limits) in looked_at(timeline, set) {
+            let is_last = index + 1 == timeline.steps.len();
+            if index % LOOK == LOOK - 1 || is_last {
+                for (key, limits) in looked_at(timeline, set, is_last) {
                     let looked = self.look(Scope { downstream: name, key }, limits).await;
                     looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
@@ -201,8 +202,9 @@ impl<'a> Pair<'a> {
             granted.remove(*place);
         }
         if let (Answer::Reserved(reserved), Call::Reserve(call)) = (&expected, &call) {
-            self.tally.count("passed over", reserved.passed.len());
-            if call.lanes.is_some() {
+            if call.lanes.is_none() {
+                self.tally.count("passed over", reserved.passed.len());
+            } else {
                 let in_lanes = reserved.jobs().filter(|job| of[*job].is_some());
                 self.tally.count("granted in lanes", in_lanes.count());
                 let waits = reserved.passed.iter().filter(|passed| passed.refusal.limit >= limits.len());
@@ -273,15 +275,16 @@ async fn answer(
     told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
 }
 
-/// The limits whose states are compared, and under which key.
-fn looked_at(timeline: &Timeline, set: usize) -> impl Iterator<Item = (&'static str, &LimitSet)> {
-    let own = KEYS.map(|key| (key, &timeline.sets[set]));
-    let mut lanes: Vec<(usize, &str)> =
-        LANES.iter().flat_map(|(set, keys)| keys.map(|key| (*set, key))).collect();
-    lanes.sort_unstable();
-    lanes.dedup();
-    let lanes = lanes.into_iter().map(|(set, key)| (key, &timeline.lanes[set]));
-    own.into_iter().chain(lanes)
+/// The limits whose states are compared, and under which key; those of lanes in the end.
+fn looked_at(timeline: &Timeline, set: usize, is_last: bool) -> Vec<(&'static str, &LimitSet)> {
+    let mut looked: Vec<_> = KEYS.iter().map(|&key| (key, &timeline.sets[set])).collect();
+    if is_last {
+        let mut lanes: Vec<_> = LANES.iter().flat_map(|(set, keys)| keys.map(|key| (*set, key))).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        looked.extend(lanes.into_iter().map(|(set, key)| (key, &timeline.lanes[set])));
+    }
+    looked
 }
 
 fn asker_of(asks: Asks, limits: &LimitSet, turn: Option<Turn>) -> Asker {

@@ -99,6 +99,12 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
         for what in ["granted in lanes", "lanes that wait"] {
             assert!(tally.get(what) > 200, "the timelines reach lanes: {tally:?}");
         }
+        let has_windows =
+            ["fixed_windows", "quotas", "all_of_several"].iter().any(|name| topic.contains(name));
+        assert!(
+            !has_windows || tally.get("passed over") > 20,
+            "some wait for the end of a window: {tally:?}"
+        );
     }
     println!("{topic}: {tally:?}");
 }
