@@ -36,7 +36,7 @@ pub(super) struct Lane {
     ready: Vec<BTreeMap<Place, Entry>>,
     /// Retries in backoff and `paced-not-before`, by when they are due.
     later: BTreeMap<(Instant, u64), Entry>,
-    /// Those that wait for the end of a window, while jobs that cost less go.
+    /// Jobs that wait for the end of a window while jobs that cost less go, by when that is.
     aside: BTreeMap<(Instant, u64), Entry>,
 }
 

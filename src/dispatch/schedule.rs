@@ -42,7 +42,7 @@ pub(super) struct Schedule {
     pace: Duration,
     /// When the downstream has its next slot, as far as this replica knows.
     front: Instant,
-    /// What was barred may go again.
+    /// The bars were lifted, and the jobs that were put aside may go again.
     freed: bool,
 }
 
@@ -297,7 +297,7 @@ impl Schedule {
         self.freed = true;
     }
 
-    /// Whether what was barred may go again since the last time that this was asked.
+    /// Whether the bars were lifted since the last time that this was asked.
     pub(super) fn is_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }

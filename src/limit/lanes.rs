@@ -13,7 +13,7 @@ use super::{Limit, LimitSet, Passed, Plan, Refusal, Row, State};
 use crate::limit::Charge;
 use crate::time::Micros;
 
-/// How many more steps than two for each job a call takes. Those that are left then get no slot this time.
+/// A call takes two steps for each job and this many more. The jobs that are left then get no slot this time.
 const SPARE: usize = 1024;
 
 /// The limits of lanes with their states. Lanes may share some of them.
@@ -26,13 +26,13 @@ pub(crate) struct Keyed<'a> {
     pub(crate) jobs: Vec<(Option<usize>, u32)>,
 }
 
-/// What slots are granted by.
+/// The instants between which slots are granted.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) now: Micros,
-    /// No slot lies beyond it.
+    /// The latest slot.
     pub(crate) until: Micros,
-    /// Nor beyond this one where it is the lane that has to wait.
+    /// The latest slot that the limits of a lane may set.
     pub(crate) soon: Micros,
 }
 
@@ -44,12 +44,12 @@ struct Steps<'k, 'a> {
     states: &'k mut [State],
     keyed: &'k mut Keyed<'a>,
     span: Span,
-    /// The jobs of each lane that got no slot yet, those that are no head.
+    /// The jobs of each lane behind its head.
     behind: Vec<VecDeque<usize>>,
     /// Heads whose lanes are ready, by their order.
     ready: BinaryHeap<Reverse<usize>>,
     asleep: BinaryHeap<Head>,
-    /// What each job came to.
+    /// The slot of each job that has one.
     slots: Vec<Option<Micros>>,
     /// Heads that wait for the end of a window of the downstream.
     passed: Vec<usize>,
@@ -74,7 +74,7 @@ impl Keyed<'_> {
     /// All limits of both levels are charged.
     pub(crate) fn charge(&self, own: &LimitSet, (lane, cost): (Option<usize>, u32)) -> Charge {
         let limits = own.len() + lane.map_or(0, |lane| self.lanes[lane].len());
-        Charge::all(if cost == 0 { 0 } else { limits })
+        Charge::all(limits, cost)
     }
 }
 
@@ -166,9 +166,7 @@ impl<'k, 'a> Steps<'k, 'a> {
     fn grant(&mut self, job: usize, slot: Micros) {
         let (lane, cost) = self.keyed.jobs[job];
         self.slots[job] = Some(slot);
-        if cost > 0 {
-            self.own.charge(self.states, slot, &self.row(cost), Charge::all(self.own.len()));
-        }
+        self.own.charge(self.states, slot, &self.row(cost), Charge::all(self.own.len(), cost));
         let Some(lane) = lane else { return };
         for &place in self.keyed.lanes[lane].iter().filter(|_| cost > 0) {
             let (limit, state) = &mut self.keyed.states[place];

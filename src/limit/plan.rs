@@ -18,9 +18,9 @@ pub enum Costs<'a> {
 pub struct Charge(pub u32);
 
 impl Charge {
-    /// The first so many limits: at most 32.
-    pub(crate) const fn all(limits: usize) -> Self {
-        Self(if limits == 0 { 0 } else { u32::MAX >> (32 - limits) })
+    /// Of a job of this cost, which is charged to all of its limits: at most 32.
+    pub(crate) const fn all(limits: usize, cost: u32) -> Self {
+        Self(if limits == 0 || cost == 0 { 0 } else { u32::MAX >> (32 - limits) })
     }
 
     /// Whether the limit at this place was charged.
@@ -45,7 +45,7 @@ pub struct Refusal {
 pub struct Passed {
     /// Its place in the call.
     pub job: usize,
-    /// Why.
+    /// The reason why it got none.
     pub refusal: Refusal,
 }
 
@@ -60,9 +60,10 @@ pub struct Plan {
     pub passed: Vec<Passed>,
     /// Why there are no more.
     pub refused: Option<Refusal>,
-    /// The job that this is of: in a call without lanes the first behind those granted and passed over.
+    /// The place of the job that was refused. In a call without lanes it is the first one behind those granted and
+    /// passed over.
     pub refused_job: usize,
-    /// How many jobs from that one on wait for the end of a window with it.
+    /// The number of jobs, from that one on, that wait for the end of a window; 0 if it does not.
     pub dear: usize,
 }
 
@@ -73,7 +74,7 @@ impl Plan {
         Charge(self.charges.iter().fold(0, |all, charge| all | charge.0))
     }
 
-    /// Nobody was passed over behind whom no job got a slot.
+    /// Turns the jobs that were passed over behind the last slot into the refusal that ended the call.
     pub(super) fn end(&mut self) {
         self.refused_job = self.slots.len() + self.passed.len();
         if self.refused.is_some() {

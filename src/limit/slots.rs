@@ -23,7 +23,7 @@ impl LimitSet {
         let mut plan = Plan::default();
         let mut dear: Option<(Row, Refusal)> = None;
         for (job, row) in self.rows(costs).take(MAX_BATCH).enumerate() {
-            // Who costs as much as one that was passed over waits as long at least.
+            // A job that costs as much as one that was passed over waits at least as long.
             if let Some((_, refusal)) = dear.filter(|(least, _)| is_as_dear(&row, least)) {
                 plan.passed.push(Passed { job, refusal });
                 continue;

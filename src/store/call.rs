@@ -108,7 +108,7 @@ impl Reserve<'_> {
     /// `free` is the next slot of a unit.
     pub(super) fn left(&self, asker: &Asker, plan: &Plan, free: Micros) -> Option<(u64, u32)> {
         let own = |row: Row| u64::from(row[0] / self.limits.unit()[0].max(1));
-        // Who waits for the end of a window, or for a limit of its own, needs no turn meanwhile.
+        // A job that waits for the end of a window, or for a limit of its plan or lane, needs no turn meanwhile.
         let waits =
             |refusal: &Refusal| refusal.limit < asker.own && !self.limits.waits_for_window(refusal.limit);
         let mut passed = plan.passed.iter().peekable();

@@ -136,7 +136,7 @@ impl<'a> Lanes<'a> {
     pub(super) fn charges(&self, own: &LimitSet, costs: Costs<'_>) -> Vec<Charge> {
         let charge = |(job, row): (usize, Row)| {
             let limits = own.len() + self.lane(job).map_or(0, |lane| lane.limits.len());
-            Charge::all(if row[0] == 0 { 0 } else { limits })
+            Charge::all(limits, row[0])
         };
         own.rows(costs).enumerate().map(charge).collect()
     }
@@ -196,34 +196,67 @@ impl Reserved {
         if call.lanes.is_none() {
             return self.granted(call.limits, call.costs);
         }
-        self.marks_in_lanes(call).0
+        let mut granted: Vec<(usize, Granted)> = Vec::with_capacity(self.slots.len());
+        self.take_in_lanes(call, |place, marks, limits, (slot, cost)| {
+            let told = |marks: &[Mark]| limits.iter().map(|(_, at)| marks[*at]).collect();
+            let before = told(marks);
+            commit(marks, limits, slot, cost);
+            granted.push((
+                place,
+                Granted { slot, charged: vec![cost; limits.len()], before, after: told(marks) },
+            ));
+        });
+        granted.sort_unstable_by_key(|(place, _)| *place);
+        granted.into_iter().map(|(_, granted)| granted).collect()
     }
 
-    /// As [`Reserved::granted_in_lanes`], and the mark of each state after all slots.
-    pub(super) fn marks_in_lanes(&self, call: &Reserve<'_>) -> (Vec<Granted>, Vec<Mark>) {
+    /// The mark of each state after all slots.
+    #[cfg(feature = "redis")]
+    pub(super) fn marks_after(&self, call: &Reserve<'_>) -> Vec<Mark> {
+        let limits = call.limits;
+        if call.lanes.is_some() {
+            return self
+                .take_in_lanes(call, |_, marks, limits, (slot, cost)| commit(marks, limits, slot, cost));
+        }
+        let mut granted = self.jobs().peekable();
+        let rows = limits.rows(call.costs).enumerate().filter(|(job, _)| granted.next_if_eq(job).is_some());
+        let each = self.slots.iter().zip(&self.charges).zip(rows);
+        each.fold(self.before.clone(), |marks, ((&slot, &charge), (_, row))| {
+            limits.marks_after(&marks, slot, &limits.charged(&row, charge))
+        })
+    }
+
+    /// Runs `take` on each slot granted to a call with lanes, in the order in which they were taken, with the limits
+    /// of its job and the places of their marks. Returns the marks that it leaves.
+    fn take_in_lanes(
+        &self,
+        call: &Reserve<'_>,
+        mut take: impl FnMut(usize, &mut [Mark], &[(&Limit, usize)], (Micros, u32)),
+    ) -> Vec<Mark> {
         let mut marks = self.before.clone();
         let Some((lanes, states)) = call.lanes.and_then(|lanes| Some((lanes, lanes.states().ok()?))) else {
-            return (vec![], marks);
+            return marks;
         };
         let own = call.limits.len();
         let costs: Vec<u32> = call.limits.rows(call.costs).map(|row| row[0]).collect();
-        // In the order in which they were taken: by slot, and of those that are equal by job.
+        // By slot, and of jobs that have the same one by their order in the call.
         let mut taken: Vec<(usize, usize)> = self.jobs().enumerate().collect();
         taken.sort_by_key(|&(place, job)| (self.slots[place], job));
-        let mut granted: Vec<(usize, Granted)> = Vec::with_capacity(taken.len());
+        let mut limits: Vec<(&Limit, usize)> = vec![];
         for (place, job) in taken {
-            let (slot, cost) = (self.slots[place], costs[job]);
             let lane = lanes.of[job].map(|lane| &states.lanes[usize::from(lane)]);
             let keyed = lane.into_iter().flatten().map(|&state| (states.all[state].0, own + state));
-            let limits: Vec<(&Limit, usize)> = call.limits.iter().zip(0..).chain(keyed).collect();
-            let before = limits.iter().map(|(_, at)| marks[*at]).collect();
-            for (limit, at) in &limits {
-                marks[*at] = limit.mark_commit(marks[*at], slot, cost);
-            }
-            let after = limits.iter().map(|(_, at)| marks[*at]).collect();
-            granted.push((place, Granted { slot, charged: vec![cost; limits.len()], before, after }));
+            limits.clear();
+            limits.extend(call.limits.iter().zip(0..).chain(keyed));
+            take(place, &mut marks, &limits, (self.slots[place], costs[job]));
         }
-        granted.sort_unstable_by_key(|(place, _)| *place);
-        (granted.into_iter().map(|(_, granted)| granted).collect(), marks)
+        marks
+    }
+}
+
+/// Takes `cost` at `slot` from the limits with marks at these places.
+fn commit(marks: &mut [Mark], limits: &[(&Limit, usize)], slot: Micros, cost: u32) {
+    for (limit, at) in limits {
+        marks[*at] = limit.mark_commit(marks[*at], slot, cost);
     }
 }

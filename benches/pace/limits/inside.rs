@@ -25,7 +25,7 @@ const FULL: Figure = figure("1 024 jobs, the slowest set, in Redis", Unit::Milli
 /// As a downstream has them: far ahead of what is asked for.
 const AHEAD: Duration = Duration::from_secs(3600);
 const CALLS: usize = 2000;
-/// So many calls are on their way at once: a server that falls asleep between two is slow for a while.
+/// The number of calls that are in flight at once. A server that is idle between two calls is slow for a while after.
 const TOGETHER: usize = 8;
 const MOST: usize = 1024;
 

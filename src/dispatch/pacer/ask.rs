@@ -18,7 +18,7 @@ use crate::job::Reason;
 use crate::store::Asker;
 use crate::time::wall_now;
 
-/// When a window ends is known so exactly, over the way to the store and back.
+/// The error with which this replica knows the end of a window: the way to the store and back.
 pub(super) const SLACK: Duration = Duration::from_millis(5);
 
 impl Pacer {
@@ -36,7 +36,8 @@ impl Pacer {
             self.gather_until = None;
             return None;
         };
-        // Who waits for the end of a window must not find it used up by those behind it.
+        // A job that waits for the next window must be in the first call that reaches it. Otherwise the jobs behind it
+        // would use that window up.
         self.lane.take_back(now + next.ahead + SLACK);
         let spacing = self.schedule.asking(next.queue).spacing();
         let room = self.places.room(&self.held, spacing);
@@ -99,7 +100,7 @@ impl Pacer {
     /// Takes up to so many jobs out of the lane, and sorts out those that need no slot any more.
     pub(super) fn pick(&mut self, Next { queue, rank, ahead, .. }: Next, count: usize) -> VecDeque<Entry> {
         let mut batch = VecDeque::with_capacity(count);
-        // Nobody is put aside who was just taken back.
+        // A job that was taken back because its window ends soon must not be put aside again at once.
         let reaches = Instant::now() + ahead.max(self.schedule.queueing.early()) + SLACK;
         let wall = wall_now();
         while batch.len() < count && self.lane.first(queue).is_some_and(|(own, _)| own <= rank) {

@@ -226,3 +226,24 @@ async fn a_reset_forgets_booked_turns() {
     bench.store.reset(scope, limits).await.unwrap();
     assert_eq!(book().await, Duration::from_secs(10));
 }
+
+/// Units that a window holds back wait for no turn: one that nobody could use would keep others from their slots.
+#[tokio::test]
+async fn who_waits_for_the_end_of_a_window_books_no_turn() {
+    let bench = Bench::new(1);
+    let window = Limit::first_hit_window("w", 10, Duration::from_secs(60)).unwrap();
+    let limits = &LimitSet::new(vec![bench.limits.iter().next().unwrap().clone(), window]).unwrap();
+    let scope = Scope { downstream: "d", key: "" };
+    let booked = async |costs: &[u32], waiting| {
+        let (reach, interval) = (Duration::from_millis(100), Duration::from_secs(6));
+        let asker = Some(Asker { turn: None, reach, waiting, own: 2, interval, goes_on: false });
+        let call = Reserve::new(scope, limits, Costs::Each(costs), Duration::from_millis(120));
+        bench.store.reserve(Reserve { asker, ..call }).await.unwrap().booking.unwrap().next
+    };
+    bench.clock.set(Micros(START));
+    assert_eq!(booked(&[7], 7).await, NextTurn::None);
+    bench.clock.set(Micros(START + 10_000 * MS));
+    assert_eq!(booked(&[5, 5, 6], 16).await, NextTurn::None, "all of them wait for the window");
+    let NextTurn::At(turn) = booked(&[5, 5], 12).await else { panic!("two units need one") };
+    assert_eq!((turn.begins, turn.units), (Micros(START + 10_000 * MS), 1));
+}

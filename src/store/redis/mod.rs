@@ -286,7 +286,7 @@ impl Store for RedisStore {
                     reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
                 known.asked(horizon, farthest);
                 if is_newest {
-                    let marks = || reply::marks_after(&call, &reserved);
+                    let marks = || reserved.marks_after(&call);
                     let when = (reserved.epoch, reserved.now);
                     let own = call.limits.iter().map(|limit| (limit, call.scope.key));
                     match &states {

@@ -307,15 +307,6 @@ pub(super) fn tended((packed, terms): TendReply) -> Result<Tended, String> {
     }
 }
 
-/// The marks after all slots of an answer.
-pub(super) fn marks_after(call: &Reserve<'_>, reserved: &Reserved) -> Vec<Mark> {
-    if call.lanes.is_some() {
-        return reserved.marks_in_lanes(call).1;
-    }
-    let last = reserved.granted(call.limits, call.costs).pop();
-    last.map_or_else(|| reserved.before.clone(), |last| last.after)
-}
-
 fn charged(bits: i64) -> Result<Charge, String> {
     u32::try_from(bits).map(Charge).map_err(|_| format!("the charge {bits}"))
 }

@@ -227,6 +227,27 @@ async fn no_slot_is_idle_while_lanes_could_use_it() {
     assert!(most - least <= 1, "{least} to {most}");
 }
 
+/// Each slot of one lane moves all the others, and a call must end in time all the same.
+#[tokio::test]
+async fn a_call_for_many_lanes_of_one_tenant_leaves_some_to_the_next() {
+    let (store, _) = store();
+    let (own, both) =
+        (set([leaky("own", "1000000/s")]), set([leaky("tenant", "100000/s"), leaky("lane", "1000000/s")]));
+    let keys: Vec<[String; 2]> = (0..1024).map(|lane| ["acme".to_owned(), lane.to_string()]).collect();
+    let keys: Vec<[&str; 2]> = keys.iter().map(|keys| keys.each_ref().map(String::as_str)).collect();
+    let lanes: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &both, keys }).collect();
+    let of: Vec<Option<u16>> = (0..1024).map(Some).collect();
+    let first = store.reserve(call(&own, &lanes, &of)).await.unwrap();
+    assert!((1..100).contains(&first.slots.len()), "{} slots", first.slots.len());
+    assert_eq!((first.refused, first.passed.len()), (None, 1024 - first.slots.len()), "each is told");
+    let again = store.reserve(call(&own, &lanes, &of[first.slots.len()..])).await.unwrap();
+    assert_eq!(
+        again.slots[0].since(*first.slots.last().unwrap()),
+        Duration::from_micros(10),
+        "it goes on there"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 

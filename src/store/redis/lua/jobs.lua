@@ -31,7 +31,7 @@ local tail
 local function grant_slot()
   local own = floor(costs[1] / unit[1])
   local slot, limit, charge = dear_slot, dear_limit, nil
-  -- Who costs as much as one that was passed over waits as long at least.
+  -- A job that costs as much as one that was passed over waits at least as long.
   if not slot or not is_as_dear(costs, dear) then
     slot, limit, charge = choose(count)
     if slot <= last_slot then

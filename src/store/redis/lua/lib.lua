@@ -29,7 +29,7 @@ local function number()
   return n
 end
 
--- So many of them at once.
+-- Reads this many of them at once.
 local function numbers(count)
   local all, done = {}, 0
   while done < count do
@@ -217,7 +217,7 @@ end
 --   is_window                 all of it comes back at once, when a window ends
 --   recall(l, s, now, loss)  with what the caller knows from before a loss; whether that is more
 -- the log
---   is_read_in_parts          not all of it at once
+--   is_read_in_parts          a call reads a part of its state
 -- and the two whose state is more than its mark
 --   standing(l, s, now)      units remaining, and when it is whole again
 -- They are those of src/limit, in the same order, with the same names.
