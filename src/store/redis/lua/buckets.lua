@@ -55,7 +55,7 @@ local function take_entry(s, position, cost)
     return
   end
   s.inside = nil
-  s.units[i] = math.max(s.units[i] - cost, 0)
+  s.units[i] = max(s.units[i] - cost, 0)
   if s.units[i] == 0 then
     table.remove(s.at, i)
     table.remove(s.units, i)
@@ -71,7 +71,7 @@ end
 local function move_entries(s, by)
   local at, units, n = {}, {}, 0
   for i = s.first, #s.at do
-    local a = math.max(s.at[i] - by, 0)
+    local a = max(s.at[i] - by, 0)
     if n > 0 and at[n] == a then
       units[n] = units[n] + s.units[i]
     else
@@ -83,7 +83,7 @@ local function move_entries(s, by)
 end
 
 local counter = { lose = after_loss, pause = after_pause }
-kinds.c = counter
+kinds[('c'):byte()] = counter
 
 local COUNTER = head_of('c')
 
@@ -92,10 +92,11 @@ function counter.read(l)
 end
 
 function counter.load(l)
-  local s, packed, other = load_whole(l, COUNTER)
-  if not s then
+  local packed, other = load_whole(l, COUNTER)
+  if not packed then
     return other
   end
+  local s = {}
   s.last, s.shift, s.epoch, s.width, s.cleared = unpack_at('<ddddd', packed, 3)
   unpack_entries(s, packed, 43)
   return s
@@ -114,7 +115,7 @@ end
 function counter.back(_, s, by)
   local moved = floor(by / s.width)
   move_entries(s, moved)
-  s.cleared = math.max(s.cleared - moved * s.width, 0)
+  s.cleared = max(s.cleared - moved * s.width, 0)
 end
 
 function counter.adopt(l, s)
@@ -128,7 +129,7 @@ function counter.adopt(l, s)
   s.width = l.width
   put_entries(s, {}, {})
   if sum > 0 then
-    add_entry(s, floor(s.last / l.width), math.min(sum, l.n))
+    add_entry(s, floor(s.last / l.width), min(sum, l.n))
   end
 end
 
@@ -137,7 +138,7 @@ function counter.whole(l, s)
   if n < s.first then
     return s.last
   end
-  return math.max((s.at[n] + 1 + l.buckets) * l.width, s.last)
+  return max((s.at[n] + 1 + l.buckets) * l.width, s.last)
 end
 
 -- The units that count in full in this bucket, those of the one that leaves, and the first that leaves
@@ -166,7 +167,7 @@ function counter.earliest(l, s, now, cost)
   if cost > l.n then
     return NEVER
   end
-  local from = math.max(now, s.last)
+  local from = max(now, s.last)
   local number = floor(from / l.width)
   local full, leaving, i = sums(l, s, number)
   while true do
@@ -175,9 +176,9 @@ function counter.earliest(l, s, now, cost)
       local gone = 0
       if leaving > 0 then
         local x = room * l.width
-        gone = math.max(l.width - (x - x % leaving) / leaving, 0)
+        gone = max(l.width - (x - x % leaving) / leaving, 0)
       end
-      local at = math.max(start + gone, from)
+      local at = max(start + gone, from)
       if at < start + l.width then
         return at
       end
@@ -194,7 +195,7 @@ end
 function counter.commit(l, s, at, cost)
   local oldest = floor(s.last / l.width) - l.buckets
   while s.at[s.first] and s.at[s.first] < oldest do
-    s.cleared = math.max(s.cleared, (s.at[s.first] + 1 + l.buckets) * l.width)
+    s.cleared = max(s.cleared, (s.at[s.first] + 1 + l.buckets) * l.width)
     s.first = s.first + 1
   end
   if s.inside and s.inside < s.first then
@@ -210,14 +211,14 @@ end
 
 function counter.undo(l, s, last, _, _, at, cost)
   take_entry(s, floor(at / l.width), cost)
-  s.last = math.max(last, s.cleared)
+  s.last = max(last, s.cleared)
 end
 
 function counter.standing(l, s, now)
-  local at = math.max(now, s.last)
+  local at = max(now, s.last)
   local number = floor(at / l.width)
   local full, leaving = sums(l, s, number)
   local x = ((number + 1) * l.width - at) * leaving + l.width - 1
   local weighed = (x - x % l.width) / l.width
-  return math.max(l.n - full - weighed, 0), (number + 1 + l.buckets) * l.width
+  return max(l.n - full - weighed, 0), (number + 1 + l.buckets) * l.width
 end

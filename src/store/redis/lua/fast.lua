@@ -41,7 +41,7 @@ if last_slot > exact then
   last_slot = exact
 end
 
-local told = call('MGET', KEYS[1], KEYS[2], unpack(KEYS, 3))
+local told = call('MGET', unpack(KEYS))
 local record = told[1]
 if not record or #record < RECORD_BYTES then
   return false

@@ -38,9 +38,9 @@ if turns then
     dear = refused > free -- a unit may go before, but not the job that was refused
     if dear and combine == 0 and all[binding + 1].kind.is_window then
       -- It has its slot when the window ends, which needs no turn.
-      units, cost, dear = units + math.max(dear_units, cost), 1, false
+      units, cost, dear = units + max(dear_units, cost), 1, false
     end
-    local is_held = goes_on and begins >= 0
+    local is_held = goes_on == 1 and begins >= 0
     if waiting <= units
       or (is_held and (dear and refused or free) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead)) then
       free = nil -- nobody is left, or the turn is not used up
@@ -55,7 +55,7 @@ if turns then
     end
     turn, units_next, lead, record.turns_end, spacing =
       next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end, interval)
-    ttl = math.max(ttl, ttl > 0 and math.min(2 * (turn - now), LONGEST_LEASE) or 0)
+    ttl = max(ttl, ttl > 0 and min(2 * (turn - now), LONGEST_LEASE) or 0)
   end
 end
 if changed then
@@ -74,4 +74,4 @@ if ttl > 0 then
 end
 local told = pack('<dddddd', from, replicas, decided, refused, binding, next_slot)
 local booked = pack('<ddddd', turns and record.reach or 0, turn, units_next, spacing, lead)
-return stamp(now, record) .. told .. booked .. table.concat(before) .. table.concat(outcomes, '', 1, told_of)
+return stamp(now, record) .. told .. booked .. pack_all(before, 3 * count) .. pack_all(outcomes, told_of)

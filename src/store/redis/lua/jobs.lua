@@ -43,7 +43,7 @@ local function grant_slot()
       return
     end
     if stopped or combine ~= 0 or not all[limit + 1].kind.is_window or is_as_dear(unit, costs) then
-      refused, binding, cost = slot, limit, math.max(own, 1)
+      refused, binding, cost = slot, limit, max(own, 1)
       return
     end
     -- It waits for the end of a window: what is left of it is for jobs that cost less.
@@ -52,7 +52,7 @@ local function grant_slot()
     end
     dear_slot, dear_limit = slot, limit
   end
-  tail = tail or { decided, units, told_of, slot, limit, math.max(own, 1) }
+  tail = tail or { decided, units, told_of, slot, limit, max(own, 1) }
   tell(slot, -1 - limit)
   decided, units = decided + 1, units + own
 end
@@ -71,21 +71,22 @@ local function decide(jobs)
   if derived then
     return count_of
   end
-  local first = told_of + 1
+  local first = told_of
   tell(earliest, charge)
-  outcomes[told_of] = outcomes[told_of] .. pack('<d', limit)
+  outcomes[told_of + 1], told_of = limit, told_of + 1
   for i = 1, count do
     local l = all[i]
     if l.kind.standing then
       tell(l.kind.standing(l, l.state, now))
     end
   end
-  local outcome = table.concat(outcomes, '', first)
-  for i = first + 1, told_of do
-    outcomes[i] = nil
+  local size = told_of - first
+  for _ = 2, count_of do
+    for place = told_of + 1, told_of + size do
+      outcomes[place] = outcomes[place - size]
+    end
+    told_of = told_of + size
   end
-  outcomes[first] = outcome:rep(count_of)
-  told_of = first
   return count_of
 end
 

@@ -8,7 +8,7 @@
 local SPARE = 1024 -- as in src/limit/lanes.rs
 
 own_count = number()
-local soon = math.min(math.max(now + number(), from), last_slot)
+local soon = min(max(now + number(), from), last_slot)
 local lanes, sizes, uses = {}, numbers(number()), {}
 for i = 1, #sizes do
   local lane = { places = numbers(sizes[i]), jobs = {}, head = 1, is_shared = false }
@@ -97,14 +97,23 @@ local ready, asleep = { dues = {}, of = {}, size = 0 }, { dues = {}, of = {}, si
 local passed = {}
 local slots, codes = {}, {}
 
+local base, base_limit = own_due(1)
+local function wait(job)
+  local due = lane_due(job)
+  if due <= base then
+    push(ready, 0, job)
+  else
+    push(asleep, due, job)
+  end
+end
+
 for job = 1, jobs do
   local lane = lane_of[job]
   if lane then
     lane.jobs[#lane.jobs + 1] = job
   end
   if not lane or #lane.jobs == 1 then
-    local due = lane_due(job)
-    push(asleep, due, job)
+    wait(job)
   end
 end
 
@@ -123,8 +132,9 @@ local function grant_slot(job, slot)
     return
   end
   if units_of > 0 then
-    for _, i in ipairs(lane.places) do
-      local l = all[i]
+    local places = lane.places
+    for place = 1, #places do
+      local l = all[places[place]]
       l.kind.commit(l, l.state, slot, units_of)
       l.taken = true
     end
@@ -132,8 +142,7 @@ local function grant_slot(job, slot)
   lane.head = lane.head + 1
   local next_job = lane.jobs[lane.head]
   if next_job then
-    local due = lane_due(next_job)
-    push(asleep, due, next_job)
+    wait(next_job)
   end
 end
 
@@ -142,7 +151,7 @@ local goes = not outdated and not stopped
 local steps = goes and 2 * jobs + SPARE or 0
 while steps > 0 do
   steps = steps - 1
-  local base, base_limit = own_due(1)
+  base, base_limit = own_due(1)
   while asleep.size > 0 and asleep.dues[1] <= base do
     local _, job = pop(asleep)
     push(ready, 0, job)
@@ -171,25 +180,25 @@ while steps > 0 do
     if cost_of[job] ~= 1 then
       slot, limit = own_due(cost_of[job])
     end
-    if math.max(slot, due) <= last_slot then
-      grant_slot(job, math.max(slot, due))
+    if max(slot, due) <= last_slot then
+      grant_slot(job, max(slot, due))
     elseif cost_of[job] > 1 and all[limit + 1].kind.is_window then
       passed[#passed + 1] = job
     else
       push(ready, 0, job)
-      refused, binding, cost = slot, limit, math.max(cost_of[job], 1)
+      refused, binding, cost = slot, limit, max(cost_of[job], 1)
       break
     end
   end
 end
 
 -- Why each job got no slot that got none. Those behind the first one of a lane wait as long as it does at least.
-local base = own_due(1)
+base = own_due(1)
 local function refuse(job)
   local due, place = lane_due(job)
   local slot, limit = own_due(cost_of[job])
   local waits = turns and limit < own_limits and not all[limit + 1].kind.is_window
-  if due > math.max(base, slot) then
+  if due > max(base, slot) then
     slot, limit, waits = due, own_count + place, false
   end
   local lane = lane_of[job]

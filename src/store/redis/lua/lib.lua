@@ -3,7 +3,7 @@
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- The record (string, no TTL): doubles, packed. See FIELDS. What a later version has put behind them is kept.
+-- The record (string, no TTL): doubles, packed; see RECORD. What a later version has put behind them is kept.
 -- A state (string, TTL): the letter of its kind and its version ('1'), then doubles: last, shift and epoch, and
 -- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
 
@@ -14,7 +14,7 @@ local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
 local TICK = 25000 -- the highest instant is written down when it has risen by as much
 local SHORT = 500000 -- no further ahead lie slots that a server has granted and lost, if it kept its state
 
-local floor, pack, unpack_at = math.floor, struct.pack, struct.unpack
+local floor, max, min, pack, unpack_at = math.floor, math.max, math.min, struct.pack, struct.unpack
 
 local function int(n)
   return string.format('%.0f', n)
@@ -31,9 +31,14 @@ end
 
 -- Reads this many of them at once.
 local function numbers(count)
+  if count <= 64 then
+    local all = { unpack_at('<' .. ('d'):rep(count), args, at) }
+    all[count + 1], at = nil, at + 8 * count
+    return all
+  end
   local all, done = {}, 0
   while done < count do
-    local size = math.min(count - done, 64)
+    local size = min(count - done, 64)
     local part = { unpack_at('<' .. ('d'):rep(size), args, at) }
     for i = 1, size do
       all[done + i] = part[i]
@@ -41,6 +46,16 @@ local function numbers(count)
     done, at = done + size, at + 8 * size
   end
   return all
+end
+
+-- The first so many of these numbers, packed.
+local function pack_all(values, count)
+  local parts = {}
+  for first = 1, count, 64 do
+    local last = min(first + 63, count)
+    parts[#parts + 1] = pack('<' .. ('d'):rep(last - first + 1), unpack(values, first, last))
+  end
+  return table.concat(parts)
 end
 
 -- The instant to decide at: the store's clock (-1), or a test's.
@@ -73,12 +88,8 @@ end
 --   turns_end    the end of the turns that are booked
 --   reach        how far ahead turns are booked, and until when somebody needs as much
 --   reach_until
-local FIELDS = {
-  'version', 'gate', 'run', 'shift', 'hw', 'far', 'generation', 'epoch', 'penalty', 'pause', 'paused', 'reset',
-  'fence', 'loss', 'begun', 'lull', 'kept', 'turns_end', 'reach', 'reach_until',
-}
-local RECORD = '<' .. string.rep('d', #FIELDS)
-local RECORD_BYTES = 8 * #FIELDS
+local RECORD = '<dddddddddddddddddddd'
+local RECORD_BYTES = 160
 local VERSION = 1
 
 local function load_record()
@@ -89,21 +100,27 @@ local function load_record()
   if #packed < RECORD_BYTES or unpack_at('<d', packed) ~= VERSION then
     error('PACED: ' .. KEYS[1] .. ' was written by another version of paced; use its version, or another key_prefix')
   end
-  local values, r = { unpack_at(RECORD, packed) }, {}
-  for i = 1, #FIELDS do
-    r[FIELDS[i]] = values[i]
-  end
-  r.more = packed:sub(RECORD_BYTES + 1)
-  return r
+  local version, gate, run, shift, hw, far, generation, epoch, penalty, pause, paused, reset, fence, loss, begun,
+    lull, kept, turns_end, reach, reach_until =
+    unpack_at(RECORD, packed)
+  -- A table that is made with its fields need not grow.
+  return {
+    version = version, gate = gate, run = run, shift = shift, hw = hw, far = far, generation = generation,
+    epoch = epoch, penalty = penalty, pause = pause, paused = paused, reset = reset, fence = fence,
+    loss = loss, begun = begun, lull = lull, kept = kept, turns_end = turns_end, reach = reach,
+    reach_until = reach_until,
+    more = packed:sub(RECORD_BYTES + 1),
+  }
 end
 
 local function save_record(r)
-  r.gate = math.max(r.fence, r.lull, r.penalty, r.pause)
-  local values = {}
-  for i = 1, #FIELDS do
-    values[i] = r[FIELDS[i]]
-  end
-  redis.call('SET', KEYS[1], pack(RECORD, unpack(values)) .. r.more)
+  r.gate = max(r.fence, r.lull, r.penalty, r.pause)
+  local packed = pack(
+    RECORD,
+    r.version, r.gate, r.run, r.shift, r.hw, r.far, r.generation, r.epoch, r.penalty, r.pause, r.paused,
+    r.reset, r.fence, r.loss, r.begun, r.lull, r.kept, r.turns_end, r.reach, r.reach_until
+  )
+  redis.call('SET', KEYS[1], packed .. r.more)
 end
 
 -- What every answer begins with.
@@ -121,30 +138,30 @@ local function run_now()
 end
 
 local function new_record()
-  local r = { more = '' }
-  for i = 1, #FIELDS do
-    r[FIELDS[i]] = 0
-  end
-  r.version, r.run = VERSION, run_now()
-  return r
+  return {
+    version = VERSION, gate = 0, run = run_now(), shift = 0, hw = 0, far = 0, generation = 0, epoch = 0,
+    penalty = 0, pause = 0, paused = 0, reset = 0, fence = 0, loss = 0, begun = 0, lull = 0, kept = 0,
+    turns_end = 0, reach = 0, reach_until = 0,
+    more = '',
+  }
 end
 
 -- The clock stepped back: the same instants as it has them now.
 local function step_back(r, behind)
   r.shift = r.shift + behind
   for _, field in ipairs({ 'far', 'penalty', 'fence', 'begun', 'lull', 'turns_end', 'reach_until' }) do
-    r[field] = math.max(r[field] - behind, 0)
+    r[field] = max(r[field] - behind, 0)
   end
   if r.pause ~= NEVER then
-    r.pause = math.max(r.pause - behind, 0)
+    r.pause = max(r.pause - behind, 0)
   end
 end
 
 -- Slots that are lost may lie up to the fence. `known` is the last epoch that somebody knew of.
 local function lose(r, now, known, fence)
   -- Later than every epoch seen, so that epochs compare although clocks step.
-  r.epoch = math.max(now, known + 1, r.epoch + 1)
-  r.fence, r.loss, r.turns_end = math.max(r.fence, fence), r.epoch, 0
+  r.epoch = max(now, known + 1, r.epoch + 1)
+  r.fence, r.loss, r.turns_end = max(r.fence, fence), r.epoch, 0
 end
 
 -- The record, followed over steps back, losses and restarts of the store, and whether that changed it. `known` is
@@ -173,15 +190,15 @@ local function follow_record(now, known, run, horizon, told, seen)
     r.far, changed = now + TICK + horizon, true
   end
   if is_new or known > r.epoch then
-    lose(r, now, known, known > 0 and math.max(now + horizon, granted) or 0)
+    lose(r, now, known, known > 0 and max(now + horizon, granted) or 0)
     r.begun, r.kept, changed = now, NEVER, true
   elseif restarted then
     r.begun, changed = now, true
     if known > 0 and seen > r.kept + TICK then
-      lose(r, now, known, math.max(now + horizon, granted))
+      lose(r, now, known, max(now + horizon, granted))
     else
-      r.epoch, r.turns_end = math.max(now, r.epoch + 1), 0
-      r.lull = math.max(r.lull, now + math.min(horizon, SHORT))
+      r.epoch, r.turns_end = max(now, r.epoch + 1), 0
+      r.lull = max(r.lull, now + min(horizon, SHORT))
     end
   elseif known > 0 and known < r.epoch then
     -- Somebody found the loss who knew of nothing before it, or of less.
@@ -191,14 +208,14 @@ local function follow_record(now, known, run, horizon, told, seen)
       changed = true
     end
   end
-  local slot = math.min(told, r.begun + horizon)
-  if known > 0 and known < r.epoch and slot > math.max(r.lull, r.fence, now) then
+  local slot = min(told, r.begun + horizon)
+  if known > 0 and known < r.epoch and slot > max(r.lull, r.fence, now) then
     r.lull, changed = slot, true
   end
   return r, changed
 end
 
--- The algorithms, by the letter that a limit begins with among the arguments. Each has
+-- The algorithms, by the code of the letter that a limit begins with among the arguments. Each has
 --   read(l)                  its numbers from among the arguments
 --   load(l)                  the state, or nil
 --   save(l, s, px)
@@ -231,7 +248,7 @@ local missing, missing_to = nil, nil
 local function limits(count, fence)
   local all = {}
   for i = 1, count do
-    local kind = kinds[string.char(number())]
+    local kind = kinds[number()]
     -- A table that is made with its fields need not grow.
     local l = {
       key = KEYS[i + 1], kind = kind, fence = fence, floor = fence,
@@ -259,7 +276,7 @@ local function head_of(letter)
   return letter:byte() + 256 * 49
 end
 
--- A state that is read whole, if it begins with this number: a table for its numbers, and where they are.
+-- A state that is read whole, if it begins with this number; else what another algorithm left of it.
 local function load_whole(l, head)
   local packed = l.packed
   if packed == nil then
@@ -269,9 +286,9 @@ local function load_whole(l, head)
     return nil
   end
   if #packed < 26 or unpack_at('<H', packed) ~= head then
-    return nil, nil, foreign(l, packed)
+    return nil, foreign(l, packed)
   end
-  return {}, packed
+  return packed
 end
 
 -- Reads the states of many limits at once, but for those that are not read whole.
@@ -283,7 +300,7 @@ local function load_many(all)
     end
   end
   for first = 1, #keys, 512 do
-    local found = redis.call('MGET', unpack(keys, first, math.min(first + 511, #keys)))
+    local found = redis.call('MGET', unpack(keys, first, min(first + 511, #keys)))
     for i = 1, #found do
       of[first + i - 1].packed = found[i]
     end
@@ -292,7 +309,7 @@ end
 
 -- Lives until it equals absence, and GRACE more.
 local function save_state(l, s, now)
-  local whole = math.max(l.kind.whole(l, s), l.floor)
+  local whole = max(l.kind.whole(l, s), l.floor)
   if whole <= now + 1000000 then
     return l.kind.save(l, s, '61000') -- no number is made a text of
   end

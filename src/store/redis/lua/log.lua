@@ -8,7 +8,7 @@
 -- A call reads the entries that leave and writes its own behind the last one: it does not matter how many there
 -- are. Behind those that are counted there may be some that were taken back.
 local log = { is_read_in_parts = true }
-kinds.l = log
+kinds[('l'):byte()] = log
 
 local HEAD = '<ddddddddd'
 local HEAD_BYTES = 74
@@ -38,7 +38,7 @@ function log.load(l)
   end
   local s = {}
   s.last, s.shift, s.epoch, s.gone, s.count, s.total, s.tail, s.oldest, s.cleared =
-    struct.unpack(HEAD, head, 3)
+    unpack_at(HEAD, head, 3)
   begin(s)
   return s
 end
@@ -56,11 +56,11 @@ local function entry(l, s, i)
   local k = i - s.from + 1
   while k > #s.at do
     local first = HEAD_BYTES + (s.from + #s.at) * ENTRY_BYTES
-    local size = math.min(CHUNK, s.count - s.from - #s.at) * ENTRY_BYTES
+    local size = min(CHUNK, s.count - s.from - #s.at) * ENTRY_BYTES
     local chunk = redis.call('GETRANGE', l.key, first, first + size - 1)
     for place = 1, #chunk, ENTRY_BYTES do
       local n = #s.at + 1
-      s.at[n], s.units[n] = struct.unpack('<dd', chunk, place)
+      s.at[n], s.units[n] = unpack_at('<dd', chunk, place)
       if s.raised and s.from + n == s.count then
         s.units[n] = s.raised
       end
@@ -100,18 +100,18 @@ function log.save(l, s, px)
   end
   local parts = {}
   for i = 1, #s.new_at do
-    parts[i] = struct.pack('<dd', s.new_at[i], s.new_units[i])
+    parts[i] = pack('<dd', s.new_at[i], s.new_units[i])
   end
   local count = s.count + #s.new_at
   local head = pack('<H', LOG)
-    .. struct.pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest, s.cleared)
+    .. pack(HEAD, s.last, s.shift, s.epoch, s.gone, count, s.total, s.tail, s.oldest, s.cleared)
   if s.whole_new then
     redis.call('SET', l.key, head .. table.concat(parts), 'PX', px)
     return
   end
   if s.raised then
     local last = HEAD_BYTES + (s.count - 1) * ENTRY_BYTES
-    redis.call('SETRANGE', l.key, last, struct.pack('<dd', s.raised_at, s.raised))
+    redis.call('SETRANGE', l.key, last, pack('<dd', s.raised_at, s.raised))
   end
   if #parts > 0 then
     redis.call('SETRANGE', l.key, HEAD_BYTES + s.count * ENTRY_BYTES, table.concat(parts))
@@ -125,7 +125,7 @@ function log.back(l, s, by)
   local at, units = take_out(l, s)
   local moved, sums, n = {}, {}, 0
   for i = 1, #at do
-    local a = math.max(at[i] - by, 0)
+    local a = max(at[i] - by, 0)
     if n > 0 and moved[n] == a then
       sums[n] = sums[n] + units[i]
     else
@@ -134,8 +134,8 @@ function log.back(l, s, by)
     end
   end
   put_back(s, moved, sums)
-  s.cleared = math.max(s.cleared - by, 0)
-  s.tail = moved[n] == math.max(s.last - by, 0) and sums[n] or 0
+  s.cleared = max(s.cleared - by, 0)
+  s.tail = moved[n] == max(s.last - by, 0) and sums[n] or 0
 end
 
 function log.adopt() end
@@ -158,9 +158,9 @@ function log.whole(l, s)
   elseif entries(s) > 0 then
     -- The frontier lies beyond it. Not by way of all entries before it.
     local at = HEAD_BYTES + (s.count - 1) * ENTRY_BYTES
-    newest = struct.unpack('<d', redis.call('GETRANGE', l.key, at, at + 7))
+    newest = unpack_at('<d', redis.call('GETRANGE', l.key, at, at + 7))
   end
-  return newest and math.max(newest + l.period, s.last) or s.last
+  return newest and max(newest + l.period, s.last) or s.last
 end
 
 -- The units that count at `at`. It never falls within a call.
@@ -178,7 +178,7 @@ function log.earliest(l, s, now, cost)
   if cost > l.n then
     return NEVER
   end
-  local at = math.max(now, s.last)
+  local at = max(now, s.last)
   -- All of them are no fewer than those that count.
   if s.total - s.expired + cost <= l.n then
     return at
@@ -196,7 +196,7 @@ local function drop_gone(l, s)
   while entries(s) > 0 and s.oldest <= s.last - l.period do
     local _, units = entry(l, s, s.gone)
     s.total = s.total - units
-    s.cleared = math.max(s.cleared, s.oldest + l.period)
+    s.cleared = max(s.cleared, s.oldest + l.period)
     if s.cursor > s.gone then
       s.expired = s.expired - units
     else
@@ -236,13 +236,13 @@ end
 -- The entry at this place, by itself.
 local function read_entry(l, i)
   local at = HEAD_BYTES + i * ENTRY_BYTES
-  return struct.unpack('<dd', redis.call('GETRANGE', l.key, at, at + ENTRY_BYTES - 1))
+  return unpack_at('<dd', redis.call('GETRANGE', l.key, at, at + ENTRY_BYTES - 1))
 end
 
 -- Only the last two entries are read. What is at the frontier then is seen there: a reset may have come between.
 function log.undo(l, s, last, _, _, _, cost)
   local at, units = read_entry(l, s.count - 1)
-  local left = units - math.min(cost, units)
+  local left = units - min(cost, units)
   s.total = s.total - (units - left)
   if left > 0 then
     s.raised, s.raised_at = left, at
@@ -254,13 +254,13 @@ function log.undo(l, s, last, _, _, _, cost)
     s.count = s.count - 1
     at, left = read_entry(l, s.count - 1)
   end
-  s.last = math.max(last, s.cleared)
+  s.last = max(last, s.cleared)
   s.tail = at == s.last and left or 0
 end
 
 function log.standing(l, s, now)
-  local at = math.max(now, s.last)
+  local at = max(now, s.last)
   local sum = live(l, s, at)
   local oldest = entry(l, s, s.cursor)
-  return math.max(l.n - sum, 0), oldest and oldest + l.period or at
+  return max(l.n - sum, 0), oldest and oldest + l.period or at
 end

@@ -25,29 +25,30 @@
 --         Where edges of a calendar are missing: two doubles, from when to when to send edges for, and nothing is
 --         written. Where other terms are in force nothing is granted.
 
-local now = instant(number())
-local record, changed = follow_record(now, number(), number(), number(), number(), number())
-local last_slot = math.min(now + number(), number())
-local combine, police, derived = number(), number() == 1, number() == 1
-local generation, ttl, turns = number(), number(), number() == 1
+local given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks
+given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks, at =
+  unpack_at('<dddddddddddddd', args)
+local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks == 1
+local record, changed = follow_record(now, known, run, horizon, farthest, seen)
+local last_slot = min(now + ahead, exact)
 local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
 if turns then
-  begins, turn_units, turn_spacing, turn_lead = number(), number(), number(), number()
-  reach, waiting, own_limits, interval, goes_on = number(), number(), number(), number(), number() == 1
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
+    unpack_at('<ddddddddd', args, at)
   if begins >= 0 then
-    last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
+    last_slot = min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
 end
 local count = number()
 
 local outdated = generation ~= 0 and generation ~= record.generation
 local stopped = record.pause == NEVER
-local paused = stopped and 0 or math.max(record.penalty, record.pause)
+local paused = stopped and 0 or max(record.penalty, record.pause)
 -- A policer has no slots that a server could have granted and lost.
-local from = police and now or math.max(now, record.lull)
+local from = police and now or max(now, record.lull)
 
 -- The states, corrected for steps back and losses.
-local all = limits(count, police and record.fence or math.max(record.fence, record.lull))
+local all = limits(count, police and record.fence or max(record.fence, record.lull))
 if count > 2 then
   load_many(all)
 end
@@ -61,7 +62,7 @@ for i = 1, count do
     if s.shift < record.shift and s.epoch <= record.epoch then
       local by = record.shift - s.shift
       kind.back(l, s, by)
-      s.last = math.max(s.last - by, 0)
+      s.last = max(s.last - by, 0)
       s.shift = record.shift
       l.corrected = true
     end
@@ -75,7 +76,7 @@ for i = 1, count do
       s.epoch = record.epoch
       l.corrected = true
     end
-    if math.max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
+    if max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
       s = nil
       l.corrected = false
     end
@@ -98,7 +99,8 @@ for i = 1, count do
   end
   l.state = s
   local a, b = kind.mark(l, s)
-  before[i] = pack('<ddd', s.last, a, b)
+  local place = 3 * i - 2
+  before[place], before[place + 1], before[place + 2] = s.last, a, b
 end
 
 local unit = numbers(count)
@@ -147,8 +149,7 @@ end
 
 local outcomes, told_of = {}, 0
 local function tell(a, b)
-  told_of = told_of + 1
-  outcomes[told_of] = pack('<dd', a, b)
+  outcomes[told_of + 1], outcomes[told_of + 2], told_of = a, b, told_of + 2
 end
 
 -- How many jobs were decided on, in a policer how many are allowed; why there are no more, and what the job costs that

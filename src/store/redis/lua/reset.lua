@@ -6,7 +6,7 @@
 
 local now, count = instant(number()), number()
 local record = load_record()
-for _, l in ipairs(limits(count, record and math.max(record.fence, record.lull) or 0)) do
+for _, l in ipairs(limits(count, record and max(record.fence, record.lull) or 0)) do
   if l.floor > now then
     -- Absence would mean "lost, start at the floor"; a state that is whole now says "forgotten".
     local s = { last = 0, shift = record.shift, epoch = record.epoch }

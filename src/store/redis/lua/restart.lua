@@ -12,10 +12,10 @@ local r = follow_record(now, number(), number(), number(), number(), number())
 local count = number()
 
 for _, l in ipairs(limits(count, r.fence)) do
-  local kind, from = l.kind, math.max(now, r.fence, r.lull)
+  local kind, from = l.kind, max(now, r.fence, r.lull)
   local was = kind.load(l)
   if was then
-    from = math.max(from, was.last - math.max(r.shift - was.shift, 0))
+    from = max(from, was.last - max(r.shift - was.shift, 0))
   end
   local s = { last = from, shift = r.shift, epoch = r.epoch }
   kind.fresh(l, s)
@@ -26,7 +26,7 @@ for _, l in ipairs(limits(count, r.fence)) do
 end
 
 -- Later than the record's beginning: what workers know of windows from before a loss counts no more.
-r.reset = math.max(r.reset + 1, r.epoch + 1, now)
+r.reset = max(r.reset + 1, r.epoch + 1, now)
 r.turns_end = 0
 save_record(r)
 -- Where it is not permitted the others look now and then.

@@ -18,7 +18,7 @@ end
 
 -- t: the leaky bucket, which charges behind.
 local tat = {}
-kinds.t = tat
+kinds[('t'):byte()] = tat
 
 local TAT = head_of('t')
 
@@ -34,8 +34,8 @@ function tat.read(l)
 end
 
 function tat.load(l)
-  local s, packed, other = load_whole(l, TAT)
-  if not s then
+  local packed, other = load_whole(l, TAT)
+  if not packed then
     return other
   end
   local last, shift, epoch, due, rem, n, p, burst = unpack_at('<dddddddd', packed, 3)
@@ -78,7 +78,7 @@ function tat.adopt(l, s)
       at, rem = s.last, 0
     end
   else
-    local units = math.max((ahead * s.n + s.rem) / s.p + more, 0)
+    local units = max((ahead * s.n + s.rem) / s.p + more, 0)
     at = s.last + math.ceil(units * l.p / l.n)
   end
   -- The latest slot of a unit that is exact.
@@ -101,7 +101,7 @@ end
 -- After a loss: no unit before the fence, and no burst right after it. What is pending counts from there.
 function tat.lose(l, s)
   raise(s, l.floor, l.floor_rem)
-  s.last = math.max(s.last, l.fence)
+  s.last = max(s.last, l.fence)
 end
 
 -- The burst used up at `from`.
@@ -112,7 +112,7 @@ end
 function tat.pause(l, s, till, now)
   local at, rem = advance(l, till, 0, l.burst - 1)
   if ceil(at, rem) > now and raise(s, at, rem) then
-    s.last = math.max(s.last, till)
+    s.last = max(s.last, till)
   end
 end
 
@@ -121,7 +121,13 @@ function tat.whole(_, s)
 end
 
 function tat.earliest(l, s, now)
-  local due = ceil(advance(l, s.tat, s.rem, 1 - l.burst))
+  local due, rem = s.tat, s.rem
+  if l.burst ~= 1 then
+    due, rem = advance(l, due, rem, 1 - l.burst)
+  end
+  if rem > 0 then
+    due = due + 1
+  end
   return due > now and due or now
 end
 
@@ -143,11 +149,8 @@ function tat.undo(_, s, last, a, b)
 end
 
 -- g: the GCRA and the token bucket, which need the whole cost to fit.
-local gcra = {}
-for name, of in pairs(tat) do
-  gcra[name] = of
-end
-kinds.g = gcra
+local gcra = setmetatable({}, { __index = tat })
+kinds[('g'):byte()] = gcra
 
 function gcra.earliest(l, s, now, cost)
   if cost > l.burst then

@@ -22,7 +22,7 @@ local op, text = ARGV[4], ARGV[5]
 local changed = false
 
 local function after(span)
-  return math.min(now + span, NEVER)
+  return min(now + span, NEVER)
 end
 
 local function set(field, value)
@@ -33,7 +33,7 @@ end
 
 -- Later than every version before a loss too, so that what was done last counts.
 local function next_version()
-  return math.max(r.paused + 1, now)
+  return max(r.paused + 1, now)
 end
 
 local function pause(span, version)
@@ -49,7 +49,7 @@ local function put_terms(generation)
 end
 
 if op == 'penalize' then
-  set('penalty', math.max(r.penalty, after(number())))
+  set('penalty', max(r.penalty, after(number())))
 elseif op == 'pause' then
   pause(number(), next_version())
 elseif op == 'resume' then
@@ -62,7 +62,7 @@ elseif op == 'terms' then
 elseif op == 'recall' then
   local penalty, left, version, generation = number(), number(), number(), number()
   if penalty > 0 then
-    set('penalty', math.max(r.penalty, after(penalty)))
+    set('penalty', max(r.penalty, after(penalty)))
   end
   if version > r.paused then
     pause(left, version)

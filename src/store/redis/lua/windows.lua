@@ -3,7 +3,7 @@
 -- N, then what the caller knew of the window when it last heard of it: in which epoch (0: never), its end, and
 -- the units used.
 local function read_window(l)
-  l.n, l.heard, l.known_ends, l.known_used = number(), number(), number(), number()
+  l.n, l.heard, l.known_ends, l.known_used, at = unpack_at('<dddd', args, at)
 end
 
 -- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same arithmetic.
@@ -12,12 +12,12 @@ local window = { is_window = true, lose = after_loss, pause = after_pause }
 local WINDOW = head_of('w')
 
 function window.load(l)
-  local s, packed, other = load_whole(l, WINDOW)
-  if not s then
+  local packed, other = load_whole(l, WINDOW)
+  if not packed then
     return other
   end
-  s.last, s.shift, s.epoch, s.ends, s.used = unpack_at('<ddddd', packed, 3)
-  return s
+  local last, shift, epoch, ends, used = unpack_at('<ddddd', packed, 3)
+  return { last = last, shift = shift, epoch = epoch, ends = ends, used = used }
 end
 
 function window.fresh(_, s)
@@ -31,18 +31,18 @@ end
 function window.back() end
 
 function window.adopt(l, s)
-  s.ends = math.min(s.ends, s.last + l.longest)
+  s.ends = min(s.ends, s.last + l.longest)
 end
 
 function window.whole(_, s)
-  return math.max(s.ends, s.last)
+  return max(s.ends, s.last)
 end
 
 function window.earliest(l, s, now, cost)
   if cost > l.n then
     return NEVER
   end
-  local at = math.max(now, s.last)
+  local at = max(now, s.last)
   if at >= s.ends or s.used + cost <= l.n then
     return at
   end
@@ -83,15 +83,10 @@ function window.undo(_, s, last, a, b)
   s.last, s.ends, s.used = last, a, b
 end
 
-local function windows(own)
-  for name, of in pairs(window) do
-    own[name] = own[name] or of
-  end
-  return own
-end
+local all_windows = { __index = window }
 
 -- w: aligned to the epoch, and an offset.
-kinds.w = windows({
+kinds[('w'):byte()] = setmetatable({
   read = function(l)
     read_window(l)
     l.longest, l.offset = number(), number()
@@ -99,10 +94,10 @@ kinds.w = windows({
   edge = function(l, at)
     return at - (at - l.offset) % l.longest + l.longest
   end,
-})
+}, all_windows)
 
 -- f: begun by the first unit taken.
-kinds.f = windows({
+kinds[('f'):byte()] = setmetatable({
   read = function(l)
     read_window(l)
     l.longest = number()
@@ -111,12 +106,12 @@ kinds.f = windows({
     return at + l.longest
   end,
   back = function(_, s, by)
-    s.ends = math.max(s.ends - by, 0)
+    s.ends = max(s.ends - by, 0)
   end,
-})
+}, all_windows)
 
 -- q: a calendar's, whose next edges the worker sends.
-kinds.q = windows({
+kinds[('q'):byte()] = setmetatable({
   read = function(l)
     read_window(l)
     l.longest, l.edges, l.first_edge = number(), number(), at
@@ -136,7 +131,7 @@ kinds.q = windows({
     if not missing then
       missing, missing_to = from, from
     end
-    missing, missing_to = math.min(missing, from), math.max(missing_to, from)
+    missing, missing_to = min(missing, from), max(missing_to, from)
     return from + l.longest
   end,
-})
+}, all_windows)
