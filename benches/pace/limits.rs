@@ -30,8 +30,8 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          fraction of a second; a figure is the median of the rounds, a ratio the median of the rounds' ratios. \
          Memory is what Redis counts (used_memory) for 100 000 keys of 12 bytes on a server of its own, by key: \
          name, state, TTL and all overhead; each but the downstream's record has a TTL. The time in Redis of a call is \
-         what Redis counts of it (commandstats), over 2 000 calls one by one; that of 1 024 jobs is of the slowest \
-         of five sets: each algorithm that counts alone, and six limits together.",
+         what Redis counts of it (commandstats), with 8 in flight, beside as many of the bare script; that of 1 024 \
+         jobs is of the slowest of five sets: each algorithm that counts alone, and six limits together.",
     );
     for run in 1..=stage.runs {
         eprintln!("  limits, run {run}: in memory");

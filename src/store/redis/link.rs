@@ -7,7 +7,7 @@
 //! server's process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
@@ -27,7 +27,9 @@ pub(super) struct Link {
     dial: Dial,
     way: Way,
     at: At,
-    current: Mutex<Current>,
+    /// The connection: every call looks at it, and nobody awaits anything meanwhile.
+    open: StdMutex<Option<Arc<Peer>>>,
+    opening: Mutex<Opening>,
     /// How often connecting failed: who waited for an attempt shares its failure.
     failures: AtomicU64,
     /// The last server whose eviction was warned of.
@@ -41,15 +43,14 @@ enum Way {
     Sentinels(Box<Sentinels>),
 }
 
+/// The attempts to connect, of which there is one at a time.
 #[derive(Default)]
-struct Current {
-    peer: Option<Peer>,
+struct Opening {
     opened: u64,
     failure: Option<StoreError>,
 }
 
 /// An open connection, and which server process it leads to.
-#[derive(Clone)]
 struct Peer {
     connection: MultiplexedConnection,
     at: At,
@@ -86,8 +87,8 @@ impl Link {
     }
 
     fn new(dial: Dial, way: Way, at: At) -> Self {
-        let (current, failures, warned) = (Mutex::default(), AtomicU64::new(0), StdMutex::default());
-        Self { dial, way, at, current, failures, warned }
+        let (open, opening) = (StdMutex::default(), Mutex::default());
+        Self { dial, way, at, open, opening, failures: AtomicU64::new(0), warned: StdMutex::default() }
     }
 
     /// How it is connected to.
@@ -104,7 +105,7 @@ impl Link {
     pub(super) async fn read<T: FromRedisValue>(&self, asked: &redis::Pipeline) -> Result<T, StoreError> {
         let peer = self.peer().await?;
         let result = asked.query_async(&mut peer.connection.clone()).await;
-        self.settle(&peer, result).await.map_err(|error| peer.at.explain(&error))
+        self.settle(&peer, result).map_err(|error| peer.at.explain(&error))
     }
 
     /// Runs a script once; it is loaded if the server does not know it (then it has not run). The call is
@@ -125,7 +126,7 @@ impl Link {
                 Err(error) => Err(error),
             };
         }
-        self.settle(&peer, result).await.map_err(|error| {
+        self.settle(&peer, result).map_err(|error| {
             let is_moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
             let moved = error.redirect_node().filter(|_| is_moved).map(|(node, _)| node.to_owned());
             Failure { error: peer.at.explain(&error), moved }
@@ -136,7 +137,7 @@ impl Link {
     pub(super) async fn time(&self) -> Result<Micros, StoreError> {
         let peer = self.peer().await?;
         let result = redis::cmd("TIME").query_async(&mut peer.connection.clone()).await;
-        let answer = self.settle(&peer, result).await;
+        let answer = self.settle(&peer, result);
         let (seconds, micros): (i64, i64) = answer.map_err(|error| peer.at.explain(&error))?;
         Ok(Micros(seconds * 1_000_000 + micros))
     }
@@ -147,44 +148,48 @@ impl Link {
     }
 
     /// The connection, opened if there is none.
-    async fn peer(&self) -> Result<Peer, StoreError> {
+    async fn peer(&self) -> Result<Arc<Peer>, StoreError> {
+        if let Some(peer) = &*self.current() {
+            return Ok(Arc::clone(peer));
+        }
         let failures = self.failures.load(Ordering::Acquire);
-        let mut current = self.current.lock().await;
-        if let Some(peer) = &current.peer {
-            return Ok(peer.clone());
+        let mut opening = self.opening.lock().await;
+        if let Some(peer) = &*self.current() {
+            return Ok(Arc::clone(peer));
         }
         if failures != self.failures.load(Ordering::Acquire)
-            && let Some(failure) = &current.failure
+            && let Some(failure) = &opening.failure
         {
             // Somebody has just tried; a queue of attempts would keep the last caller for long.
             return Err(failure.clone());
         }
-        current.opened += 1;
-        match self.connect(current.opened).await {
+        opening.opened += 1;
+        match self.connect(opening.opened).await {
             Ok(peer) => {
-                current.failure = None;
+                opening.failure = None;
                 self.dial.tell_reopened();
-                Ok(current.peer.insert(peer).clone())
+                Ok(Arc::clone(self.current().insert(Arc::new(peer))))
             }
             Err(error) => {
-                current.failure = Some(error.clone());
+                opening.failure = Some(error.clone());
                 self.failures.fetch_add(1, Ordering::AcqRel);
                 Err(error)
             }
         }
     }
 
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Peer>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Drops the connection where it broke, or leads to the wrong server: a new one may find a new primary, or
     /// a live server. One that answers an error stays: all downstreams share it.
-    async fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
+    fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
         // Behind sentinels a server that cannot serve now may be a primary that was deposed and does not know it.
         let is_of_sentinels = matches!(self.way, Way::Sentinels(_));
         let ends = |error: &RedisError| ends_connection(error) || (is_of_sentinels && passes(error));
         if result.as_ref().is_err_and(ends) {
-            let mut current = self.current.lock().await;
-            if current.peer.as_ref().is_some_and(|open| open.number == peer.number) {
-                current.peer = None;
-            }
+            let _ended = self.current().take_if(|open| open.number == peer.number);
         }
         result
     }
