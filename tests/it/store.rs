@@ -8,6 +8,7 @@ mod access;
 mod changes;
 mod cluster;
 mod examples;
+mod expiry;
 mod failover;
 mod limits;
 mod losses;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use paced::StoreError;
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
-use paced::store::{Change, Check, Lease, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Change, Check, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
 
@@ -343,27 +343,6 @@ async fn the_fence_lies_behind_all_that_was_asked_for() {
         let first = found.refused.expect("it lies behind the fence").slot;
         assert!(first > before.slots[19], "{first} {:?}", before.slots[19]);
     }
-}
-
-#[tokio::test]
-async fn every_key_but_the_record_expires() {
-    let redis = Redis::dedicated().await;
-    let (store, limits) = (store(&redis).await, limits(1));
-    let keyed = Scope { key: "tenant-42", ..SCOPE };
-    let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
-    let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
-    store.reserve(call).await.unwrap();
-    let ttl = async |key: &str| {
-        let answer = redis.command(&["PTTL", key]).await.unwrap();
-        answer.trim().trim_start_matches(':').parse::<i64>().unwrap()
-    };
-    // Whole again after 1 s, and a minute more.
-    let state = ttl("paced:{billing}:k:rate:tenant-42").await;
-    assert!((60_500..=61_000).contains(&state), "{state}");
-    assert_eq!(ttl("paced:{billing}:record").await, -1);
-    let leases = ttl("paced:{billing}:replicas").await;
-    assert!((659_000..=660_000).contains(&leases), "{leases}");
-    assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":3"));
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@
 
 local STEP = 100000 -- as in lib.lua, like those that follow
 local TICK, GRACE = 25000, 60000000
+local SPAN, KEPT = 4000000, 64000000 -- in one.lua TTLs are set anew once a span of the TAT; KEPT = GRACE + SPAN
+local LEVEL_AT = '2' -- where last is in a state; behind it are shift, epoch, TAT and remainder
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
 local RECORD_BYTES = 160

@@ -100,7 +100,7 @@ end
 for i = 1, count do
   local l = all[i]
   if l.taken then
-    local px = l.tat <= now + 1000000 and '61000' or string.format('%.0f', math.ceil((l.tat - now + GRACE) / 1000))
+    local px = l.tat <= now + 1000000 and '65000' or string.format('%.0f', math.ceil((l.tat - now + KEPT) / 1000))
     local state = pack('<Hdddddddd', KIND, l.last, shift, epoch, l.tat, l.rem, l.n, l.q * l.n + l.r, 1 - l.a - l.b)
     call('SET', KEYS[i + 1], state, 'PX', px)
   end

@@ -1,0 +1,49 @@
+//! Every state is kept for as long as it counts, and none for ever.
+
+use std::time::Duration;
+
+use paced::limit::{Limit, LimitSet};
+use paced::store::{Lease, Reserve, Scope, Store};
+
+use super::losses::{SCOPE, answered, call, limits, store};
+use crate::support::servers::Redis;
+
+/// For how many ms a key is kept; -1: for ever.
+async fn ttl(redis: &Redis, key: &str) -> i64 {
+    let answer = redis.command(&["PTTL", key]).await.unwrap();
+    answer.trim().trim_start_matches(':').parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
+    let redis = Redis::dedicated().await;
+    let store = store(&redis).await;
+    let limits =
+        LimitSet::new(vec![Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()]).unwrap();
+    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not.
+    for _ in 0..60 {
+        let reserved = answered(&store, call(&limits, &[1], Duration::from_secs(15))).await;
+        let whole = reserved.slots[0].since(reserved.now) + Duration::from_millis(250);
+        let kept = Duration::from_millis(ttl(&redis, "paced:{billing}:l:rate").await.try_into().unwrap());
+        // A slow answer to the second question may have it shorter.
+        let expected = whole + Duration::from_secs(59)..=whole + Duration::from_secs(66);
+        assert!(expected.contains(&kept), "{kept:?}, whole in {whole:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_key_but_the_record_expires() {
+    let redis = Redis::dedicated().await;
+    let (store, limits) = (store(&redis).await, limits(1));
+    let keyed = Scope { key: "tenant-42", ..SCOPE };
+    let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
+    let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
+    store.reserve(call).await.unwrap();
+    // Whole again after 1 s, and a little more than a minute later.
+    let state = ttl(&redis, "paced:{billing}:k:rate:tenant-42").await;
+    assert!((64_500..=65_000).contains(&state), "{state}");
+    assert_eq!(ttl(&redis, "paced:{billing}:record").await, -1);
+    let leases = ttl(&redis, "paced:{billing}:replicas").await;
+    assert!((659_000..=660_000).contains(&leases), "{leases}");
+    assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":3"));
+}
