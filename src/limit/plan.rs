@@ -18,7 +18,7 @@ pub enum Costs<'a> {
 pub struct Charge(pub u32);
 
 impl Charge {
-    /// Of a job of this cost, which is charged to all of its limits: at most 32.
+    /// The charge of a job of this cost that obeys so many limits, at most 32, all together.
     pub(crate) const fn all(limits: usize, cost: u32) -> Self {
         Self(if limits == 0 || cost == 0 { 0 } else { u32::MAX >> (32 - limits) })
     }
@@ -63,7 +63,7 @@ pub struct Plan {
     /// The place of the job that was refused. In a call without lanes it is the first one behind those granted and
     /// passed over.
     pub refused_job: usize,
-    /// The number of jobs, from that one on, that wait for the end of a window; 0 if it does not.
+    /// The number of jobs, from that one on, that wait for the end of a window; 0 if that one does not wait for it.
     pub dear: usize,
 }
 

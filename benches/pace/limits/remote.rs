@@ -33,7 +33,7 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
     for (in_flight, column) in [(1, "1 in flight"), (64, "64 in flight")] {
         let mut rounds = Vec::new();
         for round in 0..ROUNDS {
-            // Each is the first of the two as often as the other.
+            // In every other round paced goes first.
             let first = if round % 2 == 0 { Some(rate(in_flight, &bare).await?) } else { None };
             let single = rate(in_flight, &single).await?;
             let bare = if let Some(bare) = first { bare } else { rate(in_flight, &bare).await? };

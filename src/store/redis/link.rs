@@ -27,7 +27,7 @@ pub(super) struct Link {
     dial: Dial,
     way: Way,
     at: At,
-    /// The connection: every call looks at it, and nobody awaits anything meanwhile.
+    /// The connection. Every call looks at it, so this lock is never held across an await.
     open: StdMutex<Option<Arc<Peer>>>,
     opening: Mutex<Opening>,
     /// How often connecting failed: who waited for an attempt shares its failure.

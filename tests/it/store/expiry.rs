@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paced::limit::{Limit, LimitSet};
 use paced::store::{Lease, Reserve, Scope, Store};
+use paced::time::Micros;
 
 use super::losses::{SCOPE, answered, call, limits, store};
 use crate::support::servers::Redis;
@@ -20,14 +21,19 @@ async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
     let store = store(&redis).await;
     let limits =
         LimitSet::new(vec![Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()]).unwrap();
-    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not.
-    for _ in 0..60 {
-        let reserved = answered(&store, call(&limits, &[1], Duration::from_secs(15))).await;
-        let whole = reserved.slots[0].since(reserved.now) + Duration::from_millis(250);
-        let kept = Duration::from_millis(ttl(&redis, "paced:{billing}:l:rate").await.try_into().unwrap());
-        // A slow answer to the second question may have it shorter.
-        let expected = whole + Duration::from_secs(59)..=whole + Duration::from_secs(66);
-        assert!(expected.contains(&kept), "{kept:?}, whole in {whole:?}");
+    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not; those with a lease go by another
+    // script, which always does.
+    let lease = Lease { replica: "one", ttl: Duration::from_secs(2) };
+    for turn in 0..60 {
+        let asked = call(&limits, &[1], Duration::from_secs(15));
+        let lease = (turn % 7 == 3).then_some(lease);
+        let reserved = answered(&store, Reserve { lease, ..asked }).await;
+        let whole = reserved.slots[0].plus(Duration::from_millis(250));
+        let expires = redis.command(&["PEXPIRETIME", "paced:{billing}:l:rate"]).await.unwrap();
+        let expires = Micros(1000 * expires.trim().trim_start_matches(':').parse::<i64>().unwrap());
+        let least = whole.plus(Duration::from_millis(59_999));
+        assert!(expires >= least, "it is whole at {whole:?} and expires at {expires:?}");
+        assert!(expires <= whole.plus(Duration::from_secs(66)), "it expires at {expires:?}");
     }
 }
 

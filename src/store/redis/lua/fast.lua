@@ -22,7 +22,9 @@
 
 local STEP = 100000 -- as in lib.lua, like those that follow
 local TICK, GRACE = 25000, 60000000
-local SPAN, KEPT = 4000000, 64000000 -- in one.lua TTLs are set anew once a span of the TAT; KEPT = GRACE + SPAN
+-- one.lua sets the TTL of a state anew only when its TAT enters another span. Within a span the TAT rises by less than
+-- SPAN, so whoever wrote the state has it kept for KEPT = GRACE + SPAN after its TAT, and GRACE is left.
+local SPAN, KEPT = 4000000, 64000000
 local LEVEL_AT = '2' -- where last is in a state; behind it are shift, epoch, TAT and remainder
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles

@@ -8,7 +8,7 @@
 -- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state counts once it equals absence
-local KEPT = 64000000 -- how long it is kept then: as fast.lua has it, which does not set each TTL anew
+local KEPT = 64000000 -- how long Redis keeps it from then on: GRACE, and the SPAN of fast.lua
 local LONGEST_LEASE = 600000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
@@ -49,7 +49,7 @@ local function numbers(count)
   return all
 end
 
--- The first so many of these numbers, packed.
+-- Packs the first `count` of these numbers.
 local function pack_all(values, count)
   local parts = {}
   for first = 1, count, 64 do

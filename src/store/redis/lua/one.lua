@@ -82,7 +82,7 @@ if ticked then
 end
 if taken then
   if state and before_tat - before_tat % SPAN == tat - tat % SPAN then
-    -- Its TTL was set in the same span: it is long enough. A SET with one costs Redis three times as much.
+    -- Its TTL was set in the same span, and is long enough. A SET with a TTL costs Redis three times as much.
     call('SETRANGE', KEYS[2], LEVEL_AT, pack('<ddddd', last, shift, epoch, tat, rem))
   else
     state = pack('<Hdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)

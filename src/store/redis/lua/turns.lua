@@ -4,7 +4,7 @@
 -- before it to ask (lead). At its turn it takes every slot up to the turn's end.
 
 local LATER = 300000000 -- no turn is booked that begins later
-local KEPT = 30000000 -- how long the queue reaches as far as somebody needed
+local REACH_KEPT = 30000000 -- how long the queue reaches as far as somebody needed
 local MOST = 1024
 
 -- The latest slot that a call at its turn takes. Who is late takes less.
@@ -17,7 +17,7 @@ end
 -- How far ahead turns are booked, and until when, if the caller needs `own`.
 local function reached(now, own, reach, reach_until)
   if own >= reach or now >= reach_until then
-    return own, now + KEPT
+    return own, now + REACH_KEPT
   end
   return reach, reach_until
 end
