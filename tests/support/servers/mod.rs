@@ -1,12 +1,13 @@
 //! Private Redis and RabbitMQ servers on loopback, shared by the process or dedicated to a test.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -155,11 +156,13 @@ fn is_gone(pid: u32) -> bool {
 }
 
 /// A port that nobody listens on, below the range of outgoing connections: a client that keeps
-/// dialling a server that is down could otherwise be given the server's port, and reach itself.
+/// dialling a server that is down could otherwise be given the server's port, and reach itself. None is given twice:
+/// a server that is down keeps its port.
 pub fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = 10_000 + (random() % 20_000) as u16;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() && GIVEN.lock().unwrap().insert(port) {
             return port;
         }
     }
