@@ -26,8 +26,9 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          leaky-bucket's `try_acquire` (it has no keys), paced's the reservation of a slot. Each reads its own \
          clock, once per call: governor's is quanta, the time stamp counter. In Redis: calls per second on one \
          connection of the same client with so many in flight; the bare script (benches/pace/loops/gcra.lua) is \
-         a GCRA as people write it, one key, by the server's clock, with a TTL. The bare script sets its TTL with every call, paced once in 4 s of slots; where slots lie farther \
-         apart it sets it with every call, too. All take turns in rounds of a \
+         a GCRA as people write it, one key, by the server's clock, with a TTL. \
+         It sets its TTL with every call, and paced once in 4 s of slots: where slots lie farther apart, with every \
+         call, too. All take turns in rounds of a \
          fraction of a second; a figure is the median of the rounds, a ratio the median of the rounds' ratios. \
          Memory is what Redis counts (used_memory) for 100 000 keys of 12 bytes on a server of its own, by key: \
          name, state, TTL and all overhead; each but the downstream's record has a TTL. The time in Redis of a call is \
