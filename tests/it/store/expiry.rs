@@ -21,12 +21,12 @@ async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
     let store = store(&redis).await;
     let limits =
         LimitSet::new(vec![Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()]).unwrap();
-    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not; those with a lease go by another
-    // script, which always does.
+    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not. Two with a lease go by another
+    // script, which always does: between them slots go on for 7 s.
     let lease = Lease { replica: "one", ttl: Duration::from_secs(2) };
     for turn in 0..60 {
         let asked = call(&limits, &[1], Duration::from_secs(15));
-        let lease = (turn % 7 == 3).then_some(lease);
+        let lease = (turn % 30 == 5).then_some(lease);
         let reserved = answered(&store, Reserve { lease, ..asked }).await;
         let whole = reserved.slots[0].plus(Duration::from_millis(250));
         let expires = redis.command(&["PEXPIRETIME", "paced:{billing}:l:rate"]).await.unwrap();
