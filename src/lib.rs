@@ -57,6 +57,8 @@ pub mod headers;
 pub mod job;
 #[cfg(feature = "dispatch")]
 pub mod metric;
+#[cfg(feature = "dispatch")]
+mod pace;
 #[cfg(feature = "daemon")]
 pub mod pipe;
 #[cfg(feature = "dispatch")]

@@ -7,16 +7,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::gate::Gate;
-use super::held::Held;
+use super::entry::Entry;
 use super::intake::expired;
-use super::lane::Entry;
 use super::meters::Meters;
 use super::retry::RetryPolicy;
 use super::sending::{Sending, Underway};
 use super::source::{DeadLetter, Report, Ticket};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
+use crate::pace::release::Held;
+use crate::pace::release::PauseGate;
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 
@@ -31,7 +31,7 @@ pub(super) struct Gear {
     /// The longest that the downstream may ask to wait.
     pub(super) max_pause: Duration,
     /// Closed for slots in a pause.
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<PauseGate>,
     /// A slot missed by more than this is given up.
     pub(super) tolerance: Duration,
     /// One that was missed by more than this while a connection was opened: a whole emission interval,
@@ -136,8 +136,8 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(gear: Arc<Gear>, place: Place, held: Held) -> Self {
-        let Held { entry, slot, deadline } = held;
+    pub(super) fn new(gear: Arc<Gear>, place: Place, held: Held<Entry>) -> Self {
+        let Held { waiter: entry, slot, deadline } = held;
         let underway = gear.sending.begin(&entry);
         Self { gear, place, entry, slot, deadline, underway }
     }

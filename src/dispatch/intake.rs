@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::lane::Entry;
+use super::entry::Entry;
 use super::retry::Tries;
 use super::source::{DeadLetter, Delivery, Report, Ticket};
 use crate::job::{self, Message, Reason, Rejection, Rules};

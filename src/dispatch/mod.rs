@@ -1,33 +1,25 @@
 //! The way of a job, one dispatcher per downstream and replica:
 //!
 //! ```text
-//! source ─▶ intake ─▶ lane ─▶ pacer ─▶ release clock ─▶ sink ─▶ settle
-//!           decode    FIFO    reserve  hold until       HTTP    ack / retry /
-//!           validate  a plan  a slot   the slot                 dead-letter
+//! source ─▶ intake ─▶ backlog ─▶ pacer ─▶ release clock ─▶ sink ─▶ settle
+//!           decode    FIFO       reserve  hold until       HTTP    ack / retry /
+//!           validate  a lane     a slot   the slot                 dead-letter
 //! ```
 //!
 //! The pacer owns the jobs that wait, asks for slots and holds each job until its own; a flight takes
-//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; `schedule.rs` says
-//! which plan's jobs are next. Where limits police the pacer asks whether jobs may go now, and buries
+//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; [`crate::pace`] says
+//! whose turn it is. Where limits police the pacer asks whether jobs may go now, and buries
 //! those that may not.
 
-mod asking;
-mod clock;
 mod control;
 mod cost;
+mod entry;
 mod flight;
-mod gate;
 mod health;
-mod held;
 mod intake;
-mod lane;
 mod meters;
 mod pacer;
-mod part;
-mod places;
-mod queueing;
 mod retry;
-mod schedule;
 mod sending;
 mod source;
 
@@ -38,12 +30,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
 use crate::limit::{Limit, LimitSet};
+use crate::pace::Settings;
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
 use control::News;
 
-pub use clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
+pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
+pub use crate::pace::{OnLimit, OnUnavailable};
 pub use control::Control;
 pub use cost::max_cost;
 pub use retry::{RefusalStatuses, RetryPolicy};
@@ -82,29 +76,6 @@ pub struct Options {
     pub drain_timeout: Duration,
 }
 
-/// What becomes of a job that the limits do not allow at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnLimit {
-    /// It waits for its slot: the limits shape.
-    #[default]
-    Wait,
-    /// It is dead-lettered as `rejected`: the limits police.
-    Reject,
-}
-
-/// What becomes of the jobs while the store cannot be reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnUnavailable {
-    /// They wait: nothing is released without a slot.
-    #[default]
-    Hold,
-    /// Each replica releases its part of the pace: the limits divided by the replicas last known. One that has
-    /// not reached the store yet knows of none, and waits.
-    Local,
-    /// They are released as fast as the downstream takes them.
-    Open,
-}
-
 /// Releases the jobs of one downstream, each at its slot.
 #[derive(Debug)]
 pub struct Dispatcher {
@@ -137,8 +108,17 @@ pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
 }
 
 impl Options {
-    fn window(&self) -> u16 {
-        window(self.prefetch, &self.limits, self.on_limit)
+    /// What the engine goes by.
+    fn settings(&self) -> Settings {
+        Settings {
+            downstream: self.downstream.clone(),
+            limits: self.limits.clone(),
+            plans: self.plans.clone(),
+            on_limit: self.on_limit,
+            on_unavailable: self.on_unavailable,
+            horizon: self.horizon,
+            concurrency: self.concurrency,
+        }
     }
 
     /// What they say that all replicas agree on: the limits, those of each plan by its name, the revision.
@@ -146,16 +126,6 @@ impl Options {
     pub fn terms(&self) -> Terms {
         let names = self.rules.plans.iter().map(|plan| plan.name.clone());
         Terms::new(self.limits.clone(), names.zip(self.plans.iter().cloned()).collect(), self.revision)
-    }
-
-    /// Every set of limits: the downstream's own, then one for each plan.
-    fn sets(&self) -> impl Iterator<Item = &LimitSet> {
-        std::iter::once(&self.limits).chain(&self.plans)
-    }
-
-    /// The limits of the jobs in this queue of the lane.
-    fn limits_of(&self, queue: usize) -> &LimitSet {
-        queue.checked_sub(1).and_then(|plan| self.plans.get(plan)).unwrap_or(&self.limits)
     }
 }
 

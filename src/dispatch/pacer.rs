@@ -10,20 +10,21 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::clock::{Alarm, ring};
 use super::control::News;
 use super::cost::max_cost;
+use super::entry::Entry;
 use super::flight::{self, Event, Flight, Gear, Place};
-use super::gate::Gate;
-use super::held;
 use super::intake::{Intake, intake};
-use super::lane::{Entry, Lane};
 use super::meters::Meters;
-use super::places::Places;
-use super::schedule::Schedule;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
-use super::{Dispatcher, Drained, OnLimit, Options};
+use super::{Dispatcher, Drained, OnLimit, Options, window};
+use crate::job::Rules;
 use crate::limit::LimitSet;
+use crate::pace::Settings;
+use crate::pace::backlog::Backlog;
+use crate::pace::release::clock::{Alarm, ring};
+use crate::pace::release::{Concurrency, HeldQueue, PauseGate};
+use crate::pace::schedule::Schedule;
 use crate::sink::Response;
 use crate::store::{Changes, SlotClock, Store};
 use crate::time::Deadline;
@@ -49,20 +50,24 @@ use terms::Accord;
 /// A store answers sooner, or the call fails.
 const LONGEST_CALL: Duration = Duration::from_secs(2);
 
-/// Below this many jobs nothing stale is looked for.
-const CROWDED: usize = 1024;
-
 /// So many deliveries or events are taken in at once before slots are looked at again.
 const GULP: usize = 32;
 
 pub(super) struct Pacer {
-    options: Arc<Options>,
+    /// What it goes by.
+    settings: Arc<Settings>,
+    /// What a message must obey to be a job.
+    rules: Rules,
+    /// The most messages that the source is to hand out unsettled, where the limits do not release fewer.
+    prefetch: u16,
+    /// How long sends in flight may take to end once it is stopped.
+    drain_timeout: Duration,
     store: Arc<dyn Store>,
     gear: Arc<Gear>,
     schedule: Schedule,
-    places: Places,
-    lane: Lane,
-    held: held::Queue,
+    concurrency: Concurrency,
+    backlog: Backlog<Entry>,
+    held: HeldQueue<Entry>,
     /// Maps slots to this process's clock.
     slots: Arc<SlotClock>,
     /// Not to ask the store before.
@@ -86,7 +91,7 @@ pub(super) struct Pacer {
     /// When the store answered last.
     heard_at: Instant,
     /// Few places are free while more jobs wait: more may be free by then.
-    gather_until: Option<Instant>,
+    batch_delay_until: Option<Instant>,
     /// The store's last answers were errors, so many.
     failures: u32,
     /// Tells this replica's lease from others.
@@ -98,8 +103,6 @@ pub(super) struct Pacer {
     abandon: CancellationToken,
     tell: mpsc::UnboundedSender<Event>,
     next_seq: u64,
-    /// So many jobs in the lane that stale ones are looked for.
-    crowded: usize,
 }
 
 /// What the pacer listens to.
@@ -141,32 +144,36 @@ impl Pacer {
         let Dispatcher { options, store, sink, .. } = parts;
         let accord = Accord::new(options.clone());
         let options = prepared(options);
-        let shared = Heard::new(options.plans.len() + 1);
-        let (tolerance, opening) = lateness(&options);
+        let settings = options.settings();
+        let shared = Heard::new(settings.lanes().count());
+        let (tolerance, opening) = lateness(&settings);
         let gear = Gear {
-            downstream: options.downstream.clone(),
+            downstream: settings.downstream.clone(),
             sink,
             retry: options.retry,
             max_pause: options.max_pause,
-            gate: Arc::new(Gate::default()),
+            gate: Arc::new(PauseGate::default()),
             tolerance,
             opening,
-            meters: Meters::new(&options.downstream, options.on_limit),
-            letters: flight::letter_log(&options.downstream),
+            meters: Meters::new(&settings.downstream, settings.on_limit),
+            letters: flight::letter_log(&settings.downstream),
             sending: Arc::default(),
         };
-        gear.meters.rate_from(options.limits.rate().per_second(), false);
-        let schedule = Schedule::new(&options);
-        store.set_horizon(&options.downstream, schedule.queueing.farthest());
+        gear.meters.rate_from(settings.limits.rate().per_second(), false);
+        let schedule = Schedule::new(&settings);
+        store.set_horizon(&settings.downstream, schedule.turns().farthest());
         Self {
             schedule,
-            places: Places::new(options.concurrency),
-            lane: Lane::new(options.plans.len()),
-            options: Arc::new(options),
+            concurrency: Concurrency::new(settings.concurrency),
+            backlog: Backlog::new(settings.plans.len()),
+            settings: Arc::new(settings),
+            rules: options.rules,
+            prefetch: options.prefetch,
+            drain_timeout: options.drain_timeout,
             store,
             abandon: CancellationToken::new(),
             gear: Arc::new(gear),
-            held: held::Queue::default(),
+            held: HeldQueue::default(),
             slots: Arc::default(),
             ask_at: Instant::now(),
             pauses: Pauses::default(),
@@ -180,14 +187,13 @@ impl Pacer {
             looked_at: None,
             tend_at: Instant::now(),
             heard_at: Instant::now(),
-            gather_until: None,
+            batch_delay_until: None,
             failures: 0,
             replica: format!("{:016x}", fastrand::u64(..)).into(),
             lease_at: Instant::now(),
             flights: TaskTracker::new(),
             tell,
             next_seq: 0,
-            crowded: CROWDED,
         }
     }
 
@@ -197,7 +203,7 @@ impl Pacer {
         let (mut timer, mut timed) = (pin!(sleep(Duration::ZERO)), None);
         loop {
             let now = Instant::now();
-            self.lane.promote(now, self.schedule.queueing.early());
+            self.backlog.promote(now, self.schedule.turns().early());
             self.lift();
             self.expire();
             self.go_open(now);
@@ -218,7 +224,7 @@ impl Pacer {
             if let Some(window) = self.resize.take() {
                 source.resize(window);
             }
-            self.gear.meters.hands(self.lane.len(), self.held.len(), self.places.sending());
+            self.gear.meters.hands(self.backlog.len(), self.held.len(), self.concurrency.sending());
             ears.alarm.set(self.next_release());
             let wake = self.wake(&ears);
             if let Some(at) = wake.filter(|_| wake != timed) {
@@ -265,13 +271,21 @@ impl Pacer {
         self.drain(source, ears).await
     }
 
+    /// How many messages the source is to hand out unsettled.
+    fn window(&self) -> u16 {
+        window(self.prefetch, &self.settings.limits, self.settings.on_limit)
+    }
+
     fn is_idle(&self) -> bool {
-        self.places.sending() == 0 && self.held.len() == 0 && self.lane.is_empty() && self.halt.has_no_jobs()
+        self.concurrency.sending() == 0
+            && self.held.len() == 0
+            && self.backlog.is_empty()
+            && self.halt.has_no_jobs()
     }
 
     /// When the next job is to be released.
     fn next_release(&self) -> Option<Instant> {
-        let room = self.places.sending() < self.options.concurrency;
+        let room = self.concurrency.sending() < self.settings.concurrency;
         self.held.next_due().filter(|_| room).map(Deadline::instant)
     }
 
@@ -279,13 +293,13 @@ impl Pacer {
     fn wake(&self, ears: &Ears) -> Option<Instant> {
         let calling = ears.call.is_some();
         let from = self.ask_from();
-        let since = self.gather_until.map_or(from, |until| until.max(from));
+        let since = self.batch_delay_until.map_or(from, |until| until.max(from));
         let asking = !calling && self.free() > 0 && self.may_ask();
-        let ask = asking.then(|| self.schedule.wake(&self.lane, since)).flatten();
+        let ask = asking.then(|| self.schedule.wake_at(&self.backlog, since)).flatten();
         let ask = if self.halt.is_halted() { self.trial_wake(calling) } else { ask };
         let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
         let probe = if ears.probe.is_some() { None } else { self.probe_due() };
-        let rest = [self.lane.next_due(self.schedule.queueing.early()), self.lift_due(), self.expire_due()];
+        let rest = [self.backlog.next_due(self.schedule.turns().early()), self.lift_due(), self.expire_due()];
         [ask, tend, probe].into_iter().chain(rest).flatten().min()
     }
 
@@ -296,7 +310,7 @@ impl Pacer {
 
     /// How many more jobs would find a place at their slots.
     fn free(&self) -> usize {
-        self.places.free(&self.held)
+        self.concurrency.free(&self.held)
     }
 
     fn take_in(&mut self, delivery: Delivery) {
@@ -305,12 +319,12 @@ impl Pacer {
         meters.poison.increment(delivery.message.malformed.is_some().into());
         let seq = self.next_seq;
         self.next_seq += 1;
-        match intake(delivery, &self.options.rules, seq) {
+        match intake(delivery, &self.rules, seq) {
             Intake::Ready(entry) => {
-                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push(entry));
+                self.unless_sending(entry).into_iter().for_each(|entry| self.backlog.push(entry));
             }
             Intake::Later(due, entry) => {
-                self.unless_sending(entry).into_iter().for_each(|entry| self.lane.push_later(due, entry));
+                self.unless_sending(entry).into_iter().for_each(|entry| self.backlog.push_later(due, entry));
             }
             Intake::Expired(entry, letter) => {
                 // A send that began in time is the outcome of its message, however late that comes again.
@@ -320,7 +334,7 @@ impl Pacer {
             }
             Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
         }
-        if self.lane.len() >= self.crowded {
+        if self.backlog.is_crowded() {
             self.purge();
         }
     }
@@ -330,7 +344,7 @@ impl Pacer {
         let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
         let entry = self.gear.sending.hand_over(entry);
         if entry.is_none() {
-            let downstream = &self.options.downstream;
+            let downstream = &self.settings.downstream;
             tracing::debug!(
                 downstream,
                 id,
@@ -347,27 +361,26 @@ impl Pacer {
 
     /// Forgets jobs whose connection is gone.
     fn purge(&mut self) {
-        self.lane.drop_stale();
+        self.backlog.drop_stale();
         self.halt.drop_stale();
         self.gear.meters.stale.increment(self.held.drop_stale() as u64);
-        self.crowded = (2 * self.lane.len()).max(CROWDED);
     }
 
     fn note(&mut self, event: Event) {
         match event {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
-            Event::Back(entry) => self.lane.push(entry),
+            Event::Back(entry) => self.backlog.push(entry),
             Event::Retry(due, mut entry) => {
                 if entry.tries.unreachable == 0 {
                     // The downstream answered, and refused no credentials: an earlier refusal says nothing now.
                     (entry.tries.suspicion, entry.tries.refused_since) = (None, None);
                 }
-                self.lane.push_later(due, entry);
+                self.backlog.push_later(due, entry);
             }
             Event::Pause(end) => self.penalized(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Landed(landed) => {
-                self.places.landed(landed.took);
+                self.concurrency.landed(landed.took);
                 self.judge(landed);
             }
         }
@@ -376,15 +389,15 @@ impl Pacer {
     /// Sends off the jobs whose slots have come, as far as there are places. One that finds none
     /// waits for it as long as its slot is still now.
     fn release(&mut self, now: Deadline) {
-        while self.places.sending() < self.options.concurrency {
+        while self.concurrency.sending() < self.settings.concurrency {
             let Some(held) = self.held.pop_due(now) else { break };
             if now.since(held.deadline) > self.gear.tolerance {
                 self.gear.meters.late.increment(1);
-                self.lane.push(held.entry);
+                self.backlog.push(held.waiter);
                 continue;
             }
             let place = Place::new(self.tell.clone());
-            self.places.taken();
+            self.concurrency.taken();
             self.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
         }
     }
@@ -414,10 +427,10 @@ fn bound_costs(options: &mut Options) {
 }
 
 /// How late a job may be handed over; and how late while a connection is opened.
-pub(super) fn lateness(options: &Options) -> (Duration, Duration) {
-    match options.on_limit {
+pub(super) fn lateness(settings: &Settings) -> (Duration, Duration) {
+    match settings.on_limit {
         OnLimit::Wait => {
-            let interval = options.sets().map(LimitSet::spacing).min().unwrap_or_default();
+            let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
             let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
             (tolerance, interval.max(tolerance))
         }

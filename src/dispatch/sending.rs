@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lane::Entry;
+use super::entry::Entry;
 use super::source::Ticket;
 use crate::job::Job;
 

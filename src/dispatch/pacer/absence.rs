@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use super::Pacer;
 use super::call::Reply;
-use crate::dispatch::held::Held;
-use crate::dispatch::part::part;
-use crate::dispatch::schedule::Next;
-use crate::dispatch::{OnLimit, OnUnavailable, Options};
 use crate::limit::{Costs, Level, LimitSet, Mark, State, Window};
+use crate::pace::pacing::replica_share;
+use crate::pace::release::Held;
+use crate::pace::schedule::Next;
+use crate::pace::{LaneId, OnLimit, OnUnavailable, Settings};
 use crate::store::{
     BoxFuture, Change, Lease, MemoryStore, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
 };
@@ -51,7 +51,7 @@ pub(super) struct Absence {
 #[derive(Clone)]
 pub(super) struct Alone {
     pub(super) store: Arc<MemoryStore>,
-    pub(super) options: Arc<Options>,
+    pub(super) settings: Arc<Settings>,
 }
 
 /// What was last heard of the pace that all share.
@@ -61,7 +61,7 @@ pub(super) struct Heard {
     replicas: u32,
     /// The next slot.
     next: Micros,
-    /// For each queue its limits as they were at that instant, and the units that were granted then.
+    /// For each lane its limits as they were at that instant, and the units that were granted then.
     marks: Vec<Option<(Micros, Vec<Mark>, u64)>>,
 }
 
@@ -105,10 +105,10 @@ impl Heard {
         self.marks.fill(None);
     }
 
-    /// Slots of a queue were granted, for so many units.
-    pub(super) fn granted(&mut self, queue: usize, reserved: &Reserved, units: u64) {
+    /// Slots of a lane were granted, for so many units.
+    pub(super) fn granted(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
         self.next = reserved.next;
-        if let Some(known) = self.marks.get_mut(queue) {
+        if let Some(known) = self.marks.get_mut(lane.row()) {
             *known = Some((reserved.now, reserved.before.clone(), units));
         }
     }
@@ -121,11 +121,11 @@ impl Pacer {
             absence.back = None;
             return true;
         }
-        if self.options.on_unavailable != OnUnavailable::Hold {
+        if self.settings.on_unavailable != OnUnavailable::Hold {
             self.end_rates();
         }
-        let (downstream, replicas) = (self.options.downstream.clone(), self.shared.replicas);
-        let alone = match self.options.on_unavailable {
+        let (downstream, replicas) = (self.settings.downstream.clone(), self.shared.replicas);
+        let alone = match self.settings.on_unavailable {
             OnUnavailable::Hold => return false,
             OnUnavailable::Local => {
                 let Some(alone) = self.alone() else { return false };
@@ -140,8 +140,8 @@ impl Pacer {
             }
         };
         if let Some(alone) = &alone {
-            self.schedule.follow(&alone.options);
-            self.schedule.share(1);
+            self.schedule.follow(&alone.settings);
+            self.schedule.set_replicas(1);
         }
         self.absence = Some(Absence { alone, replicas, back: None });
         self.tell_alone();
@@ -155,31 +155,32 @@ impl Pacer {
     fn alone(&self) -> Option<Alone> {
         self.accord.memory().filter(|_| !self.accord.is_unusable())?;
         let now = self.slots.store_now()?;
-        let Options { on_limit, .. } = *self.options;
+        let on_limit = self.settings.on_limit;
         let of = self.shared.replicas;
-        let limits = part(&self.options.limits, of, on_limit)?;
-        let plans = self.options.plans.iter().map(|set| part(set, of, on_limit)).collect::<Option<_>>()?;
-        let options = Options { limits, plans, ..(*self.options).clone() };
+        let limits = replica_share(&self.settings.limits, of, on_limit)?;
+        let plans =
+            self.settings.plans.iter().map(|set| replica_share(set, of, on_limit)).collect::<Option<_>>()?;
+        let settings = Settings { limits, plans, ..(*self.settings).clone() };
         let clock = Carried { slots: Arc::clone(&self.slots), own: SystemClock::new() };
         let alone =
-            Alone { store: Arc::new(MemoryStore::with_clock(Arc::new(clock))), options: Arc::new(options) };
-        for (queue, limits) in alone.options.sets().enumerate() {
-            self.remember(&alone, queue, limits);
+            Alone { store: Arc::new(MemoryStore::with_clock(Arc::new(clock))), settings: Arc::new(settings) };
+        for (row, limits) in alone.settings.lanes().enumerate() {
+            self.remember(&alone, LaneId::at(row), limits);
         }
         if on_limit == OnLimit::Wait {
             // Each replica somewhere between two of its slots, or all would release at the same instants.
-            let apart = u64::try_from(alone.options.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
+            let apart = u64::try_from(alone.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));
             // What others were granted last lies no further ahead, and is not known here.
-            let begun = self.shared.next.since(now).max(self.options.horizon);
-            alone.tend(&self.options.downstream, Change::Penalize(begun + phase));
+            let begun = self.shared.next.since(now).max(self.settings.horizon);
+            alone.tend(&self.settings.downstream, Change::Penalize(begun + phase));
         }
         Some(alone)
     }
 
     /// Takes this replica's part of what is used of windows.
-    fn remember(&self, alone: &Alone, queue: usize, limits: &LimitSet) {
-        let Some(Some((now, marks, units))) = self.shared.marks.get(queue) else { return };
+    fn remember(&self, alone: &Alone, lane: LaneId, limits: &LimitSet) {
+        let Some(Some((now, marks, units))) = self.shared.marks.get(lane.row()) else { return };
         for (limit, mark) in limits.iter().zip(marks) {
             let Mark::Window { window, .. } = mark else { continue };
             // The others have taken as much as this one since then, as far as it knows.
@@ -191,7 +192,7 @@ impl Pacer {
                 let used = u32::try_from(*units).unwrap_or(u32::MAX).min(limit.max_cost());
                 limit.commit(&limit.fresh(), *now, used)
             };
-            alone.store.put_state(&self.options.downstream, limit, state);
+            alone.store.put_state(&self.settings.downstream, limit, state);
         }
     }
 
@@ -222,7 +223,7 @@ impl Pacer {
     pub(super) fn tell_alone(&self) {
         let (Some(alone), Some(end)) = (self.paced_alone(), self.pauses.end()) else { return };
         let left = end.left().max(Duration::from_micros(1));
-        alone.tend(&self.options.downstream, Change::Penalize(left.min(crate::store::LONGEST_PAUSE)));
+        alone.tend(&self.settings.downstream, Change::Penalize(left.min(crate::store::LONGEST_PAUSE)));
     }
 
     /// Releases what waits without a slot, where that is wanted.
@@ -234,17 +235,17 @@ impl Pacer {
             return self.try_openly(now);
         }
         while self.free() > 0 {
-            let Some(next) = self.schedule.next(&self.lane, now) else { break };
-            let Next { queue, .. } = next;
+            let Some(next) = self.schedule.next(&self.backlog, now) else { break };
+            let Next { lane, .. } = next;
             let batch = self.pick(next, self.free());
             if batch.is_empty() {
                 break;
             }
             let slot = self.slots.store_now().unwrap_or_else(crate::time::wall_now);
             for entry in batch {
-                self.schedule.granted(queue, entry.job.cost.into(), None);
+                self.schedule.on_granted(lane, entry.job.cost.into(), None);
                 self.gear.meters.granted(now.saturating_duration_since(entry.since), Duration::ZERO);
-                self.held.push(Held { entry, slot, deadline: Deadline::at(now) });
+                self.held.push(Held { waiter: entry, slot, deadline: Deadline::at(now) });
             }
         }
     }
@@ -252,7 +253,7 @@ impl Pacer {
     /// Asks whether the store is there, if it is time to.
     pub(super) fn probe(&mut self, now: Instant) -> Option<Probe> {
         self.probe_due().filter(|due| *due <= now)?;
-        let (store, options) = (Arc::clone(&self.store), Arc::clone(&self.options));
+        let (store, settings) = (Arc::clone(&self.store), Arc::clone(&self.settings));
         let replica = Arc::clone(&self.replica);
         // One that takes no jobs has no share: the others go on at the whole pace.
         let ttl = if self.halt.is_halted() { RELEASED } else { self.schedule.lease() };
@@ -261,8 +262,8 @@ impl Pacer {
             let call = Reserve {
                 lease: Some(Lease { replica: &replica, ttl }),
                 ..Reserve::new(
-                    Scope { downstream: &options.downstream, key: "" },
-                    &options.limits,
+                    Scope { downstream: &settings.downstream, key: "" },
+                    &settings.limits,
                     Costs::Each(&[]),
                     Duration::ZERO,
                 )
@@ -276,7 +277,7 @@ impl Pacer {
     /// When to ask. Replicas that police hold no leases otherwise, nor do those that are idle; and all must know of
     /// each other, since jobs may come while the store is away.
     pub(super) fn probe_due(&self) -> Option<Instant> {
-        let counted = self.options.on_unavailable == OnUnavailable::Local;
+        let counted = self.settings.on_unavailable == OnUnavailable::Local;
         let release = self.halt.ends_lease().then(Instant::now);
         release.or_else(|| (self.absence.is_some() || counted).then_some(self.probe_at))
     }
@@ -315,38 +316,38 @@ impl Pacer {
     fn rejoin(&mut self, goes_on: bool, replicas: Option<u32>) {
         self.absence = None;
         self.give_up_own();
-        self.schedule.follow(&self.options);
+        self.schedule.follow(&self.settings);
         if let Some(replicas) = replicas {
             self.shared.share(replicas);
-            self.schedule.share(replicas);
+            self.schedule.set_replicas(replicas);
         }
         let now = Instant::now();
         (self.ask_at, self.lease_at) = (now, now);
         if !goes_on {
             self.penalized(Deadline::at(now + HANDOVER));
         }
-        tracing::info!(downstream = self.options.downstream, "back to the pace that all replicas share");
+        tracing::info!(downstream = self.settings.downstream, "back to the pace that all replicas share");
     }
 
     /// The store is there, but of no use: nothing is released.
     pub(super) fn hold_on(&mut self) {
         if self.absence.take().is_some() {
             self.give_up_own();
-            self.schedule.follow(&self.options);
-            self.schedule.share(self.shared.replicas);
+            self.schedule.follow(&self.settings);
+            self.schedule.set_replicas(self.shared.replicas);
         }
     }
 
     /// Slots of one's own count for nobody else.
     fn give_up_own(&mut self) {
         self.gear.meters.own_slots.increment(self.held.len() as u64);
-        self.held.drain().for_each(|entry| self.lane.push(entry));
+        self.held.drain().for_each(|entry| self.backlog.push(entry));
     }
 
     /// Other options count: also for a pace of one's own.
     pub(super) fn follow_alone(&mut self) {
         let Some(Absence { replicas, back, alone }) = self.absence.take() else { return };
-        let wanted = self.options.on_unavailable;
+        let wanted = self.settings.on_unavailable;
         let own = if wanted == OnUnavailable::Local { self.alone() } else { None };
         if own.is_none() && wanted != OnUnavailable::Open {
             // As if the store had been away under these options from the start.
@@ -356,8 +357,8 @@ impl Pacer {
             self.give_up_own();
         }
         if let Some(own) = &own {
-            self.schedule.follow(&own.options);
-            self.schedule.share(1);
+            self.schedule.follow(&own.settings);
+            self.schedule.set_replicas(1);
         }
         self.absence = Some(Absence { alone: own, replicas, back });
         self.tell_alone();

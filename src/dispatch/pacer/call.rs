@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::dispatch::lane::Entry;
-use crate::dispatch::{OnLimit, Options};
+use crate::dispatch::entry::Entry;
 use crate::limit::Costs;
+use crate::pace::{LaneId, OnLimit, Settings};
 use crate::store::{Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
 
 /// A call to the store, and the jobs that it asks for.
 pub(super) struct Call {
-    /// The queue of the lane that they come from.
-    pub(super) queue: usize,
+    /// The lane that they come from.
+    pub(super) lane: LaneId,
     pub(super) batch: VecDeque<Entry>,
     /// It goes to this replica's own pace, not to the store.
     pub(super) alone: bool,
@@ -23,7 +23,7 @@ pub(super) struct Call {
 
 /// What a call asks for.
 pub(super) struct Ask {
-    pub(super) queue: usize,
+    pub(super) lane: LaneId,
     pub(super) costs: Vec<u32>,
     /// How far ahead a slot may lie.
     pub(super) ahead: Duration,
@@ -55,14 +55,14 @@ pub(super) async fn answer(call: &mut Option<Call>) -> Reply {
 }
 
 /// One call for jobs that keep the same limits.
-pub(super) async fn ask(store: Arc<impl Store + ?Sized>, options: Arc<Options>, ask: Ask) -> Reply {
-    let Ask { queue, costs, ahead, lease, asker, generation } = ask;
+pub(super) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>, ask: Ask) -> Reply {
+    let Ask { lane, costs, ahead, lease, asker, generation } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
     // The state of a limit of a plan is the downstream's too: its name tells it from others.
-    let scope = Scope { downstream: &options.downstream, key: "" };
-    let (limits, costs) = (options.limits_of(queue), Costs::Each(&costs));
+    let scope = Scope { downstream: &settings.downstream, key: "" };
+    let (limits, costs) = (settings.limits_of(lane), Costs::Each(&costs));
     let sent = Instant::now();
-    let answer = match options.on_limit {
+    let answer = match settings.on_limit {
         OnLimit::Wait => {
             let call = Reserve { lease, generation, asker, ..Reserve::new(scope, limits, costs, ahead) };
             store.reserve(call).await.map(Answer::Reserved)

@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Ears, Pacer};
 use crate::dispatch::Drained;
-use crate::dispatch::lane::Entry;
+use crate::dispatch::entry::Entry;
 use crate::dispatch::source::Source;
 
 /// How long the source may take to stop.
@@ -14,10 +14,10 @@ const CLOSING: Duration = Duration::from_secs(5);
 
 impl Pacer {
     pub(super) async fn drain(mut self, mut source: impl Source, ears: Ears) -> Drained {
-        let end = Instant::now() + self.options.drain_timeout;
+        let end = Instant::now() + self.drain_timeout;
         let Ears { mut events, call, .. } = ears;
         // First no more may come, or what is given back would come straight back here.
-        let closing = timeout(CLOSING.min(self.options.drain_timeout), async {
+        let closing = timeout(CLOSING.min(self.drain_timeout), async {
             source.close().await;
             while let Some(delivery) = source.next().await {
                 self.gear.meters.returned.increment(1);
@@ -25,10 +25,10 @@ impl Pacer {
             }
         });
         if closing.await.is_err() {
-            tracing::warn!(downstream = self.options.downstream, "the source did not close in time");
+            tracing::warn!(downstream = self.settings.downstream, "the source did not close in time");
         }
         self.gear.meters.slots_stopped(self.held.len());
-        let mut entries: Vec<Entry> = self.lane.drain();
+        let mut entries: Vec<Entry> = self.backlog.drain();
         entries.extend(self.held.drain());
         entries.extend(self.halt.take_jobs());
         entries.extend(call.into_iter().flat_map(|call| call.batch));

@@ -14,9 +14,9 @@ use metrics::Counter;
 use tokio::time::Instant;
 
 use super::Pacer;
+use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::{self, Contact, Landed, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
-use crate::dispatch::lane::Entry;
 use crate::dispatch::source::Source;
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::store::BoxFuture;
@@ -41,7 +41,7 @@ pub(super) struct Halt {
     intake: Intake,
     /// Counts the times that the source was stopped: an answer to an earlier one says nothing.
     stops: u64,
-    /// The jobs in the lane when it was last looked which of them go back.
+    /// The jobs in the backlog when it was last looked which of them go back.
     swept: Option<usize>,
     /// One of them at a time is sent to find out whether the credentials are accepted again.
     candidates: VecDeque<Entry>,
@@ -183,12 +183,12 @@ impl Pacer {
     pub(super) fn tend_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         match (self.halt.is_halted(), self.halt.intake) {
             (true, Intake::Open) => self.stop_source(source, steps),
-            (true, Intake::One) if self.halt.swept != Some(self.lane.len()) => {
+            (true, Intake::One) if self.halt.swept != Some(self.backlog.len()) => {
                 self.stop_source(source, steps)
             }
             (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
                 self.halt.intake = Intake::Open;
-                source.resize(self.options.window().saturating_add(self.halt.extra));
+                source.resize(self.window().saturating_add(self.halt.extra));
                 source.resume();
             }
             _ => {}
@@ -212,7 +212,7 @@ impl Pacer {
 
     /// Something ended that was done meanwhile.
     pub(super) fn stepped(&mut self, step: Step) {
-        let downstream = &self.options.downstream;
+        let downstream = &self.settings.downstream;
         match step {
             Step::SourceStopped(number) => {
                 if number == self.halt.stops && self.halt.intake == Intake::Stopping {
@@ -276,7 +276,7 @@ impl Pacer {
         let extra = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
         if extra != self.halt.extra {
             self.halt.extra = extra;
-            self.resize = Some(self.options.window().saturating_add(extra));
+            self.resize = Some(self.window().saturating_add(extra));
         }
     }
 
@@ -300,7 +300,7 @@ impl Pacer {
                 self.gear.meters.retried.increment(1);
                 entry.tries.suspicion = Some(suspicion);
                 let wait = self.gear.retry.wait(entry.tries.refused, None);
-                self.lane.push_later(now + wait, entry);
+                self.backlog.push_later(now + wait, entry);
             }
         }
         self.follow_change(change);
@@ -325,13 +325,13 @@ impl Pacer {
     fn halt(&mut self) {
         let Some(reason) = self.halt.reason() else { return };
         self.halted_slots().increment(self.held.len() as u64);
-        self.held.drain().for_each(|entry| self.lane.push(entry));
-        let local = self.options.on_unavailable == OnUnavailable::Local;
-        self.halt.lease = self.options.on_limit == OnLimit::Wait || local;
+        self.held.drain().for_each(|entry| self.backlog.push(entry));
+        let local = self.settings.on_unavailable == OnUnavailable::Local;
+        self.halt.lease = self.settings.on_limit == OnLimit::Wait || local;
         self.halt.swept = None;
         self.halt.is_explained = false;
         self.gear.meters.stopped_for(reason, true);
-        let downstream = &self.options.downstream;
+        let downstream = &self.settings.downstream;
         if reason == "unreachable" {
             tracing::warn!(
                 downstream,
@@ -352,19 +352,19 @@ impl Pacer {
             self.gear.meters.stopped_for(reason, false);
         }
         tracing::info!(
-            downstream = self.options.downstream,
+            downstream = self.settings.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
         // What waited for this has waited long enough.
         let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
-        entries.extend(self.lane.drain());
+        entries.extend(self.backlog.drain());
         for mut entry in entries {
             let waited = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
             match entry.since {
-                due if due > now && !waited => self.lane.push_later(due, entry),
+                due if due > now && !waited => self.backlog.push_later(due, entry),
                 since => {
                     entry.since = since.min(now);
-                    self.lane.push(entry);
+                    self.backlog.push(entry);
                 }
             }
         }
@@ -376,10 +376,10 @@ impl Pacer {
     /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.
     fn sweep(&mut self, now: Instant) {
         let is_settled = self.halt.is_halted() && self.halt.is_settled();
-        if !is_settled || self.halt.swept == Some(self.lane.len()) {
+        if !is_settled || self.halt.swept == Some(self.backlog.len()) {
             return;
         }
-        let mut entries = self.lane.drain();
+        let mut entries = self.backlog.drain();
         entries.retain(|entry| entry.ticket.is_live());
         entries.sort_by_key(|entry| entry.seq);
         let (early, entries): (Vec<_>, Vec<_>) =
@@ -390,9 +390,9 @@ impl Pacer {
                 self.gear.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else if entry.since > now && entry.tries.unreachable == 0 {
-                self.lane.push_later(entry.since, entry);
+                self.backlog.push_later(entry.since, entry);
             } else {
-                self.lane.push(entry);
+                self.backlog.push(entry);
             }
         }
         // Given back, these would come again before one that can be tried.
@@ -402,10 +402,10 @@ impl Pacer {
                 self.gear.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else {
-                self.lane.push_later(entry.since, entry);
+                self.backlog.push_later(entry.since, entry);
             }
         }
-        self.halt.swept = Some(self.lane.len());
+        self.halt.swept = Some(self.backlog.len());
     }
 
     /// Counts the slots that are not used since no jobs are taken.

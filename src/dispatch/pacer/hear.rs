@@ -8,11 +8,13 @@ use tokio::time::Instant;
 use super::ask::SLACK;
 use super::call::{Answer, Call, Reply};
 use super::{LONGEST_CALL, Pacer};
-use crate::dispatch::held::Held;
+use crate::dispatch::entry::Entry;
 use crate::dispatch::intake::rejected;
-use crate::dispatch::lane::Entry;
 use crate::dispatch::source::Report;
 use crate::limit::Passed;
+use crate::pace::LaneId;
+use crate::pace::release::Held;
+use crate::pace::schedule::Spacing;
 use crate::store::{Checked, NextTurn, Observed, Reserved, StoreError};
 use crate::time::{Deadline, Micros};
 
@@ -29,9 +31,9 @@ const TRIAL_AGAIN: Duration = Duration::from_millis(20);
 
 impl Pacer {
     /// Holds the jobs that were granted a slot until then, and buries those that were rejected; the
-    /// others go back to the lane.
+    /// others go back to the backlog.
     pub(super) fn hear(&mut self, call: Call, reply: Reply) {
-        let Call { queue, mut batch, alone, .. } = call;
+        let Call { lane, mut batch, alone, .. } = call;
         let Reply { sent, received, answer } = reply;
         // If the process stood still meanwhile, it cannot be told when the slots come, or came.
         let stood_still = received - sent > LONGEST_CALL;
@@ -43,7 +45,7 @@ impl Pacer {
                 if reserved.outdated || (self.paced_alone().is_some() && !alone) {
                     self.share(reserved.replicas);
                 } else {
-                    self.heard(queue, sent, &reserved, &batch, newest);
+                    self.heard(lane, sent, &reserved, &batch, newest);
                 }
                 if stood_still {
                     self.gear.meters.late.increment(reserved.slots.len() as u64);
@@ -62,7 +64,7 @@ impl Pacer {
                 if stood_still {
                     self.gear.meters.late.increment(allowed as u64);
                 } else {
-                    self.decide(queue, &mut batch, (sent, received), checked);
+                    self.decide(lane, &mut batch, (sent, received), checked);
                 }
             }
             Err(error) => {
@@ -74,7 +76,7 @@ impl Pacer {
             // Whatever refused the trial, it is asked for again before long.
             self.ask_at = self.ask_at.max(received + TRIAL_AGAIN);
         }
-        batch.into_iter().for_each(|entry| self.lane.push(entry));
+        batch.into_iter().for_each(|entry| self.backlog.push(entry));
     }
 
     /// Holds the jobs that were granted a slot until then.
@@ -91,25 +93,25 @@ impl Pacer {
             let deadline = self.slots.hold(slot).unwrap_or_else(Deadline::now);
             if !self.halt.may_use_slots() {
                 self.halted_slots().increment(1);
-                self.lane.push(entry);
+                self.backlog.push(entry);
                 continue;
             }
             if self.gear.gate.refuses(slot, deadline) {
                 // The pause began while the call was under way.
                 self.gear.meters.paused_slots.increment(1);
-                self.lane.push(entry);
+                self.backlog.push(entry);
                 continue;
             }
             let waited = sent.saturating_duration_since(entry.since);
             self.gear.meters.granted(waited, deadline.since(now));
-            self.held.push(Held { entry, slot, deadline });
+            self.held.push(Held { waiter: entry, slot, deadline });
         }
     }
 
     /// Sends the jobs off that are allowed, and buries the others.
     fn decide(
         &mut self,
-        queue: usize,
+        lane: LaneId,
         batch: &mut VecDeque<Entry>,
         (sent, received): (Instant, Instant),
         Checked { now: slot, verdicts, status, .. }: Checked,
@@ -122,19 +124,19 @@ impl Pacer {
             }
             let Some(entry) = batch.pop_front() else { break };
             // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
-            self.schedule.granted(queue, entry.job.cost.into(), None);
+            self.schedule.on_granted(lane, entry.job.cost.into(), None);
             if verdict.earliest <= slot && !self.halt.may_use_slots() {
                 self.halted_slots().increment(1);
-                self.lane.push(entry);
+                self.backlog.push(entry);
                 continue;
             }
             if verdict.earliest <= slot {
                 let waited = sent.saturating_duration_since(entry.since);
                 self.gear.meters.granted(waited, Duration::ZERO);
-                self.held.push(Held { entry, slot, deadline });
+                self.held.push(Held { waiter: entry, slot, deadline });
                 continue;
             }
-            let limit = self.options.limits_of(queue).get(verdict.limit);
+            let limit = self.settings.limits_of(lane).get(verdict.limit);
             let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
             let letter = rejected(limit, verdict.earliest, report);
             self.bury(entry.ticket, letter, entry.job.reply.is_some());
@@ -152,7 +154,7 @@ impl Pacer {
     fn answered(&mut self, sent: Instant, received: Instant, granted: usize) {
         let meters = &self.gear.meters;
         meters.roundtrip.record((received - sent).as_secs_f64());
-        self.schedule.queueing.took(received - sent);
+        self.schedule.turns_mut().on_trip(received - sent);
         #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
         meters.batch.record(granted as f64);
         meters.slots.increment(granted as u64);
@@ -164,7 +166,7 @@ impl Pacer {
         self.gear.meters.store_connected.set(1.0);
         self.heard_at = received;
         if self.failures > 0 {
-            tracing::info!(downstream = self.options.downstream, "the store answers again");
+            tracing::info!(downstream = self.settings.downstream, "the store answers again");
             self.failures = 0;
             self.tend_at = received;
             self.pauses.store_is_there();
@@ -184,18 +186,18 @@ impl Pacer {
             Observed::Consistent => {}
             Observed::SteppedBack => {
                 tracing::warn!(
-                    downstream = self.options.downstream,
+                    downstream = self.settings.downstream,
                     "the store's clock stepped back: held slots keep their time"
                 );
                 self.schedule.forget();
             }
             Observed::Stepped => {
                 tracing::warn!(
-                    downstream = self.options.downstream,
+                    downstream = self.settings.downstream,
                     "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
                 );
                 self.gear.meters.stepped.increment(self.held.len() as u64);
-                self.held.drain().for_each(|entry| self.lane.push(entry));
+                self.held.drain().for_each(|entry| self.backlog.push(entry));
                 self.schedule.forget();
                 // A turn that was booked there is none.
                 self.ask_at = self.ask_at.min(received);
@@ -210,7 +212,7 @@ impl Pacer {
         if let Some(replicas) = replicas {
             self.shared.share(replicas);
             if self.paced_alone().is_none() {
-                self.schedule.share(replicas);
+                self.schedule.set_replicas(replicas);
             }
         }
     }
@@ -218,7 +220,7 @@ impl Pacer {
     /// Learns how many replicas there are, and when to ask again; the latter only from the `newest` answer.
     fn heard(
         &mut self,
-        queue: usize,
+        lane: LaneId,
         sent: Instant,
         reserved: &Reserved,
         batch: &VecDeque<Entry>,
@@ -233,13 +235,13 @@ impl Pacer {
             (units, latest) = (units + u64::from(cost), Some(cost));
         }
         let costs = latest.and_then(|cost| last.map(|slot| (when(slot), cost)));
-        self.schedule.granted(queue, units, costs);
+        self.schedule.on_granted(lane, units, costs);
         if !newest {
             return;
         }
-        let is_barred = self.bar(queue, sent, reserved, batch);
+        let is_barred = self.bar(lane, sent, reserved, batch);
         if self.paced_alone().is_none() {
-            self.shared.granted(queue, reserved, units);
+            self.shared.granted(lane, reserved, units);
         }
         if is_barred {
             self.ask_for_others(sent, reserved);
@@ -247,27 +249,27 @@ impl Pacer {
         }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
-        let spacing = reserved.booking.and_then(|booking| match booking.next {
+        let told = reserved.booking.and_then(|booking| match booking.next {
             NextTurn::At(turn) => Some(turn.spacing),
             _ => None,
         });
-        self.schedule.spaced(queue, apart, costs.map(|(_, cost)| cost), spacing);
+        self.schedule.on_spacing(lane, Spacing { apart, last_cost: costs.map(|(_, cost)| cost), told });
         // The limits of the downstream come first in the set of each plan.
         let shared = match reserved.refused {
-            Some(refused) => refused.limit < self.options.limits.len(),
+            Some(refused) => refused.limit < self.settings.limits.len(),
             // All were granted: it is the downstream's pace that sets the next slot, or the plan's own.
             None => costs.is_some_and(|last| self.schedule.is_next(last, when(reserved.next))),
         };
-        let sleeps = queue > 0 && !shared;
+        let sleeps = lane != LaneId::DOWNSTREAM && !shared;
         if sleeps {
-            self.schedule.sleep(queue, when(reserved.next));
+            self.schedule.sleep(lane, when(reserved.next));
         } else {
-            self.schedule.reached(queue, when(reserved.next));
+            self.schedule.on_next_slot(lane, when(reserved.next));
         }
-        // A turn that is not used up is for other queues too: they go on at once.
+        // A turn that is not used up is for other lanes too: they go on at once.
         let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
         // And when a plan has its next slot says nothing of the others.
-        if !is_used_up && (sleeps || self.schedule.has_others(queue, &self.lane)) {
+        if !is_used_up && (sleeps || self.schedule.has_others(lane, &self.backlog)) {
             return;
         }
         self.ask_again(sent, reserved);
@@ -275,20 +277,20 @@ impl Pacer {
 
     /// Bars jobs that wait for the end of a window from the calls that do not reach it; says whether that is what ended
     /// this one: then jobs that cost less may still have slots.
-    fn bar(&mut self, queue: usize, sent: Instant, reserved: &Reserved, batch: &VecDeque<Entry>) -> bool {
+    fn bar(&mut self, lane: LaneId, sent: Instant, reserved: &Reserved, batch: &VecDeque<Entry>) -> bool {
         if reserved.refused.is_none() && reserved.passed.is_empty() {
             return false;
         }
         let alone = self.paced_alone();
-        let options = alone.as_ref().map_or(&self.options, |alone| &alone.options);
-        let limits = options.limits_of(queue);
+        let settings = alone.as_ref().map_or(&self.settings, |alone| &alone.settings);
+        let limits = settings.limits_of(lane);
         let refused = reserved.refused.map(|refusal| Passed { job: reserved.jobs_decided(), refusal });
         let cost = |passed: &Passed| batch.get(passed.job).map_or(1, |entry| entry.job.cost);
         let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit) && cost(passed) > 1;
         let dear = reserved.passed.iter().chain(&refused).filter(waits);
         let Some(least) = dear.min_by_key(|passed| cost(passed)) else { return false };
         let ends = sent + least.refusal.slot.since(reserved.now).min(BARRED);
-        self.schedule.bar(queue, cost(least), ends);
+        self.schedule.bar(lane, cost(least), ends);
         refused.is_some_and(|refused| waits(&&refused))
     }
 
@@ -307,16 +309,16 @@ impl Pacer {
         let when = |slot: Micros| sent + slot.since(reserved.now);
         // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
         // nearer one took every slot.
-        let before = self.schedule.queueing.farthest();
+        let before = self.schedule.turns().farthest();
         let ask_at = match &reserved.booking {
-            Some(booking) => self.schedule.queueing.hear(sent, reserved.now, booking, reserved.next),
-            None => when(reserved.next).checked_sub(self.options.horizon / 2).unwrap_or(sent),
+            Some(booking) => self.schedule.turns_mut().on_booking(sent, reserved.now, booking, reserved.next),
+            None => when(reserved.next).checked_sub(self.settings.horizon / 2).unwrap_or(sent),
         };
         self.ask_at = self.ask_at.max(ask_at);
-        let farthest = self.schedule.queueing.farthest();
+        let farthest = self.schedule.turns().farthest();
         if farthest != before {
-            // After a loss nothing is granted so near, also where another replica has stretched the queue.
-            self.store.set_horizon(&self.options.downstream, farthest);
+            // After a loss nothing is granted so near, also where another replica has stretched the queue of turns.
+            self.store.set_horizon(&self.settings.downstream, farthest);
         }
     }
 
@@ -332,14 +334,14 @@ impl Pacer {
             self.gear.meters.store_connected.set(0.0);
         }
         if refuses && self.failures == 0 {
-            tracing::error!(downstream = self.options.downstream, %error, "the store refuses the call; jobs are held");
+            tracing::error!(downstream = self.settings.downstream, %error, "the store refuses the call; jobs are held");
         } else if !refuses && self.leave(error) {
             self.failures += 1;
             return;
         } else if self.failures == 0 {
-            tracing::warn!(downstream = self.options.downstream, %error, "no slots while the store is away; jobs are held");
+            tracing::warn!(downstream = self.settings.downstream, %error, "no slots while the store is away; jobs are held");
         } else {
-            tracing::debug!(downstream = self.options.downstream, %error, "the store is still away");
+            tracing::debug!(downstream = self.settings.downstream, %error, "the store is still away");
         }
         let (first, most) = STORE_BACKOFF;
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.failures)).min(most);

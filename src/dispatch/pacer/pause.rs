@@ -8,8 +8,10 @@ use tokio::time::Instant;
 use super::Pacer;
 use super::tend::Memory;
 use crate::dispatch::OnLimit;
-use crate::dispatch::gate::Closed;
-use crate::dispatch::held::Held;
+use crate::dispatch::entry::Entry;
+use crate::pace::LaneId;
+use crate::pace::release::Closed;
+use crate::pace::release::Held;
 use crate::store::{Observed, SlotClock, Status};
 use crate::time::{Deadline, Micros, wall_now};
 
@@ -180,7 +182,7 @@ impl Pacer {
         self.shared.reset();
         self.schedule.forget();
         self.ask_at = self.ask_at.min(Instant::now());
-        tracing::info!(downstream = self.options.downstream, "reset: the counts of limits began at 0");
+        tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits began at 0");
     }
 
     /// Gives up what is held for slots in a pause, and says when one begins and ends.
@@ -201,7 +203,7 @@ impl Pacer {
             }
             return;
         }
-        let downstream = &self.options.downstream;
+        let downstream = &self.settings.downstream;
         if was.is_some_and(|was| was.left().is_zero()) && end.is_none() {
             self.pauses.ask_from = None;
             self.gear.meters.paused.set(0.0);
@@ -212,7 +214,7 @@ impl Pacer {
         self.schedule.forget();
         let Some(end) = end else { return self.resume() };
         self.pauses.ask_from = Some(self.ask_behind(end));
-        let downstream = &self.options.downstream;
+        let downstream = &self.settings.downstream;
         let (until, why) = self.pauses.shown();
         self.gear.meters.paused.set(1.0);
         if was.is_none() && end.left() > BRIEF {
@@ -222,19 +224,20 @@ impl Pacer {
         }
     }
 
-    /// Gives up what is held for slots in a pause: each job goes back to its old place in the lane.
-    fn give_up(&mut self, in_pause: impl Fn(&Held) -> bool) {
+    /// Gives up what is held for slots in a pause: each job goes back to its old place in the backlog.
+    fn give_up(&mut self, in_pause: impl Fn(&Held<Entry>) -> bool) {
         let given_up = self.held.take(in_pause);
         self.gear.meters.paused_slots.increment(given_up.len() as u64);
-        given_up.into_iter().for_each(|entry| self.lane.push(entry));
+        given_up.into_iter().for_each(|entry| self.backlog.push(entry));
     }
 
     /// When to ask for the slots behind a pause: as for others that lie ahead. A policer's are now.
     fn ask_behind(&self, end: Deadline) -> Instant {
-        let (end, ahead) = (end.instant(), self.options.horizon / 2);
-        match self.options.on_limit {
+        let (end, ahead) = (end.instant(), self.settings.horizon / 2);
+        match self.settings.on_limit {
             OnLimit::Wait => {
-                end.checked_sub(ahead).unwrap_or(end) + self.schedule.asking(0).jitter(ahead / 2)
+                end.checked_sub(ahead).unwrap_or(end)
+                    + self.schedule.batching(LaneId::DOWNSTREAM).jitter(ahead / 2)
             }
             OnLimit::Reject => end,
         }
@@ -257,7 +260,7 @@ impl Pacer {
         self.pauses.ask_from = None;
         self.ask_at = self.ask_at.min(Instant::now());
         self.gear.meters.paused.set(0.0);
-        tracing::info!(downstream = self.options.downstream, "resumed: the pause is over before its time");
+        tracing::info!(downstream = self.settings.downstream, "resumed: the pause is over before its time");
     }
 
     /// Whether nothing may be released now.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Pacer;
+use crate::pace::LaneId;
 use crate::store::{BoxFuture, Change, LONGEST_PAUSE, Recall, Store, StoreError, Tended};
 use crate::time::Deadline;
 
@@ -81,7 +82,7 @@ impl Pacer {
         } else {
             return None;
         };
-        let (store, downstream) = (Arc::clone(&self.store), self.options.downstream.clone());
+        let (store, downstream) = (Arc::clone(&self.store), self.settings.downstream.clone());
         let reply = Box::pin(call(store, downstream, what.clone()));
         Some(Tending { what, reply })
     }
@@ -101,13 +102,13 @@ impl Pacer {
             return Some(self.tend_at);
         }
         // While calls for slots fail, these tell when the store is there again.
-        let asks = !self.lane.is_empty() && self.free() > 0 && self.may_ask() && !self.is_paused();
+        let asks = !self.backlog.is_empty() && self.free() > 0 && self.may_ask() && !self.is_paused();
         let quiet = calling || (self.failures > 0 && asks);
         (!quiet && self.has_jobs()).then(|| (self.heard_at + LOOK).max(self.tend_at))
     }
 
     fn has_jobs(&self) -> bool {
-        !self.lane.is_empty() || self.held.len() > 0
+        !self.backlog.is_empty() || self.held.len() > 0
     }
 
     /// Somebody changed what holds for the downstream.
@@ -115,7 +116,7 @@ impl Pacer {
         if std::mem::replace(&mut self.look, true) || self.failures > 0 {
             return;
         }
-        let spread = if self.schedule.asking(0).replicas() > 1 {
+        let spread = if self.schedule.batching(LaneId::DOWNSTREAM).replicas() > 1 {
             SPREAD.mul_f64(fastrand::f64())
         } else {
             Duration::ZERO

@@ -163,7 +163,7 @@ impl Pacer {
             let accord = &mut self.accord;
             accord.outdated = false;
             if accord.unusable.replace(generation) != Some(generation) {
-                let downstream = self.options.downstream.as_str();
+                let downstream = self.settings.downstream.as_str();
                 tracing::error!(downstream, generation, %error, "nothing is released: no terms to go by");
             }
         }
@@ -186,7 +186,7 @@ impl Pacer {
                 return true;
             }
             Load::Stay { stored, own } => {
-                let downstream = self.options.downstream.as_str();
+                let downstream = self.settings.downstream.as_str();
                 tracing::warn!(
                     downstream,
                     stored,
@@ -204,7 +204,7 @@ impl Pacer {
         let terms = Terms::parse(&text)?;
         let (limits, plans) = limits_of(&self.accord.given, &terms, now)?;
         let accord = &mut self.accord;
-        let downstream = self.options.downstream.as_str();
+        let downstream = self.settings.downstream.as_str();
         if !terms.has_limits_of(&accord.own) && !accord.proposing && accord.said < generation {
             accord.said = generation;
             tracing::warn!(

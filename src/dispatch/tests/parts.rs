@@ -7,21 +7,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::dispatch::held::Held;
-use crate::dispatch::lane::Entry;
-use crate::dispatch::retry::Tries;
 use crate::dispatch::{
     Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, RefusalStatuses, ReleaseClock,
     RetryPolicy, TokioClock,
 };
-use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules, decode};
+use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::Outcome;
 use crate::store::MemoryStore;
-use crate::time::{Deadline, Micros};
 
 mod clock;
 mod sink;
@@ -189,24 +184,6 @@ fn rules() -> Rules {
 
 pub(super) fn at_most(units: u32) -> MaxCost {
     MaxCost { units, bound: CostBound::Given, given: Some(units) }
-}
-
-/// A job that holds the slot of this instant.
-pub(in crate::dispatch) fn held(deadline: Instant) -> Held {
-    let rules = rules();
-    let (id, live) = ("0".to_owned(), Arc::new(AtomicBool::new(true)));
-    let ticket = Box::new(ScriptedTicket {
-        id,
-        reply_to: None,
-        live,
-        ledger: Ledger::default(),
-        generation: 1,
-        redelivered: false,
-        may_be_given_back: true,
-    });
-    let job = Arc::new(decode(&message("0"), &rules).unwrap());
-    let entry = Entry { job, has_own_id: true, ticket, tries: Tries::default(), since: deadline, seq: 0 };
-    Held { entry, slot: Micros(0), deadline: Deadline::at(deadline) }
 }
 
 pub(super) fn message(id: &str) -> Message {

@@ -39,13 +39,13 @@ fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
         (vec![minute], 50 * MS, 60 * MS),
     ] {
         let mut bench = bench(limits.clone());
-        assert_eq!(lateness(&bench.options), (tolerance, opening), "{limits:?}");
+        assert_eq!(lateness(&bench.options.settings()), (tolerance, opening), "{limits:?}");
         // As the tightest plan has it.
         let plan = limits.into_iter().chain([leaky("200/s", 1)]).collect();
         bench.options.plans.push(LimitSet::new(plan).unwrap());
-        assert!(lateness(&bench.options).0 <= tolerance);
+        assert!(lateness(&bench.options.settings()).0 <= tolerance);
         bench.options.on_limit = OnLimit::Reject;
-        assert_eq!(lateness(&bench.options), (2 * SECOND, Duration::MAX));
+        assert_eq!(lateness(&bench.options.settings()), (2 * SECOND, Duration::MAX));
     }
 }
 

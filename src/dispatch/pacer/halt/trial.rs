@@ -7,14 +7,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Intake, Step, Steps};
+use crate::dispatch::entry::Entry;
 use crate::dispatch::health::State;
-use crate::dispatch::held::Held;
 use crate::dispatch::intake::expired;
-use crate::dispatch::lane::Entry;
 use crate::dispatch::pacer::Pacer;
 use crate::dispatch::pacer::call::Call;
 use crate::dispatch::source::{DeadLetter, Report, Source};
 use crate::job::Reason;
+use crate::pace::Waiter as _;
+use crate::pace::release::Held;
 use crate::time::{Deadline, wall_now};
 
 /// This many jobs more than its window a replica takes at most, to find one that is not at fault.
@@ -32,7 +33,7 @@ impl Pacer {
         // Some that were early may go by now.
         self.halt.swept = None;
         self.sweep(now);
-        let in_hand = self.halt.candidates.len() + self.lane.len();
+        let in_hand = self.halt.candidates.len() + self.backlog.len();
         if in_hand == 0 {
             let change = self.halt.health.nothing_to_try();
             return self.follow_change(change);
@@ -41,7 +42,7 @@ impl Pacer {
         steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
         let all_suspected = self.halt.unsuspected() == 0;
         self.halt.is_crowded = all_suspected && source.is_full();
-        if all_suspected && in_hand < usize::from(self.options.window()) + EXTRA {
+        if all_suspected && in_hand < usize::from(self.window()) + EXTRA {
             // All of these may be at fault themselves: whoever published them must not stop all others.
             source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
             if self.halt.intake != Intake::One {
@@ -57,8 +58,7 @@ impl Pacer {
             return None;
         }
         let entry = self.trial_job(now)?;
-        let queue = entry.job.plan.map_or(0, |plan| plan + 1);
-        Some(self.call(queue, self.options.horizon, VecDeque::from([entry]), None, now))
+        Some(self.call(entry.lane(), self.settings.horizon, VecDeque::from([entry]), None, now))
     }
 
     /// The job for a trial; those that need none any more are buried.
@@ -71,7 +71,7 @@ impl Pacer {
             let letter = if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall_now())
             {
                 expired(deadline, report)
-            } else if let Err(detail) = self.options.rules.fits(entry.job.plan, entry.job.cost) {
+            } else if let Err(detail) = self.rules.fits(entry.job.plan, entry.job.cost) {
                 DeadLetter { reason: Reason::CostTooLarge, detail, report }
             } else {
                 return Some(entry);
@@ -90,13 +90,13 @@ impl Pacer {
         }
         if let Some(entry) = self.trial_job(now) {
             let slot = self.slots.store_now().unwrap_or_else(wall_now);
-            self.held.push(Held { entry, slot, deadline: Deadline::at(now) });
+            self.held.push(Held { waiter: entry, slot, deadline: Deadline::at(now) });
         }
     }
 
     /// Whether nothing is on its way to the downstream.
     fn is_quiet(&self) -> bool {
-        self.held.len() == 0 && self.places.sending() == 0
+        self.held.len() == 0 && self.concurrency.sending() == 0
     }
 
     /// Whether a job may be tried, and nothing else is on its way that would tell as much.

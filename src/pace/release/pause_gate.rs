@@ -6,25 +6,25 @@ use crate::time::{Deadline, Micros};
 
 /// Closed for the slots that lie in a pause. The pacer sets it, flights look at it last of all.
 #[derive(Debug, Default)]
-pub(super) struct Gate(Mutex<Closed>);
+pub(crate) struct PauseGate(Mutex<Closed>);
 
 /// Slots before these ends are not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Closed {
+pub(crate) struct Closed {
     /// Of a pause that the store does not know of yet, on this process's clock.
-    pub(super) own: Option<Deadline>,
+    pub(crate) own: Option<Deadline>,
     /// Of the pauses that the store knows of, on its clock: compared there, as slots are, to the µs.
-    pub(super) until: Micros,
+    pub(crate) until: Micros,
 }
 
-impl Gate {
-    pub(super) fn set(&self, closed: Closed) {
+impl PauseGate {
+    pub(crate) fn set(&self, closed: Closed) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = closed;
     }
 
     /// Whether this slot lies in a pause: also in one that is over by now, since whoever was late for it
     /// would be one too many behind the pause.
-    pub(super) fn refuses(&self, slot: Micros, deadline: Deadline) -> bool {
+    pub(crate) fn refuses(&self, slot: Micros, deadline: Deadline) -> bool {
         let Closed { own, until } = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         slot < until || own.is_some_and(|own| deadline < own)
     }

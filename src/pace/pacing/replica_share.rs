@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::OnLimit;
 use crate::limit::{Algorithm, Limit, LimitError, LimitSet};
+use crate::pace::OnLimit;
 use crate::rate::Rate;
 
 /// The limits of one of so many replicas. What all of them release together is no more than these limits
@@ -13,12 +13,12 @@ use crate::rate::Rate;
 /// least 1; where it shapes it charges behind, so that a job may cost more than that part. Windows get that
 /// part of the count. Sliding ones, and those of fewer units than there are replicas, become slots that are
 /// equally far apart: what was used of them before is not known here.
-pub(super) fn part(set: &LimitSet, of: u32, on_limit: OnLimit) -> Option<LimitSet> {
-    let limits = set.listed().map(|limit| part_of(limit, of.max(1), on_limit));
+pub(crate) fn replica_share(set: &LimitSet, of: u32, on_limit: OnLimit) -> Option<LimitSet> {
+    let limits = set.listed().map(|limit| share_of(limit, of.max(1), on_limit));
     LimitSet::combined(set.combine(), limits.collect::<Option<_>>()?).ok()
 }
 
-fn part_of(limit: &Limit, of: u32, on_limit: OnLimit) -> Option<Limit> {
+fn share_of(limit: &Limit, of: u32, on_limit: OnLimit) -> Option<Limit> {
     let (name, rate) = (limit.name(), limit.rate());
     let period = Duration::from_micros(rate.period_micros()).checked_mul(of)?;
     let rate = Rate::new(rate.count(), period).ok()?;
@@ -52,7 +52,7 @@ mod tests {
 
     fn of(limit: Limit, replicas: u32) -> Limit {
         let set = LimitSet::new(vec![limit]).unwrap();
-        part(&set, replicas, OnLimit::Wait).unwrap().get(0).unwrap().clone()
+        replica_share(&set, replicas, OnLimit::Wait).unwrap().get(0).unwrap().clone()
     }
 
     #[test]
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(of(window, 4).rate().interval(), 120 * SECOND);
         let month = "1/30d".parse().unwrap();
         let set = LimitSet::new(vec![Limit::leaky_bucket("l", month, 1).unwrap()]).unwrap();
-        assert_eq!(part(&set, 100, OnLimit::Wait), None, "over a year between two is no limit");
+        assert_eq!(replica_share(&set, 100, OnLimit::Wait), None, "over a year between two is no limit");
     }
 }

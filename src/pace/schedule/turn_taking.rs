@@ -12,12 +12,12 @@ use crate::time::Micros;
 /// The longest reach, in horizons.
 const LONGEST: u32 = 5;
 
-/// Before a turn that is too far off to be booked it is asked again so long.
+/// How long before a turn that is too far off to be booked the store is asked again.
 const LATER: Duration = Duration::from_secs(300);
 
 /// What is known of the queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Queueing {
+pub(crate) struct TurnTaking {
     horizon: Duration,
     /// How long calls take of late; none before the first.
     trip: Option<Duration>,
@@ -34,33 +34,33 @@ struct Booked {
     over: Instant,
 }
 
-impl Queueing {
-    pub(super) const fn new(horizon: Duration) -> Self {
+impl TurnTaking {
+    pub(crate) const fn new(horizon: Duration) -> Self {
         Self { horizon, trip: None, reach: horizon, booked: None }
     }
 
     /// Another horizon counts from now on.
-    pub(super) fn follow(&mut self, horizon: Duration) {
+    pub(crate) fn follow(&mut self, horizon: Duration) {
         *self = Self { trip: self.trip, ..Self::new(horizon) };
     }
 
     /// Whatever was booked is void.
-    pub(super) const fn forget(&mut self) {
+    pub(crate) const fn forget(&mut self) {
         self.booked = None;
     }
 
-    pub(super) const fn horizon(&self) -> Duration {
+    pub(crate) const fn horizon(&self) -> Duration {
         self.horizon
     }
 
     /// How far ahead a slot may lie that is granted out of turn where slots lie close together.
-    pub(super) fn farthest(&self) -> Duration {
+    pub(crate) fn farthest(&self) -> Duration {
         farthest(self.far())
     }
 
     /// A call took so long. What only this replica's own delays are of must not stretch the queue for all, so that it
     /// moves slowly.
-    pub(super) fn took(&mut self, trip: Duration) {
+    pub(crate) fn on_trip(&mut self, trip: Duration) {
         self.trip = Some(self.trip.map_or(trip, |before| (before * 7 + trip) / 8));
     }
 
@@ -78,13 +78,13 @@ impl Queueing {
     }
 
     /// The turn that a call at `now` is for.
-    pub(super) fn turn(&self, now: Instant) -> Option<Turn> {
+    pub(crate) fn turn(&self, now: Instant) -> Option<Turn> {
         self.booked.filter(|booked| now < booked.over).map(|booked| booked.turn)
     }
 
     /// How many units a call takes at most, and how far ahead: at its turn all that is free up to its end, and
     /// otherwise half a turn. Slots lie so far apart, as far as it is known.
-    pub(super) fn most(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
+    pub(super) fn call_bounds(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
         if let Some(turn) = turn {
             // No farther than the reach, of which the lead is a part: a slot behind the end of a window would keep the
             // rest of that window from others.
@@ -102,20 +102,26 @@ impl Queueing {
 
     /// How it asks, with so many units that wait. Where it `goes_on` with other jobs at the same turn, no other one
     /// is booked before this one is used up.
-    pub(super) fn asker(&self, turn: Option<Turn>, waiting: u64, limits: &LimitSet, goes_on: bool) -> Asker {
+    pub(crate) fn asker(&self, turn: Option<Turn>, waiting: u64, limits: &LimitSet, goes_on: bool) -> Asker {
         let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap_or_default();
         let goes_on = goes_on && turn.is_some();
         Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
     }
 
     /// How long before a slot to ask for it, out of turn.
-    pub(super) fn early(&self) -> Duration {
+    pub(crate) fn early(&self) -> Duration {
         lead(self.far())
     }
 
     /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.
     /// `next` is the next slot that is free.
-    pub(super) fn hear(&mut self, sent: Instant, now: Micros, booking: &Booking, next: Micros) -> Instant {
+    pub(crate) fn on_booking(
+        &mut self,
+        sent: Instant,
+        now: Micros,
+        booking: &Booking,
+        next: Micros,
+    ) -> Instant {
         self.reach = booking.reach;
         self.booked = None;
         // Counted from when the call was sent: so the way there is the same, however long it is.
@@ -143,21 +149,21 @@ mod tests {
     const H: Duration = Duration::from_millis(100);
     const NOW: Micros = Micros(1_760_000_000_000_000);
 
-    fn booked(units: u32, spacing: Duration) -> (Queueing, Instant, Turn) {
-        let (mut queueing, sent) = (Queueing::new(H), Instant::now());
+    fn booked(units: u32, spacing: Duration) -> (TurnTaking, Instant, Turn) {
+        let (mut turns, sent) = (TurnTaking::new(H), Instant::now());
         let turn = Turn { begins: NOW.plus(200 * MS), units, spacing, lead: 60 * MS };
         let booking = Booking { reach: H, next: NextTurn::At(turn) };
-        let ask_at = queueing.hear(sent, NOW, &booking, NOW.plus(200 * MS));
+        let ask_at = turns.on_booking(sent, NOW, &booking, NOW.plus(200 * MS));
         assert_eq!(ask_at, sent + 140 * MS, "so that it arrives as long before the turn as it left");
-        (queueing, sent, turn)
+        (turns, sent, turn)
     }
 
     #[test]
     fn the_reach_is_two_trips_in_steps() {
-        let mut queueing = Queueing::new(H);
+        let mut turns = TurnTaking::new(H);
         let mut after = |millis: u32| {
-            (0..60).for_each(|_| queueing.took(MS * millis));
-            queueing.need()
+            (0..60).for_each(|_| turns.on_trip(MS * millis));
+            turns.need()
         };
         assert_eq!(
             [after(1), after(50), after(80), after(200), after(2000)],
@@ -171,36 +177,36 @@ mod tests {
 
     #[test]
     fn one_stall_stretches_nothing() {
-        let mut queueing = Queueing::new(H);
-        (0..20).for_each(|_| queueing.took(MS));
-        queueing.took(300 * MS);
-        assert_eq!(queueing.need(), H);
+        let mut turns = TurnTaking::new(H);
+        (0..20).for_each(|_| turns.on_trip(MS));
+        turns.on_trip(300 * MS);
+        assert_eq!(turns.need(), H);
     }
 
     #[test]
     fn at_its_turn_it_takes_all_that_may_be_free() {
-        let (queueing, sent, turn) = booked(8, 5 * MS);
-        let at_turn = queueing.turn(sent + 140 * MS);
+        let (turns, sent, turn) = booked(8, 5 * MS);
+        let at_turn = turns.turn(sent + 140 * MS);
         assert_eq!(at_turn, Some(turn));
-        assert_eq!(queueing.most(at_turn, 5 * MS), (21, 100 * MS));
-        assert_eq!(queueing.turn(sent + 300 * MS), None, "long over");
+        assert_eq!(turns.call_bounds(at_turn, 5 * MS), (21, 100 * MS));
+        assert_eq!(turns.turn(sent + 300 * MS), None, "long over");
         let dear = Turn { units: 50, ..turn };
-        assert_eq!(queueing.most(Some(dear), 5 * MS).0, 63, "one job may cost more than a turn");
+        assert_eq!(turns.call_bounds(Some(dear), 5 * MS).0, 63, "one job may cost more than a turn");
     }
 
     #[test]
     fn out_of_turn_it_takes_half_a_turn() {
-        let queueing = Queueing::new(H);
-        assert_eq!(queueing.most(None, 5 * MS), (4, 120 * MS));
-        assert_eq!(queueing.most(None, 200 * MS), (1, 60 * MS), "only the next slot, if it is near");
-        let spaced = [1, 7, 40, 60].map(|millis| queueing.most(None, MS * millis).1);
-        assert!(spaced.iter().all(|ahead| *ahead <= queueing.farthest()), "{spaced:?}");
+        let turns = TurnTaking::new(H);
+        assert_eq!(turns.call_bounds(None, 5 * MS), (4, 120 * MS));
+        assert_eq!(turns.call_bounds(None, 200 * MS), (1, 60 * MS), "only the next slot, if it is near");
+        let spaced = [1, 7, 40, 60].map(|millis| turns.call_bounds(None, MS * millis).1);
+        assert!(spaced.iter().all(|ahead| *ahead <= turns.farthest()), "{spaced:?}");
     }
 
     #[test]
     fn what_is_void_is_forgotten() {
-        let (mut queueing, sent, _) = booked(8, 5 * MS);
-        queueing.forget();
-        assert_eq!(queueing.turn(sent), None);
+        let (mut turns, sent, _) = booked(8, 5 * MS);
+        turns.forget();
+        assert_eq!(turns.turn(sent), None);
     }
 }

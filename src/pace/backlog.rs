@@ -1,0 +1,218 @@
+//! Those who wait for a slot: first in, first out within each lane and priority.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{LaneId, Waiter};
+
+/// With fewer waiters than this nothing stale is looked for.
+const PURGE_THRESHOLD: usize = 1024;
+
+/// The place of a waiter in its lane: by falling priority, then arrival.
+type Place = (u8, u64);
+
+/// Those who wait for a slot of one downstream: who may go now, and who may go later.
+#[derive(Debug)]
+pub(crate) struct Backlog<W> {
+    /// By lane. A waiter that comes back takes its old place.
+    ready: Vec<BTreeMap<Place, W>>,
+    /// Those who may not go yet, by when they may.
+    later: BTreeMap<(Instant, u64), W>,
+    /// Those who wait for the end of a window while others go that cost less, by when the window ends.
+    aside: BTreeMap<(Instant, u64), W>,
+    /// From this length on the stale ones are to be looked for.
+    purge_threshold: usize,
+}
+
+impl<W: Waiter> Backlog<W> {
+    /// An empty one with a lane for each of so many plans.
+    pub(crate) fn new(plans: usize) -> Self {
+        Self {
+            ready: (0..=plans).map(|_| BTreeMap::new()).collect(),
+            later: BTreeMap::new(),
+            aside: BTreeMap::new(),
+            purge_threshold: PURGE_THRESHOLD,
+        }
+    }
+
+    /// Adds one that may go now.
+    pub(crate) fn push(&mut self, waiter: W) {
+        // There is a lane for every plan that a job can be decoded with.
+        let row = waiter.lane().row().min(self.ready.len() - 1);
+        self.ready[row].insert((9 - waiter.priority().min(9), waiter.seq()), waiter);
+    }
+
+    /// Adds one that may go from `due` on.
+    pub(crate) fn push_later(&mut self, due: Instant, mut waiter: W) {
+        waiter.may_go_from(due);
+        self.later.insert((due, waiter.seq()), waiter);
+    }
+
+    /// Puts one aside until its window ends: others go meanwhile.
+    pub(crate) fn put_aside(&mut self, ends: Instant, waiter: W) {
+        self.aside.insert((ends, waiter.seq()), waiter);
+    }
+
+    /// Moves those whose windows end by then back to where they may go.
+    pub(crate) fn take_back(&mut self, by: Instant) {
+        while let Some(first) = self.aside.first_entry().filter(|first| first.key().0 <= by) {
+            let waiter = first.remove();
+            self.push(waiter);
+        }
+    }
+
+    /// Moves all that were put aside back to where they may go.
+    pub(crate) fn take_all_back(&mut self) {
+        std::mem::take(&mut self.aside).into_values().for_each(|waiter| self.push(waiter));
+    }
+
+    /// Moves those who may go by `now` to where they may; and those who wait for the end of a window when that is
+    /// so much later.
+    pub(crate) fn promote(&mut self, now: Instant, early: Duration) {
+        while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
+            let waiter = first.remove();
+            self.push(waiter);
+        }
+        self.take_back(now + early);
+    }
+
+    /// When the next one is due that may not go yet, as [`Backlog::promote`] has it.
+    pub(crate) fn next_due(&self, early: Duration) -> Option<Instant> {
+        let later = self.later.first_key_value().map(|((due, _), _)| *due);
+        let aside =
+            self.aside.first_key_value().map(|((ends, _), _)| ends.checked_sub(early).unwrap_or(*ends));
+        later.into_iter().chain(aside).min()
+    }
+
+    /// The place of the first one in this lane.
+    pub(crate) fn first(&self, lane: LaneId) -> Option<Place> {
+        self.ready[lane.row()].first_key_value().map(|(place, _)| *place)
+    }
+
+    /// Takes the first one in this lane.
+    pub(crate) fn pop(&mut self, lane: LaneId) -> Option<W> {
+        self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter)
+    }
+
+    /// How many of this lane may go now.
+    pub(crate) fn ready(&self, lane: LaneId) -> usize {
+        self.ready[lane.row()].len()
+    }
+
+    /// How many there are, whether they may go or not.
+    pub(crate) fn len(&self) -> usize {
+        self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len() + self.aside.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether there are so many that the stale ones are to be looked for.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.len() >= self.purge_threshold
+    }
+
+    /// Drops those for whom nobody waits any more.
+    pub(crate) fn drop_stale(&mut self) {
+        self.ready.iter_mut().for_each(|lane| lane.retain(|_, waiter| waiter.is_live()));
+        self.later.retain(|_, waiter| waiter.is_live());
+        self.aside.retain(|_, waiter| waiter.is_live());
+        self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
+    }
+
+    /// Takes all.
+    pub(crate) fn drain(&mut self) -> Vec<W> {
+        let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
+        let later = std::mem::take(&mut self.later).into_values();
+        ready.chain(later).chain(std::mem::take(&mut self.aside).into_values()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Caller;
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn seqs(callers: Vec<Caller>) -> Vec<u64> {
+        callers.into_iter().map(|caller| caller.seq).collect()
+    }
+
+    fn popped(backlog: &mut Backlog<Caller>, lane: LaneId) -> Vec<u64> {
+        seqs(std::iter::from_fn(|| backlog.pop(lane)).collect())
+    }
+
+    #[test]
+    fn within_a_lane_the_higher_priority_goes_first_and_who_comes_back_takes_its_old_place() {
+        let (mut backlog, plan) = (Backlog::new(1), LaneId::of_plan(Some(0)));
+        for (seq, priority, lane) in [
+            (0, 0, LaneId::DOWNSTREAM),
+            (1, 9, LaneId::DOWNSTREAM),
+            (2, 255, LaneId::DOWNSTREAM),
+            (3, 9, plan),
+            (4, 0, LaneId::DOWNSTREAM),
+        ] {
+            backlog.push(Caller { priority, lane, ..Caller::new(seq) });
+        }
+        assert_eq!((backlog.ready(LaneId::DOWNSTREAM), backlog.ready(plan), backlog.len()), (4, 1, 5));
+        let first = backlog.pop(LaneId::DOWNSTREAM).unwrap();
+        assert_eq!(first.seq, 1, "255 counts as 9, and came later");
+        backlog.push(first);
+        assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [1, 2, 0, 4]);
+        assert_eq!(popped(&mut backlog, plan), [3]);
+        assert!(backlog.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_may_go_later_and_who_waits_for_a_window_is_promoted_in_time() {
+        let (mut backlog, start) = (Backlog::new(0), Instant::now());
+        let early = 10 * MS;
+        backlog.push_later(start + 50 * MS, Caller::new(0));
+        backlog.put_aside(start + 55 * MS, Caller::new(1));
+        assert_eq!(backlog.next_due(early), Some(start + 45 * MS), "so much before the window ends");
+        backlog.promote(start + 44 * MS, early);
+        assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [0; 0]);
+        backlog.promote(start + 45 * MS, early);
+        assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [1]);
+        assert_eq!(backlog.next_due(early), Some(start + 50 * MS));
+        backlog.promote(start + 50 * MS, early);
+        let waited = backlog.pop(LaneId::DOWNSTREAM).unwrap();
+        assert_eq!(waited.since, Some(start + 50 * MS), "it waits for a slot since it may go");
+        assert_eq!(backlog.next_due(early), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_that_were_put_aside_come_back_together() {
+        let (mut backlog, start) = (Backlog::new(0), Instant::now());
+        (0..3).for_each(|seq| backlog.put_aside(start + 500 * MS, Caller::new(seq)));
+        backlog.take_back(start + 499 * MS);
+        assert_eq!(backlog.ready(LaneId::DOWNSTREAM), 0);
+        backlog.take_all_back();
+        assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [0, 1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stale_waiters_are_dropped_wherever_they_are() {
+        let (mut backlog, later) = (Backlog::new(0), Instant::now() + MS);
+        for seq in 0..3000 {
+            let caller = Caller { is_live: seq % 3 == 0, ..Caller::new(seq) };
+            match seq % 5 {
+                0 => backlog.push_later(later, caller),
+                1 => backlog.put_aside(later, caller),
+                _ => backlog.push(caller),
+            }
+            assert_eq!(backlog.is_crowded(), seq >= 1023);
+        }
+        backlog.drop_stale();
+        assert_eq!((backlog.len(), backlog.is_crowded()), (1000, false));
+        (3000..3999).for_each(|seq| backlog.push(Caller::new(seq)));
+        assert!(!backlog.is_crowded(), "as many more, before it is looked again");
+        backlog.push(Caller::new(4000));
+        assert!(backlog.is_crowded());
+        assert_eq!(backlog.drain().len(), 2000);
+    }
+}

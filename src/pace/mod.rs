@@ -1,0 +1,22 @@
+//! The engine: gives a slot to each of those who wait, in the order that is fair among them, and says when it has
+//! come. It is generic over what waits.
+//!
+//! | module | what it keeps |
+//! |---|---|
+//! | [`backlog`] | those who wait for a slot, first in, first out within each lane and priority |
+//! | [`schedule`] | whose turn it is, when to ask the store, and for how many |
+//! | [`pacing`] | what one replica goes by while the store is away |
+//! | [`release`] | those who hold a slot until it comes, how many may be sent at once, and the release clock |
+
+pub(crate) mod backlog;
+pub(crate) mod pacing;
+pub(crate) mod release;
+pub(crate) mod schedule;
+mod settings;
+mod waiter;
+
+pub(crate) use settings::Settings;
+pub use settings::{OnLimit, OnUnavailable};
+#[cfg(test)]
+pub(crate) use waiter::Caller;
+pub(crate) use waiter::{LaneId, Waiter};
