@@ -15,8 +15,7 @@ use super::sending::{Sending, Underway};
 use super::source::{DeadLetter, Report, Ticket};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
-use crate::pace::release::Held;
-use crate::pace::release::PauseGate;
+use crate::pace::release::{Held, PauseGate, Tolerance};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 
@@ -33,10 +32,7 @@ pub(super) struct Gear {
     /// Closed for slots in a pause.
     pub(super) gate: Arc<PauseGate>,
     /// A slot missed by more than this is given up.
-    pub(super) tolerance: Duration,
-    /// One that was missed by more than this while a connection was opened: a whole emission interval,
-    /// since a slow limit has few slots to give up, and the way to its API may be long.
-    pub(super) opening: Duration,
+    pub(super) tolerance: Tolerance,
     pub(super) meters: Meters,
     /// The log of dead letters is bounded, since anybody who publishes can cause them.
     pub(super) letters: Arc<BoundedLog>,
@@ -163,7 +159,7 @@ impl Flight {
             self.give_up();
             return None;
         }
-        if self.deadline.late() > self.gear.tolerance {
+        if self.deadline.late() > self.gear.tolerance.at_handover {
             meters.late.increment(1);
             self.give_up();
             return None;
@@ -189,7 +185,7 @@ impl Flight {
                 return false;
             }
             let late = deadline.late();
-            let in_time = late <= gear.opening;
+            let in_time = late <= gear.tolerance.while_connecting;
             // A connection that turns out to be gone is looked before twice, and the job sent once.
             if in_time && !counted.swap(true, Ordering::Relaxed) {
                 gear.meters.release(late);

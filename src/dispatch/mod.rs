@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
 use crate::limit::{Limit, LimitSet};
-use crate::pace::Settings;
+use crate::pace::{PlanLimits, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
@@ -110,22 +110,26 @@ pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
 impl Options {
     /// What the engine goes by.
     fn settings(&self) -> Settings {
+        let names = self.rules.plans.iter().map(|plan| &plan.name);
         Settings {
             downstream: self.downstream.clone(),
             limits: self.limits.clone(),
-            plans: self.plans.clone(),
+            plans: names
+                .zip(&self.plans)
+                .map(|(name, limits)| PlanLimits { name: name.clone(), limits: limits.clone() })
+                .collect(),
             on_limit: self.on_limit,
             on_unavailable: self.on_unavailable,
             horizon: self.horizon,
             concurrency: self.concurrency,
+            revision: self.revision,
         }
     }
 
     /// What they say that all replicas agree on: the limits, those of each plan by its name, the revision.
     #[must_use]
     pub fn terms(&self) -> Terms {
-        let names = self.rules.plans.iter().map(|plan| plan.name.clone());
-        Terms::new(self.limits.clone(), names.zip(self.plans.iter().cloned()).collect(), self.revision)
+        self.settings().terms()
     }
 }
 

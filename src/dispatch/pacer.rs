@@ -11,20 +11,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::control::News;
-use super::cost::max_cost;
 use super::entry::Entry;
 use super::flight::{self, Event, Flight, Gear, Place};
 use super::intake::{Intake, intake};
 use super::meters::Meters;
 use super::source::{DeadLetter, Delivery, Source, Ticket};
-use super::{Dispatcher, Drained, OnLimit, Options, window};
+use super::{Dispatcher, Drained, window};
 use crate::job::Rules;
-use crate::limit::LimitSet;
 use crate::pace::Settings;
 use crate::pace::backlog::Backlog;
 use crate::pace::release::clock::{Alarm, ring};
-use crate::pace::release::{Concurrency, HeldQueue, PauseGate};
+use crate::pace::release::{Due, Release};
 use crate::pace::schedule::Schedule;
+use crate::pace::terms::SharedTerms;
 use crate::sink::Response;
 use crate::store::{Changes, SlotClock, Store};
 use crate::time::Deadline;
@@ -35,20 +34,12 @@ mod call;
 mod drain;
 mod halt;
 mod hear;
-mod pause;
+mod record;
 mod reload;
-mod tend;
-mod terms;
 
 use absence::{Absence, Heard, Probe, probed};
 use call::{Call, answer};
 use halt::{Halt, Steps};
-use pause::Pauses;
-use tend::{Tending, told};
-use terms::Accord;
-
-/// A store answers sooner, or the call fails.
-const LONGEST_CALL: Duration = Duration::from_secs(2);
 
 /// So many deliveries or events are taken in at once before slots are looked at again.
 const GULP: usize = 32;
@@ -65,15 +56,14 @@ pub(super) struct Pacer {
     store: Arc<dyn Store>,
     gear: Arc<Gear>,
     schedule: Schedule,
-    concurrency: Concurrency,
     backlog: Backlog<Entry>,
-    held: HeldQueue<Entry>,
+    release: Release<Entry>,
     /// Maps slots to this process's clock.
     slots: Arc<SlotClock>,
     /// Not to ask the store before.
     ask_at: Instant,
-    pauses: Pauses,
-    accord: Accord,
+    /// What all replicas hold in common.
+    terms: SharedTerms,
     /// Of the pace that all share.
     shared: Heard,
     absence: Option<Absence>,
@@ -82,14 +72,6 @@ pub(super) struct Pacer {
     probe_at: Instant,
     /// The source is to hand out so many unsettled messages at most.
     resize: Option<u16>,
-    /// Somebody changed what holds for the downstream: look soon.
-    look: bool,
-    /// When it looked last.
-    looked_at: Option<Instant>,
-    /// Not to make such a call before.
-    tend_at: Instant,
-    /// When the store answered last.
-    heard_at: Instant,
     /// Few places are free while more jobs wait: more may be free by then.
     batch_delay_until: Option<Instant>,
     /// The store's last answers were errors, so many.
@@ -111,7 +93,6 @@ struct Ears {
     alarm: Box<dyn Alarm>,
     events: mpsc::UnboundedReceiver<Event>,
     call: Option<Call>,
-    tending: Option<Tending>,
     probe: Option<Probe>,
     /// What is done while this replica takes no jobs.
     steps: Steps,
@@ -126,35 +107,23 @@ impl Pacer {
         let news = std::mem::take(&mut parts.news);
         let (tell, events) = mpsc::unbounded_channel();
         let changes = parts.store.changes(&parts.options.downstream);
-        let ears = Ears {
-            stop,
-            alarm,
-            events,
-            call: None,
-            tending: None,
-            probe: None,
-            steps: Steps::new(),
-            changes,
-            news,
-        };
+        let ears = Ears { stop, alarm, events, call: None, probe: None, steps: Steps::new(), changes, news };
         Self::new(parts, tell).listen(source, ears).await
     }
 
     fn new(parts: Dispatcher, tell: mpsc::UnboundedSender<Event>) -> Self {
         let Dispatcher { options, store, sink, .. } = parts;
-        let accord = Accord::new(options.clone());
-        let options = prepared(options);
-        let settings = options.settings();
+        let given = options.settings();
+        let settings = given.clone().policing();
         let shared = Heard::new(settings.lanes().count());
-        let (tolerance, opening) = lateness(&settings);
+        let release = Release::new(&settings);
         let gear = Gear {
             downstream: settings.downstream.clone(),
             sink,
             retry: options.retry,
             max_pause: options.max_pause,
-            gate: Arc::new(PauseGate::default()),
-            tolerance,
-            opening,
+            gate: Arc::clone(release.gate()),
+            tolerance: release.tolerance(),
             meters: Meters::new(&settings.downstream, settings.on_limit),
             letters: flight::letter_log(&settings.downstream),
             sending: Arc::default(),
@@ -162,9 +131,9 @@ impl Pacer {
         gear.meters.rate_from(settings.limits.rate().per_second(), false);
         let schedule = Schedule::new(&settings);
         store.set_horizon(&settings.downstream, schedule.turns().farthest());
-        Self {
+        let mut pacer = Self {
             schedule,
-            concurrency: Concurrency::new(settings.concurrency),
+            release,
             backlog: Backlog::new(settings.plans.len()),
             settings: Arc::new(settings),
             rules: options.rules,
@@ -173,20 +142,14 @@ impl Pacer {
             store,
             abandon: CancellationToken::new(),
             gear: Arc::new(gear),
-            held: HeldQueue::default(),
             slots: Arc::default(),
             ask_at: Instant::now(),
-            pauses: Pauses::default(),
-            accord,
+            terms: SharedTerms::new(given, Instant::now()),
             shared,
             absence: None,
             halt: Halt::default(),
             probe_at: Instant::now(),
             resize: None,
-            look: false,
-            looked_at: None,
-            tend_at: Instant::now(),
-            heard_at: Instant::now(),
             batch_delay_until: None,
             failures: 0,
             replica: format!("{:016x}", fastrand::u64(..)).into(),
@@ -194,7 +157,9 @@ impl Pacer {
             flights: TaskTracker::new(),
             tell,
             next_seq: 0,
-        }
+        };
+        pacer.bound_costs();
+        pacer
     }
 
     async fn listen(mut self, mut source: impl Source, mut ears: Ears) -> Drained {
@@ -211,9 +176,8 @@ impl Pacer {
             if ears.call.is_none() {
                 ears.call = self.ask(now);
             }
-            if ears.tending.is_none() {
-                ears.tending = self.tend(now, ears.call.is_some());
-            }
+            let circumstances = self.circumstances(ears.call.is_some());
+            self.terms.tick(now, circumstances, (&self.store, &self.settings.downstream));
             if ears.probe.is_none() {
                 ears.probe = self.probe(now);
             }
@@ -224,8 +188,8 @@ impl Pacer {
             if let Some(window) = self.resize.take() {
                 source.resize(window);
             }
-            self.gear.meters.hands(self.backlog.len(), self.held.len(), self.concurrency.sending());
-            ears.alarm.set(self.next_release());
+            self.gear.meters.hands(self.backlog.len(), self.release.held(), self.release.sending());
+            ears.alarm.set(self.release.wake_at());
             let wake = self.wake(&ears);
             if let Some(at) = wake.filter(|_| wake != timed) {
                 timer.as_mut().reset(at);
@@ -244,17 +208,13 @@ impl Pacer {
                         self.hear(call, reply);
                     }
                 }
-                reply = told(&mut ears.tending) => {
-                    if let Some(Tending { what, .. }) = ears.tending.take() {
-                        self.tended(&what, reply);
-                    }
-                }
+                (purpose, reply) = self.terms.calls.reply() => self.on_record_reply(&purpose, reply),
                 reply = probed(&mut ears.probe) => {
                     ears.probe = None;
                     self.found(reply);
                 }
                 Some(step) = ears.steps.next() => self.stepped(step),
-                () = ears.changes.next() => self.changed(),
+                () = ears.changes.next() => self.on_change(),
                 options = ears.news.next() => self.reload((*options).clone()),
                 () = &mut timer, if timed.is_some() => timed = None,
                 delivery = source.next(), if open => {
@@ -277,16 +237,7 @@ impl Pacer {
     }
 
     fn is_idle(&self) -> bool {
-        self.concurrency.sending() == 0
-            && self.held.len() == 0
-            && self.backlog.is_empty()
-            && self.halt.has_no_jobs()
-    }
-
-    /// When the next job is to be released.
-    fn next_release(&self) -> Option<Instant> {
-        let room = self.concurrency.sending() < self.settings.concurrency;
-        self.held.next_due().filter(|_| room).map(Deadline::instant)
+        self.release.is_quiet() && self.backlog.is_empty() && self.halt.has_no_jobs()
     }
 
     /// When something else is to be done that no event tells of.
@@ -294,23 +245,22 @@ impl Pacer {
         let calling = ears.call.is_some();
         let from = self.ask_from();
         let since = self.batch_delay_until.map_or(from, |until| until.max(from));
-        let asking = !calling && self.free() > 0 && self.may_ask();
+        let asking = !calling && self.release.free() > 0 && self.may_ask();
         let ask = asking.then(|| self.schedule.wake_at(&self.backlog, since)).flatten();
         let ask = if self.halt.is_halted() { self.trial_wake(calling) } else { ask };
-        let tend = if ears.tending.is_some() { None } else { self.tend_due(calling) };
+        let record = self.terms.wake_at(self.circumstances(calling));
         let probe = if ears.probe.is_some() { None } else { self.probe_due() };
-        let rest = [self.backlog.next_due(self.schedule.turns().early()), self.lift_due(), self.expire_due()];
-        [ask, tend, probe].into_iter().chain(rest).flatten().min()
+        let rest = [
+            self.backlog.next_due(self.schedule.turns().early()),
+            self.terms.pauses.wake_at(),
+            self.expire_due(),
+        ];
+        [ask, record, probe].into_iter().chain(rest).flatten().min()
     }
 
     /// Not to ask for slots before.
     fn ask_from(&self) -> Instant {
-        self.pauses.ask_from.map_or(self.ask_at, |from| from.max(self.ask_at))
-    }
-
-    /// How many more jobs would find a place at their slots.
-    fn free(&self) -> usize {
-        self.concurrency.free(&self.held)
+        self.terms.pauses.ask_from().map_or(self.ask_at, |from| from.max(self.ask_at))
     }
 
     fn take_in(&mut self, delivery: Delivery) {
@@ -363,7 +313,7 @@ impl Pacer {
     fn purge(&mut self) {
         self.backlog.drop_stale();
         self.halt.drop_stale();
-        self.gear.meters.stale.increment(self.held.drop_stale() as u64);
+        self.gear.meters.stale.increment(self.release.drop_stale() as u64);
     }
 
     fn note(&mut self, event: Event) {
@@ -380,61 +330,29 @@ impl Pacer {
             Event::Pause(end) => self.penalized(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Landed(landed) => {
-                self.concurrency.landed(landed.took);
+                self.release.sent(landed.took);
                 self.judge(landed);
             }
         }
     }
 
-    /// Sends off the jobs whose slots have come, as far as there are places. One that finds none
-    /// waits for it as long as its slot is still now.
+    /// Sends off the jobs whose slots have come.
     fn release(&mut self, now: Deadline) {
-        while self.concurrency.sending() < self.settings.concurrency {
-            let Some(held) = self.held.pop_due(now) else { break };
-            if now.since(held.deadline) > self.gear.tolerance {
-                self.gear.meters.late.increment(1);
-                self.backlog.push(held.waiter);
-                continue;
+        while let Some(due) = self.release.pop_due(now) {
+            match due {
+                Due::Now(held) => {
+                    let place = Place::new(self.tell.clone());
+                    self.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
+                }
+                Due::Missed(entry) => {
+                    self.gear.meters.late.increment(1);
+                    self.backlog.push(entry);
+                }
             }
-            let place = Place::new(self.tell.clone());
-            self.concurrency.taken();
-            self.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
         }
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.flights.spawn(self.abandon.clone().run_until_cancelled_owned(work));
-    }
-}
-
-/// The options as they are gone by.
-fn prepared(mut options: Options) -> Options {
-    if options.on_limit == OnLimit::Reject {
-        options.limits = options.limits.policing();
-        options.plans = options.plans.into_iter().map(LimitSet::policing).collect();
-    }
-    bound_costs(&mut options);
-    options
-}
-
-/// What a job may cost follows the limits in force.
-fn bound_costs(options: &mut Options) {
-    let Options { rules, limits, plans, .. } = options;
-    let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost).zip(plans);
-    for (most, limits) in std::iter::once((&mut rules.max_cost, limits)).chain(plans) {
-        *most = max_cost(limits, most.given);
-    }
-}
-
-/// How late a job may be handed over; and how late while a connection is opened.
-pub(super) fn lateness(settings: &Settings) -> (Duration, Duration) {
-    match settings.on_limit {
-        OnLimit::Wait => {
-            let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
-            let tolerance = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
-            (tolerance, interval.max(tolerance))
-        }
-        // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
-        OnLimit::Reject => (LONGEST_CALL, Duration::MAX),
     }
 }

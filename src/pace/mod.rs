@@ -6,6 +6,7 @@
 //! | [`backlog`] | those who wait for a slot, first in, first out within each lane and priority |
 //! | [`schedule`] | whose turn it is, when to ask the store, and for how many |
 //! | [`pacing`] | what one replica goes by while the store is away |
+//! | [`terms`] | what all replicas hold in common: the limits in force, and pauses |
 //! | [`release`] | those who hold a slot until it comes, how many may be sent at once, and the release clock |
 
 pub(crate) mod backlog;
@@ -13,10 +14,13 @@ pub(crate) mod pacing;
 pub(crate) mod release;
 pub(crate) mod schedule;
 mod settings;
+pub(crate) mod terms;
+#[cfg(test)]
+pub(crate) mod testing;
 mod waiter;
 
-pub(crate) use settings::Settings;
 pub use settings::{OnLimit, OnUnavailable};
+pub(crate) use settings::{PlanLimits, Settings};
 #[cfg(test)]
 pub(crate) use waiter::Caller;
 pub(crate) use waiter::{LaneId, Waiter};

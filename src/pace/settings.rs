@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::LaneId;
 use crate::limit::LimitSet;
+use crate::terms::Terms;
 
 /// What becomes of a job that the limits do not allow at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,6 +29,15 @@ pub enum OnUnavailable {
     Open,
 }
 
+/// The limits of a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct PlanLimits {
+    /// The plan's name.
+    pub(crate) name: String,
+    /// The downstream's limits, and then those of the plan.
+    pub(crate) limits: LimitSet,
+}
+
 /// What the engine of one downstream goes by, as it is in force.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -35,8 +45,8 @@ pub(crate) struct Settings {
     pub(crate) downstream: String,
     /// The limits of all who wait for the downstream.
     pub(crate) limits: LimitSet,
-    /// For each plan, in the order of [`LaneId::plan`]: the limits again, and then those of the plan.
-    pub(crate) plans: Vec<LimitSet>,
+    /// The plans, in the order of [`LaneId::plan`].
+    pub(crate) plans: Vec<PlanLimits>,
     /// What becomes of those whom the limits do not allow at once.
     pub(crate) on_limit: OnLimit,
     /// What becomes of them while the store cannot be reached.
@@ -45,16 +55,36 @@ pub(crate) struct Settings {
     pub(crate) horizon: Duration,
     /// How many may be sent at once.
     pub(crate) concurrency: usize,
+    /// The revision of the configuration that the limits come from: a lower one never replaces a higher one.
+    pub(crate) revision: Option<u64>,
 }
 
 impl Settings {
     /// The limits of each lane, in the order of [`LaneId::row`].
     pub(crate) fn lanes(&self) -> impl Iterator<Item = &LimitSet> {
-        std::iter::once(&self.limits).chain(&self.plans)
+        std::iter::once(&self.limits).chain(self.plans.iter().map(|plan| &plan.limits))
     }
 
     /// The limits that decide on this lane. A plan that there is not has the downstream's.
     pub(crate) fn limits_of(&self, lane: LaneId) -> &LimitSet {
-        lane.plan().and_then(|plan| self.plans.get(plan)).unwrap_or(&self.limits)
+        let plan = lane.plan().and_then(|plan| self.plans.get(plan));
+        plan.map_or(&self.limits, |plan| &plan.limits)
+    }
+
+    /// What all replicas are to agree on: the limits, those of each plan by its name, and the revision.
+    pub(crate) fn terms(&self) -> Terms {
+        let plans = self.plans.iter().map(|plan| (plan.name.clone(), plan.limits.clone()));
+        Terms::new(self.limits.clone(), plans.collect(), self.revision)
+    }
+
+    /// The same where the limits only police, if that is wanted.
+    pub(crate) fn policing(mut self) -> Self {
+        if self.on_limit == OnLimit::Reject {
+            self.limits = self.limits.policing();
+            for plan in &mut self.plans {
+                plan.limits = plan.limits.clone().policing();
+            }
+        }
+        self
     }
 }

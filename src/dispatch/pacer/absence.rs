@@ -12,7 +12,7 @@ use crate::limit::{Costs, Level, LimitSet, Mark, State, Window};
 use crate::pace::pacing::replica_share;
 use crate::pace::release::Held;
 use crate::pace::schedule::Next;
-use crate::pace::{LaneId, OnLimit, OnUnavailable, Settings};
+use crate::pace::{LaneId, OnLimit, OnUnavailable, PlanLimits, Settings};
 use crate::store::{
     BoxFuture, Change, Lease, MemoryStore, Reserve, Reserved, Scope, SlotClock, Store, StoreError,
 };
@@ -153,13 +153,16 @@ impl Pacer {
     /// A pace of one's own, behind what is known of the shared one; none where nothing is known of it, or the
     /// part would be none.
     fn alone(&self) -> Option<Alone> {
-        self.accord.memory().filter(|_| !self.accord.is_unusable())?;
+        self.terms.agreement.is_usable().then_some(())?;
         let now = self.slots.store_now()?;
         let on_limit = self.settings.on_limit;
         let of = self.shared.replicas;
         let limits = replica_share(&self.settings.limits, of, on_limit)?;
-        let plans =
-            self.settings.plans.iter().map(|set| replica_share(set, of, on_limit)).collect::<Option<_>>()?;
+        let share = |plan: &PlanLimits| {
+            let limits = replica_share(&plan.limits, of, on_limit)?;
+            Some(PlanLimits { name: plan.name.clone(), limits })
+        };
+        let plans = self.settings.plans.iter().map(share).collect::<Option<_>>()?;
         let settings = Settings { limits, plans, ..(*self.settings).clone() };
         let clock = Carried { slots: Arc::clone(&self.slots), own: SystemClock::new() };
         let alone =
@@ -215,29 +218,29 @@ impl Pacer {
     pub(super) fn may_ask(&self) -> bool {
         match &self.absence {
             Some(absence) => absence.alone.is_some(),
-            None => self.accord.settled().is_some(),
+            None => self.terms.agreement.settled().is_some(),
         }
     }
 
     /// Has a pause count in a pace of one's own too.
     pub(super) fn tell_alone(&self) {
-        let (Some(alone), Some(end)) = (self.paced_alone(), self.pauses.end()) else { return };
+        let (Some(alone), Some(end)) = (self.paced_alone(), self.terms.pauses.end()) else { return };
         let left = end.left().max(Duration::from_micros(1));
         alone.tend(&self.settings.downstream, Change::Penalize(left.min(crate::store::LONGEST_PAUSE)));
     }
 
     /// Releases what waits without a slot, where that is wanted.
     pub(super) fn go_open(&mut self, now: Instant) {
-        if !self.is_open() || self.is_paused() {
+        if !self.is_open() || self.terms.pauses.is_paused() {
             return;
         }
         if self.halt.is_halted() {
             return self.try_openly(now);
         }
-        while self.free() > 0 {
+        while self.release.free() > 0 {
             let Some(next) = self.schedule.next(&self.backlog, now) else { break };
             let Next { lane, .. } = next;
-            let batch = self.pick(next, self.free());
+            let batch = self.pick(next, self.release.free());
             if batch.is_empty() {
                 break;
             }
@@ -245,7 +248,7 @@ impl Pacer {
             for entry in batch {
                 self.schedule.on_granted(lane, entry.job.cost.into(), None);
                 self.gear.meters.granted(now.saturating_duration_since(entry.since), Duration::ZERO);
-                self.held.push(Held { waiter: entry, slot, deadline: Deadline::at(now) });
+                self.release.hold_at_once(Held { waiter: entry, slot, deadline: Deadline::at(now) });
             }
         }
     }
@@ -295,7 +298,7 @@ impl Pacer {
         };
         self.answers(received);
         let observed = self.observe(sent, reserved.now, reserved.epoch, received);
-        self.learn(reserved.status, reserved.now, reserved.epoch, observed);
+        self.on_status(reserved.status, reserved.now, reserved.epoch, observed);
         let Some(absence) = &mut self.absence else {
             return self.shared.share(reserved.replicas.unwrap_or(1));
         };
@@ -340,8 +343,9 @@ impl Pacer {
 
     /// Slots of one's own count for nobody else.
     fn give_up_own(&mut self) {
-        self.gear.meters.own_slots.increment(self.held.len() as u64);
-        self.held.drain().for_each(|entry| self.backlog.push(entry));
+        let given_up = self.release.give_up_all();
+        self.gear.meters.own_slots.increment(given_up.len() as u64);
+        given_up.into_iter().for_each(|entry| self.backlog.push(entry));
     }
 
     /// Other options count: also for a pace of one's own.

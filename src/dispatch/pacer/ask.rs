@@ -41,7 +41,7 @@ impl Pacer {
         // would use that window up.
         self.backlog.take_back(now + next.ahead + SLACK);
         let spacing = self.schedule.batching(next.lane).spacing();
-        let room = self.concurrency.room(&self.held, spacing);
+        let room = self.release.room(spacing);
         let want = self.schedule.batch(next, self.backlog.ready(next.lane), room);
         if want.count == 0 {
             self.batch_delay_until = None;
@@ -58,10 +58,10 @@ impl Pacer {
         }
         let units = batch.iter().map(|entry| u64::from(entry.job.cost)).sum();
         // Where the window is full more jobs wait at the broker.
-        let in_hand = self.backlog.len() + batch.len() + self.held.len() + self.concurrency.sending();
+        let in_hand = self.backlog.len() + batch.len() + self.release.held() + self.release.sending();
         let more = u64::from(in_hand >= usize::from(self.window()));
         // A turn is of no use to jobs that would find no place at it.
-        let most = u64::try_from(self.concurrency.turn(spacing)).unwrap_or(u64::MAX);
+        let most = u64::try_from(self.release.room_in_turn(spacing)).unwrap_or(u64::MAX);
         let others = self.schedule.waiting(&self.backlog, now).max(more).min(most);
         let asker = self.schedule.asker(next, units, others, &self.settings.limits);
         Some(self.call(next.lane, next.ahead, batch, Some(asker), now))
@@ -90,7 +90,7 @@ impl Pacer {
             let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
             return Call { lane, batch, alone: true, reply: Box::pin(ask(store, settings, asked)) };
         }
-        let generation = self.accord.settled().unwrap_or_default();
+        let generation = self.terms.agreement.settled().unwrap_or_default();
         // A trial is no share of the pace.
         let lease = if self.halt.is_halted() { None } else { self.lease(now) };
         let asked = Ask { lane, costs, ahead, lease, asker, generation };

@@ -27,9 +27,9 @@ impl Pacer {
         if closing.await.is_err() {
             tracing::warn!(downstream = self.settings.downstream, "the source did not close in time");
         }
-        self.gear.meters.slots_stopped(self.held.len());
+        self.gear.meters.slots_stopped(self.release.held());
         let mut entries: Vec<Entry> = self.backlog.drain();
-        entries.extend(self.held.drain());
+        entries.extend(self.release.give_up_all());
         entries.extend(self.halt.take_jobs());
         entries.extend(call.into_iter().flat_map(|call| call.batch));
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));

@@ -324,8 +324,9 @@ impl Pacer {
 
     fn halt(&mut self) {
         let Some(reason) = self.halt.reason() else { return };
-        self.halted_slots().increment(self.held.len() as u64);
-        self.held.drain().for_each(|entry| self.backlog.push(entry));
+        let given_up = self.release.give_up_all();
+        self.halted_slots().increment(given_up.len() as u64);
+        given_up.into_iter().for_each(|entry| self.backlog.push(entry));
         let local = self.settings.on_unavailable == OnUnavailable::Local;
         self.halt.lease = self.settings.on_limit == OnLimit::Wait || local;
         self.halt.swept = None;

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Pacer;
 use super::ask::SLACK;
 use super::call::{Answer, Call, Reply};
-use super::{LONGEST_CALL, Pacer};
 use crate::dispatch::entry::Entry;
 use crate::dispatch::intake::rejected;
 use crate::dispatch::source::Report;
 use crate::limit::Passed;
 use crate::pace::LaneId;
-use crate::pace::release::Held;
+use crate::pace::release::{Held, LONGEST_CALL};
 use crate::pace::schedule::Spacing;
 use crate::store::{Checked, NextTurn, Observed, Reserved, StoreError};
 use crate::time::{Deadline, Micros};
@@ -59,7 +59,7 @@ impl Pacer {
                 if !alone {
                     self.answered(sent, received, allowed);
                     let observed = self.observe(sent, checked.now, checked.epoch, received);
-                    self.learn(checked.status, checked.now, checked.epoch, observed);
+                    self.on_status(checked.status, checked.now, checked.epoch, observed);
                 }
                 if stood_still {
                     self.gear.meters.late.increment(allowed as u64);
@@ -96,15 +96,15 @@ impl Pacer {
                 self.backlog.push(entry);
                 continue;
             }
-            if self.gear.gate.refuses(slot, deadline) {
-                // The pause began while the call was under way.
-                self.gear.meters.paused_slots.increment(1);
-                self.backlog.push(entry);
-                continue;
-            }
             let waited = sent.saturating_duration_since(entry.since);
-            self.gear.meters.granted(waited, deadline.since(now));
-            self.held.push(Held { waiter: entry, slot, deadline });
+            match self.release.hold(Held { waiter: entry, slot, deadline }) {
+                Ok(()) => self.gear.meters.granted(waited, deadline.since(now)),
+                // The pause began while the call was under way.
+                Err(entry) => {
+                    self.gear.meters.paused_slots.increment(1);
+                    self.backlog.push(entry);
+                }
+            }
         }
     }
 
@@ -119,7 +119,7 @@ impl Pacer {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
             // What no limit refuses, but a pause, waits for its end: also one that is over by now.
-            if self.is_paused() || status.paused_until() > slot {
+            if self.terms.pauses.is_paused() || status.paused_until() > slot {
                 break;
             }
             let Some(entry) = batch.pop_front() else { break };
@@ -133,7 +133,7 @@ impl Pacer {
             if verdict.earliest <= slot {
                 let waited = sent.saturating_duration_since(entry.since);
                 self.gear.meters.granted(waited, Duration::ZERO);
-                self.held.push(Held { waiter: entry, slot, deadline });
+                self.release.hold_at_once(Held { waiter: entry, slot, deadline });
                 continue;
             }
             let limit = self.settings.limits_of(lane).get(verdict.limit);
@@ -147,7 +147,7 @@ impl Pacer {
     fn answered_with(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
         self.answered(sent, received, reserved.slots.len());
         let observed = self.observe(sent, reserved.now, reserved.epoch, received);
-        self.learn(reserved.status, reserved.now, reserved.epoch, observed)
+        self.on_status(reserved.status, reserved.now, reserved.epoch, observed)
     }
 
     /// The store answered, and granted so many.
@@ -164,12 +164,12 @@ impl Pacer {
     /// The store is there.
     pub(super) fn answers(&mut self, received: Instant) {
         self.gear.meters.store_connected.set(1.0);
-        self.heard_at = received;
+        self.terms.calls.on_heard(received);
         if self.failures > 0 {
             tracing::info!(downstream = self.settings.downstream, "the store answers again");
             self.failures = 0;
-            self.tend_at = received;
-            self.pauses.store_is_there();
+            self.terms.calls.postpone(received);
+            self.terms.pauses.on_store_back();
         }
     }
 
@@ -196,13 +196,14 @@ impl Pacer {
                     downstream = self.settings.downstream,
                     "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
                 );
-                self.gear.meters.stepped.increment(self.held.len() as u64);
-                self.held.drain().for_each(|entry| self.backlog.push(entry));
+                let given_up = self.release.give_up_all();
+                self.gear.meters.stepped.increment(given_up.len() as u64);
+                given_up.into_iter().for_each(|entry| self.backlog.push(entry));
                 self.schedule.forget();
                 // A turn that was booked there is none.
                 self.ask_at = self.ask_at.min(received);
                 // Others may have begun a record that only seems to be the same.
-                self.accord.doubt();
+                self.terms.agreement.on_step();
             }
         }
         observed

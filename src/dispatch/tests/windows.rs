@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::dispatch::OnLimit;
-use crate::dispatch::pacer::lateness;
 use crate::limit::{Edges, Limit, LimitSet};
+use crate::pace::release::Tolerance;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -39,13 +39,15 @@ fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
         (vec![minute], 50 * MS, 60 * MS),
     ] {
         let mut bench = bench(limits.clone());
-        assert_eq!(lateness(&bench.options.settings()), (tolerance, opening), "{limits:?}");
+        let expected = Tolerance { at_handover: tolerance, while_connecting: opening };
+        assert_eq!(Tolerance::of(&bench.options.settings()), expected, "{limits:?}");
         // As the tightest plan has it.
         let plan = limits.into_iter().chain([leaky("200/s", 1)]).collect();
         bench.options.plans.push(LimitSet::new(plan).unwrap());
-        assert!(lateness(&bench.options.settings()).0 <= tolerance);
+        assert!(Tolerance::of(&bench.options.settings()).at_handover <= tolerance);
         bench.options.on_limit = OnLimit::Reject;
-        assert_eq!(lateness(&bench.options.settings()), (2 * SECOND, Duration::MAX));
+        let police = Tolerance { at_handover: 2 * SECOND, while_connecting: Duration::MAX };
+        assert_eq!(Tolerance::of(&bench.options.settings()), police);
     }
 }
 

@@ -1,16 +1,15 @@
-//! How many jobs may be sent at once, and how many may hold a slot meanwhile: pure.
+//! How many may be sent at once, and how many may hold a slot meanwhile: pure.
 
 use std::time::Duration;
 
 use super::HeldQueue;
 use crate::pace::Waiter;
 
-/// The places for sends of one dispatcher.
+/// The concurrency of one replica.
 ///
-/// A slot that comes while every place is taken is wasted, so slots are reserved only for jobs that
-/// will find a place. What is being sent now is counted in full: it may hang. Of the jobs that hold
-/// a slot, those count that will be in flight together with the next one: as many as there are slots
-/// in the time that a send takes.
+/// A slot that comes while as many are being sent as may be is wasted, so slots are reserved only for those who will
+/// find room. What is being sent now is counted in full: it may hang. Of those who hold a slot, those count that will
+/// be in flight together with the next one: as many as there are slots in the time that a send takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Concurrency {
     most: usize,
@@ -24,18 +23,18 @@ impl Concurrency {
         Self { most, sending: 0, took: None }
     }
 
-    /// There are so many from now on. Those taken beyond it are given up as they land.
+    /// So many may be sent at once from now on. Those that are being sent beyond it may end.
     pub(crate) const fn resize(&mut self, most: usize) {
         self.most = most;
     }
 
-    /// A place is taken.
-    pub(crate) const fn taken(&mut self) {
+    /// A send begins.
+    pub(crate) const fn begin(&mut self) {
         self.sending += 1;
     }
 
-    /// A place is free again; how long the downstream took to answer, if it did.
-    pub(crate) fn landed(&mut self, took: Option<Duration>) {
+    /// A send has ended; how long the downstream took to answer, if it did.
+    pub(crate) fn end(&mut self, took: Option<Duration>) {
         self.sending -= 1;
         let Some(took) = took else { return };
         self.took = Some(match self.took {
@@ -46,30 +45,35 @@ impl Concurrency {
         });
     }
 
-    /// How many are taken.
+    /// Whether another one may be sent now.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.sending < self.most
+    }
+
+    /// How many are being sent.
     pub(crate) const fn sending(&self) -> usize {
         self.sending
     }
 
-    /// How many more jobs would find a place at their slots, if these lie so far apart: without end, where sends end
-    /// so soon that there is always a place.
+    /// How many more would find room at their slots, if these lie so far apart: without end, where sends end so soon
+    /// that there is always room.
     pub(crate) fn room<W: Waiter>(&self, held: &HeldQueue<W>, spacing: Duration) -> usize {
         let free = self.free(held);
         if self.is_enough(free, spacing) { usize::MAX } else { free }
     }
 
-    /// How many jobs find a place in a turn that begins when all places are free.
-    pub(crate) fn turn(&self, spacing: Duration) -> usize {
+    /// How many find room in a turn that begins while nothing is being sent.
+    pub(crate) fn room_in_turn(&self, spacing: Duration) -> usize {
         if self.is_enough(self.most, spacing) { usize::MAX } else { self.most }
     }
 
-    /// Whether so many places are enough for jobs whose slots lie so far apart, however many there are.
-    fn is_enough(&self, places: usize, spacing: Duration) -> bool {
+    /// Whether room for so many is enough where slots lie so far apart, however many there are.
+    fn is_enough(&self, room: usize, spacing: Duration) -> bool {
         let together = self.took.and_then(|took| took.as_micros().checked_div(spacing.as_micros()));
-        together.is_some_and(|together| together + 1 < places as u128)
+        together.is_some_and(|together| together + 1 < room as u128)
     }
 
-    /// How many more jobs would find a place at their slots.
+    /// How many more would find room at their slots.
     pub(crate) fn free<W: Waiter>(&self, held: &HeldQueue<W>) -> usize {
         let together = match self.took {
             Some(took) => held.within(took),
@@ -104,7 +108,7 @@ mod tests {
     async fn all_that_hold_a_slot_count_until_it_is_known_how_long_sends_take() {
         let mut concurrency = Concurrency::new(10);
         assert_eq!(concurrency.free(&queue(4, 5)), 6);
-        concurrency.taken();
+        concurrency.begin();
         assert_eq!((concurrency.sending(), concurrency.free(&queue(4, 5))), (1, 5));
         assert_eq!(concurrency.free(&queue(40, 5)), 0);
     }
@@ -112,25 +116,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn then_those_count_that_are_in_flight_together() {
         let mut concurrency = Concurrency::new(10);
-        concurrency.taken();
-        concurrency.landed(Some(12 * MS));
+        concurrency.begin();
+        concurrency.end(Some(12 * MS));
         assert_eq!(concurrency.free(&queue(40, 5)), 7, "3 slots in 12 ms");
-        concurrency.taken();
-        concurrency.landed(Some(100 * MS));
+        concurrency.begin();
+        concurrency.end(Some(100 * MS));
         assert_eq!(concurrency.free(&queue(40, 5)), 0, "12 slots in 56 ms: quick to believe");
         for _ in 0..200 {
-            concurrency.taken();
-            concurrency.landed(Some(2 * MS));
+            concurrency.begin();
+            concurrency.end(Some(2 * MS));
         }
         assert_eq!(concurrency.free(&queue(40, 5)), 9);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_hangs_takes_its_place() {
+    async fn what_hangs_takes_its_room() {
         let mut concurrency = Concurrency::new(3);
-        concurrency.taken();
-        concurrency.landed(Some(MS));
-        (0..3).for_each(|_| concurrency.taken());
+        concurrency.begin();
+        concurrency.end(Some(MS));
+        (0..3).for_each(|_| concurrency.begin());
         assert_eq!(concurrency.free(&queue(0, 1)), 0);
     }
 }

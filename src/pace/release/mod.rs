@@ -1,10 +1,261 @@
 //! Those who hold a slot, until it comes.
+//!
+//! A slot is used when it comes, or given up: where it was missed by more than is tolerated, or lies in a pause. A
+//! waiter whose slot is given up takes its old place in the backlog, and another slot. So late work never catches up in
+//! a burst.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{OnLimit, Settings, Waiter};
+use crate::limit::LimitSet;
+use crate::time::Deadline;
 
 pub(crate) mod clock;
 mod concurrency;
 mod held;
 mod pause_gate;
 
-pub(crate) use concurrency::Concurrency;
-pub(crate) use held::{Held, HeldQueue};
+use concurrency::Concurrency;
+pub(crate) use held::Held;
+use held::HeldQueue;
 pub(crate) use pause_gate::{Closed, PauseGate};
+
+/// A store answers within this time, or the call fails.
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
+
+/// How late a slot may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tolerance {
+    /// A slot that was missed by more than this is given up.
+    pub(crate) at_handover: Duration,
+    /// The same while a connection was opened: at least a whole emission interval, since a slow limit has few slots to
+    /// give up, and the way to its API may be long.
+    pub(crate) while_connecting: Duration,
+}
+
+/// The owner of those who hold a slot, and of the concurrency that they need.
+#[derive(Debug)]
+pub(crate) struct Release<W> {
+    held: HeldQueue<W>,
+    concurrency: Concurrency,
+    gate: Arc<PauseGate>,
+    tolerance: Tolerance,
+}
+
+/// One whose slot has come.
+#[derive(Debug)]
+pub(crate) enum Due<W> {
+    /// It goes now.
+    Now(Held<W>),
+    /// Its slot was missed by more than is tolerated.
+    Missed(W),
+}
+
+impl Tolerance {
+    /// What these limits tolerate: a part of the shortest emission interval.
+    pub(crate) fn of(settings: &Settings) -> Self {
+        match settings.on_limit {
+            OnLimit::Wait => {
+                let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
+                let at_handover = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
+                Self { at_handover, while_connecting: interval.max(at_handover) }
+            }
+            // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
+            OnLimit::Reject => Self { at_handover: LONGEST_CALL, while_connecting: Duration::MAX },
+        }
+    }
+}
+
+impl<W: Waiter> Release<W> {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            held: HeldQueue::default(),
+            concurrency: Concurrency::new(settings.concurrency),
+            gate: Arc::default(),
+            tolerance: Tolerance::of(settings),
+        }
+    }
+
+    /// Goes by other settings from now on. Those who hold a slot keep it.
+    pub(crate) fn follow(&mut self, settings: &Settings) {
+        self.concurrency.resize(settings.concurrency);
+        self.tolerance = Tolerance::of(settings);
+    }
+
+    pub(crate) const fn tolerance(&self) -> Tolerance {
+        self.tolerance
+    }
+
+    /// Tells those who are about to be sent whether their slots lie in a pause.
+    pub(crate) const fn gate(&self) -> &Arc<PauseGate> {
+        &self.gate
+    }
+
+    /// Holds one until its slot. It comes back where the slot lies in a pause that began while it was asked for.
+    pub(crate) fn hold(&mut self, held: Held<W>) -> Result<(), W> {
+        if self.gate.refuses(held.slot, held.deadline) {
+            return Err(held.waiter);
+        }
+        self.hold_at_once(held);
+        Ok(())
+    }
+
+    /// Holds one whose slot a pause cannot take away: a decision of this instant.
+    pub(crate) fn hold_at_once(&mut self, held: Held<W>) {
+        self.held.push(held);
+    }
+
+    /// Takes the next one whose slot has come by `now`, as long as fewer are sent than may be. One that finds no room
+    /// waits for it as long as its slot is still one.
+    pub(crate) fn pop_due(&mut self, now: Deadline) -> Option<Due<W>> {
+        if !self.concurrency.has_room() {
+            return None;
+        }
+        let held = self.held.pop_due(now)?;
+        Some(if now.since(held.deadline) > self.tolerance.at_handover {
+            Due::Missed(held.waiter)
+        } else {
+            self.concurrency.begin();
+            Due::Now(held)
+        })
+    }
+
+    /// A send that [`Release::pop_due`] began has ended, however it ended; how long the downstream took to answer, if
+    /// it did.
+    pub(crate) fn sent(&mut self, took: Option<Duration>) {
+        self.concurrency.end(took);
+    }
+
+    /// When the next one is to be taken.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.held.next_due().filter(|_| self.concurrency.has_room()).map(Deadline::instant)
+    }
+
+    /// How many hold a slot.
+    pub(crate) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// How many are being sent.
+    pub(crate) const fn sending(&self) -> usize {
+        self.concurrency.sending()
+    }
+
+    /// Whether nothing holds a slot or is being sent.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.held.len() == 0 && self.concurrency.sending() == 0
+    }
+
+    /// How many more would find room at their slots.
+    pub(crate) fn free(&self) -> usize {
+        self.concurrency.free(&self.held)
+    }
+
+    /// The same where slots lie so far apart: without end, where sends end so soon that there is always room.
+    pub(crate) fn room(&self, spacing: Duration) -> usize {
+        self.concurrency.room(&self.held, spacing)
+    }
+
+    /// How many find room in a turn that begins while nothing is being sent.
+    pub(crate) fn room_in_turn(&self, spacing: Duration) -> usize {
+        self.concurrency.room_in_turn(spacing)
+    }
+
+    /// Gives up the slots that `is_given_up` says; the waiters come back in the order of their slots.
+    pub(crate) fn give_up(&mut self, is_given_up: impl Fn(&Held<W>) -> bool) -> Vec<W> {
+        self.held.take(is_given_up)
+    }
+
+    /// Gives up the slots that lie in a pause.
+    pub(crate) fn give_up_paused(&mut self) -> Vec<W> {
+        let gate = &self.gate;
+        self.held.take(|held| gate.refuses(held.slot, held.deadline))
+    }
+
+    /// Gives up all slots.
+    pub(crate) fn give_up_all(&mut self) -> Vec<W> {
+        self.held.drain().collect()
+    }
+
+    /// Drops those for whom nobody waits any more; returns how many.
+    pub(crate) fn drop_stale(&mut self) -> usize {
+        self.held.drop_stale()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pace::{Caller, testing};
+    use crate::time::Micros;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn settings(rate: &str, on_limit: OnLimit) -> Settings {
+        Settings { on_limit, ..testing::settings(rate) }
+    }
+
+    fn release(rate: &str) -> Release<Caller> {
+        Release::new(&settings(rate, OnLimit::Wait))
+    }
+
+    fn held(seq: u64, deadline: Instant) -> Held<Caller> {
+        let slot = Micros(i64::try_from(seq).unwrap() * 1000);
+        Held { waiter: Caller::new(seq), slot, deadline: Deadline::at(deadline) }
+    }
+
+    fn seqs(callers: Vec<Caller>) -> Vec<u64> {
+        callers.into_iter().map(|caller| caller.seq).collect()
+    }
+
+    #[test]
+    fn the_tolerance_follows_the_emission_interval() {
+        for (rate, at_handover, while_connecting) in
+            [("1000/s", 5, 5), ("100/s", 10, 10), ("10/s", 50, 100), ("1/m", 50, 60_000)]
+        {
+            let tolerance = Tolerance::of(&settings(rate, OnLimit::Wait));
+            let expected =
+                Tolerance { at_handover: MS * at_handover, while_connecting: MS * while_connecting };
+            assert_eq!(tolerance, expected, "{rate}");
+        }
+        let polices = Tolerance::of(&settings("1/m", OnLimit::Reject));
+        assert_eq!(polices, Tolerance { at_handover: LONGEST_CALL, while_connecting: Duration::MAX });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_goes_at_its_slot_as_far_as_there_is_room() {
+        let (mut release, start) = (release("100/s"), Instant::now());
+        (0..3).for_each(|seq| release.hold(held(seq, start + 10 * MS)).unwrap());
+        assert_eq!(release.wake_at(), Some(start + 10 * MS));
+        assert!(release.pop_due(Deadline::at(start + 9 * MS)).is_none());
+        let now = Deadline::at(start + 10 * MS);
+        for seq in 0..2 {
+            let Some(Due::Now(due)) = release.pop_due(now) else { panic!("{seq}: {release:?}") };
+            assert_eq!(due.waiter.seq, seq);
+        }
+        assert!(release.pop_due(now).is_none(), "two are being sent");
+        assert_eq!((release.wake_at(), release.sending(), release.held()), (None, 2, 1));
+        release.sent(None);
+        assert_eq!(release.wake_at(), Some(start + 10 * MS), "there is room again");
+        let late = Deadline::at(start + 21 * MS);
+        let Some(Due::Missed(missed)) = release.pop_due(late) else { panic!("{release:?}") };
+        assert_eq!((missed.seq, release.sending()), (2, 1), "it takes no room");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slots_in_a_pause_are_given_up_and_not_taken() {
+        let (mut release, start) = (release("100/s"), Instant::now());
+        (0..4).for_each(|seq| release.hold(held(seq, start + MS)).unwrap());
+        release.gate().set(Closed { own: None, until: Micros(2000) });
+        assert_eq!(seqs(release.give_up_paused()), [0, 1]);
+        let refused = release.hold(held(1, start + MS)).unwrap_err();
+        assert_eq!(refused.seq, 1);
+        release.hold_at_once(held(1, start + MS));
+        assert_eq!(seqs(release.give_up(|held| held.slot == Micros(3000))), [3]);
+        assert_eq!(seqs(release.give_up_all()), [2, 1], "by their slots here");
+        assert!(release.is_quiet());
+    }
+}

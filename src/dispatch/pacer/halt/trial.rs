@@ -85,23 +85,18 @@ impl Pacer {
 
     /// Releases the job for a trial without a slot, where nothing paces.
     pub(in crate::dispatch::pacer) fn try_openly(&mut self, now: Instant) {
-        if !self.halt.health.wants_trial_job() || !self.is_quiet() {
+        if !self.halt.health.wants_trial_job() || !self.release.is_quiet() {
             return;
         }
         if let Some(entry) = self.trial_job(now) {
             let slot = self.slots.store_now().unwrap_or_else(wall_now);
-            self.held.push(Held { waiter: entry, slot, deadline: Deadline::at(now) });
+            self.release.hold_at_once(Held { waiter: entry, slot, deadline: Deadline::at(now) });
         }
-    }
-
-    /// Whether nothing is on its way to the downstream.
-    fn is_quiet(&self) -> bool {
-        self.held.len() == 0 && self.concurrency.sending() == 0
     }
 
     /// Whether a job may be tried, and nothing else is on its way that would tell as much.
     fn may_try_job(&self) -> bool {
-        self.halt.health.wants_trial_job() && self.is_quiet() && self.may_ask()
+        self.halt.health.wants_trial_job() && self.release.is_quiet() && self.may_ask()
     }
 
     /// When a trial is due, or is to be asked a slot for.

@@ -1,0 +1,205 @@
+//! Each arrow of the table, and what is wanted in each state.
+
+use super::*;
+use crate::pace::testing;
+use crate::terms::Override;
+
+const NOW: Micros = Micros(1_760_000_000_000_000);
+
+fn status(generation: u64) -> Status {
+    Status { generation, ..Status::default() }
+}
+
+fn text(rate: &str) -> String {
+    testing::settings(rate).terms().to_text()
+}
+
+/// The text as a later version of paced would write it.
+fn unreadable() -> String {
+    text("1/s").replacen("1", "9999", 1)
+}
+
+fn rate(settings: &Settings) -> f64 {
+    settings.limits.rate().per_second()
+}
+
+/// One of 5/s whose terms are in force, of generation 3.
+fn in_force() -> Agreement {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let adopted = agreement.on_record(status(3), Some(text("5/s")), NOW);
+    assert_eq!(adopted.map(|adopted| rate(&adopted.settings)), Some(5.0));
+    assert_eq!((agreement.state, agreement.settled(), agreement.wanted()), (State::InForce, Some(3), None));
+    agreement
+}
+
+fn outdated() -> Agreement {
+    let mut agreement = in_force();
+    agreement.on_generation(4);
+    assert_eq!(agreement.state, State::Outdated);
+    agreement
+}
+
+fn lost() -> Agreement {
+    let mut agreement = in_force();
+    agreement.on_generation(2);
+    assert_eq!(agreement.state, State::Lost);
+    agreement
+}
+
+fn rejected() -> Agreement {
+    let mut agreement = in_force();
+    agreement.on_generation(4);
+    assert!(agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
+    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    agreement
+}
+
+#[test]
+fn a_replica_proposes_its_own_where_the_store_has_none() {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(Wanted::Read)));
+    assert!(agreement.on_record(status(0), None, NOW).is_none());
+    let wanted = Wanted::Write { of: 0, text: text("5/s") };
+    assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(wanted)));
+    assert_eq!(agreement.settled(), None, "nothing goes before they are in force");
+    assert!(agreement.on_record(status(1), Some(text("5/s")), NOW).is_some());
+    assert_eq!((agreement.settled(), agreement.wanted()), (Some(1), None));
+}
+
+#[test]
+fn another_file_replaces_the_terms_unless_their_revision_is_higher() {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    agreement.on_record(status(3), Some(text("7/s")), NOW);
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: text("5/s") }));
+    let stored = Settings { revision: Some(2), ..testing::settings("7/s") }.terms().to_text();
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let adopted = agreement.on_record(status(3), Some(stored), NOW).unwrap();
+    assert_eq!((rate(&adopted.settings), agreement.settled(), agreement.wanted()), (7.0, Some(3), None));
+}
+
+#[test]
+fn somebody_else_was_faster_with_a_proposal() {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    agreement.on_record(status(0), None, NOW);
+    agreement.on_record(status(1), Some(text("7/s")), NOW);
+    let wanted = Wanted::Write { of: 1, text: text("5/s") };
+    assert_eq!(agreement.wanted(), Some(wanted), "not the one over generation 0");
+}
+
+#[test]
+fn unknown_to_rejected() {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    assert!(agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
+    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    assert_eq!((agreement.settled(), agreement.wanted()), (None, None), "it is read now and then anyway");
+    assert!(agreement.on_record(status(0), None, NOW).is_none());
+    assert_eq!(agreement.state, State::Unknown, "those terms are gone");
+}
+
+#[test]
+fn in_force_to_outdated_by_a_later_generation_or_a_step() {
+    let mut agreement = outdated();
+    assert_eq!((agreement.settled(), agreement.wanted()), (None, Some(Wanted::Read)));
+    agreement = in_force();
+    agreement.on_step();
+    assert_eq!(agreement.state, State::Outdated);
+}
+
+#[test]
+fn outdated_to_in_force_with_others_or_the_same() {
+    let mut agreement = outdated();
+    let adopted = agreement.on_record(status(4), Some(text("9/s")), NOW).unwrap();
+    assert_eq!((rate(&adopted.settings), agreement.settled()), (9.0, Some(4)));
+    let mut agreement = in_force();
+    agreement.on_step();
+    assert!(agreement.on_record(status(3), Some(text("5/s")), NOW).is_none(), "nothing changes");
+    assert_eq!(agreement.settled(), Some(3));
+}
+
+#[test]
+fn in_force_or_outdated_to_lost() {
+    assert_eq!(lost().settled(), None);
+    for mut agreement in [in_force(), outdated()] {
+        assert!(agreement.on_record(status(2), Some(text("5/s")), NOW).is_none());
+        assert!(agreement.is_lost(), "an older generation");
+    }
+    for mut agreement in [in_force(), outdated()] {
+        assert!(agreement.on_record(status(3), None, NOW).is_none());
+        assert!(agreement.is_lost(), "no terms");
+    }
+    let mut agreement = in_force();
+    agreement.on_loss();
+    assert_eq!((agreement.is_lost(), agreement.memory()), (true, Some((3, text("5/s")))));
+}
+
+#[test]
+fn lost_until_the_store_was_told_again() {
+    let mut agreement = lost();
+    agreement.on_generation(3);
+    agreement.on_step();
+    assert!(agreement.is_lost());
+    agreement.on_recalled();
+    assert_eq!((agreement.state, agreement.settled()), (State::Outdated, None));
+    agreement.on_record(status(3), Some(text("5/s")), NOW);
+    assert_eq!(agreement.settled(), Some(3));
+    // A pause was lost before any terms were known.
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    agreement.on_loss();
+    agreement.on_recalled();
+    assert_eq!(agreement.state, State::Unknown);
+}
+
+#[test]
+fn rejected_to_in_force_and_to_outdated() {
+    let mut agreement = rejected();
+    assert!(!agreement.is_usable(), "nobody knows what is in force");
+    agreement.on_generation(4);
+    agreement.on_step();
+    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    assert!(agreement.on_record(status(5), Some(text("6/s")), NOW).is_some());
+    assert_eq!(agreement.settled(), Some(5));
+    let mut agreement = rejected();
+    agreement.on_generation(5);
+    assert_eq!((agreement.state, agreement.wanted()), (State::Outdated, Some(Wanted::Read)));
+    let mut agreement = rejected();
+    let settings = agreement.give(testing::settings("8/s"), NOW);
+    assert_eq!((agreement.state, rate(&settings)), (State::Outdated, 5.0), "as before, until all agree");
+    assert_eq!(agreement.wanted(), Some(Wanted::Read), "to be proposed");
+}
+
+#[test]
+fn a_reload_proposes_while_the_terms_in_force_count_on() {
+    let mut agreement = in_force();
+    let given = Settings { concurrency: 7, ..testing::settings("8/s") };
+    let settings = agreement.give(given, NOW);
+    assert_eq!((rate(&settings), settings.concurrency), (5.0, 7), "all but the limits counts at once");
+    assert_eq!((agreement.settled(), agreement.wanted()), (Some(3), Some(Wanted::Read)));
+    agreement.on_record(status(3), Some(text("5/s")), NOW);
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: text("8/s") }));
+    let adopted = agreement.on_record(status(4), Some(text("8/s")), NOW).unwrap();
+    assert_eq!((rate(&adopted.settings), adopted.settings.concurrency), (8.0, 7));
+}
+
+#[test]
+fn a_rate_that_an_operator_set_ends() {
+    const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
+    let mut agreement = in_force();
+    let mut terms = testing::settings("5/s").terms();
+    let rate_set =
+        Override { rate: "20/s".parse().unwrap(), until: Some(NOW.plus(SECOND)), reason: None, set_at: NOW };
+    terms.set_rate(None, rate_set).unwrap();
+    agreement.on_generation(4);
+    let adopted = agreement.on_record(status(4), Some(terms.to_text()), NOW).unwrap();
+    assert_eq!((rate(&adopted.settings), adopted.is_override), (20.0, true));
+    assert_eq!(agreement.next_end(), Some(NOW.plus(SECOND)));
+    assert!(agreement.expire(NOW, true).is_none() && agreement.without_expired(NOW).is_none(), "not yet");
+    let end = NOW.plus(SECOND);
+    assert_eq!(agreement.without_expired(end).map(|settings| rate(&settings)), Some(5.0));
+    assert!(agreement.expire(end, false).is_none(), "the store is told first");
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 4, text: text("5/s") }));
+    assert_eq!(agreement.next_end(), None, "it is noticed once");
+    let mut away = in_force();
+    away.on_generation(4);
+    away.on_record(status(4), Some(terms.to_text()), NOW);
+    assert_eq!(away.expire(end, true).map(|settings| rate(&settings)), Some(5.0));
+}

@@ -1,0 +1,21 @@
+//! What the tests of several owners need.
+
+use std::time::Duration;
+
+use super::{OnLimit, OnUnavailable, Settings};
+use crate::limit::{Limit, LimitSet};
+
+/// One leaky bucket of this rate, shaping.
+pub(crate) fn settings(rate: &str) -> Settings {
+    let limit = Limit::leaky_bucket("rate", rate.parse().unwrap(), 1).unwrap();
+    Settings {
+        downstream: "billing".to_owned(),
+        limits: LimitSet::new(vec![limit]).unwrap(),
+        plans: vec![],
+        on_limit: OnLimit::Wait,
+        on_unavailable: OnUnavailable::Hold,
+        horizon: Duration::from_millis(100),
+        concurrency: 2,
+        revision: None,
+    }
+}
