@@ -41,6 +41,10 @@ impl Waiter for Entry {
         self.seq
     }
 
+    fn since(&self) -> Instant {
+        self.since
+    }
+
     fn may_go_from(&mut self, due: Instant) {
         self.since = due;
     }

@@ -15,6 +15,7 @@ use super::sending::{Sending, Underway};
 use super::source::{DeadLetter, Report, Ticket};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
+use crate::pace::meters::Abandoned;
 use crate::pace::release::{Held, PauseGate, Tolerance};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
@@ -40,7 +41,7 @@ pub(super) struct Gear {
     pub(super) sending: Arc<Sending>,
 }
 
-/// What a flight tells its pacer.
+/// What a flight tells its dispatcher.
 #[derive(Debug)]
 pub(super) enum Event {
     /// The slot was given up: the job waits for another one, in its old place.
@@ -86,7 +87,7 @@ pub(super) enum Contact {
     Delivered,
 }
 
-/// Tells the pacer that the place is free, however the flight ends.
+/// Tells the dispatcher that the send is over, however the flight ends.
 pub(super) struct Place {
     events: mpsc::UnboundedSender<Event>,
     landed: Landed,
@@ -110,7 +111,7 @@ impl Place {
     }
 
     fn tell(&self, event: Event) {
-        // Without a pacer nobody waits; the job goes back to its broker with the connection.
+        // Without a dispatcher nobody waits; the job goes back to its broker with the connection.
         let _ = self.events.send(event);
     }
 }
@@ -150,22 +151,22 @@ impl Flight {
     async fn check(mut self) -> Option<Self> {
         let meters = &self.gear.meters;
         if !self.entry.ticket.is_live() {
-            meters.stale.increment(1);
+            meters.abandoned(Abandoned::Stale);
             self.give_up();
             return None;
         }
         if self.gear.gate.refuses(self.slot, self.deadline) {
-            meters.paused_slots.increment(1);
+            meters.abandoned(Abandoned::Paused);
             self.give_up();
             return None;
         }
         if self.deadline.late() > self.gear.tolerance.at_handover {
-            meters.late.increment(1);
+            meters.abandoned(Abandoned::Late);
             self.give_up();
             return None;
         }
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
-            meters.slot_outdated();
+            meters.abandoned(Abandoned::Expired);
             let report = self.report(None);
             self.inherit();
             self.bury(expired(deadline, report), Response::default()).await;
@@ -196,10 +197,10 @@ impl Flight {
         let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
         match (released, missed) {
             (true, _) => {}
-            (false, true) if paused.into_inner() => gear.meters.paused_slots.increment(1),
-            (false, true) => gear.meters.late.increment(1),
+            (false, true) if paused.into_inner() => gear.meters.abandoned(Abandoned::Paused),
+            (false, true) => gear.meters.abandoned(Abandoned::Late),
             // There was no connection to hand it over by.
-            (false, false) => gear.meters.unreachable.increment(1),
+            (false, false) => gear.meters.abandoned(Abandoned::Unreachable),
         }
         if matches!(outcome, Outcome::Unreachable { .. }) {
             entry.tries.unreachable += 1;

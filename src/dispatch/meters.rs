@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use super::OnLimit;
 use crate::job::Reason;
 use crate::metric;
+use crate::pace::meters::{self as pace, Abandoned};
 use crate::sink::{Outcome, RETRY_REASONS};
 
 /// Why a replica may take no jobs.
@@ -17,6 +17,8 @@ const STOPPED_REASONS: [&str; 2] = ["unreachable", "unauthorized"];
 #[derive(Clone)]
 pub(super) struct Meters {
     downstream: String,
+    /// The engine's series, for slots that are given up on the way to the sink.
+    pace: pace::Meters,
     pub(super) received: Counter,
     /// Messages that the broker delivered malformed.
     pub(super) poison: Counter,
@@ -25,34 +27,7 @@ pub(super) struct Meters {
     pub(super) retried: Counter,
     pub(super) dead: Counter,
     pub(super) returned: Counter,
-    pub(super) slots: Counter,
-    /// Slots missed by more than the tolerance.
-    pub(super) late: Counter,
-    /// Slots of jobs whose connection was lost.
-    pub(super) stale: Counter,
-    /// Slots of jobs for which there was no connection to the downstream.
-    pub(super) unreachable: Counter,
-    /// Slots of jobs while the downstream refuses the credentials.
-    pub(super) unauthorized: Counter,
-    /// Slots that lie in a pause.
-    pub(super) paused_slots: Counter,
-    /// Slots of a pace of one's own, once the store is there again.
-    pub(super) own_slots: Counter,
-    /// Slots granted before the store's clock stepped.
-    pub(super) stepped: Counter,
-    pub(super) store_errors: Counter,
-    pub(super) tend_errors: Counter,
-    pub(super) store_connected: Gauge,
-    pub(super) paused: Gauge,
     pub(super) lateness: Histogram,
-    pub(super) roundtrip: Histogram,
-    /// As `roundtrip`, of calls about the whole downstream.
-    pub(super) tending: Histogram,
-    pub(super) batch: Histogram,
-    outdated: Counter,
-    stopped: Counter,
-    queue_wait: Histogram,
-    shaping_delay: Histogram,
     delivering: Histogram,
     retrying: Histogram,
     dying: Histogram,
@@ -67,14 +42,9 @@ pub(super) struct Settling(Gauge);
 
 impl Meters {
     /// The series of this downstream, all at 0.
-    pub(super) fn new(downstream: &str, on_limit: OnLimit) -> Self {
+    pub(super) fn new(downstream: &str, pace: &pace::Meters) -> Self {
         let series = Series(downstream);
-        let op = match on_limit {
-            OnLimit::Wait => "reserve",
-            OnLimit::Reject => "check",
-        };
         let settled = |outcome| series.counter(metric::JOBS_SETTLED.name, "outcome", outcome);
-        let abandoned = |reason| series.counter(metric::SLOTS_ABANDONED.name, "reason", reason);
         let duration = |outcome| series.histogram(metric::DISPATCH_DURATION.name, "outcome", outcome);
         let state = |state| series.gauge(metric::JOBS_IN_FLIGHT.name, "state", state);
         let _ = settled("parked");
@@ -89,6 +59,7 @@ impl Meters {
         }
         Self {
             downstream: downstream.to_owned(),
+            pace: pace.clone(),
             received: series.plain_counter(metric::JOBS_RECEIVED.name),
             poison: series.plain_counter(metric::POISON.name),
             released: series.plain_counter(metric::JOBS_RELEASED.name),
@@ -96,26 +67,7 @@ impl Meters {
             retried: settled("retried"),
             dead: settled("dead"),
             returned: settled("returned"),
-            slots: series.plain_counter(metric::SLOTS_RESERVED.name),
-            late: abandoned("late"),
-            stale: abandoned("connection-lost"),
-            stepped: abandoned("clock-stepped"),
-            paused_slots: abandoned("paused"),
-            own_slots: abandoned("store-back"),
-            unreachable: abandoned("unreachable"),
-            unauthorized: abandoned("unauthorized"),
-            store_errors: series.counter(metric::STORE_ERRORS.name, "op", op),
-            tend_errors: series.counter(metric::STORE_ERRORS.name, "op", "tend"),
-            paused: series.plain_gauge(metric::PAUSED.name),
-            store_connected: series.plain_gauge(metric::STORE_CONNECTED.name),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
-            roundtrip: series.histogram(metric::STORE_ROUNDTRIP.name, "op", op),
-            tending: series.histogram(metric::STORE_ROUNDTRIP.name, "op", "tend"),
-            batch: series.plain_histogram(metric::RESERVATION_BATCH.name),
-            outdated: abandoned("expired"),
-            stopped: abandoned("stopped"),
-            queue_wait: series.plain_histogram(metric::QUEUE_WAIT.name),
-            shaping_delay: series.plain_histogram(metric::SHAPING_DELAY.name),
             delivering: duration("delivered"),
             retrying: duration("retried"),
             dying: duration("dead"),
@@ -141,10 +93,9 @@ impl Meters {
 }
 
 impl Meters {
-    /// A job was granted a slot: how long it waited for that, and how long the slot is still away.
-    pub(super) fn granted(&self, waited: Duration, ahead: Duration) {
-        self.queue_wait.record(waited.as_secs_f64());
-        self.shaping_delay.record(ahead.as_secs_f64());
+    /// A slot is given up on the way to the sink.
+    pub(super) fn abandoned(&self, reason: Abandoned) {
+        self.pace.abandoned(1, reason);
     }
 
     /// A job is handed to the sink, so long after its slot.
@@ -165,25 +116,6 @@ impl Meters {
             Outcome::Missed => return,
         };
         duration.record(took.as_secs_f64());
-    }
-
-    /// A slot is given up, since the job's deadline passed before it.
-    pub(super) fn slot_outdated(&self) {
-        self.outdated.increment(1);
-    }
-
-    /// Slots are given up, since the process stops before them.
-    pub(super) fn slots_stopped(&self, slots: usize) {
-        self.stopped.increment(slots as u64);
-    }
-
-    /// The rate in force, and whether an operator set it: the series of the other source is 0.
-    pub(super) fn rate_from(&self, jobs_per_second: f64, set: bool) {
-        let series = Series(&self.downstream);
-        for (source, counts) in [("config", !set), ("override", set)] {
-            let rate = if counts { jobs_per_second } else { 0.0 };
-            series.gauge(metric::RATE_LIMIT.name, "source", source).set(rate);
-        }
     }
 
     /// Whether this replica takes no jobs for this reason.
@@ -235,12 +167,6 @@ impl Series<'_> {
         counter
     }
 
-    fn plain_gauge(&self, name: &'static str) -> Gauge {
-        let gauge = gauge!(name, "downstream" => self.name());
-        gauge.increment(0.0);
-        gauge
-    }
-
     fn gauge(&self, name: &'static str, label: &'static str, value: &'static str) -> Gauge {
         let gauge = gauge!(name, "downstream" => self.name(), label => value);
         gauge.increment(0.0);
@@ -261,12 +187,16 @@ mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
+    use crate::pace::OnLimit;
 
     /// The samples after `act`, without histograms' buckets, sums and quantiles.
     fn samples(act: impl FnOnce(&Meters)) -> Vec<String> {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
-        metrics::with_local_recorder(&recorder, || act(&Meters::new("billing", OnLimit::Wait)));
+        metrics::with_local_recorder(&recorder, || {
+            let pace = pace::Meters::new("billing", OnLimit::Wait);
+            act(&Meters::new("billing", &pace));
+        });
         let text = handle.render();
         let wanted = |line: &&str| !line.is_empty() && !line.starts_with('#') && !line.contains("quantile=");
         text.lines().filter(wanted).map(str::to_owned).collect()
@@ -318,11 +248,11 @@ mod tests {
     fn what_happens_to_a_job_is_counted_once() {
         let samples = samples(|meters| {
             meters.received.increment(1);
-            meters.granted(Duration::from_secs(2), Duration::from_millis(50));
+            meters.pace.granted(Duration::from_secs(2), Duration::from_millis(50));
             meters.release(Duration::from_micros(40));
-            meters.slot_outdated();
-            meters.slots_stopped(1);
-            meters.rate_from(50.0, false);
+            meters.abandoned(Abandoned::Expired);
+            meters.pace.abandoned(1, Abandoned::Stopped);
+            meters.pace.rate_in_force(50.0, false);
             let retry = Outcome::Retry {
                 reason: "timeout",
                 detail: String::new(),

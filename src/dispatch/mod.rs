@@ -1,15 +1,14 @@
 //! The way of a job, one dispatcher per downstream and replica:
 //!
 //! ```text
-//! source ─▶ intake ─▶ backlog ─▶ pacer ─▶ release clock ─▶ sink ─▶ settle
-//!           decode    FIFO       reserve  hold until       HTTP    ack / retry /
-//!           validate  a lane     a slot   the slot                 dead-letter
+//! source ─▶ intake ─▶ engine ─────────────────▶ flight ─▶ settle
+//!           decode    backlog, reserve a slot,  sink      ack / retry /
+//!           validate  hold until the slot                 dead-letter
 //! ```
 //!
-//! The pacer owns the jobs that wait, asks for slots and holds each job until its own; a flight takes
-//! one job from its slot to its settlement. Read `flight.rs` first, then `pacer.rs`; [`crate::pace`] says
-//! whose turn it is. Where limits police the pacer asks whether jobs may go now, and buries
-//! those that may not.
+//! The engine ([`crate::pace`]) owns the jobs that wait, asks for slots and holds each job until its own; a flight
+//! takes one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the
+//! engine asks whether jobs may go now, and those that may not are dead-lettered.
 
 mod control;
 mod cost;
@@ -18,10 +17,10 @@ mod flight;
 mod health;
 mod intake;
 mod meters;
-mod pacer;
 mod retry;
 mod sending;
 mod source;
+mod worker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +28,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
-use crate::limit::{Limit, LimitSet};
+use crate::limit::LimitSet;
 use crate::pace::{PlanLimits, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
@@ -37,7 +36,7 @@ use crate::terms::Terms;
 use control::News;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
-pub use crate::pace::{OnLimit, OnUnavailable};
+pub use crate::pace::{OnLimit, OnUnavailable, window};
 pub use control::Control;
 pub use cost::max_cost;
 pub use retry::{RefusalStatuses, RetryPolicy};
@@ -93,20 +92,6 @@ pub struct Drained {
     pub unfinished: usize,
 }
 
-/// How many messages a replica has in hand at most, where `prefetch` is what was asked for: at most the slots
-/// that the limits have in 60 s after a rest, and at least 1. More would only be held here, out of reach of
-/// other replicas. Where the limits police nothing is held.
-#[must_use]
-pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
-    const HOLD_MAX: Duration = Duration::from_secs(60);
-    if on_limit == OnLimit::Reject {
-        return prefetch;
-    }
-    let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
-    let least = limits.iter().map(slots).min().unwrap_or(1);
-    prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
-}
-
 impl Options {
     /// What the engine goes by.
     fn settings(&self) -> Settings {
@@ -122,6 +107,7 @@ impl Options {
             on_unavailable: self.on_unavailable,
             horizon: self.horizon,
             concurrency: self.concurrency,
+            prefetch: self.prefetch,
             revision: self.revision,
         }
     }
@@ -158,7 +144,7 @@ impl Dispatcher {
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but
     /// those just being sent will be sent again.
     pub async fn run(self, source: impl Source, stop: CancellationToken) -> Drained {
-        pacer::Pacer::run(self, source, stop).await
+        worker::Worker::run(self, source, stop).await
     }
 }
 

@@ -9,17 +9,20 @@
 //! | [`terms`] | what all replicas hold in common: the limits in force, and pauses |
 //! | [`release`] | those who hold a slot until it comes, how many may be sent at once, and the release clock |
 
-pub(crate) mod backlog;
-pub(crate) mod pacing;
+mod backlog;
+mod engine;
+pub(crate) mod meters;
+mod pacing;
 pub(crate) mod release;
-pub(crate) mod schedule;
+mod schedule;
 mod settings;
-pub(crate) mod terms;
+mod terms;
 #[cfg(test)]
 pub(crate) mod testing;
 mod waiter;
 
-pub use settings::{OnLimit, OnUnavailable};
+pub(crate) use engine::{Admission, Effect, Engine, Refusal, Wakeups};
+pub use settings::{OnLimit, OnUnavailable, window};
 pub(crate) use settings::{PlanLimits, Settings};
 #[cfg(test)]
 pub(crate) use waiter::Caller;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::LaneId;
-use crate::limit::LimitSet;
+use crate::limit::{Limit, LimitSet};
 use crate::terms::Terms;
 
 /// What becomes of a job that the limits do not allow at once.
@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) horizon: Duration,
     /// How many may be sent at once.
     pub(crate) concurrency: usize,
+    /// How many the driver has in hand at most, where the limits do not release fewer soon.
+    pub(crate) prefetch: u16,
     /// The revision of the configuration that the limits come from: a lower one never replaces a higher one.
     pub(crate) revision: Option<u64>,
 }
@@ -69,6 +71,11 @@ impl Settings {
     pub(crate) fn limits_of(&self, lane: LaneId) -> &LimitSet {
         let plan = lane.plan().and_then(|plan| self.plans.get(plan));
         plan.map_or(&self.limits, |plan| &plan.limits)
+    }
+
+    /// How many the driver has in hand at most; see [`window`].
+    pub(crate) fn window(&self) -> u16 {
+        window(self.prefetch, &self.limits, self.on_limit)
     }
 
     /// What all replicas are to agree on: the limits, those of each plan by its name, and the revision.
@@ -87,4 +94,18 @@ impl Settings {
         }
         self
     }
+}
+
+/// How many messages a replica has in hand at most, where `prefetch` is what was asked for: at most the slots
+/// that the limits have in 60 s after a rest, and at least 1. More would only be held here, out of reach of
+/// other replicas. Where the limits police nothing is held.
+#[must_use]
+pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
+    const HOLD_MAX: Duration = Duration::from_secs(60);
+    if on_limit == OnLimit::Reject {
+        return prefetch;
+    }
+    let slots = |limit: &Limit| limit.rate().units_in(HOLD_MAX).saturating_add(limit.burst() - 1);
+    let least = limits.iter().map(slots).min().unwrap_or(1);
+    prefetch.min(u16::try_from(least).unwrap_or(u16::MAX)).max(1)
 }

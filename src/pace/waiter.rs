@@ -49,6 +49,9 @@ pub(crate) trait Waiter {
     /// Its place in the order of arrival, which it keeps when it comes back.
     fn seq(&self) -> u64;
 
+    /// Since when it waits for a slot.
+    fn since(&self) -> Instant;
+
     /// It may go from `due` on, and waits for a slot since then.
     fn may_go_from(&mut self, due: Instant);
 
@@ -64,7 +67,7 @@ pub(crate) struct Caller {
     pub(crate) priority: u8,
     pub(crate) cost: u32,
     pub(crate) seq: u64,
-    pub(crate) since: Option<Instant>,
+    pub(crate) since: Instant,
     pub(crate) is_live: bool,
 }
 
@@ -72,7 +75,7 @@ pub(crate) struct Caller {
 impl Caller {
     /// One of cost 1 in the downstream's own lane.
     pub(crate) fn new(seq: u64) -> Self {
-        Self { lane: LaneId::DOWNSTREAM, priority: 0, cost: 1, seq, since: None, is_live: true }
+        Self { lane: LaneId::DOWNSTREAM, priority: 0, cost: 1, seq, since: Instant::now(), is_live: true }
     }
 }
 
@@ -94,8 +97,12 @@ impl Waiter for Caller {
         self.seq
     }
 
+    fn since(&self) -> Instant {
+        self.since
+    }
+
     fn may_go_from(&mut self, due: Instant) {
-        self.since = Some(due);
+        self.since = due;
     }
 
     fn is_live(&self) -> bool {

@@ -101,7 +101,7 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert_eq!(bench.ledger.all().len(), 50);
-    // At 30 ms the pacer looks up; the slots at 20 and 30 are still within the tolerance of 10 ms.
+    // At 30 ms the dispatcher looks up; the slots at 20 and 30 are still within the tolerance of 10 ms.
     assert_eq!(released[..4], [0, 30, 30, 40], "the one at 10 was missed, not caught up");
     assert!(released[2..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
     let mut ids = bench.sink.ids();

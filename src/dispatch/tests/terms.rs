@@ -98,7 +98,7 @@ async fn a_reload_at_one_replica_changes_the_pace_of_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pacer_that_sleeps_for_a_minute_wakes_to_a_higher_rate() {
+async fn a_dispatcher_that_sleeps_for_a_minute_wakes_to_a_higher_rate() {
     let mut benches = replicas("1/m", 10);
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);

@@ -1,10 +1,10 @@
-//! Whether a slot may be used, as pauses have it: what the pacer knows, for flights that are on their way.
+//! Whether a slot may be used, as pauses have it: what the engine knows, for those that are on their way.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::time::{Deadline, Micros};
 
-/// Closed for the slots that lie in a pause. The pacer sets it, flights look at it last of all.
+/// Closed for the slots that lie in a pause. The engine sets it, those who are about to be sent look at it last of all.
 #[derive(Debug, Default)]
 pub(crate) struct PauseGate(Mutex<Closed>);
 

@@ -49,6 +49,8 @@ pub(crate) struct Schedule {
     next_slot: Instant,
     /// The bars were lifted, and the jobs that were put aside may go again.
     bars_lifted: bool,
+    /// Holds back a small call for slots until more concurrency is free, until then at most.
+    batch_delay_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -136,6 +138,7 @@ impl Schedule {
             mean_spacing: spacing.unwrap_or_else(|| settings.limits.rate().interval()),
             next_slot: Instant::now(),
             bars_lifted: false,
+            batch_delay_until: None,
         }
     }
 
@@ -173,6 +176,28 @@ impl Schedule {
         // More of them would leave slots unused between each other.
         let only_one = next.is_contended && lane.slower_than_downstream && !lane.batching.is_burst();
         lane.batching.batch(if only_one { waiting.min(1) } else { waiting }, room, next.max_units)
+    }
+
+    /// Whether to wait a moment before a call for so many, or to make none.
+    pub(crate) fn delays(&mut self, lane: LaneId, batch: Batch, now: Instant) -> bool {
+        if batch.count > 0 && batch.is_scarce {
+            let delay = self.lanes[lane.row()].batching.batch_delay();
+            if now < *self.batch_delay_until.get_or_insert(now + delay) {
+                return true;
+            }
+        }
+        self.batch_delay_until = None;
+        batch.count == 0
+    }
+
+    /// Until when a small call is held back.
+    pub(crate) const fn batch_delay_until(&self) -> Option<Instant> {
+        self.batch_delay_until
+    }
+
+    /// No call is held back any more.
+    pub(crate) const fn forget_batch_delay(&mut self) {
+        self.batch_delay_until = None;
     }
 
     /// How long a lease is to last: as the slowest lane needs it.

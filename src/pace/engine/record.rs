@@ -1,26 +1,26 @@
-//! What the pacer does about what all replicas hold in common: the limits in force, and pauses.
+//! What the engine does about what all replicas hold in common: the limits in force, and pauses.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Pacer;
-use crate::dispatch::entry::Entry;
+use super::{Effect, Engine};
+use crate::pace::meters::Abandoned;
 use crate::pace::terms::{Adopted, Circumstances, PauseChange, Purpose, RecordReply};
-use crate::pace::{LaneId, OnLimit, Settings};
+use crate::pace::{LaneId, OnLimit, Settings, Waiter};
 use crate::store::{Observed, Status, Tended};
 use crate::time::{Deadline, Micros};
 
-impl Pacer {
+impl<W: Waiter> Engine<W> {
     /// What matters for calls about the record.
-    pub(super) fn circumstances(&self, calling: bool) -> Circumstances {
-        // While calls for slots fail, these tell when the store is there again.
+    pub(super) fn circumstances(&self) -> Circumstances {
         let asks = !self.backlog.is_empty() && self.release.free() > 0 && self.may_ask();
         let asks = asks && !self.terms.pauses.is_paused();
+        // While calls for slots fail, these tell when the store is there again.
+        let is_told = self.pacing.state.is_failing() && asks;
         Circumstances {
-            is_away: self.is_away(),
-            are_slots_asked_for: calling || (self.failures > 0 && asks),
+            is_away: self.pacing.state.is_away(),
+            are_slots_asked_for: self.pacing.is_calling() || is_told,
             somebody_waits: !self.backlog.is_empty() || self.release.held() > 0,
         }
     }
@@ -28,17 +28,16 @@ impl Pacer {
     /// Somebody changed what holds for the downstream.
     pub(super) fn on_change(&mut self) {
         let replicas = self.schedule.batching(LaneId::DOWNSTREAM).replicas();
-        self.terms.calls.on_change(Instant::now(), replicas, self.failures > 0);
+        self.terms.calls.on_change(Instant::now(), replicas, self.pacing.state.is_failing());
     }
 
     /// Learns from a call about the record.
     pub(super) fn on_record_reply(&mut self, purpose: &Purpose, reply: RecordReply) {
         let RecordReply { sent, received, answer } = reply;
-        let meters = &self.gear.meters;
         match answer {
             Ok(Tended { now, epoch, status, terms }) => {
-                meters.tending.record((received - sent).as_secs_f64());
-                self.answers(received);
+                self.meters.record_answered(received - sent);
+                self.on_store_there(received);
                 let observed = self.observe(sent, now, epoch, received);
                 match purpose {
                     Purpose::Penalize(end) => self.terms.pauses.on_told(*end),
@@ -52,66 +51,70 @@ impl Pacer {
                 }
             }
             Err(error) => {
-                meters.tend_errors.increment(1);
+                self.meters.record_failed();
                 if *purpose == Purpose::Read {
                     self.terms.calls.on_read_failed();
                 }
-                self.failed(&error);
-                self.terms.calls.postpone(self.ask_at);
-                self.terms.pauses.on_not_told(self.ask_at);
+                self.on_failure(&error);
+                let again = self.pacing.next_reserve_at();
+                self.terms.calls.postpone(again);
+                self.terms.pauses.on_not_told(again);
             }
         }
     }
 
     /// Goes by limits that all replicas agree on.
     fn adopt(&mut self, Adopted { settings, is_override }: Adopted) {
-        self.gear.meters.rate_from(settings.limits.rate().per_second(), is_override);
+        self.meters.rate_in_force(settings.limits.rate().per_second(), is_override);
         self.follow(settings);
     }
 
-    /// A rate that an operator set may be over: says so to all, whoever notices first.
-    pub(super) fn expire(&mut self) {
-        let Some(now) = self.terms.agreement.next_end().and_then(|_| self.slots.store_now()) else { return };
-        let is_away = self.is_away();
-        if let Some(settings) = self.terms.agreement.expire(now, is_away) {
+    /// The driver is given other settings: all but the limits counts from now on, and the limits once all replicas agree
+    /// on them.
+    pub(crate) fn reload(&mut self, given: Settings) {
+        let now = self.pacing.slots.store_now().unwrap_or_default();
+        let settings = self.terms.agreement.give(given, now);
+        self.terms.calls.postpone(Instant::now());
+        self.follow(settings);
+    }
+
+    /// Rates that operators set may be over: has the store told, whoever notices first.
+    pub(super) fn expire_rates(&mut self) {
+        let end = self.terms.agreement.next_end();
+        let Some(now) = end.and_then(|_| self.pacing.slots.store_now()) else { return };
+        if let Some(settings) = self.terms.agreement.expire(now, self.pacing.state.is_away()) {
             self.follow(settings);
         }
     }
 
-    /// When it will be.
-    pub(super) fn expire_due(&self) -> Option<Instant> {
-        self.slots.hold(self.terms.agreement.next_end()?).map(Deadline::instant)
+    /// When [`Engine::expire_rates`] has something to do.
+    pub(super) fn rates_expire_at(&self) -> Option<Instant> {
+        self.pacing.slots.hold(self.terms.agreement.next_end()?).map(Deadline::instant)
     }
 
     /// Goes by the terms without the rates that are over: while the store is away nobody can be told.
     pub(super) fn end_rates(&mut self) {
-        let settings = self.slots.store_now().and_then(|now| self.terms.agreement.without_expired(now));
-        if let Some(settings) = settings {
+        let now = self.pacing.slots.store_now();
+        if let Some(settings) = now.and_then(|now| self.terms.agreement.without_expired(now)) {
             self.follow(settings);
         }
     }
 
-    /// Goes by these settings from now on. Those who hold a slot keep it; what is being sent was released under the old
-    /// ones.
-    pub(super) fn follow(&mut self, settings: Settings) {
+    /// Goes by these settings from now on. Those who hold a slot keep it.
+    fn follow(&mut self, settings: Settings) {
         self.release.follow(&settings);
         self.schedule.follow(&settings);
         self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
-        let before = self.window();
-        self.settings = Arc::new(settings);
-        self.bound_costs();
-        self.renew_gear(self.gear.retry, self.gear.max_pause);
-        let window = self.window();
-        if window != before {
-            self.resize = Some(window.saturating_add(self.halt.extra()));
-        }
+        let before = std::mem::replace(&mut self.settings, Arc::new(settings));
+        self.effects.push(Effect::Follow(before));
         self.follow_alone();
         // The next slots lie elsewhere now.
-        (self.ask_at, self.batch_delay_until) = (Instant::now(), None);
+        self.pacing.reserve_at(Instant::now());
+        self.schedule.forget_batch_delay();
     }
 
     /// The downstream asks for a pause until `end`.
-    pub(super) fn penalized(&mut self, end: Deadline) {
+    pub(crate) fn penalize(&mut self, end: Deadline) {
         if self.terms.pauses.penalize(end) {
             self.obey();
         }
@@ -132,19 +135,19 @@ impl Pacer {
         self.terms.agreement.on_generation(status.generation);
         let news = self.terms.pauses.on_answer(&status);
         if news.is_reset {
-            self.reset();
+            self.on_reset();
         }
         if news.is_forgotten {
             self.terms.agreement.on_loss();
         }
         // What the store has forgotten counts on.
         if !self.terms.agreement.is_lost() {
-            self.terms.pauses.follow(status, now, epoch, &self.slots);
+            self.terms.pauses.follow(status, now, epoch, &self.pacing.slots);
             if observed == Observed::SteppedBack {
                 // What is held has slots of the clock as it was: only its local instants compare.
                 let end = self.terms.pauses.end();
                 let given_up = self.release.give_up(|held| end.is_some_and(|end| held.deadline < end));
-                self.put_back_paused(given_up);
+                self.put_back(given_up, Abandoned::Paused);
             }
             self.obey();
         }
@@ -153,35 +156,35 @@ impl Pacer {
 
     /// Somebody had the counts of limits begin at 0: what was learnt of the next slots says nothing any more. Those that
     /// are held stay good.
-    fn reset(&mut self) {
-        self.shared.reset();
+    fn on_reset(&mut self) {
+        self.pacing.last_shared.forget_usage();
         self.schedule.forget();
-        self.ask_at = self.ask_at.min(Instant::now());
+        self.pacing.reserve_by(Instant::now());
         tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits began at 0");
     }
 
     /// Gives up what is held for slots in a pause, and says when one begins and ends.
     pub(super) fn obey(&mut self) {
         self.release.gate().set(self.terms.pauses.closed());
-        self.tell_alone();
+        self.pause_local();
         let given_up = self.release.give_up_paused();
-        self.put_back_paused(given_up);
+        self.put_back(given_up, Abandoned::Paused);
         let downstream = &self.settings.downstream;
         match self.terms.pauses.take_change() {
             None => {}
             Some(PauseChange::Over) => {
-                self.gear.meters.paused.set(0.0);
+                self.meters.paused(false);
                 tracing::info!(downstream, "the pause is over");
             }
             Some(PauseChange::Resumed) => {
-                self.gear.meters.paused.set(0.0);
+                self.meters.paused(false);
                 tracing::info!(downstream, "resumed: the pause is over before its time");
                 // What was learnt of the next slots is of behind the pause.
                 self.schedule.forget();
-                self.ask_at = self.ask_at.min(Instant::now());
+                self.pacing.reserve_by(Instant::now());
             }
             Some(PauseChange::Until { end, until, why, is_news }) => {
-                self.gear.meters.paused.set(1.0);
+                self.meters.paused(true);
                 if is_news {
                     tracing::warn!(downstream, until, why, "paused: nothing is released");
                 } else {
@@ -189,33 +192,21 @@ impl Pacer {
                 }
                 // What was learnt of the next slots is of before the pause.
                 self.schedule.forget();
-                self.terms.pauses.set_ask_from(self.ask_behind(end));
+                let ask_from = self.ask_behind(end);
+                self.terms.pauses.set_ask_from(ask_from);
             }
         }
     }
 
-    /// The slots of these jobs lie in a pause: each goes back to its old place in the backlog.
-    fn put_back_paused(&mut self, given_up: Vec<Entry>) {
-        self.gear.meters.paused_slots.increment(given_up.len() as u64);
-        given_up.into_iter().for_each(|entry| self.backlog.push(entry));
-    }
-
     /// When to ask for the slots behind a pause: as for others that lie ahead. A policer's are now.
     fn ask_behind(&self, end: Deadline) -> Instant {
-        let (end, ahead): (Instant, Duration) = (end.instant(), self.settings.horizon / 2);
+        let (end, ahead) = (end.instant(), self.settings.horizon / 2);
         match self.settings.on_limit {
             OnLimit::Wait => {
                 let jitter = self.schedule.batching(LaneId::DOWNSTREAM).jitter(ahead / 2);
                 end.checked_sub(ahead).unwrap_or(end) + jitter
             }
             OnLimit::Reject => end,
-        }
-    }
-
-    /// Notices that a pause is over, if it is.
-    pub(super) fn lift(&mut self) {
-        if self.terms.pauses.is_over() {
-            self.obey();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! No jobs are taken for a downstream that cannot be used from here, until it can: what [`Health`] decides is
 //! done here.
 //!
-//! A replica that halts asks for no slots and gives up those it holds, has its source stopped, gives its jobs
+//! A replica that halts suspends its engine, which gives up the slots that it holds, has its source stopped, gives its jobs
 //! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are
 //! held.
 
@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
-use metrics::Counter;
 use tokio::time::Instant;
 
-use super::Pacer;
+use super::Worker;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::{self, Contact, Landed, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
 use crate::dispatch::source::Source;
-use crate::dispatch::{OnLimit, OnUnavailable};
+use crate::pace::meters::Abandoned;
 use crate::store::BoxFuture;
 
 mod trial;
@@ -45,8 +44,6 @@ pub(super) struct Halt {
     swept: Option<usize>,
     /// One of them at a time is sent to find out whether the credentials are accepted again.
     candidates: VecDeque<Entry>,
-    /// The lease is still to be ended.
-    lease: bool,
     /// Why the last trial failed has been logged.
     is_explained: bool,
     /// All that is unsettled was refused, and nothing more comes until something is settled.
@@ -88,11 +85,6 @@ impl Halt {
         !self.health.is_serving()
     }
 
-    /// Whether a job may use a slot.
-    pub(super) fn may_use_slots(&self) -> bool {
-        !self.is_halted() || self.health.wants_trial_job()
-    }
-
     pub(super) fn has_no_jobs(&self) -> bool {
         self.candidates.is_empty()
     }
@@ -105,15 +97,6 @@ impl Halt {
     /// Forgets the jobs whose connection is gone.
     pub(super) fn drop_stale(&mut self) {
         self.candidates.retain(|entry| entry.ticket.is_live());
-    }
-
-    pub(super) const fn ends_lease(&self) -> bool {
-        self.lease
-    }
-
-    /// The store is told.
-    pub(super) const fn lease_is_ended(&mut self) {
-        self.lease = false;
     }
 
     /// By how much the window is wider, so that refused jobs do not keep others out.
@@ -178,17 +161,17 @@ impl Halt {
     }
 }
 
-impl Pacer {
+impl Worker {
     /// Stops the source or lets it go on, gives back what is for others, and begins a trial that is due.
     pub(super) fn tend_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         match (self.halt.is_halted(), self.halt.intake) {
             (true, Intake::Open) => self.stop_source(source, steps),
-            (true, Intake::One) if self.halt.swept != Some(self.backlog.len()) => {
+            (true, Intake::One) if self.halt.swept != Some(self.engine.waiting()) => {
                 self.stop_source(source, steps)
             }
             (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
                 self.halt.intake = Intake::Open;
-                source.resize(self.window().saturating_add(self.halt.extra));
+                source.resize(self.engine.settings().window().saturating_add(self.halt.extra));
                 source.resume();
             }
             _ => {}
@@ -198,6 +181,7 @@ impl Pacer {
         if is_due && self.halt.can_try() {
             self.begin_trial(source, steps, now);
         }
+        self.try_job(now);
     }
 
     fn stop_source(&mut self, source: &mut impl Source, steps: &Steps) {
@@ -212,7 +196,7 @@ impl Pacer {
 
     /// Something ended that was done meanwhile.
     pub(super) fn stepped(&mut self, step: Step) {
-        let downstream = &self.settings.downstream;
+        let downstream = &self.gear.downstream;
         match step {
             Step::SourceStopped(number) => {
                 if number == self.halt.stops && self.halt.intake == Intake::Stopping {
@@ -276,7 +260,7 @@ impl Pacer {
         let extra = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
         if extra != self.halt.extra {
             self.halt.extra = extra;
-            self.resize = Some(self.window().saturating_add(extra));
+            self.resize = Some(self.engine.settings().window().saturating_add(extra));
         }
     }
 
@@ -293,14 +277,14 @@ impl Pacer {
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
-                self.spawn(flight::bury(Arc::clone(&self.gear), entry.ticket, letter, reply));
+                self.flights.spawn(flight::bury(Arc::clone(&self.gear), entry.ticket, letter, reply));
             }
             Verdict::Waits(suspicion) => {
                 self.gear.meters.retry("unauthorized");
                 self.gear.meters.retried.increment(1);
                 entry.tries.suspicion = Some(suspicion);
                 let wait = self.gear.retry.wait(entry.tries.refused, None);
-                self.backlog.push_later(now + wait, entry);
+                self.engine.offer_later(now + wait, entry);
             }
         }
         self.follow_change(change);
@@ -324,15 +308,14 @@ impl Pacer {
 
     fn halt(&mut self) {
         let Some(reason) = self.halt.reason() else { return };
-        let given_up = self.release.give_up_all();
-        self.halted_slots().increment(given_up.len() as u64);
-        given_up.into_iter().for_each(|entry| self.backlog.push(entry));
-        let local = self.settings.on_unavailable == OnUnavailable::Local;
-        self.halt.lease = self.settings.on_limit == OnLimit::Wait || local;
+        self.engine.suspend(match reason {
+            "unauthorized" => Abandoned::Unauthorized,
+            _ => Abandoned::Unreachable,
+        });
         self.halt.swept = None;
         self.halt.is_explained = false;
         self.gear.meters.stopped_for(reason, true);
-        let downstream = &self.settings.downstream;
+        let downstream = &self.gear.downstream;
         if reason == "unreachable" {
             tracing::warn!(
                 downstream,
@@ -353,34 +336,33 @@ impl Pacer {
             self.gear.meters.stopped_for(reason, false);
         }
         tracing::info!(
-            downstream = self.settings.downstream,
+            downstream = self.gear.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
         // What waited for this has waited long enough.
         let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
-        entries.extend(self.backlog.drain());
+        entries.extend(self.engine.take_waiting());
         for mut entry in entries {
             let waited = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
             match entry.since {
-                due if due > now && !waited => self.backlog.push_later(due, entry),
+                due if due > now && !waited => self.engine.offer_later(due, entry),
                 since => {
                     entry.since = since.min(now);
-                    self.backlog.push(entry);
+                    self.engine.offer(entry);
                 }
             }
         }
-        (self.halt.lease, self.halt.is_crowded) = (false, false);
-        (self.ask_at, self.lease_at, self.probe_at) = (now, now, now);
-        self.schedule.forget();
+        self.halt.is_crowded = false;
+        self.engine.resume();
     }
 
     /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.
     fn sweep(&mut self, now: Instant) {
         let is_settled = self.halt.is_halted() && self.halt.is_settled();
-        if !is_settled || self.halt.swept == Some(self.backlog.len()) {
+        if !is_settled || self.halt.swept == Some(self.engine.waiting()) {
             return;
         }
-        let mut entries = self.backlog.drain();
+        let mut entries = self.engine.take_waiting();
         entries.retain(|entry| entry.ticket.is_live());
         entries.sort_by_key(|entry| entry.seq);
         let (early, entries): (Vec<_>, Vec<_>) =
@@ -391,9 +373,9 @@ impl Pacer {
                 self.gear.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else if entry.since > now && entry.tries.unreachable == 0 {
-                self.backlog.push_later(entry.since, entry);
+                self.engine.offer_later(entry.since, entry);
             } else {
-                self.backlog.push(entry);
+                self.engine.offer(entry);
             }
         }
         // Given back, these would come again before one that can be tried.
@@ -403,17 +385,9 @@ impl Pacer {
                 self.gear.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else {
-                self.backlog.push_later(entry.since, entry);
+                self.engine.offer_later(entry.since, entry);
             }
         }
-        self.halt.swept = Some(self.backlog.len());
-    }
-
-    /// Counts the slots that are not used since no jobs are taken.
-    pub(super) fn halted_slots(&self) -> &Counter {
-        match self.halt.reason() {
-            Some("unauthorized") => &self.gear.meters.unauthorized,
-            _ => &self.gear.meters.unreachable,
-        }
+        self.halt.swept = Some(self.engine.waiting());
     }
 }

@@ -1,21 +1,26 @@
-//! The end of a pacer: what was not handed over goes back at once, what was may end in time.
+//! The end of a dispatcher: what was not handed over goes back at once, what was may end in time.
 
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Ears, Pacer};
+use super::Worker;
 use crate::dispatch::Drained;
 use crate::dispatch::entry::Entry;
+use crate::dispatch::flight::Event;
 use crate::dispatch::source::Source;
 
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
 
-impl Pacer {
-    pub(super) async fn drain(mut self, mut source: impl Source, ears: Ears) -> Drained {
+impl Worker {
+    pub(super) async fn drain(
+        mut self,
+        mut source: impl Source,
+        mut events: mpsc::UnboundedReceiver<Event>,
+    ) -> Drained {
         let end = Instant::now() + self.drain_timeout;
-        let Ears { mut events, call, .. } = ears;
         // First no more may come, or what is given back would come straight back here.
         let closing = timeout(CLOSING.min(self.drain_timeout), async {
             source.close().await;
@@ -25,19 +30,16 @@ impl Pacer {
             }
         });
         if closing.await.is_err() {
-            tracing::warn!(downstream = self.settings.downstream, "the source did not close in time");
+            tracing::warn!(downstream = self.gear.downstream, "the source did not close in time");
         }
-        self.gear.meters.slots_stopped(self.release.held());
-        let mut entries: Vec<Entry> = self.backlog.drain();
-        entries.extend(self.release.give_up_all());
+        let mut entries: Vec<Entry> = self.engine.drain();
         entries.extend(self.halt.take_jobs());
-        entries.extend(call.into_iter().flat_map(|call| call.batch));
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
         entries.sort_by_key(|entry| entry.seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));
 
-        self.flights.close();
-        let flights = self.flights.clone();
+        self.flights.tasks.close();
+        let flights = self.flights.tasks.clone();
         let mut landed = std::pin::pin!(timeout_at(end, flights.wait()));
         let in_time = loop {
             tokio::select! {
@@ -49,7 +51,7 @@ impl Pacer {
         };
         self.gear.meters.hands(0, 0, 0);
         let unfinished = if in_time { 0 } else { flights.len() };
-        self.abandon.cancel();
+        self.flights.abandon.cancel();
         flights.wait().await;
         while let Ok(event) = events.try_recv() {
             event.into_entry().into_iter().for_each(|entry| self.give_back(entry));

@@ -1,0 +1,282 @@
+//! The loop of a dispatcher: takes jobs in, has the engine give them slots, sends each off when its slot comes, and
+//! learns from what became of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt as _};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::control::News;
+use super::entry::Entry;
+use super::flight::{self, Event, Flight, Gear, Place};
+use super::intake::{self, Intake, intake};
+use super::meters::Meters;
+use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
+use super::{Dispatcher, Drained};
+use crate::job::{Reason, Rules};
+use crate::pace::{Admission, Effect, Engine, Refusal, Wakeups};
+use crate::sink::Response;
+use crate::time::wall_now;
+
+mod drain;
+mod halt;
+mod reload;
+
+use halt::{Halt, Steps};
+
+/// So many deliveries or events are taken in at once before slots are looked at again.
+const MAX_INPUTS_PER_TURN: usize = 32;
+
+/// A dispatcher that runs.
+pub(super) struct Worker {
+    engine: Engine<Entry>,
+    gear: Arc<Gear>,
+    admission: Rules,
+    halt: Halt,
+    flights: Flights,
+    /// The source is to hand out so many unsettled messages at most.
+    resize: Option<u16>,
+    /// How long sends in flight may take to end once it is stopped.
+    drain_timeout: Duration,
+    next_seq: u64,
+}
+
+/// The jobs that are being sent or settled.
+struct Flights {
+    tasks: TaskTracker,
+    /// Ends those that have not ended in time.
+    abandon: CancellationToken,
+    /// What they tell.
+    tell: mpsc::UnboundedSender<Event>,
+}
+
+/// What the worker listens to.
+struct Inputs {
+    stop: CancellationToken,
+    wakeups: Wakeups,
+    events: mpsc::UnboundedReceiver<Event>,
+    /// What is done while this replica takes no jobs.
+    steps: Steps,
+    news: News,
+}
+
+impl Flights {
+    fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
+        let (tell, events) = mpsc::unbounded_channel();
+        (Self { tasks: TaskTracker::new(), abandon: CancellationToken::new(), tell }, events)
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(self.abandon.clone().run_until_cancelled_owned(work));
+    }
+}
+
+impl Admission<Entry> for Rules {
+    /// A job whose deadline has passed would waste a slot. One that was a job under other limits and costs more than
+    /// those in force can hold would be asked for in vain for ever.
+    fn admits(&self, entry: &Entry) -> bool {
+        let is_expired = entry.job.deadline.is_some_and(|deadline| deadline < wall_now());
+        !is_expired && self.fits(entry.job.plan, entry.job.cost).is_ok()
+    }
+}
+
+impl Worker {
+    /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
+    pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
+        let news = std::mem::take(&mut parts.news);
+        let clock = Arc::clone(&parts.clock);
+        let (worker, events) = Self::new(parts);
+        let wakeups = worker.engine.wakeups(&*clock);
+        let inputs = Inputs { stop, wakeups, events, steps: Steps::new(), news };
+        worker.listen(source, inputs).await
+    }
+
+    fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
+        let Dispatcher { options, store, sink, .. } = parts;
+        let engine = Engine::new(options.settings(), store);
+        let (flights, events) = Flights::new();
+        let gear = Gear {
+            downstream: options.downstream.clone(),
+            sink,
+            retry: options.retry,
+            max_pause: options.max_pause,
+            gate: Arc::clone(engine.release().gate()),
+            tolerance: engine.release().tolerance(),
+            meters: Meters::new(&options.downstream, engine.meters()),
+            letters: flight::letter_log(&options.downstream),
+            sending: Arc::default(),
+        };
+        let mut worker = Self {
+            engine,
+            gear: Arc::new(gear),
+            admission: options.rules,
+            halt: Halt::default(),
+            flights,
+            resize: None,
+            drain_timeout: options.drain_timeout,
+            next_seq: 0,
+        };
+        worker.bound_costs();
+        (worker, events)
+    }
+
+    async fn listen(mut self, mut source: impl Source, mut inputs: Inputs) -> Drained {
+        let mut is_open = true;
+        loop {
+            let now = Instant::now();
+            self.engine.tick(now, &self.admission);
+            self.apply();
+            if !is_open && self.engine.is_idle() && self.halt.has_no_jobs() {
+                break;
+            }
+            self.tend_halt(&mut source, &inputs.steps, now);
+            if let Some(window) = self.resize.take() {
+                source.resize(window);
+            }
+            let release = self.engine.release();
+            self.gear.meters.hands(self.engine.waiting(), release.held(), release.sending());
+            let trial = self.trial_wake_at();
+            let Inputs { stop, wakeups, events, steps, news } = &mut inputs;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = self.engine.next(wakeups, trial) => {}
+                Some(event) = events.recv() => {
+                    self.note(event);
+                    let more = std::iter::from_fn(|| events.try_recv().ok());
+                    more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(event));
+                }
+                Some(step) = steps.next() => self.stepped(step),
+                options = news.next() => self.reload((*options).clone()),
+                delivery = source.next(), if is_open => {
+                    let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
+                    let is_end = delivery.is_none();
+                    let all = delivery.into_iter().chain(more.take(MAX_INPUTS_PER_TURN));
+                    all.for_each(|delivery| self.take_in(delivery));
+                    if is_end {
+                        is_open = false;
+                        self.purge();
+                    }
+                }
+            }
+        }
+        self.drain(source, inputs.events).await
+    }
+
+    /// Does what the engine tells.
+    fn apply(&mut self) {
+        for effect in self.engine.take_effects() {
+            match effect {
+                Effect::Release(held) => {
+                    let place = Place::new(self.flights.tell.clone());
+                    self.flights.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
+                }
+                Effect::Refuse(entry, refusal) => self.refuse(entry, refusal),
+                // A connection takes as long to open as the call and the hold take together, or longer.
+                Effect::Prepare => self.gear.sink.warm(),
+                Effect::Follow(before) => self.follow(&before),
+                Effect::DropStale => self.halt.drop_stale(),
+            }
+        }
+    }
+
+    fn take_in(&mut self, delivery: Delivery) {
+        let meters = &self.gear.meters;
+        meters.received.increment(1);
+        meters.poison.increment(delivery.message.malformed.is_some().into());
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        match intake(delivery, &self.admission, seq) {
+            Intake::Ready(entry) => {
+                self.unless_sending(entry).into_iter().for_each(|entry| self.engine.offer(entry));
+            }
+            Intake::Later(due, entry) => {
+                let entry = self.unless_sending(entry);
+                entry.into_iter().for_each(|entry| self.engine.offer_later(due, entry));
+            }
+            Intake::Expired(entry, letter) => {
+                // A send that began in time is the outcome of its message, however late that comes again.
+                if let Some(Entry { ticket, job, .. }) = self.unless_sending(entry) {
+                    self.bury(ticket, letter, job.reply.is_some());
+                }
+            }
+            Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
+        }
+        if self.engine.is_crowded() {
+            self.purge();
+        }
+    }
+
+    /// The job, unless it is of a message that was delivered again and is still being sent.
+    fn unless_sending(&self, entry: Entry) -> Option<Entry> {
+        let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
+        let entry = self.gear.sending.hand_over(entry);
+        if entry.is_none() {
+            let downstream = &self.gear.downstream;
+            tracing::debug!(
+                downstream,
+                id,
+                "delivered again while it is being sent: waiting for that outcome"
+            );
+        }
+        entry
+    }
+
+    /// Buries a job that needs no slot for it.
+    fn bury(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
+        let response = wants_reply.then(Response::default);
+        self.flights.spawn(flight::bury(Arc::clone(&self.gear), ticket, letter, response));
+    }
+
+    /// Buries a job that gets no slot, if that still holds under the limits in force now.
+    fn refuse(&mut self, entry: Entry, refusal: Refusal) {
+        match self.letter(&entry, refusal) {
+            Some(letter) => self.bury(entry.ticket, letter, entry.job.reply.is_some()),
+            None => self.engine.offer(entry),
+        }
+    }
+
+    /// Why a job gets no slot; none where it may have one.
+    fn letter(&self, entry: &Entry, refusal: Refusal) -> Option<DeadLetter> {
+        let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
+        if let Refusal::Limited { lane, limit, earliest } = refusal {
+            let limit = self.engine.settings().limits_of(lane).get(limit);
+            return Some(intake::rejected(limit, earliest, report));
+        }
+        if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
+            return Some(intake::expired(deadline, report));
+        }
+        let detail = self.admission.fits(entry.job.plan, entry.job.cost).err()?;
+        Some(DeadLetter { reason: Reason::CostTooLarge, detail, report })
+    }
+
+    /// Forgets jobs whose connection is gone.
+    fn purge(&mut self) {
+        self.engine.drop_stale();
+        self.halt.drop_stale();
+    }
+
+    fn note(&mut self, event: Event) {
+        match event {
+            Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
+            Event::Back(entry) => self.engine.offer(entry),
+            Event::Retry(due, mut entry) => {
+                if entry.tries.unreachable == 0 {
+                    // The downstream answered, and refused no credentials: an earlier refusal says nothing now.
+                    (entry.tries.suspicion, entry.tries.refused_since) = (None, None);
+                }
+                self.engine.offer_later(due, entry);
+            }
+            Event::Pause(end) => self.engine.penalize(end),
+            Event::Refused(refused) => self.refused(*refused),
+            Event::Landed(landed) => {
+                self.engine.sent(landed.took);
+                self.judge(landed);
+            }
+        }
+    }
+}

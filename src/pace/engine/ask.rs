@@ -1,0 +1,156 @@
+//! When the store is asked for slots, and for whom.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Admission, Effect, Engine, Refusal};
+use crate::pace::pacing::{Ask, Call, LocalPace, ask};
+use crate::pace::schedule::Next;
+use crate::pace::{LaneId, Waiter};
+use crate::store::Asker;
+
+/// The error with which this replica knows the end of a window: the way to the store and back.
+pub(super) const SLACK: Duration = Duration::from_millis(5);
+
+impl<W: Waiter> Engine<W> {
+    /// Asks for slots for those whose turn it is, unless it is too early or a call is under way.
+    pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
+        if self.pacing.is_calling() {
+            return;
+        }
+        let call = if self.pacing.is_suspended() {
+            self.schedule.forget_batch_delay();
+            self.call_for_trial(now)
+        } else {
+            self.call_for_next(now, admission)
+        };
+        if let Some(call) = call {
+            self.pacing.start(call);
+        }
+    }
+
+    /// Whether slots may be asked for, as far as terms and the store go.
+    pub(super) fn may_ask(&self) -> bool {
+        if self.pacing.state.is_absent() {
+            return self.pacing.state.local().is_some();
+        }
+        self.terms.agreement.settled().is_some()
+    }
+
+    /// The earliest instant to ask for slots.
+    pub(super) fn ask_from(&self) -> Instant {
+        let at = self.pacing.next_reserve_at();
+        self.terms.pauses.ask_from().map_or(at, |from| from.max(at))
+    }
+
+    /// When [`Engine::ask`] has something to do.
+    pub(super) fn ask_wake_at(&self) -> Option<Instant> {
+        if self.pacing.is_calling() || !self.may_ask() {
+            return None;
+        }
+        let from = self.ask_from();
+        if self.pacing.is_suspended() {
+            return (self.pacing.has_trial() && self.release.is_quiet()).then_some(from);
+        }
+        let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
+        (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
+    }
+
+    fn call_for_trial(&mut self, now: Instant) -> Option<Call<W>> {
+        let may = self.may_ask() && self.release.is_quiet() && now >= self.ask_from();
+        let waiter = if may { self.pacing.take_trial() } else { None }?;
+        let lane = waiter.lane();
+        Some(self.call((lane, self.settings.horizon), VecDeque::from([waiter]), None, now))
+    }
+
+    fn call_for_next(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
+        if self.schedule.take_bars_lifted() {
+            self.backlog.take_all_back();
+        }
+        let may = self.may_ask() && now >= self.ask_from();
+        let next = if may { self.schedule.next(&self.backlog, now) } else { None };
+        let Some(next) = next else {
+            self.schedule.forget_batch_delay();
+            return None;
+        };
+        // One that waits for the next window must be in the first call that reaches it. Otherwise those behind it would
+        // use that window up.
+        self.backlog.take_back(now + next.ahead + SLACK);
+        let spacing = self.schedule.batching(next.lane).spacing();
+        let room = self.release.room(spacing);
+        let batch = self.schedule.batch(next, self.backlog.ready(next.lane), room);
+        if self.schedule.delays(next.lane, batch, now) {
+            return None;
+        }
+        let waiters = self.pick(next, batch.count, admission);
+        if waiters.is_empty() {
+            return None;
+        }
+        let units = waiters.iter().map(|waiter| u64::from(waiter.cost())).sum();
+        let in_hand = self.backlog.len() + waiters.len() + self.release.held() + self.release.sending();
+        // Where the driver holds as many as it may, more wait elsewhere.
+        let more = u64::from(in_hand >= usize::from(self.settings.window()));
+        // A turn is of no use to those who would find no room at it.
+        let most = u64::try_from(self.release.room_in_turn(spacing)).unwrap_or(u64::MAX);
+        let others = self.schedule.waiting(&self.backlog, now).max(more).min(most);
+        let asker = self.schedule.asker(next, units, others, &self.settings.limits);
+        Some(self.call((next.lane, next.ahead), waiters, Some(asker), now))
+    }
+
+    /// A call for slots for these of one lane, at most so far ahead.
+    fn call(
+        &mut self,
+        (lane, ahead): (LaneId, Duration),
+        batch: VecDeque<W>,
+        asker: Option<Asker>,
+        now: Instant,
+    ) -> Call<W> {
+        self.effects.push(Effect::Prepare);
+        let is_trial = self.pacing.is_suspended();
+        let local = self.pacing.state.local().cloned();
+        let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);
+        // A share of the limits may hold less than the whole does: more than all of it cannot be charged.
+        let most = if local.is_some() { settings.limits_of(lane).max_cost() } else { u32::MAX };
+        let costs: Vec<u32> = batch.iter().map(|waiter| waiter.cost().min(most)).collect();
+        let first = costs.first().copied().unwrap_or_default();
+        // A plan's own limits add no reach: with the slot the downstream's limits would move on as far.
+        let ahead = ahead.saturating_add(settings.limits.reach(first));
+        if let Some(LocalPace { store, settings }) = local {
+            let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
+            let reply = Box::pin(ask(store, settings, asked));
+            return Call { lane, batch, is_local: true, is_trial, reply };
+        }
+        let generation = self.terms.agreement.settled().unwrap_or_default();
+        let lease = self.pacing.lease(now, self.schedule.lease(), self.settings.on_unavailable);
+        let asked = Ask { lane, costs, ahead, lease, asker, generation };
+        let reply = Box::pin(ask(Arc::clone(&self.store), Arc::clone(&self.settings), asked));
+        Call { lane, batch, is_local: false, is_trial, reply }
+    }
+
+    /// Takes up to so many of a lane out of the backlog, and sorts out those that need no slot any more.
+    pub(super) fn pick(&mut self, next: Next, count: usize, admission: &impl Admission<W>) -> VecDeque<W> {
+        let Next { lane, rank, ahead, .. } = next;
+        let mut batch = VecDeque::with_capacity(count);
+        // One that was taken back because its window ends soon must not be put aside again at once.
+        let reaches = Instant::now() + ahead.max(self.schedule.turns().early()) + SLACK;
+        while batch.len() < count && self.backlog.first(lane).is_some_and(|(own, _)| own <= rank) {
+            let Some(waiter) = self.backlog.pop(lane) else { break };
+            if !waiter.is_live() {
+                // The connection is gone, and with it this one and, likely, many others.
+                drop(waiter);
+                self.drop_stale();
+                self.effects.push(Effect::DropStale);
+            } else if !admission.admits(&waiter) {
+                self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
+            } else if let Some(until) = self.schedule.barred(lane, waiter.cost(), reaches) {
+                self.backlog.put_aside(until, waiter);
+            } else {
+                batch.push_back(waiter);
+            }
+        }
+        batch
+    }
+}

@@ -1,0 +1,264 @@
+//! The engine of one downstream and replica: its owners, and what crosses them.
+//!
+//! Whoever drives it offers those who wait, calls [`Engine::tick`], does what [`Engine::take_effects`] tells, and waits
+//! for [`Engine::next`]. An owner has two ends: `tick`, which does what is due, and `wake_at`, when it wants the next
+//! tick.
+
+mod absence;
+mod answers;
+mod ask;
+mod record;
+mod wakeups;
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::backlog::Backlog;
+use super::meters::{Abandoned, Meters};
+use super::pacing::{Ended, Pacing};
+use super::release::clock::{ReleaseClock, ring};
+use super::release::{Due, Held, Release};
+use super::schedule::Schedule;
+use super::terms::SharedTerms;
+use super::{LaneId, Settings, Waiter};
+use crate::store::Store;
+use crate::time::{Deadline, Micros};
+pub(crate) use wakeups::Wakeups;
+
+/// Gives slots to those who wait for one downstream.
+#[derive(Debug)]
+pub(crate) struct Engine<W> {
+    /// The limits in force, and how slots are asked for.
+    settings: Arc<Settings>,
+    store: Arc<dyn Store>,
+    meters: Meters,
+    backlog: Backlog<W>,
+    schedule: Schedule,
+    pacing: Pacing<W>,
+    terms: SharedTerms,
+    release: Release<W>,
+    /// What the driver is to do.
+    effects: Vec<Effect<W>>,
+}
+
+/// What the driver of an engine is to do.
+#[derive(Debug)]
+pub(crate) enum Effect<W> {
+    /// The slot of this one has come. [`Engine::sent`] tells when it is over.
+    Release(Held<W>),
+    /// This one gets no slot.
+    Refuse(W, Refusal),
+    /// Slots are being asked for: connections take as long to open.
+    Prepare,
+    /// Other settings than these are in force.
+    Follow(Arc<Settings>),
+    /// Some are waited for by nobody any more.
+    DropStale,
+}
+
+/// Why one gets no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// [`Admission::admits`] says so.
+    NotAdmitted,
+    /// The limits police, and this one of the lane's does not allow it before then.
+    Limited { lane: LaneId, limit: usize, earliest: Micros },
+}
+
+/// Says who needs a slot.
+pub(crate) trait Admission<W> {
+    /// Whether this one still needs a slot, and may have one.
+    fn admits(&self, waiter: &W) -> bool;
+}
+
+impl<W: Waiter> Engine<W> {
+    /// An engine that goes by these settings once the store has agreed on them.
+    pub(crate) fn new(given: Settings, store: Arc<dyn Store>) -> Self {
+        let (settings, now) = (given.clone().policing(), Instant::now());
+        let meters = Meters::new(&settings.downstream, settings.on_limit);
+        meters.rate_in_force(settings.limits.rate().per_second(), false);
+        let schedule = Schedule::new(&settings);
+        store.set_horizon(&settings.downstream, schedule.turns().farthest());
+        Self {
+            backlog: Backlog::new(settings.plans.len()),
+            schedule,
+            pacing: Pacing::new(&settings, now),
+            terms: SharedTerms::new(given, now),
+            release: Release::new(&settings),
+            settings: Arc::new(settings),
+            store,
+            meters,
+            effects: Vec::new(),
+        }
+    }
+
+    /// The settings in force.
+    pub(crate) const fn settings(&self) -> &Arc<Settings> {
+        &self.settings
+    }
+
+    pub(crate) const fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    pub(crate) const fn release(&self) -> &Release<W> {
+        &self.release
+    }
+
+    /// Adds one that may go now.
+    pub(crate) fn offer(&mut self, waiter: W) {
+        self.backlog.push(waiter);
+    }
+
+    /// Adds one that may go from `due` on.
+    pub(crate) fn offer_later(&mut self, due: Instant, waiter: W) {
+        self.backlog.push_later(due, waiter);
+    }
+
+    /// How many wait for a slot.
+    pub(crate) fn waiting(&self) -> usize {
+        self.backlog.len()
+    }
+
+    /// Takes all who wait for a slot.
+    pub(crate) fn take_waiting(&mut self) -> Vec<W> {
+        self.backlog.drain()
+    }
+
+    /// Whether so many wait that the stale ones are to be dropped.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.backlog.is_crowded()
+    }
+
+    /// Drops those for whom nobody waits any more.
+    pub(crate) fn drop_stale(&mut self) {
+        self.backlog.drop_stale();
+        self.meters.abandoned(self.release.drop_stale(), Abandoned::Stale);
+    }
+
+    /// Whether nobody waits, holds a slot or is being sent, and nothing is asked of the store for them.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_asked_for = self.pacing.is_calling() || self.pacing.has_trial();
+        self.release.is_quiet() && self.backlog.is_empty() && !is_asked_for
+    }
+
+    /// Does what is due at `now`.
+    pub(crate) fn tick(&mut self, now: Instant, admission: &impl Admission<W>) {
+        self.backlog.promote(now, self.schedule.turns().early());
+        if self.terms.pauses.is_over() {
+            self.obey();
+        }
+        self.expire_rates();
+        self.release_openly(now, admission);
+        self.release_due(Deadline::at(now));
+        self.ask(now, admission);
+        let circumstances = self.circumstances();
+        self.terms.tick(now, circumstances, (&self.store, &self.settings.downstream));
+        self.pacing.probe(now, self.schedule.lease(), (&self.store, &self.settings));
+    }
+
+    /// When the next tick is due, but for slots that come: [`Release::wake_at`].
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        [
+            self.backlog.next_due(self.schedule.turns().early()),
+            self.ask_wake_at(),
+            self.terms.wake_at(self.circumstances()),
+            self.terms.pauses.wake_at(),
+            self.rates_expire_at(),
+            self.pacing.probe_wake_at(&self.settings),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// What the driver is to do since it was asked last.
+    pub(crate) fn take_effects(&mut self) -> impl Iterator<Item = Effect<W>> + use<W> {
+        std::mem::take(&mut self.effects).into_iter()
+    }
+
+    /// Waits for an answer of the store, for a change that it tells of, for a slot, or until the next tick is due, `by`
+    /// then at the latest; and takes it in. Cancel safe.
+    pub(crate) async fn next(&mut self, wakeups: &mut Wakeups, by: Option<Instant>) {
+        wakeups.set(self.release.wake_at(), self.wake_at().into_iter().chain(by).min());
+        let Wakeups { alarm, timer, timed, changes } = wakeups;
+        tokio::select! {
+            biased;
+            () = ring(&mut **alarm) => {}
+            ended = self.pacing.next() => match ended {
+                Ended::Call(call, reply) => self.on_reply(call, reply),
+                Ended::Probe(reply) => self.on_probe_reply(reply),
+            },
+            (purpose, reply) = self.terms.calls.reply() => self.on_record_reply(&purpose, reply),
+            () = changes.next() => self.on_change(),
+            () = timer, if timed.is_some() => *timed = None,
+        }
+    }
+
+    /// What wakes this engine.
+    pub(crate) fn wakeups(&self, clock: &dyn ReleaseClock) -> Wakeups {
+        Wakeups::new(clock.alarm(), self.store.changes(&self.settings.downstream))
+    }
+
+    /// Hands over those whose slots have come.
+    fn release_due(&mut self, now: Deadline) {
+        while let Some(due) = self.release.pop_due(now) {
+            match due {
+                Due::Now(held) => self.effects.push(Effect::Release(held)),
+                Due::Missed(waiter) => self.put_back(vec![waiter], Abandoned::Late),
+            }
+        }
+    }
+
+    /// A send that [`Effect::Release`] began is over; how long the downstream took to answer, if it did.
+    pub(crate) fn sent(&mut self, took: Option<std::time::Duration>) {
+        self.release.sent(took);
+    }
+
+    /// These do not use the slots that they have: each takes its old place in the backlog.
+    fn put_back(&mut self, waiters: Vec<W>, reason: Abandoned) {
+        self.meters.abandoned(waiters.len(), reason);
+        waiters.into_iter().for_each(|waiter| self.backlog.push(waiter));
+    }
+
+    /// Nobody is asked for from now on, for this reason, and those who hold a slot give it up; but one at a time may be
+    /// tried, see [`Engine::try_one`].
+    pub(crate) fn suspend(&mut self, reason: Abandoned) {
+        let given_up = self.release.give_up_all();
+        self.put_back(given_up, reason);
+        self.pacing.suspend(&self.settings, reason);
+    }
+
+    /// All are asked for again.
+    pub(crate) fn resume(&mut self) {
+        if let Some(waiter) = self.pacing.resume(Instant::now()) {
+            self.backlog.push(waiter);
+        }
+        self.schedule.forget();
+    }
+
+    /// Asks for a slot for this one while nobody else is asked for.
+    pub(crate) fn try_one(&mut self, waiter: W) {
+        if let Some(waiter) = self.pacing.try_one(waiter) {
+            self.backlog.push(waiter);
+        }
+    }
+
+    /// From when on one can be tried; none while nobody can.
+    pub(crate) fn try_at(&self) -> Option<Instant> {
+        let is_free = self.release.is_quiet() && !self.pacing.is_calling() && !self.pacing.has_trial();
+        let from = if self.pacing.state.is_open() { Instant::now() } else { self.ask_from() };
+        let may = self.may_ask() || (self.pacing.state.is_open() && !self.terms.pauses.is_paused());
+        (self.pacing.is_suspended() && is_free && may).then_some(from)
+    }
+
+    /// Ends: takes all who wait or hold a slot. Those that are being sent may end.
+    pub(crate) fn drain(&mut self) -> Vec<W> {
+        self.meters.abandoned(self.release.held(), Abandoned::Stopped);
+        let mut waiters = self.backlog.drain();
+        waiters.extend(self.release.give_up_all());
+        waiters.extend(self.pacing.drain());
+        waiters
+    }
+}

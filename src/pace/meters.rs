@@ -1,0 +1,188 @@
+//! What the engine counts, through the `metrics` facade. Handles are made once per downstream, and with them every
+//! series, at 0: a rate over a series that appears with its first event misses it.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::OnLimit;
+use crate::metric;
+
+/// Why a slot is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Abandoned {
+    /// It was missed by more than is tolerated.
+    Late,
+    /// The connection that its job came through was lost.
+    Stale,
+    /// It was granted before the store's clock stepped.
+    Stepped,
+    /// It lies in a pause.
+    Paused,
+    /// It is of a pace of this replica's own, and the store is there again.
+    StoreBack,
+    /// There was no connection to the downstream.
+    Unreachable,
+    /// The downstream refuses the credentials.
+    Unauthorized,
+    /// Its job's deadline passed before it.
+    Expired,
+    /// The process stops before it.
+    Stopped,
+}
+
+impl Abandoned {
+    /// Every reason, in the order of their declaration.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Late,
+        Self::Stale,
+        Self::Stepped,
+        Self::Paused,
+        Self::StoreBack,
+        Self::Unreachable,
+        Self::Unauthorized,
+        Self::Expired,
+        Self::Stopped,
+    ];
+
+    /// The value of the label `reason`.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Stale => "connection-lost",
+            Self::Stepped => "clock-stepped",
+            Self::Paused => "paused",
+            Self::StoreBack => "store-back",
+            Self::Unreachable => "unreachable",
+            Self::Unauthorized => "unauthorized",
+            Self::Expired => "expired",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The engine's series of one downstream.
+#[derive(Clone)]
+pub(crate) struct Meters {
+    downstream: String,
+    slots: Counter,
+    abandoned: [Counter; Abandoned::ALL.len()],
+    calls: CallMeters,
+    connected: Gauge,
+    paused: Gauge,
+    queue_wait: Histogram,
+    shaping_delay: Histogram,
+}
+
+/// What is counted of calls to the store.
+#[derive(Clone)]
+struct CallMeters {
+    errors: Counter,
+    record_errors: Counter,
+    round_trip: Histogram,
+    record_round_trip: Histogram,
+    batch: Histogram,
+}
+
+impl std::fmt::Debug for Meters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meters").field("downstream", &self.downstream).finish_non_exhaustive()
+    }
+}
+
+impl Meters {
+    /// The series of this downstream, all at 0.
+    pub(crate) fn new(downstream: &str, on_limit: OnLimit) -> Self {
+        let op = match on_limit {
+            OnLimit::Wait => "reserve",
+            OnLimit::Reject => "check",
+        };
+        let name = || downstream.to_owned();
+        let started = |counter: Counter| {
+            counter.increment(0);
+            counter
+        };
+        let shown = |gauge: Gauge| {
+            gauge.increment(0.0);
+            gauge
+        };
+        let errors = |op: &'static str| {
+            started(counter!(metric::STORE_ERRORS.name, "downstream" => name(), "op" => op))
+        };
+        let round_trip =
+            |op: &'static str| histogram!(metric::STORE_ROUNDTRIP.name, "downstream" => name(), "op" => op);
+        let abandoned = |reason: Abandoned| {
+            let reason = reason.as_str();
+            started(counter!(metric::SLOTS_ABANDONED.name, "downstream" => name(), "reason" => reason))
+        };
+        Self {
+            downstream: name(),
+            slots: started(counter!(metric::SLOTS_RESERVED.name, "downstream" => name())),
+            abandoned: Abandoned::ALL.map(abandoned),
+            calls: CallMeters {
+                errors: errors(op),
+                record_errors: errors("tend"),
+                round_trip: round_trip(op),
+                record_round_trip: round_trip("tend"),
+                batch: histogram!(metric::RESERVATION_BATCH.name, "downstream" => name()),
+            },
+            connected: shown(gauge!(metric::STORE_CONNECTED.name, "downstream" => name())),
+            paused: shown(gauge!(metric::PAUSED.name, "downstream" => name())),
+            queue_wait: histogram!(metric::QUEUE_WAIT.name, "downstream" => name()),
+            shaping_delay: histogram!(metric::SHAPING_DELAY.name, "downstream" => name()),
+        }
+    }
+
+    /// So many slots are not used.
+    pub(crate) fn abandoned(&self, slots: usize, reason: Abandoned) {
+        self.abandoned[reason as usize].increment(slots as u64);
+    }
+
+    /// The store answered a call for slots, and granted so many.
+    pub(crate) fn reserved(&self, round_trip: Duration, granted: usize) {
+        self.calls.round_trip.record(round_trip.as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
+        self.calls.batch.record(granted as f64);
+        self.slots.increment(granted as u64);
+    }
+
+    /// The store answered a call about the record.
+    pub(crate) fn record_answered(&self, round_trip: Duration) {
+        self.calls.record_round_trip.record(round_trip.as_secs_f64());
+    }
+
+    /// A call for slots failed.
+    pub(crate) fn reserve_failed(&self) {
+        self.calls.errors.increment(1);
+    }
+
+    /// A call about the record failed.
+    pub(crate) fn record_failed(&self) {
+        self.calls.record_errors.increment(1);
+    }
+
+    /// Whether the store is there.
+    pub(crate) fn connected(&self, is_there: bool) {
+        self.connected.set(f64::from(u8::from(is_there)));
+    }
+
+    /// Whether the downstream is paused.
+    pub(crate) fn paused(&self, is_paused: bool) {
+        self.paused.set(f64::from(u8::from(is_paused)));
+    }
+
+    /// A slot was granted: how long that was waited for, and how long the slot is still away.
+    pub(crate) fn granted(&self, waited: Duration, ahead: Duration) {
+        self.queue_wait.record(waited.as_secs_f64());
+        self.shaping_delay.record(ahead.as_secs_f64());
+    }
+
+    /// The rate in force, and whether an operator set it: the series of the other source is 0.
+    pub(crate) fn rate_in_force(&self, jobs_per_second: f64, is_override: bool) {
+        for (source, counts) in [("config", !is_override), ("override", is_override)] {
+            let rate = if counts { jobs_per_second } else { 0.0 };
+            let downstream = self.downstream.clone();
+            gauge!(metric::RATE_LIMIT.name, "downstream" => downstream, "source" => source).set(rate);
+        }
+    }
+}

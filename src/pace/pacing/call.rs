@@ -1,0 +1,94 @@
+//! One call to the store for slots: what it asks for, and what its answer tells.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::limit::Costs;
+use crate::pace::{LaneId, OnLimit, Settings};
+use crate::store::{Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
+
+/// A call to the store, and those whom it asks for.
+pub(crate) struct Call<W> {
+    /// The lane that they come from.
+    pub(crate) lane: LaneId,
+    pub(crate) batch: VecDeque<W>,
+    /// It goes to this replica's own pace, not to the store.
+    pub(crate) is_local: bool,
+    /// It asks for one alone, who is to find out whether the downstream can be used again.
+    pub(crate) is_trial: bool,
+    pub(crate) reply: BoxFuture<'static, Reply>,
+}
+
+impl<W: fmt::Debug> fmt::Debug for Call<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lane, batch, .. } = self;
+        f.debug_struct("Call").field("lane", lane).field("batch", batch).finish_non_exhaustive()
+    }
+}
+
+/// What a call asks for.
+pub(crate) struct Ask {
+    pub(crate) lane: LaneId,
+    pub(crate) costs: Vec<u32>,
+    /// How far ahead a slot may lie.
+    pub(crate) ahead: Duration,
+    /// The replica, and how long it is to count as alive.
+    pub(crate) lease: Option<(Arc<str>, Duration)>,
+    pub(crate) asker: Option<Asker>,
+    /// The generation of the terms that the limits are from.
+    pub(crate) generation: u64,
+}
+
+/// How a call ended.
+pub(crate) struct Reply {
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
+    pub(crate) answer: Result<Answer, StoreError>,
+}
+
+/// What the store answered.
+pub(crate) enum Answer {
+    /// Slots.
+    Reserved(Reserved),
+    /// Which may go now.
+    Checked(Checked),
+}
+
+/// Makes one call for those who keep the same limits.
+pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>, ask: Ask) -> Reply {
+    let Ask { lane, costs, ahead, lease, asker, generation } = ask;
+    let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
+    // The state of a limit of a plan is the downstream's too: its name tells it from others.
+    let scope = Scope { downstream: &settings.downstream, key: "" };
+    let (limits, costs) = (settings.limits_of(lane), Costs::Each(&costs));
+    let sent = Instant::now();
+    let answer = match settings.on_limit {
+        OnLimit::Wait => {
+            let call = Reserve { lease, generation, asker, ..Reserve::new(scope, limits, costs, ahead) };
+            store.reserve(call).await.map(Answer::Reserved)
+        }
+        OnLimit::Reject => {
+            let call = Check { scope, limits, costs, generation };
+            store.check(call).await.map(Answer::Checked)
+        }
+    };
+    Reply { sent, received: Instant::now(), answer }
+}
+
+/// Asks whether the store is there, and renews a lease with it.
+pub(crate) async fn probe(
+    store: Arc<dyn Store>,
+    settings: Arc<Settings>,
+    (replica, ttl): (Arc<str>, Duration),
+) -> Reply {
+    let scope = Scope { downstream: &settings.downstream, key: "" };
+    let nothing = Reserve::new(scope, &settings.limits, Costs::Each(&[]), Duration::ZERO);
+    let sent = Instant::now();
+    let lease = Some(Lease { replica: &replica, ttl });
+    let answer = store.reserve(Reserve { lease, ..nothing }).await.map(Answer::Reserved);
+    Reply { sent, received: Instant::now(), answer }
+}

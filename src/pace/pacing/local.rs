@@ -1,0 +1,98 @@
+//! A pace of this replica's own, while the store is away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+
+use super::replica_share;
+use super::snapshot::SharedSnapshot;
+use crate::limit::{Level, LimitSet, Mark, State, Window};
+use crate::pace::{LaneId, OnLimit, PlanLimits, Settings};
+use crate::store::{Change, LONGEST_PAUSE, MemoryStore, SlotClock, Store as _};
+use crate::time::{Clock, Deadline, Micros, SystemClock};
+
+/// A store in memory that paces by this replica's share of the limits.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalPace {
+    pub(crate) store: Arc<MemoryStore>,
+    /// The settings with the share of the limits.
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// The store's clock as it goes on while the store is away.
+#[derive(Debug)]
+struct ExtrapolatedClock {
+    slots: Arc<SlotClock>,
+    /// Counts before the store was ever heard.
+    own: SystemClock,
+}
+
+impl Clock for ExtrapolatedClock {
+    fn now(&self) -> Micros {
+        self.slots.store_now().unwrap_or_else(|| self.own.now())
+    }
+}
+
+impl LocalPace {
+    /// A pace behind what is known of the shared one; none where nothing is known of it, or the share of the limits
+    /// would be none.
+    pub(crate) fn behind(
+        shared: &SharedSnapshot,
+        settings: &Settings,
+        slots: &Arc<SlotClock>,
+    ) -> Option<Self> {
+        let now = slots.store_now()?;
+        let (of, on_limit) = (shared.replicas(), settings.on_limit);
+        let share = |plan: &PlanLimits| {
+            let limits = replica_share(&plan.limits, of, on_limit)?;
+            Some(PlanLimits { name: plan.name.clone(), limits })
+        };
+        let limits = replica_share(&settings.limits, of, on_limit)?;
+        let plans = settings.plans.iter().map(share).collect::<Option<_>>()?;
+        let settings = Arc::new(Settings { limits, plans, ..settings.clone() });
+        let clock = ExtrapolatedClock { slots: Arc::clone(slots), own: SystemClock::new() };
+        let store = Arc::new(MemoryStore::with_clock(Arc::new(clock)));
+        let local = Self { store, settings };
+        for (row, limits) in local.settings.lanes().enumerate() {
+            local.take_over(shared, LaneId::at(row), limits);
+        }
+        if on_limit == OnLimit::Wait {
+            // Each replica starts somewhere between two of its slots, or all would release at the same instants.
+            let apart = u64::try_from(local.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
+            let phase = Duration::from_micros(fastrand::u64(0..=apart));
+            // What others were granted last lies no further ahead, and is not known here.
+            let begun = shared.next_slot().since(now).max(local.settings.horizon);
+            local.pause(begun + phase);
+        }
+        Some(local)
+    }
+
+    /// Takes over this replica's share of what is used of windows.
+    fn take_over(&self, shared: &SharedSnapshot, lane: LaneId, limits: &LimitSet) {
+        let Some((now, marks, units)) = shared.usage(lane) else { return };
+        for (limit, mark) in limits.iter().zip(marks) {
+            let Mark::Window { window, .. } = mark else { continue };
+            // The others have taken as much as this one since then, as far as it knows.
+            let before = window.used.div_ceil(u64::from(shared.replicas().max(1)));
+            let state = if window.end > now {
+                let used = before.saturating_add(units).min(u64::from(limit.max_cost()));
+                State { last: now, level: Level::Window(Window { used, ..*window }) }
+            } else {
+                let used = u32::try_from(units).unwrap_or(u32::MAX).min(limit.max_cost());
+                limit.commit(&limit.fresh(), now, used)
+            };
+            self.store.put_state(&self.settings.downstream, limit, state);
+        }
+    }
+
+    /// Has a pause until `end` count in this pace too.
+    pub(crate) fn pause_until(&self, end: Deadline) {
+        self.pause(end.left().max(Duration::from_micros(1)).min(LONGEST_PAUSE));
+    }
+
+    fn pause(&self, span: Duration) {
+        // It is answered at once, and no such change fails.
+        let _ = self.store.tend(&self.settings.downstream, Change::Penalize(span)).now_or_never();
+    }
+}
