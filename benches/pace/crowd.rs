@@ -213,7 +213,7 @@ impl Ticket for Place {
 
     fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {}
 
-    fn bury(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 

@@ -112,7 +112,7 @@ mod tests {
 
     use paced::StoreError;
     use paced::limit::LimitSet;
-    use paced::store::{Cancel, Change, Changes, Check, Checked, Reserve, Reserved, Scope, Tended};
+    use paced::store::{Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope};
     use paced::time::Micros;
     use tokio::time::{advance, sleep};
 
@@ -143,7 +143,15 @@ mod tests {
             unreachable!("only pings")
         }
 
-        fn tend<'a>(&'a self, _: &'a str, _: Change<'a>) -> BoxFuture<'a, Result<Tended, StoreError>> {
+        fn read_record<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+            unreachable!("only pings")
+        }
+
+        fn update_record<'a>(
+            &'a self,
+            _: &'a str,
+            _: Change<'a>,
+        ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
             unreachable!("only pings")
         }
 

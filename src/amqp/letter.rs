@@ -27,7 +27,7 @@ const MAX_DETAIL: usize = 1024;
 const OTHER_PROPERTIES: usize = 3 * 1024;
 
 /// The properties of the copy that goes to the dead letters.
-pub(super) fn bury(
+pub(super) fn dead_letter(
     properties: &BasicProperties,
     routing_key: &str,
     letter: &DeadLetter,
@@ -198,7 +198,7 @@ static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
 });
 
 /// Drops the largest headers that are not ours until all fit one frame: a message that came with
-/// nearly a frame of headers could not be buried otherwise, and the broker would close the
+/// nearly a frame of headers could not be dead-lettered otherwise, and the broker would close the
 /// connection over each attempt.
 fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
     let budget = frame_max.saturating_sub(OTHER_PROPERTIES);

@@ -163,7 +163,7 @@ impl Ticket for AmqpTicket {
         self.subscription.acker.ack(self.tag);
     }
 
-    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             if self.until_done(&Errand::Bury { letter, at: wall_now() }).await {
                 self.subscription.acker.ack(self.tag);
@@ -259,7 +259,7 @@ impl AmqpTicket {
             Errand::Bury { letter, at } => {
                 let frame_max = publisher.frame_max();
                 let properties =
-                    letter::bury(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
+                    letter::dead_letter(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
                 self.desk.send_dead(properties, &self.body).await
             }
             // A requester that is gone has no queue any more: nothing is left to do then.

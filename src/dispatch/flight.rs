@@ -24,7 +24,7 @@ use crate::time::{Deadline, Micros, wall_now};
 const MAX_UNREADABLE: u32 = 1;
 
 /// What all flights of a downstream share.
-pub(super) struct Gear {
+pub(super) struct FlightContext {
     pub(super) downstream: String,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) retry: RetryPolicy,
@@ -124,7 +124,7 @@ impl Drop for Place {
 
 /// A job whose slot has come.
 pub(super) struct Flight {
-    gear: Arc<Gear>,
+    context: Arc<FlightContext>,
     place: Place,
     entry: Entry,
     slot: Micros,
@@ -133,34 +133,34 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(gear: Arc<Gear>, place: Place, held: Held<Entry>) -> Self {
+    pub(super) fn new(context: Arc<FlightContext>, place: Place, held: Held<Entry>) -> Self {
         let Held { waiter: entry, slot, deadline } = held;
-        let underway = gear.sending.begin(&entry);
-        Self { gear, place, entry, slot, deadline, underway }
+        let underway = context.sending.begin(&entry);
+        Self { context, place, entry, slot, deadline, underway }
     }
 
     /// Takes a last look, releases the job to the sink, and settles it by the outcome.
     pub(super) async fn fly(self) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
-        cleared.gear.meters.dispatched(&outcome, cleared.place.landed.since.elapsed());
+        cleared.context.meters.dispatched(&outcome, cleared.place.landed.since.elapsed());
         cleared.settle(outcome).await;
     }
 
     /// The last look before the hand-over: is the job still ours, is the slot still one, and now?
     async fn check(mut self) -> Option<Self> {
-        let meters = &self.gear.meters;
+        let meters = &self.context.meters;
         if !self.entry.ticket.is_live() {
             meters.abandoned(Abandoned::Stale);
             self.give_up();
             return None;
         }
-        if self.gear.gate.refuses(self.slot, self.deadline) {
+        if self.context.gate.refuses(self.slot, self.deadline) {
             meters.abandoned(Abandoned::Paused);
             self.give_up();
             return None;
         }
-        if self.deadline.late() > self.gear.tolerance.at_handover {
+        if self.deadline.late() > self.context.tolerance.at_handover {
             meters.abandoned(Abandoned::Late);
             self.give_up();
             return None;
@@ -169,7 +169,7 @@ impl Flight {
             meters.abandoned(Abandoned::Expired);
             let report = self.report(None);
             self.inherit();
-            self.bury(expired(deadline, report), Response::default()).await;
+            self.dead_letter(expired(deadline, report), Response::default()).await;
             return None;
         }
         Some(self)
@@ -178,33 +178,33 @@ impl Flight {
     /// Hands the job to the sink, unless its slot is missed by the time that there is a connection, or lies
     /// in a pause by then.
     async fn release(&mut self) -> Outcome {
-        let Self { gear, entry, slot, deadline, .. } = self;
+        let Self { context, entry, slot, deadline, .. } = self;
         let (counted, paused) = (AtomicBool::new(false), AtomicBool::new(false));
         let look = || {
-            if gear.gate.refuses(*slot, *deadline) {
+            if context.gate.refuses(*slot, *deadline) {
                 paused.store(true, Ordering::Relaxed);
                 return false;
             }
             let late = deadline.late();
-            let in_time = late <= gear.tolerance.while_connecting;
+            let in_time = late <= context.tolerance.while_connecting;
             // A connection that turns out to be gone is looked before twice, and the job sent once.
             if in_time && !counted.swap(true, Ordering::Relaxed) {
-                gear.meters.release(late);
+                context.meters.release(late);
             }
             in_time
         };
-        let outcome = gear.sink.release(&entry.job, &look).await;
+        let outcome = context.sink.release(&entry.job, &look).await;
         let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
         match (released, missed) {
             (true, _) => {}
-            (false, true) if paused.into_inner() => gear.meters.abandoned(Abandoned::Paused),
-            (false, true) => gear.meters.abandoned(Abandoned::Late),
+            (false, true) if paused.into_inner() => context.meters.abandoned(Abandoned::Paused),
+            (false, true) => context.meters.abandoned(Abandoned::Late),
             // There was no connection to hand it over by.
-            (false, false) => gear.meters.abandoned(Abandoned::Unreachable),
+            (false, false) => context.meters.abandoned(Abandoned::Unreachable),
         }
         if matches!(outcome, Outcome::Unreachable { .. }) {
             entry.tries.unreachable += 1;
-            entry.tries.sent += u32::from(!gear.retry.outlast);
+            entry.tries.sent += u32::from(!context.retry.outlast);
         } else if !missed {
             entry.tries.unreachable = 0;
             entry.tries.sent += 1;
@@ -228,7 +228,7 @@ impl Flight {
     /// The slot is not used: the job waits for another one.
     fn give_up(mut self) {
         self.inherit();
-        let (downstream, late) = (&self.gear.downstream, self.deadline.late());
+        let (downstream, late) = (&self.context.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used, reserving anew");
         self.place.tell(Event::Back(self.entry));
     }
@@ -239,8 +239,8 @@ impl Flight {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
             Outcome::Unreachable { detail } => {
-                self.gear.meters.retry("connect");
-                let (retry, tries) = (self.gear.retry, self.entry.tries);
+                self.context.meters.retry("connect");
+                let (retry, tries) = (self.context.retry, self.entry.tries);
                 let wait = match retry.outlast {
                     true => Some(retry.wait(tries.unreachable, None)),
                     false => retry.backoff(tries.failed(), None),
@@ -248,33 +248,33 @@ impl Flight {
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Throttled { detail, status, after, response } => {
-                self.gear.meters.retry("throttled");
+                self.context.meters.retry("throttled");
                 self.entry.tries.throttled += 1;
-                let after = after.map(|after| after.min(self.gear.max_pause));
+                let after = after.map(|after| after.min(self.context.max_pause));
                 if let Some(span) = after.filter(|span| !span.is_zero()) {
                     self.place.tell(Event::Pause(Deadline::at(Instant::now() + span)));
                 }
-                let wait = self.gear.retry.throttled(self.entry.tries.throttled, after);
+                let wait = self.context.retry.throttled(self.entry.tries.throttled, after);
                 self.try_again(wait, detail, Some(status), response).await;
             }
             Outcome::Unreadable { detail } => {
-                self.gear.meters.retry("answer");
+                self.context.meters.retry("answer");
                 self.entry.tries.unreadable += 1;
                 if self.entry.tries.unreadable > MAX_UNREADABLE {
                     let letter = DeadLetter { reason: Reason::Status, detail, report: self.report(None) };
-                    return self.bury(letter, Response::default()).await;
+                    return self.dead_letter(letter, Response::default()).await;
                 }
-                let wait = self.gear.retry.backoff(self.entry.tries.failed(), None);
+                let wait = self.context.retry.backoff(self.entry.tries.failed(), None);
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Retry { reason, detail, status, after, response } => {
-                self.gear.meters.retry(reason);
-                let after = after.map(|after| after.min(self.gear.max_pause));
-                let wait = self.gear.retry.backoff(self.entry.tries.failed(), after);
+                self.context.meters.retry(reason);
+                let after = after.map(|after| after.min(self.context.max_pause));
+                let wait = self.context.retry.backoff(self.entry.tries.failed(), after);
                 self.try_again(wait, detail, status, response).await;
             }
             Outcome::Dead { reason, detail, status: Some(status), response }
-                if self.gear.retry.on_unauthorized.contains(status) =>
+                if self.context.retry.on_unauthorized.contains(status) =>
             {
                 self.entry.tries.refused += 1;
                 let response = response.unwrap_or_else(|| Response::without_body(Some(status)));
@@ -286,7 +286,7 @@ impl Flight {
             Outcome::Dead { reason, detail, status, response } => {
                 let response = response.unwrap_or_else(|| Response::without_body(status));
                 let report = self.report(status);
-                self.bury(DeadLetter { reason, detail, report }, response).await;
+                self.dead_letter(DeadLetter { reason, detail, report }, response).await;
             }
         }
     }
@@ -294,14 +294,14 @@ impl Flight {
     /// In this order: the reply confirmed, the ack.
     async fn deliver(self, receipt: Receipt) {
         let report = self.report(Some(receipt.response.status));
-        let Self { gear, place, entry, .. } = self;
+        let Self { context, place, entry, .. } = self;
         // Nothing is being sent any more: a reply that takes long must not hold up others.
         drop(place);
-        let _settling = gear.meters.settling();
+        let _settling = context.meters.settling();
         if entry.job.reply.is_some() {
             entry.ticket.reply(&receipt.response).await;
         }
-        gear.meters.delivered.increment(1);
+        context.meters.delivered.increment(1);
         entry.ticket.ack(receipt, report);
     }
 
@@ -316,19 +316,19 @@ impl Flight {
         let Some(wait) = wait else {
             let response = response.unwrap_or_else(|| Response::without_body(status));
             let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
-            return self.bury(DeadLetter { reason, detail, report }, response).await;
+            return self.dead_letter(DeadLetter { reason, detail, report }, response).await;
         };
         let id = &self.entry.job.id;
-        tracing::debug!(downstream = self.gear.downstream, id, ?wait, detail, "failed, trying again");
-        self.gear.meters.retried.increment(1);
+        tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");
+        self.context.meters.retried.increment(1);
         self.place.tell(Event::Retry(Instant::now() + wait, self.entry));
     }
 
-    async fn bury(self, letter: DeadLetter, response: Response) {
-        let Self { gear, place, entry, .. } = self;
+    async fn dead_letter(self, letter: DeadLetter, response: Response) {
+        let Self { context, place, entry, .. } = self;
         drop(place);
         let response = entry.job.reply.is_some().then_some(response);
-        bury(gear, entry.ticket, letter, response).await;
+        dead_letter(context, entry.ticket, letter, response).await;
     }
 
     fn report(&self, status: Option<u16>) -> Report {
@@ -372,19 +372,19 @@ pub(super) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
 
 /// Makes a job a dead letter, in this order: the reply (where one is wanted) confirmed, the copy
 /// confirmed, the ack.
-pub(super) async fn bury(
-    gear: Arc<Gear>,
+pub(super) async fn dead_letter(
+    context: Arc<FlightContext>,
     ticket: Box<dyn Ticket>,
     letter: DeadLetter,
     reply: Option<Response>,
 ) {
-    let _settling = gear.meters.settling();
-    let downstream = &gear.downstream;
+    let _settling = context.meters.settling();
+    let downstream = &context.downstream;
     if letter.reason == Reason::Rejected {
         // As the configuration asks for.
         tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
     } else {
-        gear.letters.line(letter.reason.as_str(), || {
+        context.letters.line(letter.reason.as_str(), || {
             tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
         });
     }
@@ -395,7 +395,7 @@ pub(super) async fn bury(
         }
         ticket.reply(&response).await;
     }
-    gear.meters.dead.increment(1);
-    gear.meters.rejected(letter.reason);
-    ticket.bury(letter).await;
+    context.meters.dead.increment(1);
+    context.meters.rejected(letter.reason);
+    ticket.dead_letter(letter).await;
 }

@@ -128,7 +128,7 @@ impl Meters {
     /// How many jobs wait for a slot or for when they are due, hold a slot that is still to come, and
     /// are in the sink's hands.
     #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
-    pub(super) fn hands(&self, lane: usize, held: usize, sending: usize) {
+    pub(super) fn set_in_flight(&self, lane: usize, held: usize, sending: usize) {
         self.lane.set(lane as f64);
         self.held.set(held as f64);
         self.sending.set(sending as f64);
@@ -295,14 +295,14 @@ mod tests {
         };
         let mut kept = Vec::new();
         let there = samples(|meters| {
-            meters.hands(5, 3, 2);
+            meters.set_in_flight(5, 3, 2);
             kept.push(meters.settling());
             drop(meters.settling());
         });
         states(&there, ["5", "3", "2", "1"]);
         let gone = samples(|meters| {
-            meters.hands(5, 3, 2);
-            meters.hands(0, 0, 0);
+            meters.set_in_flight(5, 3, 2);
+            meters.set_in_flight(0, 0, 0);
         });
         states(&gone, ["0", "0", "0", "0"]);
     }

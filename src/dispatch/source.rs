@@ -82,7 +82,7 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
 
     /// Publishes a copy to the dead letters, confirmed, and acks then. Retries until it is done
     /// or the message is not live any more.
-    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;
 
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);

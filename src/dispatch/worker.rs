@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use super::control::News;
 use super::entry::Entry;
-use super::flight::{self, Event, Flight, Gear, Place};
+use super::flight::{self, Event, Flight, FlightContext, Place};
 use super::intake::{self, Intake, intake};
 use super::meters::Meters;
 use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
@@ -34,7 +34,9 @@ const MAX_INPUTS_PER_TURN: usize = 32;
 /// A dispatcher that runs.
 pub(super) struct Worker {
     engine: Engine<Entry>,
-    gear: Arc<Gear>,
+    /// Empty, but for its memory.
+    effects: Vec<Effect<Entry>>,
+    context: Arc<FlightContext>,
     admission: Rules,
     halt: Halt,
     flights: Flights,
@@ -99,7 +101,7 @@ impl Worker {
         let Dispatcher { options, store, sink, .. } = parts;
         let engine = Engine::new(options.settings(), store);
         let (flights, events) = Flights::new();
-        let gear = Gear {
+        let context = FlightContext {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
@@ -112,7 +114,8 @@ impl Worker {
         };
         let mut worker = Self {
             engine,
-            gear: Arc::new(gear),
+            effects: Vec::new(),
+            context: Arc::new(context),
             admission: options.rules,
             halt: Halt::default(),
             flights,
@@ -133,12 +136,12 @@ impl Worker {
             if !is_open && self.engine.is_idle() && self.halt.has_no_jobs() {
                 break;
             }
-            self.tend_halt(&mut source, &inputs.steps, now);
+            self.tick_halt(&mut source, &inputs.steps, now);
             if let Some(window) = self.resize.take() {
                 source.resize(window);
             }
             let release = self.engine.release();
-            self.gear.meters.hands(self.engine.waiting(), release.held(), release.sending());
+            self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
             let trial = self.trial_wake_at();
             let Inputs { stop, wakeups, events, steps, news } = &mut inputs;
             tokio::select! {
@@ -169,23 +172,26 @@ impl Worker {
 
     /// Does what the engine tells.
     fn apply(&mut self) {
-        for effect in self.engine.take_effects() {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.engine.take_effects(&mut effects);
+        for effect in effects.drain(..) {
             match effect {
                 Effect::Release(held) => {
                     let place = Place::new(self.flights.tell.clone());
-                    self.flights.spawn(Flight::new(Arc::clone(&self.gear), place, held).fly());
+                    self.flights.spawn(Flight::new(Arc::clone(&self.context), place, held).fly());
                 }
                 Effect::Refuse(entry, refusal) => self.refuse(entry, refusal),
                 // A connection takes as long to open as the call and the hold take together, or longer.
-                Effect::Prepare => self.gear.sink.warm(),
+                Effect::Prepare(connections) => self.context.sink.warm(connections),
                 Effect::Follow(before) => self.follow(&before),
                 Effect::DropStale => self.halt.drop_stale(),
             }
         }
+        self.effects = effects;
     }
 
     fn take_in(&mut self, delivery: Delivery) {
-        let meters = &self.gear.meters;
+        let meters = &self.context.meters;
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
         let seq = self.next_seq;
@@ -201,10 +207,10 @@ impl Worker {
             Intake::Expired(entry, letter) => {
                 // A send that began in time is the outcome of its message, however late that comes again.
                 if let Some(Entry { ticket, job, .. }) = self.unless_sending(entry) {
-                    self.bury(ticket, letter, job.reply.is_some());
+                    self.dead_letter(ticket, letter, job.reply.is_some());
                 }
             }
-            Intake::Dead(ticket, letter, wants_reply) => self.bury(ticket, letter, wants_reply),
+            Intake::Dead(ticket, letter, wants_reply) => self.dead_letter(ticket, letter, wants_reply),
         }
         if self.engine.is_crowded() {
             self.purge();
@@ -214,9 +220,9 @@ impl Worker {
     /// The job, unless it is of a message that was delivered again and is still being sent.
     fn unless_sending(&self, entry: Entry) -> Option<Entry> {
         let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
-        let entry = self.gear.sending.hand_over(entry);
+        let entry = self.context.sending.hand_over(entry);
         if entry.is_none() {
-            let downstream = &self.gear.downstream;
+            let downstream = &self.context.downstream;
             tracing::debug!(
                 downstream,
                 id,
@@ -226,16 +232,16 @@ impl Worker {
         entry
     }
 
-    /// Buries a job that needs no slot for it.
-    fn bury(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
+    /// Dead-letters a job that needs no slot for it.
+    fn dead_letter(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
         let response = wants_reply.then(Response::default);
-        self.flights.spawn(flight::bury(Arc::clone(&self.gear), ticket, letter, response));
+        self.flights.spawn(flight::dead_letter(Arc::clone(&self.context), ticket, letter, response));
     }
 
-    /// Buries a job that gets no slot, if that still holds under the limits in force now.
+    /// Dead-letters a job that gets no slot, if that still holds under the limits in force now.
     fn refuse(&mut self, entry: Entry, refusal: Refusal) {
         match self.letter(&entry, refusal) {
-            Some(letter) => self.bury(entry.ticket, letter, entry.job.reply.is_some()),
+            Some(letter) => self.dead_letter(entry.ticket, letter, entry.job.reply.is_some()),
             None => self.engine.offer(entry),
         }
     }

@@ -15,7 +15,7 @@ pub(crate) fn settings(rate: &str) -> Settings {
         on_limit: OnLimit::Wait,
         on_unavailable: OnUnavailable::Hold,
         horizon: Duration::from_millis(100),
-        concurrency: 2,
+        concurrency: 64,
         prefetch: 1000,
         revision: None,
     }

@@ -162,7 +162,7 @@ impl Ticket for NdjsonTicket {
         self.settle(None, report);
     }
 
-    fn bury(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let DeadLetter { reason, detail, report } = letter;
             let id = shown(self.id.as_bytes(), 255);

@@ -41,8 +41,8 @@ fn ack(delivery: Delivery) {
     delivery.ticket.ack(Receipt::new(response), report(1, Some(200)));
 }
 
-async fn bury(delivery: Delivery, reason: Reason, report: Report) {
-    delivery.ticket.bury(DeadLetter { reason, detail: "because".to_owned(), report }).await;
+async fn dead_letter(delivery: Delivery, reason: Reason, report: Report) {
+    delivery.ticket.dead_letter(DeadLetter { reason, detail: "because".to_owned(), report }).await;
 }
 
 fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
@@ -73,11 +73,11 @@ async fn every_outcome_is_one_line_in_the_order_of_completion() {
     drop(source);
     let [a, b, c, d, e] = <[Delivery; 5]>::try_from(jobs).expect("five");
     assert!(a.ticket.is_live());
-    bury(c, Reason::UnknownHeader, report(0, None)).await;
+    dead_letter(c, Reason::UnknownHeader, report(0, None)).await;
     ack(a);
-    bury(d, Reason::AttemptsExhausted, report(8, Some(503))).await;
-    bury(b, Reason::Expired, report(0, None)).await;
-    bury(e, Reason::ForbiddenPath, report(1, None)).await;
+    dead_letter(d, Reason::AttemptsExhausted, report(8, Some(503))).await;
+    dead_letter(b, Reason::Expired, report(0, None)).await;
+    dead_letter(e, Reason::ForbiddenPath, report(1, None)).await;
     let totals = writer.run().await.expect("written");
     let text = String::from_utf8(out.clone()).expect("text");
     let first = text.lines().nth(1).expect("a line");
@@ -169,7 +169,7 @@ async fn a_bad_id_is_told_as_it_came() {
     let notices = Notices::default();
     let mut out = Vec::new();
     let (mut source, writer) = open(&b"{\"id\": \"a\\nb\"}\n"[..], &mut out, notices.notify());
-    bury(source.next().await.expect("a job"), Reason::BadId, report(0, None)).await;
+    dead_letter(source.next().await.expect("a job"), Reason::BadId, report(0, None)).await;
     drop(source);
     assert_eq!(writer.run().await.expect("written").rejected, 1);
     assert_eq!(parsed(&out)[0]["id"], "a\nb");

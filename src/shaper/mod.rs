@@ -217,7 +217,7 @@ impl Shaper {
         let span = until.saturating_duration_since(Instant::now());
         if !span.is_zero() {
             let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
-            self.core.tend(Change::Penalize(span)).await?;
+            self.core.update_record(Change::Penalize(span)).await?;
         }
         Ok(())
     }
@@ -273,7 +273,7 @@ impl Core {
         let sent = Instant::now();
         *tried = Some(sent);
         let until = deadline.min(sent + Duration::from_secs(1));
-        let _ = tokio::time::timeout_at(until, self.tend(Change::Look)).await;
+        let _ = tokio::time::timeout_at(until, self.read_record()).await;
     }
 
     /// Takes in an answer of the store, received now. Reservations made before a step back, or a
@@ -286,9 +286,9 @@ impl Core {
         self.heed(now, epoch, status, observed);
     }
 
-    /// How late a slot may be used: T, within what timers and the network allow for.
+    /// How late a slot may be used.
     fn tolerance(&self) -> Duration {
-        self.limits.spacing().clamp(Duration::from_millis(5), Duration::from_millis(50))
+        self.limits.tolerance()
     }
 }
 

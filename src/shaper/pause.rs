@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::Core;
-use crate::store::{Change, Observed, Pause, Recall, Status, StoreError, Tended};
+use crate::store::{Change, Observed, Pause, Recall, RecordState, Status, StoreError};
 use crate::time::Micros;
 
 /// What is known of pauses.
@@ -105,7 +105,7 @@ impl Core {
         };
         let core = Arc::clone(self);
         runtime.spawn(async move {
-            let told = core.tend(Change::Recall(lost.recall())).await;
+            let told = core.update_record(Change::Recall(lost.recall())).await;
             let mut known = core.pauses.lock();
             known.recalling = false;
             match told {
@@ -116,11 +116,22 @@ impl Core {
     }
 
     /// Changes the downstream's record, or looks at it.
-    pub(super) async fn tend(self: &Arc<Self>, change: Change<'_>) -> Result<Tended, StoreError> {
+    pub(super) async fn update_record(
+        self: &Arc<Self>,
+        change: Change<'_>,
+    ) -> Result<RecordState, StoreError> {
         let sent = Instant::now();
-        let tended = self.store.tend(&self.name, change).await?;
-        self.observe(sent, tended.now, tended.epoch, tended.status);
-        Ok(tended)
+        let record = self.store.update_record(&self.name, change).await?;
+        self.observe(sent, record.now, record.epoch, record.status);
+        Ok(record)
+    }
+
+    /// Reads the downstream's record.
+    pub(super) async fn read_record(self: &Arc<Self>) -> Result<RecordState, StoreError> {
+        let sent = Instant::now();
+        let record = self.store.read_record(&self.name).await?;
+        self.observe(sent, record.now, record.epoch, record.status);
+        Ok(record)
     }
 
     /// Has pauses noticed that others make, as long as there is this shaper.
@@ -154,7 +165,7 @@ impl Core {
 /// What holds now; false where the store did not say.
 async fn look(core: &Weak<Core>) -> bool {
     match core.upgrade() {
-        Some(core) => core.tend(Change::Look).await.is_ok(),
+        Some(core) => core.read_record().await.is_ok(),
         None => true,
     }
 }

@@ -59,8 +59,8 @@ impl Reservation {
         }
     }
 
-    /// Whether the slot lies further back than can be excused: by more than the emission interval
-    /// of the slowest limit that lets no two go at once (where all do, of the slowest), within 5 to 50 ms.
+    /// Whether the slot lies further back than can be excused: by more than max(min(T, 50 ms), T/10, 5 ms), where T is the
+    /// emission interval of the slowest limit that lets no two go at once (where all do, of the slowest).
     /// Time for which this machine was suspended counts. So is a slot that lies before the end of a pause
     /// of the downstream, as far as this shaper knows of one ([`Shaper::penalize`](super::Shaper::penalize)).
     ///

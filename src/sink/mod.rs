@@ -26,12 +26,14 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
         self.release(job, &|| true)
     }
 
-    /// A job will be sent soon: has a connection ready beyond those that are in use, so that the
-    /// send need not wait for one. Returns at once; costs nothing when one is ready.
+    /// Jobs will be sent soon, and will use so many connections at one time: has as many ready beyond those that are in
+    /// use, so that no send need wait for one. Returns at once; costs next to nothing when they are ready.
     ///
     /// Connects in the background, within the runtime that it is called in. A failure is silent: the
     /// send will tell.
-    fn warm(&self) {}
+    fn warm(&self, connections: usize) {
+        let _ = connections;
+    }
 
     /// Tries whether the downstream can be reached, without a job: opens a connection, which the next send
     /// uses. The error is for people.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// Tells that somebody changed the record of a downstream ([`Store::tend`](super::Store::tend)).
+/// Tells that somebody changed the record of a downstream ([`Store::update_record`](super::Store::update_record)).
 ///
 /// It tells no more than that, and may tell it once too often: ask the store what holds now.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::{
     Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LIFE, Lease, NextTurn,
-    Pause, Recall, Reserve, Reserved, STEP, Scope, Status, Store, StoreError, TICK, Tended, check_downstream,
-    dump,
+    Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, Status, Store, StoreError, TICK,
+    check_downstream, dump,
 };
 #[cfg(feature = "dispatch")]
 use crate::limit::Limit;
@@ -153,6 +153,27 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl MemoryStore {
+    /// What holds for a whole downstream, after a change to it if there is one.
+    async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
+        check_downstream(downstream)?;
+        change.map_or(Ok(()), |change| change.check())?;
+        let (state, is_changed) = {
+            let record = self.open(downstream, || self.clock.now());
+            let mut record = locked(&record);
+            let now = self.clock.now();
+            record.follow(now);
+            let is_changed = change.is_some_and(|change| record.update(change, now));
+            let (epoch, status, terms) = (record.epoch, record.status, record.terms.clone());
+            (RecordState { now, epoch, status, terms }, is_changed)
+        };
+        if is_changed {
+            self.watchers.tell(downstream);
+        }
+        Ok(state)
+    }
+}
+
 impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
@@ -198,28 +219,16 @@ impl Store for MemoryStore {
         })
     }
 
-    fn tend<'a>(
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(self.record(downstream, None))
+    }
+
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
-        Box::pin(async move {
-            check_downstream(downstream)?;
-            change.check()?;
-            let (tended, changed) = {
-                let record = self.open(downstream, || self.clock.now());
-                let mut record = locked(&record);
-                let now = self.clock.now();
-                record.follow(now);
-                let changed = record.tend(change, now);
-                let (epoch, status, terms) = (record.epoch, record.status, record.terms.clone());
-                (Tended { now, epoch, status, terms }, changed)
-            };
-            if changed {
-                self.watchers.tell(downstream);
-            }
-            Ok(tended)
-        })
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(self.record(downstream, Some(change)))
     }
 
     fn changes(&self, downstream: &str) -> Changes {

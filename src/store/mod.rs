@@ -15,9 +15,9 @@ mod dump;
 mod lanes;
 mod memory;
 mod offset;
+mod record;
 #[cfg(feature = "redis")]
 mod redis;
-mod tend;
 pub(crate) mod turns;
 
 pub use crate::limit::MAX_BATCH;
@@ -27,9 +27,9 @@ pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
+pub use record::{Change, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 #[cfg(feature = "redis")]
 pub use redis::{Options as RedisOptions, RedisStore};
-pub use tend::{Change, LONGEST_PAUSE, Pause, Recall, Status, Tended};
 pub use turns::{Asker, Booking, NextTurn, Turn};
 
 /// A clock that falls behind the highest instant seen by more than this has stepped back.
@@ -245,15 +245,20 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Cancel safe: it is forgotten, or not.
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Changes what holds for a whole downstream, and tells what does. Others who work on it learn of it
-    /// through [`Store::changes`].
+    /// Tells what holds for a whole downstream: pauses, and the terms in force.
+    ///
+    /// Cancel safe.
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>>;
+
+    /// Changes what holds for a whole downstream, and tells what does then. Others who work on it learn of it through
+    /// [`Store::changes`].
     ///
     /// Cancel safe: it is changed, or not. Not retried by itself; each change may be made again.
-    fn tend<'a>(
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>>;
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>>;
 
     /// Says how far ahead slots are granted at most to those who work on the downstream: a store that has lost its
     /// state grants none so near, also where the caller that finds the loss asks for none.
@@ -288,12 +293,16 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reset(scope, limits)
     }
 
-    fn tend<'a>(
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        (**self).read_record(downstream)
+    }
+
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
-        (**self).tend(downstream, change)
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        (**self).update_record(downstream, change)
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

@@ -1,5 +1,5 @@
 //! Whose fault it is: a replica without a way to the API, an API that is away, credentials that are refused, a
-//! store that refuses for a while. No job is buried for it, and whoever can goes on.
+//! store that refuses for a while. No job is dead-lettered for it, and whoever can goes on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -15,10 +15,10 @@ mod losses;
 mod mishaps;
 mod paces;
 mod parity;
+mod record;
 mod reset;
 mod restarts;
 mod sentinels;
-mod tend;
 
 /// Time-outs that a loaded machine keeps, for tests of other things.
 fn patient() -> RedisOptions {

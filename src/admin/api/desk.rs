@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use paced::StoreError;
 use paced::limit::Limit;
-use paced::store::{Change, Store, Tended};
+use paced::store::{Change, RecordState, Store};
 use paced::terms::{Override, Terms};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -54,15 +54,15 @@ impl Desk {
     /// A downstream as a whole. Cancel safe.
     pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
-        let tended = self.tend(name, Change::Look).await?;
-        Ok(told(name, &tended, own))
+        let record = self.read_record(name).await?;
+        Ok(told(name, &record, own))
     }
 
     /// Its limits and the rates set over them. Cancel safe.
     pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
-        let tended = self.tend(name, Change::Look).await?;
-        Ok(view::rates(name, &tended, &in_force(&tended, own)?))
+        let record = self.read_record(name).await?;
+        Ok(view::rates(name, &record, &in_force(&record, own)?))
     }
 
     /// Carries out an order. Cancel safe: it is carried out, or not.
@@ -74,17 +74,17 @@ impl Desk {
             Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
             Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,
         };
-        let before = self.tend(name, Change::Look).await?;
-        let after = self.tend(name, change).await?;
+        let before = self.read_record(name).await?;
+        let after = self.update_record(name, change).await?;
         let told = told(name, &after, own);
         Ok(Done { before: pause(&before), after: pause(&after), told })
     }
 
     /// Has the counts of one limit or of all begin at 0.
     async fn reset(&self, name: &str, own: Terms, limit: Option<&str>) -> Result<Done, Refusal> {
-        let before = self.tend(name, Change::Look).await?;
+        let before = self.read_record(name).await?;
         let limits = in_force(&before, own.clone())?.counted(limit, before.now)?;
-        let after = self.tend(name, Change::Reset { limits: &limits }).await?;
+        let after = self.update_record(name, Change::Reset { limits: &limits }).await?;
         let names: Vec<&str> = limits.iter().map(Limit::name).collect();
         let mut told = told(name, &after, own);
         told["reset"] = names.clone().into();
@@ -97,25 +97,25 @@ impl Desk {
 
     /// Changes the terms, by compare and swap.
     async fn terms(&self, name: &str, own: Terms, order: &Order) -> Result<Done, Refusal> {
-        let mut tended = self.tend(name, Change::Look).await?;
+        let mut record = self.read_record(name).await?;
         for _ in 0..TRIES {
-            let stored = in_force(&tended, own.clone())?;
+            let stored = in_force(&record, own.clone())?;
             // What is over goes with the next change.
-            let mut terms = stored.expired(tended.now).unwrap_or_else(|| stored.clone());
-            let limit = changed(&mut terms, order, &tended)?;
-            let done = |after: &Tended, terms: &Terms| Done {
+            let mut terms = stored.expired(record.now).unwrap_or_else(|| stored.clone());
+            let limit = changed(&mut terms, order, &record)?;
+            let done = |after: &RecordState, terms: &Terms| Done {
                 before: rate(&stored, &limit),
                 after: rate(terms, &limit),
                 told: view::downstream(name, after, terms),
             };
             if terms == stored {
-                return Ok(done(&tended, &stored));
+                return Ok(done(&record, &stored));
             }
-            let of = tended.status.generation;
+            let of = record.status.generation;
             let text = terms.to_text();
-            tended = self.tend(name, Change::Terms { of, text: &text }).await?;
-            if tended.status.generation == of + 1 && tended.terms.as_ref() == Some(&text) {
-                return Ok(done(&tended, &terms));
+            record = self.update_record(name, Change::Terms { of, text: &text }).await?;
+            if record.status.generation == of + 1 && record.terms.as_ref() == Some(&text) {
+                return Ok(done(&record, &terms));
             }
         }
         let text = "others change the terms of this downstream all the time; try again";
@@ -129,23 +129,34 @@ impl Desk {
         })
     }
 
-    async fn tend(&self, name: &str, change: Change<'_>) -> Result<Tended, Refusal> {
-        match timeout(PATIENCE, self.store.tend(name, change)).await {
-            Ok(answer) => answer.map_err(|error: StoreError| error.into()),
-            Err(_) => {
-                let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
-                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
-            }
+    async fn read_record(&self, name: &str) -> Result<RecordState, Refusal> {
+        in_time(self.store.read_record(name)).await
+    }
+
+    async fn update_record(&self, name: &str, change: Change<'_>) -> Result<RecordState, Refusal> {
+        in_time(self.store.update_record(name, change)).await
+    }
+}
+
+/// The answer of the store, unless it comes too late to be waited for.
+async fn in_time(
+    answer: impl Future<Output = Result<RecordState, StoreError>>,
+) -> Result<RecordState, Refusal> {
+    match timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.map_err(|error: StoreError| error.into()),
+        Err(_) => {
+            let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
+            Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
         }
     }
 }
 
 /// A downstream as a whole. What is known of it is told also where its terms are not understood.
-fn told(name: &str, tended: &Tended, own: Terms) -> Value {
-    match in_force(tended, own.clone()) {
-        Ok(terms) => view::downstream(name, tended, &terms),
+fn told(name: &str, record: &RecordState, own: Terms) -> Value {
+    match in_force(record, own.clone()) {
+        Ok(terms) => view::downstream(name, record, &terms),
         Err(refusal) => {
-            let mut told = view::downstream(name, tended, &own);
+            let mut told = view::downstream(name, record, &own);
             told["error"] = refusal.text().into();
             told
         }
@@ -153,16 +164,16 @@ fn told(name: &str, tended: &Tended, own: Terms) -> Value {
 }
 
 /// The terms in force; those of the own file where the store has none.
-fn in_force(tended: &Tended, own: Terms) -> Result<Terms, Refusal> {
-    Ok(match &tended.terms {
+fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
+    Ok(match &record.terms {
         Some(text) => Terms::parse(text)?,
         None => own,
     })
 }
 
 /// Changes the terms, and tells of which limit.
-fn changed(terms: &mut Terms, order: &Order, tended: &Tended) -> Result<String, Refusal> {
-    let now = tended.now;
+fn changed(terms: &mut Terms, order: &Order, record: &RecordState) -> Result<String, Refusal> {
+    let now = record.now;
     Ok(match order {
         Order::SetRate { rate, limit, span, reason } => {
             let until = span.map(|span| now.plus(span));
@@ -175,18 +186,18 @@ fn changed(terms: &mut Terms, order: &Order, tended: &Tended) -> Result<String, 
 }
 
 /// For the audit log.
-fn pause(tended: &Tended) -> String {
-    let until = tended.status.paused_until();
-    match tended.status.is_stopped() {
+fn pause(record: &RecordState) -> String {
+    let until = record.status.paused_until();
+    match record.status.is_stopped() {
         true => "paused until resumed".to_owned(),
-        false if until > tended.now => format!("paused for {:?}", until.since(tended.now)),
+        false if until > record.now => format!("paused for {:?}", until.since(record.now)),
         false => "not paused".to_owned(),
     }
 }
 
 /// For the audit log.
-fn counts(tended: &Tended) -> String {
-    match tended.status.reset {
+fn counts(record: &RecordState) -> String {
+    match record.status.reset {
         0 => "never reset".to_owned(),
         version => format!("reset {version}"),
     }

@@ -102,7 +102,7 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
     bench.own.send_replace(Arc::new([("billing".to_owned(), terms("70/s"))].into()));
     assert_eq!(bench.ok("GET", "", "").await["limits"][0]["rate"], "70/s", "reloaded");
     let stored = terms("20/s").to_text();
-    bench.store.tend("billing", Change::Terms { of: 0, text: &stored }).await.unwrap();
+    bench.store.update_record("billing", Change::Terms { of: 0, text: &stored }).await.unwrap();
     let told = bench.ok("GET", "", "").await;
     assert_eq!((&told["limits"][0]["rate"], &told["generation"]), (&json!("20/s"), &json!(1)));
 }
@@ -117,7 +117,7 @@ async fn pauses_begin_and_end() {
     let told = bench.ok("POST", "/resume", "{}").await;
     assert_eq!((&told["paused"], &told["pause"]), (&json!(false), &Value::Null));
 
-    bench.store.tend("billing", Change::Penalize(std::time::Duration::from_secs(3))).await.unwrap();
+    bench.store.update_record("billing", Change::Penalize(std::time::Duration::from_secs(3))).await.unwrap();
     let told = bench.ok("GET", "", "").await;
     assert_eq!((&told["paused"], &told["penalty"]), (&json!(true), &json!({ "until": NOW / 1000 + 3000 })));
     bench.clock.set(Micros(NOW + 3_000_000));
@@ -153,7 +153,7 @@ async fn rates_are_set_for_a_while_and_unset() {
     );
     let told = bench.ok("DELETE", "/rate", r#"{"limit": "plan.pro.gcra-0"}"#).await;
     assert_eq!((&told["overrides"], &told["generation"]), (&json!([]), &json!(3)));
-    let stored = bench.store.tend("billing", Change::Look).await.unwrap().terms.unwrap();
+    let stored = bench.store.read_record("billing").await.unwrap().terms.unwrap();
     assert_eq!(Terms::parse(&stored).unwrap(), terms("50/s"), "what is over is gone too");
     let told = bench.ok("DELETE", "/rate", "").await;
     assert_eq!(told["generation"], 3, "nothing was set, so nothing changes");
@@ -162,7 +162,7 @@ async fn rates_are_set_for_a_while_and_unset() {
 #[tokio::test]
 async fn counts_begin_at_0_of_one_limit_or_all() {
     let bench = Bench::new();
-    let reset = async || bench.store.tend("billing", Change::Look).await.unwrap().status.reset;
+    let reset = async || bench.store.read_record("billing").await.unwrap().status.reset;
     assert_eq!(reset().await, 0);
     let told = bench.ok("POST", "/reset", r#"{"limit": "plan.pro.gcra-0", "reason": "trial"}"#).await;
     assert_eq!(told["reset"], json!(["plan.pro.gcra-0"]));
@@ -225,13 +225,13 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
     assert_eq!(bench.ok("GET", "", "").await["generation"], 0);
 
     let text = terms("50/s").to_text().replace("\"version\":1", "\"version\":9");
-    bench.store.tend("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
+    bench.store.update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
     let (status, told) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
     assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
     // What does not depend on them goes on.
     let told = bench.ok("POST", "/pause", "").await;
     assert_eq!(told["pause"], json!({ "until": null }));
     assert!(told["error"].as_str().unwrap().contains("run the same version"), "{told}");
-    let kept = bench.store.tend("billing", Change::Look).await.unwrap();
+    let kept = bench.store.read_record("billing").await.unwrap();
     assert_eq!(kept.terms, Some(text), "what is not understood is not overwritten");
 }

@@ -1,7 +1,7 @@
 //! What the API tells of a downstream.
 
 use paced::limit::{Limit, LimitSet};
-use paced::store::Tended;
+use paced::store::RecordState;
 use paced::terms::{Terms, algorithm, rate_text};
 use paced::time::Micros;
 use serde_json::{Value, json};
@@ -12,11 +12,11 @@ fn millis(at: Micros) -> i64 {
 }
 
 /// A downstream as a whole. Instants are epoch milliseconds on the store's clock.
-pub(super) fn downstream(name: &str, tended: &Tended, terms: &Terms) -> Value {
-    let now = tended.now;
-    let mut told = rates(name, tended, terms);
+pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms) -> Value {
+    let now = record.now;
+    let mut told = rates(name, record, terms);
     told["revision"] = json!(terms.revision());
-    let status = &tended.status;
+    let status = &record.status;
     // An operator's pause that lasts until somebody resumes has no end.
     let pause = (status.pause.until > now).then(|| {
         let until = (!status.is_stopped()).then(|| millis(status.pause.until));
@@ -30,8 +30,8 @@ pub(super) fn downstream(name: &str, tended: &Tended, terms: &Terms) -> Value {
 }
 
 /// Its limits, and the rates that are set over them.
-pub(super) fn rates(name: &str, tended: &Tended, terms: &Terms) -> Value {
-    let now = tended.now;
+pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms) -> Value {
+    let now = record.now;
     let (limits, plans) = terms.effective(now);
     let of = |in_force: &LimitSet, file: &LimitSet, skip: usize| -> Vec<Value> {
         let pairs = in_force.iter().zip(file.iter()).skip(skip);
@@ -62,7 +62,7 @@ pub(super) fn rates(name: &str, tended: &Tended, terms: &Terms) -> Value {
     json!({
         "name": name,
         "now": millis(now),
-        "generation": tended.status.generation,
+        "generation": record.status.generation,
         "limits": of(&limits, terms.limits(), 0),
         "plans": own,
         "overrides": overrides,

@@ -38,7 +38,8 @@ fn a_letter_carries_its_report_and_keeps_its_job() {
         .with_timestamp(12)
         .with_type("t".into())
         .with_app_id("app".into());
-    let letter = bury(&job, "billing.eu", &dead("no such customer"), Micros(1_700_000_000_123_456), FRAME);
+    let letter =
+        dead_letter(&job, "billing.eu", &dead("no such customer"), Micros(1_700_000_000_123_456), FRAME);
     let headers = letter.headers().as_ref().unwrap().inner();
     assert_eq!(headers["paced-reason"], text("status"));
     assert_eq!(headers["paced-detail"], text("no such customer"));
@@ -72,7 +73,7 @@ fn what_the_broker_trips_over_is_left_behind() {
         .with_headers(headers)
         .with_expiration("1000".into())
         .with_user_id("someone".into());
-    let letter = bury(&job, "d", &dead(""), Micros(0), FRAME);
+    let letter = dead_letter(&job, "d", &dead(""), Micros(0), FRAME);
     assert_eq!(letter.expiration(), &None);
     assert_eq!(letter.user_id(), &None);
     let expected = [ATTEMPTS, DEAD_AT, DETAIL, REASON, ROUTING_KEY, STATUS, "x-mine"];
@@ -104,7 +105,7 @@ fn edits_are_made() {
 
 #[test]
 fn a_detail_is_cut_at_a_character() {
-    let letter = bury(&BasicProperties::default(), "d", &dead(&"é".repeat(2000)), Micros(0), FRAME);
+    let letter = dead_letter(&BasicProperties::default(), "d", &dead(&"é".repeat(2000)), Micros(0), FRAME);
     let detail = header(&letter, DETAIL).unwrap();
     assert_eq!(detail, "é".repeat(MAX_DETAIL / 2));
     let odd = format!("x{}", "é".repeat(2000));
@@ -115,7 +116,7 @@ fn a_detail_is_cut_at_a_character() {
 fn headers_that_fill_a_frame_make_way_for_the_report() {
     let large = "x".repeat(FRAME - 3_200);
     let job = BasicProperties::default().with_headers(table(&[("large", &large), ("paced-lane", "a")]));
-    let letter = bury(&job, "d", &dead("why"), Micros(0), FRAME);
+    let letter = dead_letter(&job, "d", &dead("why"), Micros(0), FRAME);
     assert!(size(&letter) <= FRAME);
     assert_eq!(names(&letter), [ATTEMPTS, DEAD_AT, DETAIL, "paced-lane", REASON, ROUTING_KEY, STATUS]);
 }

@@ -2,7 +2,7 @@
 
 use tokio::time::sleep;
 
-use super::pauses::tend;
+use super::pauses::update_record;
 use super::*;
 use crate::dispatch::OnUnavailable;
 use crate::store::Change;
@@ -74,7 +74,7 @@ async fn a_dear_job_goes_at_once_when_the_counts_begin_at_0() {
     let start = Instant::now();
     let _running = bench.start();
     sleep(10 * SECOND).await;
-    tend(&bench, Change::Reset { limits: &[window(3600 * SECOND)] }).await;
+    update_record(&bench, Change::Reset { limits: &[window(3600 * SECOND)] }).await;
     bench.sink.arrived(8).await;
     assert!(start.elapsed() < 11 * SECOND, "{:?}", start.elapsed());
 }

@@ -150,7 +150,7 @@ async fn the_sink_gets_ready_while_the_store_is_asked() {
     bench.end();
     let start = Instant::now();
     done.await.unwrap();
-    assert_eq!(*bench.sink.warmed.lock().unwrap(), [start]);
+    assert_eq!(*bench.sink.warmed.lock().unwrap(), [(start, 1)]);
     assert_eq!(bench.sink.millis(start), [10], "after the round trip");
 }
 

@@ -44,8 +44,8 @@ pub(super) fn densest(millis: &[u128], window: u128) -> usize {
     millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
 }
 
-pub(super) async fn tend(bench: &Bench, change: Change<'_>) -> Status {
-    bench.store.inner().tend("billing", change).await.unwrap().status
+pub(super) async fn update_record(bench: &Bench, change: Change<'_>) -> Status {
+    bench.store.inner().update_record("billing", change).await.unwrap().status
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,12 +166,16 @@ async fn a_failure_is_no_pause() {
     let start = Instant::now();
     let done = bench.start();
     bench.sink.arrived(20).await;
-    let tends = bench.store.tends.load(Ordering::SeqCst);
+    let record_calls = bench.store.record_calls.load(Ordering::SeqCst);
     bench.end();
     done.await.unwrap();
     let expected: Vec<u128> = (0..20).map(|slot| slot * 10).collect();
     assert_eq!(bench.sink.millis(start)[..20], expected);
-    assert_eq!(bench.store.tends.load(Ordering::SeqCst), tends + 1, "it looks after 2 s while one job waits");
+    assert_eq!(
+        bench.store.record_calls.load(Ordering::SeqCst),
+        record_calls + 1,
+        "it looks after 2 s while one job waits"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,9 +184,9 @@ async fn an_operator_pauses_and_resumes() {
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);
     tokio::time::sleep(SECOND).await;
-    tend(&benches[0], Change::Pause(None)).await;
+    update_record(&benches[0], Change::Pause(None)).await;
     tokio::time::sleep(5 * SECOND).await;
-    tend(&benches[0], Change::Resume).await;
+    update_record(&benches[0], Change::Resume).await;
     for bench in &benches {
         bench.ledger.count(300).await;
     }
@@ -203,17 +207,17 @@ async fn a_pause_ends_by_itself_and_a_resume_ends_both() {
     let _running = bench.start();
     bench.sink.arrived(10).await;
     let paused = (Instant::now() - start).as_millis();
-    let status = tend(&bench, Change::Pause(Some(3 * SECOND))).await;
+    let status = update_record(&bench, Change::Pause(Some(3 * SECOND))).await;
     assert!(!status.is_stopped());
     bench.sink.arrived(11).await;
     assert_eq!(bench.sink.millis(start)[10], paused + 3000);
     bench.sink.answer("20", asks(429, 100));
     bench.sink.arrived(21).await;
     tokio::time::sleep(SECOND).await;
-    tend(&bench, Change::Pause(Some(50 * SECOND))).await;
+    update_record(&bench, Change::Pause(Some(50 * SECOND))).await;
     tokio::time::sleep(SECOND).await;
     let resumed = (Instant::now() - start).as_millis();
-    tend(&bench, Change::Resume).await;
+    update_record(&bench, Change::Resume).await;
     bench.sink.arrived(50).await;
     let released = bench.sink.millis(start);
     assert!(released[21] >= resumed && released[21] <= resumed + 10, "{released:?}");
@@ -231,10 +235,10 @@ async fn a_notice_that_was_missed_is_made_up_for() {
     bench.end();
     bench.sink.arrived(1).await;
     tokio::time::sleep(58 * SECOND).await;
-    tend(&bench, Change::Pause(None)).await;
+    update_record(&bench, Change::Pause(None)).await;
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(bench.sink.ids().len(), 1);
-    tend(&bench, Change::Resume).await;
+    update_record(&bench, Change::Resume).await;
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert!((68_000..=70_100).contains(&released[1]), "{released:?}");
@@ -275,14 +279,14 @@ async fn an_operators_pause_survives_the_loss_of_the_record() {
     let start = Instant::now();
     let _running = bench.start();
     bench.sink.arrived(10).await;
-    tend(&bench, Change::Pause(None)).await;
+    update_record(&bench, Change::Pause(None)).await;
     tokio::time::sleep(SECOND).await;
     let sent = bench.sink.ids().len();
     bench.store.forget();
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(bench.sink.ids().len(), sent, "paused all the time");
-    assert!(bench.store.inner().tend("billing", Change::Look).await.unwrap().status.is_stopped());
-    bench.store.inner().tend("billing", Change::Resume).await.unwrap();
+    assert!(bench.store.inner().read_record("billing").await.unwrap().status.is_stopped());
+    bench.store.inner().update_record("billing", Change::Resume).await.unwrap();
     bench.sink.arrived(sent + 20).await;
     let released = bench.sink.millis(start);
     assert!(released[sent..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "{released:?}");
@@ -309,7 +313,7 @@ async fn what_polices_waits_for_the_end_of_a_pause_and_rejects_nothing() {
     bench.options.on_limit = OnLimit::Reject;
     let limit = Limit::gcra("gcra-0", "1000/s".parse().unwrap(), 20).unwrap();
     bench.options.limits = LimitSet::new(vec![limit]).unwrap();
-    tend(&bench, Change::Pause(Some(3 * SECOND))).await;
+    update_record(&bench, Change::Pause(Some(3 * SECOND))).await;
     bench.publish_many(0..1);
     let start = Instant::now();
     let done = bench.start();
@@ -326,11 +330,11 @@ async fn looks_after_changes_are_apart_however_many_there_are() {
     bench.publish_many(0..1000);
     let _running = bench.start();
     bench.sink.arrived(10).await;
-    let before = bench.store.tends.load(Ordering::SeqCst);
+    let before = bench.store.record_calls.load(Ordering::SeqCst);
     for _ in 0..100 {
-        bench.store.inner().tend("billing", Change::Resume).await.unwrap();
+        bench.store.inner().update_record("billing", Change::Resume).await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let looks = bench.store.tends.load(Ordering::SeqCst) - before;
+    let looks = bench.store.record_calls.load(Ordering::SeqCst) - before;
     assert!((8..=11).contains(&looks), "{looks} looks in half a second");
 }

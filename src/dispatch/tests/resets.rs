@@ -2,7 +2,7 @@
 
 use tokio::time::sleep;
 
-use super::pauses::{all_millis, densest, replicas, tend};
+use super::pauses::{all_millis, densest, replicas, update_record};
 use super::*;
 use crate::store::Change;
 
@@ -17,7 +17,7 @@ async fn resets_under_load_keep_the_pace() {
         let _running = benches.each_mut().map(Bench::start);
         for number in 0..60 {
             sleep(Duration::from_millis(37 + number * 11 % 90)).await;
-            tend(&benches[number as usize % 4], Change::Reset { limits: &limits }).await;
+            update_record(&benches[number as usize % 4], Change::Reset { limits: &limits }).await;
         }
         for bench in &benches {
             bench.ledger.count(400).await;
@@ -44,7 +44,7 @@ async fn who_waits_for_the_end_of_a_window_goes_on_at_once() {
     let _running = benches.each_mut().map(Bench::start);
     sleep(10 * SECOND).await;
     assert_eq!(all_millis(&benches, start).len(), 40, "the window is used up");
-    tend(&benches[0], Change::Reset { limits: &[window()] }).await;
+    update_record(&benches[0], Change::Reset { limits: &[window()] }).await;
     sleep(2 * SECOND).await;
     let all = all_millis(&benches, start);
     assert_eq!(all.len(), 80);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::dispatch::OnLimit;
 use crate::rate::Amount;
-use crate::store::{Change, Tended};
+use crate::store::{Change, RecordState};
 use crate::terms::{Override, Terms};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -31,8 +31,8 @@ fn reload(bench: &Bench, rate: &str, revision: Option<u64>) {
     bench.control().reload(options);
 }
 
-async fn look(bench: &Bench) -> Tended {
-    bench.store.inner().tend("billing", Change::Look).await.unwrap()
+async fn look(bench: &Bench) -> RecordState {
+    bench.store.inner().read_record("billing").await.unwrap()
 }
 
 async fn in_force(bench: &Bench) -> Terms {
@@ -41,7 +41,7 @@ async fn in_force(bench: &Bench) -> Terms {
 
 /// Sets a rate, or takes it back, as an operator does.
 async fn set(bench: &Bench, rate: Option<&str>, lasts: Option<Duration>) {
-    let Tended { now, status, .. } = look(bench).await;
+    let RecordState { now, status, .. } = look(bench).await;
     let mut terms = in_force(bench).await;
     match rate {
         Some(rate) => {
@@ -52,7 +52,7 @@ async fn set(bench: &Bench, rate: Option<&str>, lasts: Option<Duration>) {
         None => drop(terms.unset_rate(None).unwrap()),
     }
     let change = Change::Terms { of: status.generation, text: &terms.to_text() };
-    bench.store.inner().tend("billing", change).await.unwrap();
+    bench.store.inner().update_record("billing", change).await.unwrap();
 }
 
 /// Millis from `start` to each hand-over by any of them, in order.
@@ -222,7 +222,7 @@ async fn a_record_that_is_lost_is_recalled() {
     // One that starts before anybody has recalled them gives way.
     bench.store.forget();
     let text = bench.options.terms().to_text();
-    bench.store.inner().tend("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
+    bench.store.inner().update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
     tokio::time::sleep(SECOND).await;
     assert_eq!(look(&bench).await.status.generation, generation);
     assert!(!done.is_finished());
@@ -240,7 +240,7 @@ async fn a_record_that_is_lost_and_begun_anew_by_others_is_gone_by() {
     let mut options = bench.options.clone();
     options.limits = limits("20/s");
     let text = options.terms().to_text();
-    bench.store.inner().tend("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
+    bench.store.inner().update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
     tokio::time::sleep(2 * SECOND).await;
     let all = bench.sink.millis(start);
     let sent = between(&all, 1000, 2000);
@@ -257,11 +257,21 @@ async fn terms_that_cannot_be_read_hold_all_until_there_are_others() {
     let own = look(&bench).await.terms.unwrap();
     let newer = own.replacen("\"version\":1", "\"version\":99", 1);
     assert_ne!(own, newer, "{own}");
-    bench.store.inner().tend("billing", Change::Terms { of: generation, text: &newer }).await.unwrap();
+    bench
+        .store
+        .inner()
+        .update_record("billing", Change::Terms { of: generation, text: &newer })
+        .await
+        .unwrap();
     tokio::time::sleep(10 * SECOND).await;
     let sent = bench.sink.ids().len();
     assert!(sent <= 21, "{sent}: only what had a slot");
-    bench.store.inner().tend("billing", Change::Terms { of: generation + 1, text: &own }).await.unwrap();
+    bench
+        .store
+        .inner()
+        .update_record("billing", Change::Terms { of: generation + 1, text: &own })
+        .await
+        .unwrap();
     bench.sink.arrived(100).await;
 }
 
@@ -290,7 +300,7 @@ async fn a_job_that_new_limits_never_hold_is_dead_lettered() {
         bench.options.limits = limit(50);
         bench.options.on_limit = on_limit;
         let cost = |cost: i128| vec![("paced-cost".to_owned(), Value::Integer(cost))];
-        bench.store.inner().tend("billing", Change::Pause(None)).await.unwrap();
+        bench.store.inner().update_record("billing", Change::Pause(None)).await.unwrap();
         bench.publish(Message { headers: cost(20), ..message("twenty") });
         bench.publish(Message { headers: cost(2), ..message("two") });
         let _running = bench.start();
@@ -299,7 +309,7 @@ async fn a_job_that_new_limits_never_hold_is_dead_lettered() {
         options.limits = limit(10);
         bench.control().reload(options);
         tokio::time::sleep(SECOND).await;
-        bench.store.inner().tend("billing", Change::Resume).await.unwrap();
+        bench.store.inner().update_record("billing", Change::Resume).await.unwrap();
         bench.ledger.count(2).await;
         assert_eq!(bench.ledger.letter("twenty").reason, Reason::CostTooLarge);
         assert_eq!(bench.sink.ids(), ["two"]);

@@ -128,11 +128,12 @@ async fn turns_behind_a_pause_that_is_lifted_are_void() {
     let _running = benches.each_mut().map(Bench::start);
     all_sent(&benches, 200).await;
     let store = Arc::clone(&benches[0].store);
-    let tend = async |change| store.tend(&benches[0].options.downstream, change).await.unwrap();
-    tend(Change::Penalize(Duration::from_secs(200))).await;
+    let update_record =
+        async |change| store.update_record(&benches[0].options.downstream, change).await.unwrap();
+    update_record(Change::Penalize(Duration::from_secs(200))).await;
     tokio::time::sleep(Duration::from_secs(100)).await;
     let before = sent(&benches);
-    tend(Change::Resume).await;
+    update_record(Change::Resume).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let after = sent(&benches) - before;
     assert!((170..=201).contains(&after), "{after} in the first second");

@@ -25,12 +25,12 @@ impl Worker {
         let closing = timeout(CLOSING.min(self.drain_timeout), async {
             source.close().await;
             while let Some(delivery) = source.next().await {
-                self.gear.meters.returned.increment(1);
+                self.context.meters.returned.increment(1);
                 delivery.ticket.give_back();
             }
         });
         if closing.await.is_err() {
-            tracing::warn!(downstream = self.gear.downstream, "the source did not close in time");
+            tracing::warn!(downstream = self.context.downstream, "the source did not close in time");
         }
         let mut entries: Vec<Entry> = self.engine.drain();
         entries.extend(self.halt.take_jobs());
@@ -49,7 +49,7 @@ impl Worker {
                 }
             }
         };
-        self.gear.meters.hands(0, 0, 0);
+        self.context.meters.set_in_flight(0, 0, 0);
         let unfinished = if in_time { 0 } else { flights.len() };
         self.flights.abandon.cancel();
         flights.wait().await;
@@ -60,7 +60,7 @@ impl Worker {
     }
 
     fn give_back(&self, entry: Entry) {
-        self.gear.meters.returned.increment(1);
+        self.context.meters.returned.increment(1);
         entry.ticket.give_back();
     }
 }

@@ -163,7 +163,7 @@ impl Halt {
 
 impl Worker {
     /// Stops the source or lets it go on, gives back what is for others, and begins a trial that is due.
-    pub(super) fn tend_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
+    pub(super) fn tick_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         match (self.halt.is_halted(), self.halt.intake) {
             (true, Intake::Open) => self.stop_source(source, steps),
             (true, Intake::One) if self.halt.swept != Some(self.engine.waiting()) => {
@@ -196,7 +196,7 @@ impl Worker {
 
     /// Something ended that was done meanwhile.
     pub(super) fn stepped(&mut self, step: Step) {
-        let downstream = &self.gear.downstream;
+        let downstream = &self.context.downstream;
         match step {
             Step::SourceStopped(number) => {
                 if number == self.halt.stops && self.halt.intake == Intake::Stopping {
@@ -233,7 +233,7 @@ impl Worker {
         let (now, health) = (Instant::now(), &mut self.halt.health);
         let change = match contact {
             Contact::None => None,
-            Contact::Unreachable if !self.gear.retry.outlast => None,
+            Contact::Unreachable if !self.context.retry.outlast => None,
             Contact::Unreachable => {
                 health.trial_job_failed(now);
                 health.unreachable(now)
@@ -273,17 +273,22 @@ impl Worker {
         let (verdict, change) = self.halt.health.refused(entry.tries.suspicion, sent, now);
         let since = *entry.tries.refused_since.get_or_insert(now);
         let patience = if self.halt.is_crowded { CROWDED_PATIENCE } else { PATIENCE };
-        let is_worn = entry.tries.refused >= self.gear.retry.max_attempts && now - since >= patience;
+        let is_worn = entry.tries.refused >= self.context.retry.max_attempts && now - since >= patience;
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
-                self.flights.spawn(flight::bury(Arc::clone(&self.gear), entry.ticket, letter, reply));
+                self.flights.spawn(flight::dead_letter(
+                    Arc::clone(&self.context),
+                    entry.ticket,
+                    letter,
+                    reply,
+                ));
             }
             Verdict::Waits(suspicion) => {
-                self.gear.meters.retry("unauthorized");
-                self.gear.meters.retried.increment(1);
+                self.context.meters.retry("unauthorized");
+                self.context.meters.retried.increment(1);
                 entry.tries.suspicion = Some(suspicion);
-                let wait = self.gear.retry.wait(entry.tries.refused, None);
+                let wait = self.context.retry.wait(entry.tries.refused, None);
                 self.engine.offer_later(now + wait, entry);
             }
         }
@@ -314,8 +319,8 @@ impl Worker {
         });
         self.halt.swept = None;
         self.halt.is_explained = false;
-        self.gear.meters.stopped_for(reason, true);
-        let downstream = &self.gear.downstream;
+        self.context.meters.stopped_for(reason, true);
+        let downstream = &self.context.downstream;
         if reason == "unreachable" {
             tracing::warn!(
                 downstream,
@@ -333,10 +338,10 @@ impl Worker {
     fn go_on(&mut self) {
         let now = Instant::now();
         for reason in ["unreachable", "unauthorized"] {
-            self.gear.meters.stopped_for(reason, false);
+            self.context.meters.stopped_for(reason, false);
         }
         tracing::info!(
-            downstream = self.gear.downstream,
+            downstream = self.context.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
         // What waited for this has waited long enough.
@@ -370,7 +375,7 @@ impl Worker {
         for entry in entries {
             let Some(entry) = self.halt.keep(entry) else { continue };
             if entry.ticket.may_be_given_back() {
-                self.gear.meters.returned.increment(1);
+                self.context.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else if entry.since > now && entry.tries.unreachable == 0 {
                 self.engine.offer_later(entry.since, entry);
@@ -382,7 +387,7 @@ impl Worker {
         let holds = self.halt.unsuspected() == 0;
         for entry in early {
             if entry.ticket.may_be_given_back() && !holds {
-                self.gear.meters.returned.increment(1);
+                self.context.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else {
                 self.engine.offer_later(entry.since, entry);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::dispatch::cost::max_cost;
-use crate::dispatch::flight::Gear;
+use crate::dispatch::flight::FlightContext;
 use crate::dispatch::{Options, RetryPolicy};
 use crate::pace::Settings;
 
@@ -26,8 +26,8 @@ impl Worker {
         }
         let (downstream, on_limit) = (old.downstream.clone(), old.on_limit);
         let new = Options { downstream, on_limit, rules, ..new };
-        let refusals = new.retry.on_unauthorized != self.gear.retry.on_unauthorized;
-        self.renew_gear(new.retry, new.max_pause);
+        let refusals = new.retry.on_unauthorized != self.context.retry.on_unauthorized;
+        self.renew_context(new.retry, new.max_pause);
         let settings = new.settings();
         self.admission = new.rules;
         self.engine.reload(settings);
@@ -40,7 +40,7 @@ impl Worker {
     /// Other settings than those `before` are in force.
     pub(super) fn follow(&mut self, before: &Settings) {
         self.bound_costs();
-        self.renew_gear(self.gear.retry, self.gear.max_pause);
+        self.renew_context(self.context.retry, self.context.max_pause);
         let window = self.engine.settings().window();
         if window != before.window() {
             self.resize = Some(window.saturating_add(self.halt.extra()));
@@ -48,9 +48,9 @@ impl Worker {
     }
 
     /// Flights go by these from now on, and by the tolerance in force.
-    fn renew_gear(&mut self, retry: RetryPolicy, max_pause: Duration) {
-        let Gear { downstream, sink, gate, meters, letters, sending, .. } = &*self.gear;
-        self.gear = Arc::new(Gear {
+    fn renew_context(&mut self, retry: RetryPolicy, max_pause: Duration) {
+        let FlightContext { downstream, sink, gate, meters, letters, sending, .. } = &*self.context;
+        self.context = Arc::new(FlightContext {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
             retry,

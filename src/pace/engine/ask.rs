@@ -108,7 +108,9 @@ impl<W: Waiter> Engine<W> {
         asker: Option<Asker>,
         now: Instant,
     ) -> Call<W> {
-        self.effects.push(Effect::Prepare);
+        let spacing = self.schedule.batching(lane).spacing();
+        let connections = self.release.connections(batch.len(), spacing);
+        self.effects.push(Effect::Prepare(connections));
         let is_trial = self.pacing.is_suspended();
         let local = self.pacing.state.local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);

@@ -49,8 +49,8 @@ pub(crate) enum Effect<W> {
     Release(Held<W>),
     /// This one gets no slot.
     Refuse(W, Refusal),
-    /// Slots are being asked for: connections take as long to open.
-    Prepare,
+    /// Slots are being asked for: so many connections will be used at one time, and take as long to open.
+    Prepare(usize),
     /// Other settings than these are in force.
     Follow(Arc<Settings>),
     /// Some are waited for by nobody any more.
@@ -173,9 +173,10 @@ impl<W: Waiter> Engine<W> {
         .min()
     }
 
-    /// What the driver is to do since it was asked last.
-    pub(crate) fn take_effects(&mut self) -> impl Iterator<Item = Effect<W>> + use<W> {
-        std::mem::take(&mut self.effects).into_iter()
+    /// Gives the driver what it is to do since it was asked last, in a list that is empty and whose memory is used again.
+    pub(crate) fn take_effects(&mut self, into: &mut Vec<Effect<W>>) {
+        debug_assert!(into.is_empty(), "what was not done would be lost");
+        std::mem::swap(&mut self.effects, into);
     }
 
     /// Waits for an answer of the store, for a change that it tells of, for a slot, or until the next tick is due, `by`
@@ -262,3 +263,6 @@ impl<W: Waiter> Engine<W> {
         waiters
     }
 }
+
+#[cfg(test)]
+mod tests;

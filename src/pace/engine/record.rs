@@ -8,7 +8,7 @@ use super::{Effect, Engine};
 use crate::pace::meters::Abandoned;
 use crate::pace::terms::{Adopted, Circumstances, PauseChange, Purpose, RecordReply};
 use crate::pace::{LaneId, OnLimit, Settings, Waiter};
-use crate::store::{Observed, Status, Tended};
+use crate::store::{Observed, RecordState, Status};
 use crate::time::{Deadline, Micros};
 
 impl<W: Waiter> Engine<W> {
@@ -35,7 +35,7 @@ impl<W: Waiter> Engine<W> {
     pub(super) fn on_record_reply(&mut self, purpose: &Purpose, reply: RecordReply) {
         let RecordReply { sent, received, answer } = reply;
         match answer {
-            Ok(Tended { now, epoch, status, terms }) => {
+            Ok(RecordState { now, epoch, status, terms }) => {
                 self.meters.record_answered(received - sent);
                 self.on_store_there(received);
                 let observed = self.observe(sent, now, epoch, received);

@@ -93,6 +93,6 @@ impl LocalPace {
 
     fn pause(&self, span: Duration) {
         // It is answered at once, and no such change fails.
-        let _ = self.store.tend(&self.settings.downstream, Change::Penalize(span)).now_or_never();
+        let _ = self.store.update_record(&self.settings.downstream, Change::Penalize(span)).now_or_never();
     }
 }

@@ -67,6 +67,14 @@ impl Concurrency {
         if self.is_enough(self.most, spacing) { usize::MAX } else { self.most }
     }
 
+    /// How many are in flight at one time, where slots lie so far apart; none before it is known how long a send takes, or
+    /// where all go at one instant.
+    pub(crate) fn at_once(&self, spacing: Duration) -> Option<usize> {
+        let spacing = spacing.as_micros();
+        let at_once = self.took.filter(|_| spacing > 0).map(|took| took.as_micros().div_ceil(spacing))?;
+        Some(usize::try_from(at_once).unwrap_or(usize::MAX).min(self.most))
+    }
+
     /// Whether room for so many is enough where slots lie so far apart, however many there are.
     fn is_enough(&self, room: usize, spacing: Duration) -> bool {
         let together = self.took.and_then(|took| took.as_micros().checked_div(spacing.as_micros()));

@@ -55,12 +55,12 @@ pub(crate) enum Due<W> {
 }
 
 impl Tolerance {
-    /// What these limits tolerate: a part of the shortest emission interval.
+    /// What these limits tolerate, as the strictest lane has it.
     pub(crate) fn of(settings: &Settings) -> Self {
         match settings.on_limit {
             OnLimit::Wait => {
                 let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
-                let at_handover = interval.clamp(Duration::from_millis(5), Duration::from_millis(50));
+                let at_handover = settings.lanes().map(LimitSet::tolerance).min().unwrap_or_default();
                 Self { at_handover, while_connecting: interval.max(at_handover) }
             }
             // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
@@ -164,6 +164,13 @@ impl<W: Waiter> Release<W> {
         self.concurrency.room_in_turn(spacing)
     }
 
+    /// How many connections those who hold a slot, and so many `more`, will use at one time, where slots lie so far
+    /// apart: all, until it is known how long a send takes.
+    pub(crate) fn connections(&self, more: usize, spacing: Duration) -> usize {
+        let all = self.held.len() + more;
+        self.concurrency.at_once(spacing).map_or(all, |at_once| at_once.min(all)).max(1)
+    }
+
     /// Gives up the slots that `is_given_up` says; the waiters come back in the order of their slots.
     pub(crate) fn give_up(&mut self, is_given_up: impl Fn(&Held<W>) -> bool) -> Vec<W> {
         self.held.take(is_given_up)
@@ -195,7 +202,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn settings(rate: &str, on_limit: OnLimit) -> Settings {
-        Settings { on_limit, ..testing::settings(rate) }
+        Settings { on_limit, concurrency: 2, ..testing::settings(rate) }
     }
 
     fn release(rate: &str) -> Release<Caller> {
@@ -214,7 +221,7 @@ mod tests {
     #[test]
     fn the_tolerance_follows_the_emission_interval() {
         for (rate, at_handover, while_connecting) in
-            [("1000/s", 5, 5), ("100/s", 10, 10), ("10/s", 50, 100), ("1/m", 50, 60_000)]
+            [("1000/s", 5, 5), ("100/s", 10, 10), ("10/s", 50, 100), ("1/m", 6000, 60_000)]
         {
             let tolerance = Tolerance::of(&settings(rate, OnLimit::Wait));
             let expected =
@@ -243,6 +250,20 @@ mod tests {
         let late = Deadline::at(start + 21 * MS);
         let Some(Due::Missed(missed)) = release.pop_due(late) else { panic!("{release:?}") };
         assert_eq!((missed.seq, release.sending()), (2, 1), "it takes no room");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_connections_as_will_be_used_at_one_time() {
+        let settings = Settings { concurrency: 8, ..settings("100/s", OnLimit::Wait) };
+        let (mut release, start) = (Release::new(&settings), Instant::now());
+        assert_eq!(release.connections(1, 10 * MS), 1);
+        (0..3).for_each(|seq| release.hold(held(seq, start)).unwrap());
+        assert_eq!(release.connections(4, 10 * MS), 7, "each may need its own");
+        let Some(Due::Now(_)) = release.pop_due(Deadline::at(start)) else { panic!("{release:?}") };
+        release.sent(Some(25 * MS));
+        assert_eq!(release.connections(4, 10 * MS), 3, "25 ms are three slots");
+        assert_eq!(release.connections(0, MS), 2, "no more than there are");
+        assert_eq!(release.connections(4, Duration::ZERO), 6, "at one instant");
     }
 
     #[tokio::test(start_paused = true)]

@@ -379,3 +379,6 @@ impl Schedule {
         barred.filter(|(least, ends)| cost >= *least && *ends > reaches).map(|(_, ends)| ends)
     }
 }
+
+#[cfg(test)]
+mod tests;

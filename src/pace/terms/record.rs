@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::{BoxFuture, Change, LONGEST_PAUSE, Recall, Store, StoreError, Tended};
+use crate::store::{BoxFuture, Change, LONGEST_PAUSE, Recall, RecordState, Store, StoreError};
 use crate::time::Deadline;
 
 /// While jobs wait or are held, the store is heard at least this often: what it told by [`Store::changes`] may have been
@@ -74,7 +74,7 @@ pub(crate) struct Memory {
 pub(crate) struct RecordReply {
     pub(crate) sent: Instant,
     pub(crate) received: Instant,
-    pub(crate) answer: Result<Tended, StoreError>,
+    pub(crate) answer: Result<RecordState, StoreError>,
 }
 
 impl RecordCalls {
@@ -159,18 +159,80 @@ impl RecordCalls {
 
 async fn call(store: Arc<dyn Store>, downstream: String, purpose: Purpose) -> RecordReply {
     let sent = Instant::now();
-    let change = match &purpose {
-        Purpose::Read => Change::Look,
-        Purpose::Penalize(end) => Change::Penalize(end.left().clamp(Duration::from_micros(1), LONGEST_PAUSE)),
-        Purpose::Write { of, text } => Change::Terms { of: *of, text },
-        Purpose::Recall(Memory { penalty, pause, version, terms }) => Change::Recall(Recall {
-            penalty: (*penalty).min(LONGEST_PAUSE),
-            pause: *pause,
-            version: *version,
-            generation: terms.as_ref().map_or(0, |(generation, _)| *generation),
-            terms: terms.as_ref().map(|(_, text)| text.as_str()),
-        }),
+    let answer = match purpose.change() {
+        Some(change) => store.update_record(&downstream, change).await,
+        None => store.read_record(&downstream).await,
     };
-    let answer = store.tend(&downstream, change).await;
     RecordReply { sent, received: Instant::now(), answer }
+}
+
+impl Purpose {
+    /// The change of the record that it is for.
+    fn change(&self) -> Option<Change<'_>> {
+        Some(match self {
+            Self::Read => return None,
+            Self::Penalize(end) => {
+                Change::Penalize(end.left().clamp(Duration::from_micros(1), LONGEST_PAUSE))
+            }
+            Self::Write { of, text } => Change::Terms { of: *of, text },
+            Self::Recall(Memory { penalty, pause, version, terms }) => Change::Recall(Recall {
+                penalty: (*penalty).min(LONGEST_PAUSE),
+                pause: *pause,
+                version: *version,
+                generation: terms.as_ref().map_or(0, |(generation, _)| *generation),
+                terms: terms.as_ref().map(|(_, text)| text.as_str()),
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn the_record_is_read_now_and_then_while_somebody_waits_and_nothing_else_tells() {
+        let start = Instant::now();
+        let mut calls = RecordCalls::new(start);
+        assert_eq!(calls.read_due(false, false), None, "nobody waits");
+        assert_eq!(calls.read_due(true, true), None, "the answers about slots tell");
+        assert_eq!(calls.read_due(false, true), Some(start + READ_EVERY));
+        calls.on_heard(start + 500 * MS);
+        assert_eq!(calls.read_due(false, true), Some(start + 500 * MS + READ_EVERY));
+        calls.postpone(start + 10 * READ_EVERY);
+        assert_eq!(calls.read_due(false, true), Some(start + 10 * READ_EVERY), "after a failure");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_change_it_is_read_soon_also_while_nobody_waits_and_not_too_often() {
+        let start = Instant::now();
+        let mut calls = RecordCalls::new(start);
+        calls.on_change(start, 1, false);
+        assert_eq!(calls.read_due(true, false), Some(start));
+        let store = Arc::new(crate::store::MemoryStore::new());
+        calls.start(store, "billing".to_owned(), Purpose::Read, start);
+        assert!(calls.is_calling());
+        let (purpose, reply) = calls.reply().await;
+        assert_eq!((purpose, calls.is_calling()), (Purpose::Read, false));
+        assert!(reply.answer.is_ok());
+        assert_eq!(calls.read_due(true, false), None, "it was read");
+        calls.on_change(start + MS, 1, false);
+        assert_eq!(calls.read_due(true, false), Some(start + APART), "the next one is held back");
+        calls.on_change(start + 20 * MS, 1, false);
+        assert_eq!(calls.read_due(true, false), Some(start + APART), "they count as one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_replicas_do_not_read_at_one_instant_and_a_failing_one_waits() {
+        let start = Instant::now();
+        let mut calls = RecordCalls::new(start);
+        calls.on_change(start, 8, false);
+        assert!(calls.read_due(true, false).is_some_and(|at| at < start + SPREAD));
+        let mut failing = RecordCalls::new(start);
+        failing.postpone(start + READ_EVERY);
+        failing.on_change(start, 8, true);
+        assert_eq!(failing.read_due(true, false), Some(start + READ_EVERY));
+    }
 }

@@ -8,8 +8,8 @@ use tokio::sync::Semaphore;
 
 use crate::limit::LimitSet;
 use crate::store::{
-    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store,
-    StoreError, Tended,
+    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, RecordState, Reserve, Reserved, Scope,
+    Store, StoreError,
 };
 use crate::time::{Clock, Micros, SystemClock};
 
@@ -158,24 +158,27 @@ impl Store for Bench {
         Box::pin(async move { self.memory().reset(scope, limits).await })
     }
 
-    fn tend<'a>(
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(async move {
+            self.pings.fetch_add(1, Ordering::SeqCst);
+            if self.mute.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
+            if self.refuse.load(Ordering::SeqCst) {
+                return Err(StoreError::Invalid("as the test wants it".to_owned()));
+            }
+            self.memory().read_record(downstream).await
+        })
+    }
+
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(async move {
-            if change == Change::Look {
-                self.pings.fetch_add(1, Ordering::SeqCst);
-                if self.mute.load(Ordering::SeqCst) {
-                    return std::future::pending().await;
-                }
-                if self.refuse.load(Ordering::SeqCst) {
-                    return Err(StoreError::Invalid("as the test wants it".to_owned()));
-                }
-            } else {
-                self.enter().await?;
-            }
-            self.memory().tend(downstream, change).await
+            self.enter().await?;
+            self.memory().update_record(downstream, change).await
         })
     }
 

@@ -65,11 +65,11 @@ async fn a_pause_beyond_the_longest_wait_is_told() {
         panic!("it is paused")
     };
     assert_eq!(retry_after, Some(2 * TWO));
-    bench.tend("billing", Change::Pause(None)).await.unwrap();
+    bench.update_record("billing", Change::Pause(None)).await.unwrap();
     let error = shaper.reserve("any").await.unwrap_err();
     assert!(matches!(error, ReserveError::Paused { retry_after: None }) && error.is_retryable());
     assert_eq!(error.to_string(), "the downstream is paused until somebody resumes it");
-    bench.tend("billing", Change::Resume).await.unwrap();
+    bench.update_record("billing", Change::Resume).await.unwrap();
     assert!(shaper.reserve("any").await.is_ok());
 }
 
@@ -127,13 +127,13 @@ async fn a_pause_after_a_step_back_is_kept() {
 async fn what_the_store_forgot_is_recalled_until_it_knows() {
     let bench = Bench::new();
     let shaper = builder("100/s", &bench).build().unwrap();
-    let status = async || bench.tend("billing", Change::Look).await.unwrap().status;
-    let paused = bench.tend("billing", Change::Pause(Some(10 * TWO))).await.unwrap().status.pause;
+    let status = async || bench.read_record("billing").await.unwrap().status;
+    let paused = bench.update_record("billing", Change::Pause(Some(10 * TWO))).await.unwrap().status.pause;
     shaper.peek("any").await.unwrap();
     tokio::time::advance(4 * TWO).await;
     bench.lose();
     let away = StoreError::Unreachable { address: "a".to_owned(), detail: "away".to_owned() };
-    shaper.core.tend(Change::Look).await.unwrap();
+    shaper.core.read_record().await.unwrap();
     bench.fail(Some(away));
     settle().await;
     assert_eq!(status().await.pause, Pause::default(), "nobody could tell it");
@@ -156,7 +156,7 @@ async fn a_look_that_fails_is_tried_again_later() {
     let _first = shaper.reserve("any").await.unwrap();
     settle().await;
     bench.refuse_looks(true);
-    bench.tend("billing", Change::Penalize(10 * TWO)).await.unwrap();
+    bench.update_record("billing", Change::Penalize(10 * TWO)).await.unwrap();
     let before = bench.pings.load(Ordering::SeqCst);
     tokio::time::sleep(10 * TWO).await;
     let looks = bench.pings.load(Ordering::SeqCst) - before;

@@ -161,8 +161,8 @@ impl Sink for HttpSink {
         Box::pin(self.attempt(job, look))
     }
 
-    fn warm(&self) {
-        self.pool.warm();
+    fn warm(&self, connections: usize) {
+        self.pool.warm(connections);
     }
 
     fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {

@@ -138,22 +138,29 @@ impl Pool {
     }
 
     /// See [`Sink::warm`](crate::sink::Sink::warm).
-    pub(super) fn warm(&self) {
+    pub(super) fn warm(&self, connections: usize) {
         let now = Instant::now();
         let mut closed = Vec::new();
         let mut state = self.0.state();
-        while let Some(newest) = state.idle.iter().rposition(|idle| now + WARM_FOR < idle.until) {
-            if state.idle[newest].aging.connection.is_idle() {
-                return;
+        // The newest are used first.
+        let (mut ready, mut place) = (0, state.idle.len());
+        while ready < connections && place > 0 {
+            place -= 1;
+            if now + WARM_FOR >= state.idle[place].until {
+                continue;
             }
-            closed.push(state.idle.remove(newest));
+            if state.idle[place].aging.connection.is_idle() {
+                ready += 1;
+            } else {
+                closed.push(state.idle.remove(place));
+            }
         }
         state.waiting.retain(|waiting| !waiting.is_closed());
-        let is_coming = state.opening > state.waiting.len();
         let is_too_soon = state.no_spare_before.is_some_and(|at| now < at);
         // Without a runtime there is nobody who could send, either.
-        if !is_coming && !is_too_soon && Handle::try_current().is_ok() {
-            self.0.open(&mut state);
+        if ready < connections && !is_too_soon && Handle::try_current().is_ok() {
+            let coming = state.opening.saturating_sub(state.waiting.len());
+            (ready + coming..connections).for_each(|_| self.0.open(&mut state));
         }
         // Closing calls the system: not under the lock.
         drop(state);

@@ -96,13 +96,12 @@ impl Downstream {
     }
 
     /// Makes a change; says whether there was anything to change.
-    pub(super) fn tend(&mut self, change: Change<'_>, now: Micros) -> bool {
+    pub(super) fn update(&mut self, change: Change<'_>, now: Micros) -> bool {
         let status = self.status;
         // Later than every version before a loss too, so that what was done last counts.
         let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
         let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
         match change {
-            Change::Look => {}
             Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
             Change::Pause(span) => {
                 self.status.pause = Pause { until: pause(span), version: next };

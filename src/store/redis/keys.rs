@@ -29,7 +29,7 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
 
 /// The key of the record, those of the states of `limits`, and that of the terms.
 pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec<String> {
-    let [record, terms] = tended(prefix, scope);
+    let [record, terms] = record_and_terms(prefix, scope);
     let states = limits.iter().map(|limit| state(prefix, scope, limit));
     std::iter::once(record).chain(states).chain([terms]).collect()
 }
@@ -49,7 +49,7 @@ pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
 }
 
 /// The record, and the terms.
-pub(super) fn tended(prefix: &str, scope: Scope<'_>) -> [String; 2] {
+pub(super) fn record_and_terms(prefix: &str, scope: Scope<'_>) -> [String; 2] {
     [record(prefix, scope), join(prefix, scope, &["terms"])]
 }
 

@@ -26,7 +26,8 @@ use std::time::Duration;
 
 use super::changes::{Changes, Watchers};
 use super::{
-    BoxFuture, Cancel, Change, Check, Checked, Lanes, Reserve, Reserved, Scope, Store, StoreError, Tended,
+    BoxFuture, Cancel, Change, Check, Checked, Lanes, RecordState, Reserve, Reserved, Scope, Store,
+    StoreError,
 };
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
@@ -259,6 +260,28 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+impl RedisStore {
+    /// What holds for a whole downstream, after a change to it if there is one.
+    async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        change.map_or(Ok(()), |change| change.check())?;
+        let keys = match change {
+            Some(Change::Reset { limits }) => keys::restarted(&self.prefix, scope, limits),
+            _ => keys::record_and_terms(&self.prefix, scope).to_vec(),
+        };
+        let channel = keys::channel(&self.prefix);
+        let call = |run| {
+            let seen = self.seen(downstream, run);
+            self.scripts.record(&keys, (&channel, downstream), change.as_ref(), self.now(), seen)
+        };
+        let state = reply::record(self.servers.invoke(downstream, call).await?)
+            .map_err(|detail| self.servers.unexpected(detail))?;
+        self.know(downstream, |known| known.remember((state.epoch, state.now), &state.status));
+        Ok(state)
+    }
+}
+
 impl Store for RedisStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
@@ -350,29 +373,16 @@ impl Store for RedisStore {
         })
     }
 
-    fn tend<'a>(
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(self.record(downstream, None))
+    }
+
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
-        Box::pin(async move {
-            let scope = Scope { downstream, key: "" };
-            scope.check()?;
-            change.check()?;
-            let keys = match change {
-                Change::Reset { limits } => keys::restarted(&self.prefix, scope, limits),
-                _ => keys::tended(&self.prefix, scope).to_vec(),
-            };
-            let channel = keys::channel(&self.prefix);
-            let tend = |run| {
-                let seen = self.seen(downstream, run);
-                self.scripts.tend(&keys, (&channel, downstream), &change, self.now(), seen)
-            };
-            let tended = reply::tended(self.servers.invoke(downstream, tend).await?)
-                .map_err(|detail| self.servers.unexpected(detail))?;
-            self.know(downstream, |known| known.remember((tended.epoch, tended.now), &tended.status));
-            Ok(tended)
-        })
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(self.record(downstream, Some(change)))
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::packed::{all, doubles};
 use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
-use crate::store::{Booking, Check, Checked, NextTurn, Pause, Reserve, Reserved, Status, Tended, Turn};
+use crate::store::{Booking, Check, Checked, NextTurn, Pause, RecordState, Reserve, Reserved, Status, Turn};
 use crate::time::Micros;
 
 /// How every answer begins.
@@ -41,8 +41,8 @@ pub(super) enum Answer {
     Missing(Micros, Micros),
 }
 
-/// The answer of `tend.lua` and `restart.lua`.
-pub(super) type TendReply = (Vec<u8>, Option<String>);
+/// The answer of `record.lua` and `restart.lua`.
+pub(super) type RecordReply = (Vec<u8>, Option<String>);
 
 const STAMP: usize = 7 * 8;
 
@@ -298,10 +298,10 @@ fn read_marks<'a>(
 ///
 /// # Errors
 /// What is wrong with the answer.
-pub(super) fn tended((packed, terms): TendReply) -> Result<Tended, String> {
+pub(super) fn record((packed, terms): RecordReply) -> Result<RecordState, String> {
     let (Stamp { now, epoch, status }, rest) = Stamp::read(&packed)?;
     if rest.is_empty() {
-        Ok(Tended { now, epoch, status, terms })
+        Ok(RecordState { now, epoch, status, terms })
     } else {
         Err(format!("{} bytes for how things stand", packed.len()))
     }

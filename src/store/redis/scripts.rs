@@ -45,7 +45,7 @@ pub(super) struct Scripts {
     cancel: ByKinds,
     reset: ByKinds,
     restart: ByKinds,
-    tend: Script,
+    record: Script,
 }
 
 /// A script, and all that it is told.
@@ -123,7 +123,7 @@ pub(super) fn preloaded() -> [String; 6] {
         format!("{TURNS}{FAST}{one}"),
         format!("{TURNS}{FAST}{many}"),
         compose(1, RESERVE),
-        compose(0, include_str!("lua/tend.lua")),
+        compose(0, include_str!("lua/record.lua")),
     ]
 }
 
@@ -145,7 +145,7 @@ impl Scripts {
     }
 
     fn with(steps: bool) -> Self {
-        let [one, many, one_turns, many_turns, _, tend] = preloaded().map(|source| script(&source, steps));
+        let [one, many, one_turns, many_turns, _, record] = preloaded().map(|source| script(&source, steps));
         Self {
             fast: [one, many, one_turns, many_turns],
             reserve: ByKinds::new(RESERVE, steps),
@@ -153,7 +153,7 @@ impl Scripts {
             cancel: ByKinds::new(include_str!("lua/cancel.lua"), steps),
             reset: ByKinds::new(include_str!("lua/reset.lua"), steps),
             restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
-            tend,
+            record,
         }
     }
 
@@ -206,25 +206,25 @@ impl Scripts {
         Call::new(self.reset.of(limits.iter()), keys, &numbers, 0)
     }
 
-    pub(super) fn tend(
+    pub(super) fn record(
         &self,
         keys: &[String],
         (channel, downstream): (&str, &str),
-        change: &Change<'_>,
+        change: Option<&Change<'_>>,
         now: Now,
         seen: Seen,
     ) -> Call<'_> {
         let mut numbers = Packed::with_capacity(16);
         numbers.put([now.number()]);
         numbers.put(seen.numbers());
-        if let Change::Reset { limits } = change {
+        if let Some(Change::Reset { limits }) = change {
             tell_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
             let mut call = Call::new(self.restart.of(*limits), keys, &numbers, 2);
             call.command.arg(channel).arg(downstream);
             return call;
         }
         let (word, text) = tell_change(&mut numbers, change);
-        let mut call = Call::new(&self.tend, keys, &numbers, 4);
+        let mut call = Call::new(&self.record, keys, &numbers, 4);
         call.command.arg(channel).arg(downstream).arg(word);
         text.iter().for_each(|text| {
             call.command.arg(text);
@@ -234,12 +234,13 @@ impl Scripts {
 }
 
 /// The numbers of a change of which there is a word, and its text.
-fn tell_change<'a>(numbers: &mut Packed, change: &Change<'a>) -> (&'static str, Option<&'a str>) {
+fn tell_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'static str, Option<&'a str>) {
     let micros = |span: Duration| Micros(0).plus(span).0;
     let pause = |span: Option<Duration>| span.map_or(-1, micros);
+    let Some(change) = change else { return ("read", None) };
     match change {
-        // A reset has a script of its own.
-        Change::Look | Change::Reset { .. } => ("look", None),
+        // It has a script of its own.
+        Change::Reset { .. } => ("read", None),
         Change::Penalize(span) => {
             numbers.put([micros(*span)]);
             ("penalize", None)

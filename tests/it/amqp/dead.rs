@@ -5,7 +5,7 @@ use paced::job::{Reason, Value};
 use super::*;
 
 /// Buries a message for each number; the even ones have expired, the odd ones got a 422.
-async fn bury(options: &Options, numbers: std::ops::Range<u32>) {
+async fn dead_letter(options: &Options, numbers: std::ops::Range<u32>) {
     let (amqp, mut source) = consuming(options.clone()).await;
     for number in numbers {
         let mut headers = FieldTable::default();
@@ -22,7 +22,11 @@ async fn bury(options: &Options, numbers: std::ops::Range<u32>) {
         let (reason, status) =
             if number.is_multiple_of(2) { (Reason::Expired, None) } else { (Reason::Status, Some(422)) };
         let report = Report { attempts: 1, status, released_at: None };
-        within("the burial", delivery.ticket.bury(DeadLetter { reason, detail: "why".into(), report })).await;
+        within(
+            "the burial",
+            delivery.ticket.dead_letter(DeadLetter { reason, detail: "why".into(), report }),
+        )
+        .await;
     }
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
@@ -35,7 +39,7 @@ async fn listed(dead: &DeadLetters, max: u32) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listing_changes_nothing() {
     let options = options(shared().await, "list");
-    bury(&options, 0..10).await;
+    dead_letter(&options, 0..10).await;
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
     // More often than the limit of RabbitMQ 4 allows by default.
     for _ in 0..25 {
@@ -62,7 +66,7 @@ async fn listing_changes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replay_takes_what_matches_and_leaves_the_rest() {
     let options = options(shared().await, "replay");
-    bury(&options, 0..10).await;
+    dead_letter(&options, 0..10).await;
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
     let filter = Filter { reason: Some("status".into()), ..Filter::default() };
     let edits = Edits { set: vec![("paced-lane".into(), "globex".into())], unset: Vec::new(), new_id: true };
@@ -97,7 +101,7 @@ async fn a_replay_takes_what_matches_and_leaves_the_rest() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replayed_job_can_die_and_be_replayed_again() {
     let options = options(shared().await, "again");
-    bury(&options, 1..2).await;
+    dead_letter(&options, 1..2).await;
     for _ in 0..2 {
         let dead = DeadLetters::open(&options, "billing").await.unwrap();
         let replay = dead.replay(&Filter::default(), None, &Edits::default(), |_| {}).await.unwrap();
@@ -108,7 +112,7 @@ async fn a_replayed_job_can_die_and_be_replayed_again() {
         assert_eq!(delivery.message.routing_key, "billing.1");
         let report = Report { attempts: 1, status: None, released_at: None };
         let letter = DeadLetter { reason: Reason::Expired, detail: String::new(), report };
-        within("the burial", delivery.ticket.bury(letter)).await;
+        within("the burial", delivery.ticket.dead_letter(letter)).await;
         assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
     }
 }
@@ -124,7 +128,7 @@ async fn a_letter_that_cannot_be_published_stays() {
     channel.queue_declare("stays.theirs".into(), declare, arguments).await.unwrap();
     let mut options = options(rabbit, "stays");
     options.downstreams[0].queue = Some("stays.theirs".into());
-    bury(&options, 0..3).await;
+    dead_letter(&options, 0..3).await;
 
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
     let replay = dead.replay(&Filter::default(), None, &Edits::default(), |_| {}).await.unwrap();

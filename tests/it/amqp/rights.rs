@@ -46,10 +46,10 @@ fn as_user(rabbit: &Rabbit, options: &Options, login: &str) -> Options {
     Options { address: url(rabbit, login).parse().unwrap(), ..options.clone() }
 }
 
-async fn bury(delivery: Delivery) {
+async fn dead_letter(delivery: Delivery) {
     let report = Report { attempts: 1, status: Some(400), released_at: None };
     let letter = DeadLetter { reason: Reason::BadId, detail: "too bad".into(), report };
-    within("the dead letter", delivery.ticket.bury(letter)).await;
+    within("the dead letter", delivery.ticket.dead_letter(letter)).await;
 }
 
 async fn shut(amqp: Amqp) {
@@ -64,7 +64,7 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let (amqp, mut source) = consuming(declaring.clone()).await;
     publish(&amqp, &declaring, numbered(0..3)).await;
     let mut taken = take(&mut source, 3).await;
-    bury(taken.pop().unwrap()).await;
+    dead_letter(taken.pop().unwrap()).await;
     taken.into_iter().for_each(ack);
     drop(source);
     shut(amqp).await;
@@ -84,7 +84,7 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let (amqp, mut source) = consuming(running.clone()).await;
     publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 2)).await;
     let mut taken = take(&mut source, 2).await;
-    bury(taken.pop().unwrap()).await;
+    dead_letter(taken.pop().unwrap()).await;
     taken.into_iter().for_each(ack);
     let (publisher, exchange, body) = (amqp.publisher(), running.jobs_exchange(), Bytes::new());
     let refused = publisher.publish(&exchange, "billing", Default::default(), &body);

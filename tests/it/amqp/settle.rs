@@ -190,7 +190,7 @@ async fn a_buried_message_lies_in_the_dead_letters_and_nowhere_else() {
         detail: "the downstream says 422".into(),
         report: Report { attempts: 2, status: Some(422), released_at: None },
     };
-    within("the burial", delivery.ticket.bury(letter)).await;
+    within("the burial", delivery.ticket.dead_letter(letter)).await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 
     let (_connection, channel) = open(&rabbit.url()).await;
@@ -229,7 +229,7 @@ async fn a_letter_whose_queue_was_deleted_is_not_lost() {
     channel.queue_delete("nodead.dead.billing".into(), Default::default()).await.unwrap();
     let report = Report { attempts: 0, status: None, released_at: None };
     let letter = DeadLetter { reason: Reason::BadId, detail: String::new(), report };
-    within("the burial", delivery.ticket.bury(letter)).await;
+    within("the burial", delivery.ticket.dead_letter(letter)).await;
     assert_eq!(pop(&channel, "nodead.dead.billing").await.data, b"x");
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }

@@ -6,7 +6,7 @@ use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, Store};
 use paced::{RedisOptions, RedisStore, StoreError};
 
-use super::tend::attentive;
+use super::record::attentive;
 use crate::support::publish::Job;
 use crate::support::servers::{Cluster, Redis, Sentinels};
 use crate::support::site::{Site, compare};
@@ -42,8 +42,8 @@ fn options(prefix: &str) -> RedisOptions {
 async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     store.ping().await?;
     let recall = Recall { version: 9, generation: 9, terms: Some("terms"), ..Recall::default() };
+    store.read_record("record").await?;
     for change in [
-        Change::Look,
         Change::Penalize(Duration::from_micros(1)),
         Change::Pause(None),
         Change::Resume,
@@ -52,7 +52,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
         Change::Recall(recall),
         Change::Recall(recall),
     ] {
-        store.tend("tended", change).await?;
+        store.update_record("record", change).await?;
     }
     let (rate, second) = ("1000/s".parse().unwrap(), Duration::from_secs(1));
     let every = [
@@ -64,7 +64,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     ];
     for limits in every {
         let limits = LimitSet::new(limits).unwrap();
-        store.tend("billing", Change::Reset { limits: limits.iter().as_slice() }).await?;
+        store.update_record("billing", Change::Reset { limits: limits.iter().as_slice() }).await?;
         for key in ["", "tenant-42"] {
             let (scope, costs) = (Scope { downstream: "billing", key }, Costs::Each(&[1; 3]));
             let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
@@ -165,7 +165,7 @@ async fn hears(url: &str) {
     let (one, two) = (store().await, store().await);
     for downstream in ["a", "b", "c", "d"] {
         let mut changes = attentive(&one, &two, downstream).await;
-        two.tend(downstream, Change::Pause(None)).await.unwrap();
+        two.update_record(downstream, Change::Pause(None)).await.unwrap();
         tokio::time::timeout(Duration::from_secs(10), changes.next()).await.expect("the pause is heard");
     }
 }

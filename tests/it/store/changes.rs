@@ -52,11 +52,18 @@ impl World {
         Scope { downstream: &self.name, key: "" }
     }
 
-    async fn tend(&mut self, change: Change<'_>) {
+    async fn update_record(&mut self, change: Change<'_>) {
+        let [one, two] = &self.stores;
+        let one = one.update_record(&self.name, change).await.unwrap();
+        let two = two.update_record(&self.name, change).await.unwrap();
+        assert_eq!((one.now, one.status), (two.now, two.status), "{change:?}");
+    }
+
+    async fn read_record(&mut self) {
         let [one, two] = &self.stores;
         let (one, two) =
-            (one.tend(&self.name, change).await.unwrap(), two.tend(&self.name, change).await.unwrap());
-        assert_eq!((one.now, one.status), (two.now, two.status), "{change:?}");
+            (one.read_record(&self.name).await.unwrap(), two.read_record(&self.name).await.unwrap());
+        assert_eq!((one.now, one.status), (two.now, two.status));
     }
 
     async fn reserve(&mut self, jobs: usize, ahead: u64) {
@@ -108,26 +115,26 @@ impl World {
             14 => self.rate = rng.usize(..3),
             15 => {
                 // What passes between the calls around it is no part of the step that the store sees.
-                self.tend(Change::Look).await;
+                self.read_record().await;
                 let by = rng.i64(150_000..5_000_000);
                 self.clock.set(Micros(self.clock.now().0 - by));
                 self.back += by;
                 self.steps += 1;
-                self.tend(Change::Look).await;
+                self.read_record().await;
             }
             16 | 17 => {
                 let span = Duration::from_millis(rng.u64(1..1500));
                 self.penalty = self.penalty.max(now + span.as_micros() as i64);
-                self.tend(Change::Penalize(span)).await;
+                self.update_record(Change::Penalize(span)).await;
             }
             18 => {
                 let span = rng.bool().then(|| Duration::from_millis(rng.u64(1..1500)));
                 self.pause = span.map_or(i64::MAX, |span| now + span.as_micros() as i64);
-                self.tend(Change::Pause(span)).await;
+                self.update_record(Change::Pause(span)).await;
             }
             _ => {
                 (self.penalty, self.pause) = (0, 0);
-                self.tend(Change::Resume).await;
+                self.update_record(Change::Resume).await;
             }
         }
     }

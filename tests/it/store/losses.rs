@@ -7,7 +7,7 @@ use std::time::Duration;
 use paced::StoreError;
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
-use paced::store::{Change, Check, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
+use paced::store::{Check, RedisOptions, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::{ManualClock, Micros};
 use tokio::time::Instant;
 
@@ -318,7 +318,7 @@ async fn a_window_is_recalled_whichever_call_finds_the_loss() {
         store.check(check).await.unwrap().verdicts[0].standings[0].remaining
     };
     redis.command(&["FLUSHALL"]).await.unwrap();
-    store.tend("billing", Change::Look).await.unwrap();
+    store.read_record("billing").await.unwrap();
     assert_eq!([left(&one).await, left(&two).await], [5, 5]);
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!([left(&two).await, left(&one).await], [5, 5]);
@@ -337,7 +337,7 @@ async fn the_fence_lies_behind_all_that_was_asked_for() {
     for looks in [false, true] {
         redis.command(&["FLUSHALL"]).await.unwrap();
         if looks {
-            store.tend("billing", Change::Look).await.unwrap();
+            store.read_record("billing").await.unwrap();
         }
         let found = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
         let first = found.refused.expect("it lies behind the fence").slot;

@@ -32,7 +32,7 @@ async fn reserve(store: &dyn Store, name: &str, limits: &[Limit], costs: &[u32])
 }
 
 async fn reset(store: &dyn Store, name: &str, limits: &[Limit]) -> u64 {
-    store.tend(name, Change::Reset { limits }).await.unwrap().status.reset
+    store.update_record(name, Change::Reset { limits }).await.unwrap().status.reset
 }
 
 /// Both stores, on clocks that stand still.
@@ -117,7 +117,7 @@ async fn a_loss_brings_nothing_back_from_before_a_reset() {
     reset(&one, "billing", &limits).await;
     reserve(&one, "billing", &limits, &[1]).await;
     // This one heard of the reset, and has not reserved since.
-    two.tend("billing", Change::Look).await.unwrap();
+    two.read_record("billing").await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!(used(&two).await, 0);
 

@@ -100,7 +100,7 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
         let blind = new.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
         assert_eq!(blind.slots, [blind.now], "it cannot know that anything was lost");
         if looks {
-            old.tend("billing", Change::Look).await.unwrap();
+            old.read_record("billing").await.unwrap();
         }
         let after = old.reserve(call(&limits, &[1; 100], HORIZON)).await.unwrap();
         assert!(after.epoch > blind.epoch);
@@ -121,11 +121,11 @@ async fn the_fence_is_as_long_whoever_finds_the_loss() {
     let (idle, busy, limits) = (store(&redis).await, store(&redis).await, limits(1));
     for store in [&idle, &busy] {
         store.set_horizon("billing", Duration::from_secs(1));
-        store.tend("billing", Change::Look).await.unwrap();
+        store.read_record("billing").await.unwrap();
     }
     let before = busy.reserve(call(&limits, &[1; 20], Duration::from_secs(1))).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
-    let found = idle.tend("billing", Change::Look).await.unwrap();
+    let found = idle.read_record("billing").await.unwrap();
     assert!(found.epoch > before.epoch);
     let after = busy.reserve(call(&limits, &[1], Duration::from_secs(2))).await.unwrap();
     assert_eq!(after.epoch, found.epoch);
@@ -143,8 +143,8 @@ async fn fields_of_a_later_version_are_kept_and_another_format_is_refused() {
     clock.set(TODAY.plus(2 * TICK));
     let after = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     assert_eq!(after.epoch, before.epoch, "it is no loss");
-    store.tend("billing", Change::Pause(None)).await.unwrap();
-    store.tend("billing", Change::Resume).await.unwrap();
+    store.update_record("billing", Change::Pause(None)).await.unwrap();
+    store.update_record("billing", Change::Resume).await.unwrap();
     let end = redis.command(&["GETRANGE", "paced:{billing}:record", "-5", "-1"]).await.unwrap();
     assert!(end.contains("LATER"), "{end}");
 
@@ -196,7 +196,7 @@ async fn a_loss_is_fenced_as_far_as_turns_were_booked() {
     let last = before.slots.last().unwrap();
     assert!(last.since(before.now) > 4 * HORIZON, "{before:?}");
     redis.command(&["FLUSHALL"]).await.unwrap();
-    near.tend("billing", Change::Look).await.unwrap();
+    near.read_record("billing").await.unwrap();
     let after = near.reserve(call(&limits, &[1], MINUTE)).await.unwrap();
     assert!(after.slots[0] > *last, "none is granted twice: {:?} after {last}", after.slots);
 }

@@ -31,7 +31,7 @@ pub(in crate::dispatch) struct RecordingSink {
     /// So long until there is a connection, for the first sends, the last one first.
     pub(in crate::dispatch) connects: Mutex<Vec<Duration>>,
     /// When it was told that a job will be sent soon.
-    pub(in crate::dispatch) warmed: Mutex<Vec<Instant>>,
+    pub(in crate::dispatch) warmed: Mutex<Vec<(Instant, usize)>>,
     arrivals: watch::Sender<usize>,
     deliveries: watch::Sender<usize>,
     /// There is a way to it.
@@ -144,7 +144,7 @@ impl Sink for RecordingSink {
         Box::pin(std::future::ready(Ok(new)))
     }
 
-    fn warm(&self) {
-        self.warmed.lock().unwrap().push(Instant::now());
+    fn warm(&self, connections: usize) {
+        self.warmed.lock().unwrap().push((Instant::now(), connections));
     }
 }

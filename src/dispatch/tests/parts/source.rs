@@ -92,7 +92,7 @@ impl Ticket for ScriptedTicket {
         self.ledger.note(&self.id, Settled::Acked(report));
     }
 
-    fn bury(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move { self.ledger.note(&self.id, Settled::Dead(letter)) })
     }
 

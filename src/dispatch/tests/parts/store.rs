@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::limit::LimitSet;
 use crate::store::{
-    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, Reserve, Reserved, Scope, Store,
-    StoreError, Tended,
+    BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, RecordState, Reserve, Reserved, Scope,
+    Store, StoreError,
 };
 use crate::time::Micros;
 
@@ -27,13 +27,13 @@ pub(in crate::dispatch) struct FlakyStore {
     /// For slots.
     pub(in crate::dispatch) calls: AtomicUsize,
     /// About the whole downstream.
-    pub(in crate::dispatch) tends: AtomicUsize,
+    pub(in crate::dispatch) record_calls: AtomicUsize,
 }
 
 impl FlakyStore {
     pub(in crate::dispatch) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
         let (away, refuses, deaf) = Default::default();
-        let (calls, tends) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (calls, record_calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self {
             inner: Mutex::new(inner),
             distance,
@@ -42,7 +42,7 @@ impl FlakyStore {
             refuses,
             deaf,
             calls,
-            tends,
+            record_calls,
         }
     }
 
@@ -108,15 +108,25 @@ impl Store for FlakyStore {
         Box::pin(async move { self.inner().reset(scope, limits).await })
     }
 
-    fn tend<'a>(
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.record_calls)?;
+            self.travel().await;
+            let answer = self.inner().read_record(downstream).await;
+            self.travel().await;
+            answer
+        })
+    }
+
+    fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
-    ) -> BoxFuture<'a, Result<Tended, StoreError>> {
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(async move {
-            self.enter(&self.tends)?;
+            self.enter(&self.record_calls)?;
             self.travel().await;
-            let answer = self.inner().tend(downstream, change).await;
+            let answer = self.inner().update_record(downstream, change).await;
             self.travel().await;
             answer
         })

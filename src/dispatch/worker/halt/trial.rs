@@ -17,7 +17,7 @@ const EXTRA: usize = 64;
 impl Worker {
     /// Tries a connection, or reads the secrets again and then has one job sent.
     pub(super) fn begin_trial(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
-        let sink = Arc::clone(&self.gear.sink);
+        let sink = Arc::clone(&self.context.sink);
         if let State::Unreachable(_) = self.halt.health.state() {
             self.halt.health.try_now();
             steps.push(Box::pin(async move { Step::Connected(sink.try_connection().await) }));
@@ -58,7 +58,7 @@ impl Worker {
         }
     }
 
-    /// The job for a trial; those that need none any more are buried.
+    /// The job for a trial; those that need none any more are dead-lettered.
     fn trial_job(&mut self) -> Option<Entry> {
         while let Some(entry) = self.halt.next_candidate() {
             if !entry.ticket.is_live() {

@@ -16,7 +16,7 @@ pub(super) async fn pass(duration: Duration) {
 }
 
 async fn with_spare(sink: &HttpSink) {
-    sink.warm();
+    sink.warm(1);
     until(|| sink.pool.counts() == (1, 0)).await;
 }
 
@@ -25,22 +25,41 @@ async fn a_spare_is_opened_once_and_used_by_the_next_send() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
     for _ in 0..3 {
-        sink.warm();
+        sink.warm(1);
         assert_eq!(sink.pool.counts(), (0, 1));
     }
     until(|| sink.pool.counts() == (1, 0)).await;
-    sink.warm();
+    sink.warm(1);
     assert_eq!(sink.pool.counts(), (1, 0));
     delivered(sink.send(&job()).await);
-    sink.warm();
+    sink.warm(1);
     assert_eq!((sink.pool.counts(), server.connections(), server.seen().len()), ((1, 0), 1, 1));
+}
+
+#[tokio::test]
+async fn as_many_are_opened_as_will_be_used_and_no_more() {
+    let server = Server::always(200).await;
+    let sink = sink(&server.base);
+    sink.warm(3);
+    assert_eq!(sink.pool.counts(), (0, 3));
+    sink.warm(3);
+    sink.warm(2);
+    assert_eq!(sink.pool.counts(), (0, 3), "they are on their way");
+    until(|| sink.pool.counts() == (3, 0)).await;
+    sink.warm(4);
+    until(|| sink.pool.counts() == (4, 0)).await;
+    sink.warm(4);
+    assert_eq!((sink.pool.counts(), server.connections()), ((4, 0), 4));
+    server.hang_up().await;
+    sink.warm(2);
+    until(|| sink.pool.counts().1 == 0 && server.connections() == 6).await;
 }
 
 #[tokio::test]
 async fn a_send_uses_the_spare_that_is_being_opened() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
-    sink.warm();
+    sink.warm(1);
     delivered(sink.send(&job()).await);
     assert_eq!((sink.pool.counts(), server.connections()), ((1, 0), 1));
 }
@@ -153,7 +172,7 @@ async fn idle_connections_are_closed() {
     with_spare(&sink).await;
     // Too old to wait for a job, not too old for one that is there.
     pass(POOL_IDLE - WARM_FOR).await;
-    sink.warm();
+    sink.warm(1);
     until(|| sink.pool.counts() == (2, 0)).await;
     pass(WARM_FOR).await;
     until(|| server.open() == 1).await;
@@ -180,11 +199,11 @@ async fn a_spare_to_a_dead_port_is_not_tried_again_at_once() {
     drop(listener);
     let sink = HttpSink::with(options(&base), counted, connect::system).expect("a sink");
     for tries in 1..=3 {
-        sink.warm();
+        sink.warm(1);
         assert_eq!(sink.pool.counts(), (0, 1));
         until(|| sink.pool.counts() == (0, 0)).await;
         for _ in 0..100 {
-            sink.warm();
+            sink.warm(1);
         }
         assert_eq!((sink.pool.counts(), LOOKUPS.load(Ordering::SeqCst)), ((0, 0), tries));
         pass(WARM_AGAIN).await;

@@ -151,10 +151,10 @@ async fn each_job_is_told_why_it_has_no_slot() {
     assert_eq!(outcomes(&call).await, [Outcome::NotYet { retry_at: minute, limit: 0 }; 2]);
     let outdated = Reserve { generation: 7, ..call };
     assert_eq!(outcomes(&outdated).await, [Outcome::Outdated; 2]);
-    store.tend("d", Change::Penalize(Duration::from_secs(30))).await.unwrap();
+    store.update_record("d", Change::Penalize(Duration::from_secs(30))).await.unwrap();
     let until = Some(Micros(START + 85_000 * MS));
     assert_eq!(outcomes(&call).await, [Outcome::Paused { until }; 2]);
-    store.tend("d", Change::Pause(None)).await.unwrap();
+    store.update_record("d", Change::Pause(None)).await.unwrap();
     assert_eq!(outcomes(&call).await, [Outcome::Paused { until: None }; 2]);
 }
 

@@ -5,7 +5,7 @@
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how many limits, then each
 --       2 the channel on which changes are told, 3 the downstream
--- Answer as tend.lua's
+-- Answer as record.lua's
 
 local now = instant(number())
 local r = follow_record(now, number(), number(), number(), number(), number())

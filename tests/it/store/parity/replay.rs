@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use paced::limit::{Algorithm, Combine, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
-    Asker, Cancel, Change, Check, Checked, Granted, Lane, Lanes, Lease, MemoryStore, NextTurn, RedisStore,
-    Reserve, Reserved, Scope, Store, Tended, Turn,
+    Asker, Cancel, Change, Check, Checked, Granted, Lane, Lanes, Lease, MemoryStore, NextTurn, RecordState,
+    RedisStore, Reserve, Reserved, Scope, Store, Turn,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
@@ -53,7 +53,7 @@ enum Answer {
     Reserved(Reserved),
     Checked(Checked, Vec<Decision>),
     Cancelled(bool),
-    Tended(Tended),
+    Record(RecordState),
     /// The call is one that no store decides on.
     Invalid(String),
     Nothing,
@@ -74,7 +74,7 @@ enum Call<'a> {
     Check { costs: Costs<'a> },
     Cancel(&'a Held, Option<Lane<'a>>),
     Reset,
-    Tend(Change<'a>),
+    Record(Option<Change<'a>>),
 }
 
 impl<'a> Pair<'a> {
@@ -186,8 +186,8 @@ impl<'a> Pair<'a> {
                 Some((_, held)) => Call::Cancel(held, held.lane.map(|lane| lanes[usize::from(lane)])),
                 None => return Ok(()),
             },
-            Op::Tend(change) => Call::Tend(*change),
-            Op::Restart { .. } => Call::Tend(Change::Reset { limits: &restarted }),
+            Op::Record(change) => Call::Record(*change),
+            Op::Restart { .. } => Call::Record(Some(Change::Reset { limits: &restarted })),
             _ => Call::Reset,
         };
         let expected = answer(&self.memory, scope, limits, *generation, &call).await;
@@ -241,7 +241,7 @@ impl<'a> Pair<'a> {
                 self.tally.count(if *given { "given back" } else { "not given back" }, 1);
             }
             Answer::Invalid(_) => self.tally.count("invalid", 1),
-            Answer::Tended(tended) => self.tally.count("with terms", usize::from(tended.terms.is_some())),
+            Answer::Record(record) => self.tally.count("with terms", usize::from(record.terms.is_some())),
             Answer::Nothing => {}
         }
     }
@@ -269,7 +269,10 @@ async fn answer(
             let call = Cancel { scope, limits, lane: *lane, slot: *slot, charged, before, after };
             store.cancel(call).await.map(Answer::Cancelled)
         }
-        Call::Tend(change) => store.tend(scope.downstream, *change).await.map(Answer::Tended),
+        Call::Record(Some(change)) => {
+            store.update_record(scope.downstream, *change).await.map(Answer::Record)
+        }
+        Call::Record(None) => store.read_record(scope.downstream).await.map(Answer::Record),
         Call::Reset => store.reset(scope, limits).await.map(|()| Answer::Nothing),
     };
     told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))

@@ -81,7 +81,8 @@ pub enum Op {
     /// The other numbers.
     Swap,
     /// Something for the whole downstream.
-    Tend(Change<'static>),
+    /// A change of the record; none: it is read.
+    Record(Option<Change<'static>>),
 }
 
 /// How one asks who takes turns.
@@ -176,11 +177,11 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
         1 => Just(Op::Flush),
         1 => Just(Op::Swap),
-        3 => change().prop_map(Op::Tend),
+        3 => change().prop_map(Op::Record),
     ]
 }
 
-fn change() -> impl Strategy<Value = Change<'static>> {
+fn change() -> impl Strategy<Value = Option<Change<'static>>> {
     let span = || (1_u64..5_000_000).prop_map(Duration::from_micros);
     let left = || prop_oneof![2 => Just(Duration::ZERO), 1 => span()];
     let recall = (left(), prop::option::weighted(0.7, left()), 0_u64..6, 0_u64..6, any::<bool>()).prop_map(
@@ -189,15 +190,15 @@ fn change() -> impl Strategy<Value = Change<'static>> {
             Change::Recall(Recall { penalty, pause, version, generation, terms })
         },
     );
-    prop_oneof![
-        1 => Just(Change::Look),
+    let change = prop_oneof![
         3 => span().prop_map(Change::Penalize),
         2 => prop::option::weighted(0.7, span()).prop_map(Change::Pause),
         3 => Just(Change::Resume),
         2 => (0_u64..4).prop_map(|of| Change::Terms { of, text: "some {terms}\n" }),
         2 => recall,
         1 => prop_oneof![Just(Duration::ZERO), Just(Duration::MAX)].prop_map(Change::Penalize),
-    ]
+    ];
+    prop::option::weighted(0.92, change)
 }
 
 pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Value = Timeline> {

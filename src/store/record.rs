@@ -63,11 +63,9 @@ impl Status {
     }
 }
 
-/// What is to change in a downstream's record; see [`Store::tend`](super::Store::tend).
+/// What is to change in a downstream's record; see [`Store::update_record`](super::Store::update_record).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Nothing: only tell.
-    Look,
     /// No slot for so long from the store's now on. Of several the latest end counts.
     Penalize(Duration),
     /// An operator's pause for so long from the store's now on, or until somebody resumes.
@@ -128,7 +126,7 @@ impl Change<'_> {
 
 /// The answer to a [`Change`]: how the record is after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tended {
+pub struct RecordState {
     /// The store's clock when it decided.
     pub now: Micros,
     /// As in [`Reserved::epoch`](super::Reserved::epoch).

@@ -42,7 +42,7 @@ pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream
     let mut changes = store.changes(downstream);
     for _ in 0..200 {
         // A pause of a microsecond, which is a change.
-        other.tend(downstream, Change::Penalize(Duration::from_micros(1))).await.unwrap();
+        other.update_record(downstream, Change::Penalize(Duration::from_micros(1))).await.unwrap();
         // The first notice is for what may have been missed, and a second one may still be on its way.
         if timeout(Duration::from_millis(100), changes.next()).await.is_ok() {
             while timeout(Duration::from_millis(200), changes.next()).await.is_ok() {}
@@ -64,14 +64,15 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
         Change::Resume,
         Change::Terms { of: 0, text: "terms" },
     ] {
-        two.tend(&name, change).await.unwrap();
+        two.update_record(&name, change).await.unwrap();
         timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not heard"));
     }
     // Nothing changes.
-    for change in [Change::Look, Change::Terms { of: 0, text: "others" }, Change::Recall(Recall::default())] {
-        two.tend(&name, change).await.unwrap();
+    two.read_record(&name).await.unwrap();
+    for change in [Change::Terms { of: 0, text: "others" }, Change::Recall(Recall::default())] {
+        two.update_record(&name, change).await.unwrap();
     }
-    two.tend(&name, Change::Pause(None)).await.unwrap();
+    two.update_record(&name, Change::Pause(None)).await.unwrap();
     timeout(LONG, changes.next()).await.expect("the pause is heard");
     assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "once");
     assert!(futures_util::FutureExt::now_or_never(elsewhere.next()).is_none(), "another downstream's");
@@ -84,7 +85,7 @@ async fn a_broken_subscription_is_renewed() {
     let mut changes = attentive(&one, &two, "billing").await;
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
     timeout(LONG, changes.next()).await.expect("it is told that something may have been missed");
-    two.tend("billing", Change::Pause(None)).await.unwrap();
+    two.update_record("billing", Change::Pause(None)).await.unwrap();
     timeout(LONG, changes.next()).await.expect("and hears again");
 }
 
@@ -95,9 +96,10 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         let limits = limits("100/s", burst);
         let (one, two, name) = (store(redis).await, store(redis).await, unique("paused"));
         let before = reserve(&one, &name, &limits, 1, 0).await;
-        let until = one.tend(&name, Change::Penalize(Duration::from_secs(3))).await.unwrap().status.penalty;
+        let until =
+            one.update_record(&name, Change::Penalize(Duration::from_secs(3))).await.unwrap().status.penalty;
         // A shorter one changes nothing.
-        two.tend(&name, Change::Penalize(Duration::from_secs(1))).await.unwrap();
+        two.update_record(&name, Change::Penalize(Duration::from_secs(1))).await.unwrap();
         let reserved = reserve(&two, &name, &limits, 20, 0).await;
         assert_eq!(reserved.status.paused_until(), until);
         let even: Vec<Micros> = (0..20).map(|k| until.plus(Duration::from_millis(10) * k)).collect();
@@ -107,11 +109,11 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         let scope = Scope { downstream: &name, key: "" };
         let check =
             Check { scope, limits: &limits.clone().policing(), costs: Costs::Each(&[1]), generation: 0 };
-        two.tend(&name, Change::Pause(None)).await.unwrap();
+        two.update_record(&name, Change::Pause(None)).await.unwrap();
         let stopped = reserve(&one, &name, &limits, 1, 0).await;
         assert_eq!((stopped.slots.len(), stopped.next), (0, Micros::MAX));
         assert_eq!(one.check(check).await.unwrap().verdicts[0].earliest, Micros::MAX);
-        let resumed = one.tend(&name, Change::Resume).await.unwrap().status;
+        let resumed = one.update_record(&name, Change::Resume).await.unwrap().status;
         assert_eq!((resumed.penalty, resumed.pause.until), (Micros(0), Micros(0)));
         assert!(resumed.pause.version > stopped.status.pause.version);
         assert_eq!(reserve(&two, &name, &limits, 1, 0).await.slots.len(), 1);
@@ -122,12 +124,12 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
 async fn a_worker_recalls_what_the_store_forgot() {
     let redis = Redis::dedicated().await;
     let (one, two, limits) = (store(&redis).await, store(&redis).await, limits("100/s", 1));
-    let agreed = one.tend("billing", Change::Terms { of: 0, text: "first" }).await.unwrap();
+    let agreed = one.update_record("billing", Change::Terms { of: 0, text: "first" }).await.unwrap();
     assert_eq!((agreed.status.generation, agreed.terms.as_deref()), (1, Some("first")));
-    let lost = two.tend("billing", Change::Terms { of: 0, text: "second" }).await.unwrap();
+    let lost = two.update_record("billing", Change::Terms { of: 0, text: "second" }).await.unwrap();
     assert_eq!((lost.status.generation, lost.terms.as_deref()), (1, Some("first")), "one was faster");
-    two.tend("billing", Change::Terms { of: 1, text: "second" }).await.unwrap();
-    let paused = two.tend("billing", Change::Pause(None)).await.unwrap();
+    two.update_record("billing", Change::Terms { of: 1, text: "second" }).await.unwrap();
+    let paused = two.update_record("billing", Change::Pause(None)).await.unwrap();
     assert!(reserve(&one, "billing", &limits, 1, 1).await.outdated);
     assert!(!reserve(&one, "billing", &limits, 1, 2).await.outdated);
 
@@ -137,21 +139,21 @@ async fn a_worker_recalls_what_the_store_forgot() {
     assert!(forgotten.epoch > paused.epoch);
     let version = paused.status.pause.version;
     let recall = Recall { version, generation: 2, terms: Some("second"), ..Recall::default() };
-    let recalled = one.tend("billing", Change::Recall(recall)).await.unwrap();
+    let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!((recalled.status, recalled.terms), (paused.status, paused.terms));
     // What is done after a loss counts, whoever recalls what was before it.
     redis.command(&["FLUSHALL"]).await.unwrap();
-    let resumed = two.tend("billing", Change::Resume).await.unwrap().status;
-    let recalled = one.tend("billing", Change::Recall(recall)).await.unwrap();
+    let resumed = two.update_record("billing", Change::Resume).await.unwrap().status;
+    let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!(recalled.status.pause, resumed.pause, "not paused again");
     // Who knows less changes nothing.
     let less =
         Recall { version: 0, generation: 1, terms: Some("first"), pause: Some(Duration::ZERO), ..recall };
-    assert_eq!(two.tend("billing", Change::Recall(less)).await.unwrap().status, recalled.status);
+    assert_eq!(two.update_record("billing", Change::Recall(less)).await.unwrap().status, recalled.status);
     // The record outlives its terms: an eviction.
     redis.command(&["DEL", "paced:{billing}:terms"]).await.unwrap();
-    assert_eq!(two.tend("billing", Change::Look).await.unwrap().terms, None);
-    let again = two.tend("billing", Change::Recall(recall)).await.unwrap();
+    assert_eq!(two.read_record("billing").await.unwrap().terms, None);
+    let again = two.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!((again.status, again.terms.as_deref()), (recalled.status, Some("second")));
 }
 
@@ -197,7 +199,7 @@ async fn an_error_that_is_answered_drops_no_connection() {
     redis.command(&["LPUSH", "paced:{billing}:terms", "no text"]).await.unwrap();
     let before = connections(&redis).await;
     for _ in 0..5 {
-        let error = store.tend("billing", Change::Look).await.unwrap_err();
+        let error = store.read_record("billing").await.unwrap_err();
         assert!(error.to_string().contains("WRONGTYPE"), "{error}");
         reserve(&store, "other", &limits("1000/s", 1), 1, 0).await;
     }
@@ -216,7 +218,7 @@ async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
     let before = connections(&redis).await;
     let other = store(&redis).await;
     // Once there is a later instant to write down it cannot be looked at either.
-    while other.tend("billing", Change::Look).await.is_ok() {}
+    while other.read_record("billing").await.is_ok() {}
     for _ in 0..3 {
         assert!(shaper.reserve("any").await.is_err(), "it refuses");
     }

@@ -6,7 +6,7 @@
 --         farthest slot that it was granted, when it was answered last; then those of the change
 --       2 the channel on which changes are told, 3 the downstream
 --       4 the change, and its numbers:
---         'look'
+--         'read'
 --         'penalize', for how long
 --         'pause', for how long (-1: until somebody resumes)
 --         'resume'

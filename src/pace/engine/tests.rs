@@ -1,0 +1,159 @@
+//! The engine by itself: with callers, a store in memory, and paused time.
+
+use std::time::Duration;
+
+use super::*;
+use crate::pace::release::clock::TokioClock;
+use crate::pace::{Caller, OnLimit, testing};
+use crate::store::MemoryStore;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Admits those of a cost up to this.
+struct UpTo(u32);
+
+impl Admission<Caller> for UpTo {
+    fn admits(&self, caller: &Caller) -> bool {
+        caller.cost <= self.0
+    }
+}
+
+/// An engine that is driven, and what it told.
+struct Driven {
+    engine: Engine<Caller>,
+    wakeups: Wakeups,
+    store: Arc<MemoryStore>,
+    start: Instant,
+    /// Who was released, and how many ms after the start.
+    released: Vec<(u64, u128)>,
+    refused: Vec<(u64, Refusal)>,
+    /// How often it went round.
+    turns: usize,
+}
+
+impl Driven {
+    fn new(settings: Settings) -> Self {
+        let store = Arc::new(MemoryStore::new());
+        let engine = Engine::new(settings, Arc::clone(&store) as Arc<dyn Store>);
+        let wakeups = engine.wakeups(&TokioClock);
+        Self { engine, wakeups, store, start: Instant::now(), released: vec![], refused: vec![], turns: 0 }
+    }
+
+    fn offer(&mut self, seqs: std::ops::Range<u64>) {
+        seqs.for_each(|seq| self.engine.offer(Caller::new(seq)));
+    }
+
+    /// Drives it for so long.
+    async fn run(&mut self, span: Duration) {
+        let end = Instant::now() + span;
+        let mut effects = vec![];
+        while Instant::now() < end {
+            self.turns += 1;
+            self.engine.tick(Instant::now(), &UpTo(100));
+            self.engine.take_effects(&mut effects);
+            for effect in effects.drain(..) {
+                match effect {
+                    Effect::Release(held) => {
+                        let after = Instant::now() - self.start;
+                        self.released.push((held.waiter.seq, after.as_millis()));
+                        self.engine.sent(Some(MS));
+                    }
+                    Effect::Refuse(caller, refusal) => self.refused.push((caller.seq, refusal)),
+                    Effect::Prepare(_) | Effect::Follow(_) | Effect::DropStale => {}
+                }
+            }
+            self.engine.next(&mut self.wakeups, Some(end)).await;
+        }
+    }
+
+    fn seqs(&self) -> Vec<u64> {
+        self.released.iter().map(|(seq, _)| *seq).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_is_released_at_its_slot_and_nothing_turns_in_vain() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..100);
+    driven.run(Duration::from_secs(1)).await;
+    let expected: Vec<(u64, u128)> = (0..100).map(|seq| (seq, u128::from(seq) * 10)).collect();
+    assert_eq!(driven.released, expected);
+    // One turn for each slot, and some for each call.
+    assert!(driven.turns < 200, "{} turns", driven.turns);
+    driven.run(Duration::from_secs(60)).await;
+    assert!(driven.engine.is_idle() && driven.turns < 210, "{} turns", driven.turns);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_admitted_or_not_waited_for_gets_no_slot() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.engine.offer(Caller { cost: 101, ..Caller::new(0) });
+    driven.engine.offer(Caller { is_live: false, ..Caller::new(1) });
+    driven.offer(2..4);
+    driven.run(100 * MS).await;
+    assert_eq!(driven.refused, [(0, Refusal::NotAdmitted)]);
+    assert_eq!(driven.released, [(2, 0), (3, 10)], "no slot was wasted on the others");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_limits_do_not_allow_is_refused_where_they_police() {
+    let settings = Settings { on_limit: OnLimit::Reject, ..testing::settings("10/s") };
+    let mut driven = Driven::new(settings);
+    driven.offer(0..2);
+    driven.run(50 * MS).await;
+    assert_eq!(driven.released, [(0, 0)]);
+    let [(1, Refusal::Limited { lane: LaneId::DOWNSTREAM, limit: 0, earliest })] = driven.refused[..] else {
+        panic!("{:?}", driven.refused)
+    };
+    let now = driven.store.ping().await.unwrap();
+    assert_eq!(earliest.since(now), 50 * MS, "the next slot");
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_it_is_suspended_only_the_one_to_be_tried_goes() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..20);
+    driven.run(45 * MS).await;
+    assert_eq!(driven.seqs(), [0, 1, 2, 3, 4]);
+    driven.engine.suspend(Abandoned::Unreachable);
+    assert_eq!((driven.engine.release().held(), driven.engine.waiting()), (0, 15));
+    driven.run(Duration::from_secs(5)).await;
+    assert_eq!(driven.seqs().len(), 5);
+    assert!(driven.engine.try_at().is_some_and(|at| at <= Instant::now()));
+    driven.engine.try_one(Caller::new(100));
+    assert_eq!(driven.engine.try_at(), None, "one at a time");
+    driven.run(Duration::from_secs(1)).await;
+    assert_eq!(driven.seqs()[5..], [100]);
+    let turns = driven.turns;
+    driven.run(Duration::from_secs(10)).await;
+    assert!(driven.turns - turns < 20, "{} turns with nothing to do", driven.turns - turns);
+    driven.engine.resume();
+    driven.run(Duration::from_secs(1)).await;
+    assert_eq!(driven.seqs()[6..], (5..20).collect::<Vec<u64>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_gives_up_what_is_held_and_keeps_the_order() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..10);
+    driven.run(25 * MS).await;
+    driven.engine.penalize(Deadline::at(Instant::now() + Duration::from_secs(1)));
+    assert_eq!(driven.engine.release().held(), 0);
+    driven.run(Duration::from_secs(2)).await;
+    assert_eq!(driven.seqs(), (0..10).collect::<Vec<u64>>());
+    let behind: Vec<u128> = driven.released[3..].iter().map(|(_, at)| *at).collect();
+    assert!(behind[0] >= 1025 && behind.windows(2).all(|pair| pair[1] - pair[0] >= 10), "{behind:?}");
+    let told = driven.store.read_record("billing").await.unwrap();
+    assert!(told.status.penalty > Micros(0), "all replicas know");
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_its_end_all_come_back() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..10);
+    driven.engine.offer_later(Instant::now() + Duration::from_secs(9), Caller::new(10));
+    driven.run(15 * MS).await;
+    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
+    left.sort_unstable();
+    assert_eq!((driven.seqs(), left), (vec![0, 1], (2..=10).collect()));
+}
