@@ -61,6 +61,7 @@ pub mod metric;
 mod pace;
 #[cfg(feature = "daemon")]
 pub mod pipe;
+mod retry_after;
 #[cfg(feature = "dispatch")]
 pub mod sink;
 #[cfg(feature = "dispatch")]
@@ -70,6 +71,7 @@ pub mod text;
 
 pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
 pub use rate::{Amount, Period, Rate, RateError};
+pub use retry_after::retry_after;
 pub use shaper::{
     BuildError, CheckError, Limiter, LimiterBuilder, NextSlot, Reservation, ReserveError, Shaper,
     ShaperBuilder,

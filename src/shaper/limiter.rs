@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::CheckError;
 use super::batch::{Carrier, Lanes, Queue, Request, fares, submit};
-use super::cost::Cost;
+use super::cost::{Cost, Fares};
 use crate::limit::{Decision, LimitSet};
 use crate::store::{Check, Checked, Scope, Store, StoreError};
 pub use builder::LimiterBuilder;
@@ -107,6 +107,19 @@ impl Limiter {
         self.submit(key, Cost::Each(1)).answer().await
     }
 
+    /// [`Limiter::check_cost`] without awaiting: for callers that must not. `None` where the store cannot decide in this
+    /// process, and nothing was decided.
+    ///
+    /// # Errors
+    /// As [`Limiter::check_cost`].
+    pub fn try_check(&self, key: &str, cost: u32) -> Option<Result<Decision, CheckError>> {
+        let cost = Cost::Each(cost);
+        if let Err(misfit) = cost.check(&self.core.limits) {
+            return Some(Err(misfit.into()));
+        }
+        self.core.decide_at_once(self.core.lane_of(key), &cost)
+    }
+
     /// [`Limiter::check`] for what costs more than 1: all of it fits now, or nothing is taken.
     ///
     /// Cancel safety as of [`Limiter::check`].
@@ -171,6 +184,9 @@ impl Limiter {
         if let Err(misfit) = cost.check(&self.core.limits) {
             return Pending::Refused(misfit.into());
         }
+        if let Some(answer) = self.core.decide_at_once(self.core.lane_of(key), &cost) {
+            return Pending::Decided(answer);
+        }
         let (answer, decided) = oneshot::channel();
         submit(&self.core, self.core.lane_of(key), |queue| queue.push(Request { cost, answer }));
         Pending::Asked(decided)
@@ -180,6 +196,7 @@ impl Limiter {
 /// A check that was submitted.
 enum Pending {
     Refused(CheckError),
+    Decided(Answer),
     Asked(oneshot::Receiver<Answer>),
 }
 
@@ -187,6 +204,7 @@ impl Pending {
     async fn answer(self) -> Answer {
         match self {
             Self::Refused(error) => Err(error),
+            Self::Decided(answer) => answer,
             Self::Asked(decided) => decided.await.unwrap_or(Err(CheckError::Stopped)),
         }
     }
@@ -200,6 +218,17 @@ impl Core {
 
     fn scope<'a>(&'a self, key: &'a str) -> Scope<'a> {
         Scope { downstream: &self.name, key }
+    }
+
+    /// The decision, where the store needs not be awaited: neither a call nor a task is made for it.
+    fn decide_at_once(&self, key: &str, cost: &Cost) -> Option<Answer> {
+        let fares = Fares::of(&self.stored, std::iter::once(cost));
+        let call =
+            Check { scope: self.scope(key), limits: &self.stored, costs: fares.costs(), generation: 0 };
+        Some(match self.store.try_check(call)? {
+            Ok(Checked { now, mut verdicts, .. }) => Ok(self.limits.decision(now, verdicts.pop()?)),
+            Err(error) => Err(error.into()),
+        })
     }
 }
 

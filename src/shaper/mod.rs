@@ -201,8 +201,8 @@ impl Shaper {
         }
     }
 
-    /// No slot lies before `until`, for every worker on this downstream, the daemon's too: for a downstream
-    /// that asks for a pause (`Retry-After`). Of several the latest counts.
+    /// No slot lies within `span` of now, for every worker on this downstream, the daemon's too: for a downstream that
+    /// asks for a pause ([`retry_after`](crate::retry_after)). Of several the latest end counts.
     ///
     /// Slots that lie before it are missed ([`Reservation::is_missed`]); [`Shaper::schedule`] gives them up
     /// and reserves anew. When it is over work goes on at the pace of its limits, without a burst. Others
@@ -213,8 +213,7 @@ impl Shaper {
     ///
     /// # Errors
     /// [`StoreError`] when the store did not do it. Nothing is paused then, but it may be tried again.
-    pub async fn penalize(&self, until: Instant) -> Result<(), StoreError> {
-        let span = until.saturating_duration_since(Instant::now());
+    pub async fn penalize(&self, span: Duration) -> Result<(), StoreError> {
         if !span.is_zero() {
             let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
             self.core.update_record(Change::Penalize(span)).await?;

@@ -189,6 +189,10 @@ impl Store for MemoryStore {
         })
     }
 
+    fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
+        Some(call.check().map(|()| self.checked(call)))
+    }
+
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             call.check()?;

@@ -235,6 +235,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// [`Store::reserve`] is not.
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>>;
 
+    /// [`Store::check`] where that needs no waiting; `None` where it does, and nothing is decided.
+    fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
+        let _ = call;
+        None
+    }
+
     /// Gives a slot back if it lies ahead and nobody took a later one; says whether it did.
     ///
     /// Cancel safe: the slot is given back, or not.
@@ -283,6 +289,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
         (**self).check(call)
+    }
+
+    fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
+        (**self).try_check(call)
     }
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {

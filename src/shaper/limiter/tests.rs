@@ -368,3 +368,31 @@ proptest! {
         })?;
     }
 }
+
+#[test]
+fn in_this_process_a_check_needs_no_runtime_and_no_task() {
+    use std::task::{Context, Waker};
+
+    let limiter = Limiter::builder("api").limit(gcra("calls", 2)).build().unwrap();
+    let check = pin!(limiter.check("a"));
+    let Poll::Ready(decision) = check.poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("it waits")
+    };
+    let decision = decision.unwrap();
+    assert_eq!((decision.allowed, decision.remaining), (true, 1));
+    let decision = limiter.try_check("a", 1).expect("decided here").unwrap();
+    assert_eq!((decision.allowed, decision.remaining), (true, 0));
+    let denied = limiter.try_check("a", 1).unwrap().unwrap();
+    assert!(!denied.allowed && denied.retry_after <= ms(100), "{denied:?}");
+    assert!(limiter.try_check("b", 2).unwrap().unwrap().allowed, "each key has its own");
+    let error = limiter.try_check("b", 3).unwrap().unwrap_err();
+    assert!(matches!(error, CheckError::CostTooLarge { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_must_be_awaited_decides_nothing_at_once() {
+    let bench = Bench::new();
+    let limiter = limiter(gcra("calls", 2), &bench);
+    assert!(limiter.try_check("a", 1).is_none());
+    assert_eq!(limiter.check("a").await.unwrap().remaining, 1, "nothing was taken before");
+}

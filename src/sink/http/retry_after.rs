@@ -1,101 +1,28 @@
-//! `Retry-After`: seconds, or a date.
+//! The `Retry-After` of an answer.
 
 use std::time::Duration;
 
 use hyper::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
-use jiff::Timestamp;
-use jiff::fmt::rfc2822::DateTimeParser;
-use jiff::fmt::strtime;
-use jiff::tz::TimeZone;
 
-use crate::time::wall_now;
+use crate::retry_after;
 
-/// A downstream that asks for more is asked again after this.
-const LONGEST: Duration = Duration::from_secs(86_400);
-
-/// How long the downstream asks to wait, at most a day; `None` when it does not say, or unclearly.
+/// How long the downstream asks to wait; `None` when it does not say, or unclearly.
 pub(super) fn read(headers: &HeaderMap) -> Option<Duration> {
-    let text = text(headers, &RETRY_AFTER)?;
-    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        // What does not fit 64 bits is over a day too.
-        let seconds = text.parse().unwrap_or(u64::MAX);
-        return Some(Duration::from_secs(seconds).min(LONGEST));
-    }
-    let until = date(text)?;
-    // By the server's own clock, if it says what that shows.
-    let now = self::text(headers, &DATE)
-        .and_then(date)
-        .or_else(|| Timestamp::from_microsecond(wall_now().0).ok())?;
-    let wait = until.as_second().saturating_sub(now.as_second());
-    Some(Duration::from_secs(u64::try_from(wait).unwrap_or(0)).min(LONGEST))
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
-}
-
-/// An HTTP-date: RFC 9110 takes its form from RFC 2822, and has two older ones that are still to be read.
-fn date(text: &str) -> Option<Timestamp> {
-    static PARSER: DateTimeParser = DateTimeParser::new();
-    PARSER.parse_timestamp(text).ok().or_else(|| {
-        let older = ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"];
-        let read = |format| strtime::parse(format, text).ok()?.to_datetime().ok();
-        let at = older.into_iter().find_map(read)?;
-        Some(at.to_zoned(TimeZone::UTC).ok()?.timestamp())
-    })
+    let text = |name: &HeaderName| headers.get(name)?.to_str().ok();
+    retry_after(text(&RETRY_AFTER)?, text(&DATE))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn after(retry_after: &str, date: Option<&str>) -> Option<u64> {
+    #[test]
+    fn both_fields_are_read() {
         let mut headers = HeaderMap::new();
-        headers.insert(RETRY_AFTER, retry_after.parse().unwrap());
-        if let Some(date) = date {
-            headers.insert(DATE, date.parse().unwrap());
-        }
-        read(&headers).map(|wait| wait.as_secs())
-    }
-
-    #[test]
-    fn seconds() {
-        for (text, seconds) in
-            [("0", 0), ("7", 7), (" 7 ", 7), ("86401", 86_400), ("99999999999999999999999", 86_400)]
-        {
-            assert_eq!(after(text, None), Some(seconds), "{text}");
-        }
-        for text in ["", "-1", "1.5", "7s", "soon", "+7"] {
-            assert_eq!(after(text, None), None, "{text}");
-        }
-        assert_eq!(read(&HeaderMap::new()), None);
-    }
-
-    #[test]
-    fn dates_by_the_servers_clock() {
-        let date = Some("Sun, 06 Nov 1994 08:49:37 GMT");
-        for (text, seconds) in [
-            ("Sun, 06 Nov 1994 08:49:37 GMT", 0),
-            ("Sun, 06 Nov 1994 08:50:00 GMT", 23),
-            ("Sat, 05 Nov 1994 08:50:00 GMT", 0),
-            ("Sun, 06 Nov 2044 08:49:37 GMT", 86_400),
-            ("Sunday, 06-Nov-94 08:50:00 GMT", 23),
-            ("Sun Nov  6 08:50:00 1994", 23),
-        ] {
-            assert_eq!(after(text, date), Some(seconds), "{text}");
-        }
-        assert_eq!(after("Sun, 99 Nov 1994 08:49:37 GMT", date), None);
-    }
-
-    #[test]
-    fn dates_by_the_wall_clock_when_the_server_does_not_say() {
-        let now = Timestamp::from_microsecond(wall_now().0).unwrap();
-        let at = |seconds| {
-            let at = now + jiff::SignedDuration::from_secs(seconds);
-            jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at).unwrap()
-        };
-        assert_eq!(after(&at(-60), None), Some(0));
-        let wait = after(&at(3600), Some("nonsense")).unwrap();
-        assert!((3500..=3600).contains(&wait), "{wait}");
+        assert_eq!(read(&headers), None);
+        headers.insert(RETRY_AFTER, "Sun, 06 Nov 1994 08:50:00 GMT".parse().unwrap());
+        assert_eq!(read(&headers), Some(Duration::ZERO), "long ago");
+        headers.insert(DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
+        assert_eq!(read(&headers), Some(Duration::from_secs(23)));
     }
 }
