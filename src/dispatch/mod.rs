@@ -6,7 +6,7 @@
 //!           validate  hold until the slot                 dead-letter
 //! ```
 //!
-//! The engine ([`crate::pace`]) owns the jobs that wait, asks for slots and holds each job until its own; a flight
+//! The engine (`src/pace`) owns the jobs that wait, asks for slots and holds each job until its own; a flight
 //! takes one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the
 //! engine asks whether jobs may go now, and those that may not are dead-lettered.
 

@@ -147,7 +147,7 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                () = self.engine.next(wakeups, trial) => {}
+                // What flights tell may close the gate for slots that come now.
                 Some(event) = events.recv() => {
                     self.note(event);
                     let more = std::iter::from_fn(|| events.try_recv().ok());
@@ -155,6 +155,7 @@ impl Worker {
                 }
                 Some(step) = steps.next() => self.stepped(step),
                 options = news.next() => self.reload((*options).clone()),
+                () = self.engine.next(wakeups, trial) => self.apply(),
                 delivery = source.next(), if is_open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
                     let is_end = delivery.is_none();
@@ -280,7 +281,7 @@ impl Worker {
             Event::Pause(end) => self.engine.penalize(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Landed(landed) => {
-                self.engine.sent(landed.took);
+                self.engine.on_sent(landed.took);
                 self.judge(landed);
             }
         }

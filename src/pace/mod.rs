@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`backlog`] | those who wait for a slot, first in, first out within each lane and priority |
 //! | [`schedule`] | whose turn it is, when to ask the store, and for how many |
-//! | [`pacing`] | what one replica goes by while the store is away |
+//! | [`pacing`] | what one replica paces by, as the store is there or away; its calls for slots, its lease and its clock |
 //! | [`terms`] | what all replicas hold in common: the limits in force, and pauses |
 //! | [`release`] | those who hold a slot until it comes, how many may be sent at once, and the release clock |
 

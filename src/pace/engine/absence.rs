@@ -40,7 +40,7 @@ impl<W: Waiter> Engine<W> {
             (0, false) => {
                 tracing::warn!(downstream, %error, "no slots while the store is away; jobs are held");
             }
-            _ => tracing::debug!(downstream, %error, "the store is still away"),
+            _ => tracing::debug!(downstream, %error, "the store still gives no slots"),
         }
         self.pacing.reserve_at(now + at_most.mul_f64(0.5 + 0.5 * fastrand::f64()));
     }
@@ -92,14 +92,14 @@ impl<W: Waiter> Engine<W> {
 
     /// Releases those who wait without a slot, where nothing paces.
     pub(super) fn release_openly(&mut self, now: Instant, admission: &impl Admission<W>) {
-        if !self.pacing.state.is_open() || self.terms.pauses.is_paused() {
+        let is_open = self.pacing.state.is_open() && !self.is_ahead_of_driver();
+        if !is_open || self.terms.pauses.is_paused() {
             return;
         }
         let slot = self.pacing.slots.store_now().unwrap_or_else(wall_now);
         let deadline = Deadline::at(now);
         if self.pacing.is_suspended() {
-            let trial = if self.release.is_quiet() { self.pacing.take_trial() } else { None };
-            if let Some(waiter) = trial {
+            if let Some(waiter) = self.take_trial(now, admission) {
                 self.release.hold_at_once(Held { waiter, slot, deadline });
             }
             return;

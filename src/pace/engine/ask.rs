@@ -18,12 +18,12 @@ pub(super) const SLACK: Duration = Duration::from_millis(5);
 impl<W: Waiter> Engine<W> {
     /// Asks for slots for those whose turn it is, unless it is too early or a call is under way.
     pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
-        if self.pacing.is_calling() {
+        if self.pacing.is_calling() || self.is_ahead_of_driver() {
             return;
         }
         let call = if self.pacing.is_suspended() {
             self.schedule.forget_batch_delay();
-            self.call_for_trial(now)
+            self.call_for_trial(now, admission)
         } else {
             self.call_for_next(now, admission)
         };
@@ -48,20 +48,33 @@ impl<W: Waiter> Engine<W> {
 
     /// When [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
-        if self.pacing.is_calling() || !self.may_ask() {
+        if self.pacing.is_calling() {
+            return None;
+        }
+        if self.pacing.is_suspended() {
+            return self.trial_from().filter(|_| self.pacing.has_trial());
+        }
+        if !self.may_ask() {
             return None;
         }
         let from = self.ask_from();
-        if self.pacing.is_suspended() {
-            return (self.pacing.has_trial() && self.release.is_quiet()).then_some(from);
-        }
         let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
         (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
     }
 
-    fn call_for_trial(&mut self, now: Instant) -> Option<Call<W>> {
-        let may = self.may_ask() && self.release.is_quiet() && now >= self.ask_from();
-        let waiter = if may { self.pacing.take_trial() } else { None }?;
+    /// Takes the one that is to be tried, if it may go now.
+    pub(super) fn take_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<W> {
+        self.trial_from().filter(|from| *from <= now)?;
+        let waiter = self.pacing.take_trial().filter(Waiter::is_live)?;
+        if !admission.admits(&waiter) {
+            self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
+            return None;
+        }
+        Some(waiter)
+    }
+
+    fn call_for_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
+        let waiter = if self.may_ask() { self.take_trial(now, admission) } else { None }?;
         let lane = waiter.lane();
         Some(self.call((lane, self.settings.horizon), VecDeque::from([waiter]), None, now))
     }

@@ -1,8 +1,7 @@
 //! The engine of one downstream and replica: its owners, and what crosses them.
 //!
 //! Whoever drives it offers those who wait, calls [`Engine::tick`], does what [`Engine::take_effects`] tells, and waits
-//! for [`Engine::next`]. An owner has two ends: `tick`, which does what is due, and `wake_at`, when it wants the next
-//! tick.
+//! for [`Engine::next`]. Whatever a tick does when it is due has its instant in [`Engine::wake_at`].
 
 mod absence;
 mod answers;
@@ -45,13 +44,13 @@ pub(crate) struct Engine<W> {
 /// What the driver of an engine is to do.
 #[derive(Debug)]
 pub(crate) enum Effect<W> {
-    /// The slot of this one has come. [`Engine::sent`] tells when it is over.
+    /// The slot of this one has come: it is to be sent now. The driver tells by [`Engine::on_sent`] when that is over.
     Release(Held<W>),
     /// This one gets no slot.
     Refuse(W, Refusal),
     /// Slots are being asked for: so many connections will be used at one time, and take as long to open.
     Prepare(usize),
-    /// Other settings than these are in force.
+    /// Other settings are in force than these, which were until now. Nobody is asked for before the driver goes by them.
     Follow(Arc<Settings>),
     /// Some are waited for by nobody any more.
     DropStale,
@@ -134,6 +133,7 @@ impl<W: Waiter> Engine<W> {
     /// Drops those for whom nobody waits any more.
     pub(crate) fn drop_stale(&mut self) {
         self.backlog.drop_stale();
+        self.pacing.drop_stale_trial();
         self.meters.abandoned(self.release.drop_stale(), Abandoned::Stale);
     }
 
@@ -213,8 +213,13 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// A send that [`Effect::Release`] began is over; how long the downstream took to answer, if it did.
-    pub(crate) fn sent(&mut self, took: Option<std::time::Duration>) {
+    pub(crate) fn on_sent(&mut self, took: Option<std::time::Duration>) {
         self.release.sent(took);
+    }
+
+    /// Whether the driver does not know yet that other settings are in force. Then it admits by the old ones.
+    fn is_ahead_of_driver(&self) -> bool {
+        self.effects.iter().any(|effect| matches!(effect, Effect::Follow(_)))
     }
 
     /// These do not use the slots that they have: each takes its old place in the backlog.
@@ -228,7 +233,8 @@ impl<W: Waiter> Engine<W> {
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
         let given_up = self.release.give_up_all();
         self.put_back(given_up, reason);
-        self.pacing.suspend(&self.settings, reason);
+        let trial = self.pacing.suspend(&self.settings, reason, Instant::now());
+        trial.into_iter().for_each(|waiter| self.backlog.push(waiter));
     }
 
     /// All are asked for again.
@@ -246,18 +252,28 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// From when on one can be tried; none while nobody can.
+    /// From when on another one can be tried; none while nobody can.
     pub(crate) fn try_at(&self) -> Option<Instant> {
-        let is_free = self.release.is_quiet() && !self.pacing.is_calling() && !self.pacing.has_trial();
-        let from = if self.pacing.state.is_open() { Instant::now() } else { self.ask_from() };
-        let may = self.may_ask() || (self.pacing.state.is_open() && !self.terms.pauses.is_paused());
-        (self.pacing.is_suspended() && is_free && may).then_some(from)
+        let is_free = !self.pacing.is_calling() && !self.pacing.has_trial();
+        self.trial_from().filter(|_| self.pacing.is_suspended() && is_free)
+    }
+
+    /// From when on the one that is to be tried may have a slot, or go without; none while nobody may.
+    fn trial_from(&self) -> Option<Instant> {
+        let may = if self.pacing.state.is_open() { !self.terms.pauses.is_paused() } else { self.may_ask() };
+        (may && self.release.is_quiet()).then(|| self.ask_from())
     }
 
     /// Ends: takes all who wait or hold a slot. Those that are being sent may end.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         self.meters.abandoned(self.release.held(), Abandoned::Stopped);
         let mut waiters = self.backlog.drain();
+        for effect in self.effects.drain(..) {
+            match effect {
+                Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
+                Effect::Prepare(_) | Effect::Follow(_) | Effect::DropStale => {}
+            }
+        }
         waiters.extend(self.release.give_up_all());
         waiters.extend(self.pacing.drain());
         waiters

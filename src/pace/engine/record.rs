@@ -41,7 +41,12 @@ impl<W: Waiter> Engine<W> {
                 let observed = self.observe(sent, now, epoch, received);
                 match purpose {
                     Purpose::Penalize(end) => self.terms.pauses.on_told(*end),
-                    Purpose::Recall(_) => self.terms.agreement.on_recalled(),
+                    Purpose::Recall(_) => {
+                        self.terms.agreement.on_recalled();
+                        // What was learnt of the next slots is of a record that had lost a pause, or its end.
+                        self.schedule.forget();
+                        self.pacing.reserve_by(received);
+                    }
                     Purpose::Read | Purpose::Write { .. } => {}
                 }
                 if self.on_status(status, now, epoch, observed)

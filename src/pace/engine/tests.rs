@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::*;
+use crate::pace::pacing::Fallback;
 use crate::pace::release::clock::TokioClock;
-use crate::pace::{Caller, OnLimit, testing};
-use crate::store::MemoryStore;
+use crate::pace::{Caller, OnLimit, OnUnavailable, testing};
+use crate::store::{Change, MemoryStore};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -56,7 +57,7 @@ impl Driven {
                     Effect::Release(held) => {
                         let after = Instant::now() - self.start;
                         self.released.push((held.waiter.seq, after.as_millis()));
-                        self.engine.sent(Some(MS));
+                        self.engine.on_sent(Some(MS));
                     }
                     Effect::Refuse(caller, refusal) => self.refused.push((caller.seq, refusal)),
                     Effect::Prepare(_) | Effect::Follow(_) | Effect::DropStale => {}
@@ -156,4 +157,98 @@ async fn at_its_end_all_come_back() {
     let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
     left.sort_unstable();
     assert_eq!((driven.seqs(), left), (vec![0, 1], (2..=10).collect()));
+}
+
+/// In real time every reading of the clock is a later one: what is due from now on must not be due a moment later.
+#[tokio::test]
+async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
+    let settings = Settings { on_unavailable: OnUnavailable::Local, ..testing::settings("100/s") };
+    let mut driven = Driven::new(settings);
+    driven.offer(0..1);
+    driven.run(30 * MS).await;
+    assert_eq!(driven.seqs(), [0]);
+    driven.engine.suspend(Abandoned::Unauthorized);
+    let turns = driven.turns;
+    driven.run(100 * MS).await;
+    let next = driven.engine.pacing.probe_wake_at(&driven.engine.settings);
+    assert!(next.is_some_and(|at| at > Instant::now()), "the lease is ended, and the next probe is later");
+    assert!(driven.turns - turns < 20, "{} turns", driven.turns - turns);
+    let now = Instant::now();
+    assert!(driven.engine.try_at().is_some_and(|at| at <= now));
+    driven.engine.try_one(Caller::new(1));
+    driven.run(50 * MS).await;
+    assert_eq!(driven.seqs(), [0, 1]);
+}
+
+#[tokio::test]
+async fn in_real_time_one_is_tried_while_nothing_paces() {
+    let mut driven = Driven::new(testing::settings("1/m"));
+    driven.engine.pacing.leave(Fallback { local: None, replicas: 1 }, Instant::now());
+    driven.engine.suspend(Abandoned::Unauthorized);
+    let now = Instant::now();
+    assert!(driven.engine.try_at().is_some_and(|at| at <= now));
+    driven.engine.try_one(Caller::new(7));
+    let wake = driven.engine.wake_at().expect("at once");
+    assert!(wake <= Instant::now());
+    driven.engine.tick(Instant::now(), &UpTo(100));
+    assert_eq!(driven.engine.release().held(), 0, "its slot is now");
+    let mut effects = vec![];
+    driven.engine.tick(Instant::now(), &UpTo(100));
+    driven.engine.take_effects(&mut effects);
+    assert!(matches!(&effects[..], [Effect::Release(held)] if held.waiter.seq == 7), "{effects:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_one_to_be_tried_is_looked_at_again() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..1);
+    driven.run(10 * MS).await;
+    driven.engine.suspend(Abandoned::Unauthorized);
+    driven.engine.try_one(Caller { cost: 101, ..Caller::new(1) });
+    driven.run(50 * MS).await;
+    assert_eq!(driven.refused, [(1, Refusal::NotAdmitted)]);
+    driven.engine.try_one(Caller { is_live: false, ..Caller::new(2) });
+    driven.engine.drop_stale();
+    assert!(driven.engine.try_at().is_some(), "nobody is to be tried any more");
+    driven.engine.try_one(Caller::new(3));
+    driven.engine.suspend(Abandoned::Unreachable);
+    assert_eq!(driven.engine.waiting(), 1, "not lost by a second suspension");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_asked_for_before_the_driver_goes_by_the_settings_in_force() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..1);
+    driven.run(10 * MS).await;
+    driven.engine.reload(testing::settings("1/s"));
+    driven.offer(1..2);
+    driven.engine.tick(Instant::now(), &UpTo(100));
+    assert!(!driven.engine.pacing.is_calling(), "the driver admits by the old limits");
+    let mut effects = vec![];
+    driven.engine.take_effects(&mut effects);
+    assert!(matches!(&effects[..], [Effect::Follow(_)]), "{effects:?}");
+    driven.engine.tick(Instant::now(), &UpTo(100));
+    assert!(driven.engine.pacing.is_calling());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..1);
+    driven.run(50 * MS).await;
+    // A store that is behind: the resume did not reach it.
+    let behind = Arc::new(MemoryStore::new());
+    let terms = driven.store.read_record("billing").await.unwrap().terms.unwrap();
+    behind.update_record("billing", Change::Terms { of: 0, text: &terms }).await.unwrap();
+    behind.update_record("billing", Change::Pause(None)).await.unwrap();
+    tokio::time::advance(MS).await;
+    driven.store.update_record("billing", Change::Pause(None)).await.unwrap();
+    driven.run(100 * MS).await;
+    driven.store.update_record("billing", Change::Resume).await.unwrap();
+    driven.run(100 * MS).await;
+    driven.engine.store = Arc::clone(&behind) as Arc<dyn Store>;
+    driven.offer(1..3);
+    driven.run(Duration::from_secs(10)).await;
+    assert_eq!(driven.seqs(), [0, 1, 2]);
+    assert!(!behind.read_record("billing").await.unwrap().status.is_stopped());
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::meters::Abandoned;
-use super::{OnLimit, OnUnavailable, Settings};
+use super::{OnLimit, OnUnavailable, Settings, Waiter};
 use crate::store::{BoxFuture, SlotClock, Store};
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
@@ -54,8 +54,8 @@ struct LeaseRenewal {
     replica: Arc<str>,
     /// The earliest instant to renew it.
     next_at: Instant,
-    /// It is to be ended at once.
-    ends: bool,
+    /// It is to be ended, since then.
+    ends: Option<Instant>,
 }
 
 /// Nobody is asked for, but one at a time who is to find out whether the downstream can be used again.
@@ -89,7 +89,7 @@ impl<W> Pacing<W> {
             lease: LeaseRenewal {
                 replica: format!("{:016x}", fastrand::u64(..)).into(),
                 next_at: now,
-                ends: false,
+                ends: None,
             },
             last_shared: SharedSnapshot::new(settings.lanes().count()),
             slots: Arc::default(),
@@ -107,7 +107,7 @@ impl<W> Pacing<W> {
     }
 
     /// How the call under way ended; never, where there is none. Cancel safe.
-    pub(crate) async fn reply(call: &mut Option<Call<W>>) -> (Call<W>, Reply) {
+    async fn reply(call: &mut Option<Call<W>>) -> (Call<W>, Reply) {
         let Some(under_way) = call else { return std::future::pending().await };
         let reply = under_way.reply.as_mut().await;
         match call.take() {
@@ -189,7 +189,7 @@ impl<W> Pacing<W> {
         }
         // One that takes no jobs has no share: the others go on at the whole pace.
         let ttl = if self.is_suspended() { RELEASED } else { ttl };
-        self.lease.ends = false;
+        self.lease.ends = None;
         let lease = (Arc::clone(&self.lease.replica), ttl);
         self.probe = Some(Box::pin(call::probe(Arc::clone(store), Arc::clone(settings), lease)));
     }
@@ -198,8 +198,8 @@ impl<W> Pacing<W> {
     /// each other, since jobs may come while the store is away.
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
         let counts = settings.on_unavailable == OnUnavailable::Local;
-        let ends_lease = self.lease.ends.then(Instant::now);
-        ends_lease.or_else(|| (self.state.is_absent() || counts).then_some(self.next_probe_at))
+        let asks = (self.state.is_absent() || counts).then_some(self.next_probe_at);
+        self.lease.ends.into_iter().chain(asks).min()
     }
 
     /// When [`Pacing::probe`] has something to do.
@@ -227,16 +227,18 @@ impl<W> Pacing<W> {
         self.suspension.as_ref().map(|suspension| suspension.reason)
     }
 
-    /// Asks for nobody from now on, and ends the lease where there is one.
-    pub(crate) fn suspend(&mut self, settings: &Settings, reason: Abandoned) {
-        self.suspension = Some(Suspension { reason, trial: None });
+    /// Asks for nobody from `now` on, and ends the lease where there is one. The one that was to be tried in an earlier
+    /// suspension comes back.
+    pub(crate) fn suspend(&mut self, settings: &Settings, reason: Abandoned, now: Instant) -> Option<W> {
+        let before = self.suspension.replace(Suspension { reason, trial: None });
         let counts = settings.on_unavailable == OnUnavailable::Local;
-        self.lease.ends = settings.on_limit == OnLimit::Wait || counts;
+        self.lease.ends = (settings.on_limit == OnLimit::Wait || counts).then_some(now);
+        before.and_then(|suspension| suspension.trial)
     }
 
     /// Asks for all again; the one that was to be tried comes back.
     pub(crate) fn resume(&mut self, now: Instant) -> Option<W> {
-        self.lease.ends = false;
+        self.lease.ends = None;
         (self.next_reserve_at, self.lease.next_at, self.next_probe_at) = (now, now, now);
         self.suspension.take().and_then(|suspension| suspension.trial)
     }
@@ -252,6 +254,16 @@ impl<W> Pacing<W> {
     /// The one that is to be tried.
     pub(crate) fn take_trial(&mut self) -> Option<W> {
         self.suspension.as_mut()?.trial.take()
+    }
+
+    /// Drops the one that is to be tried where nobody waits for it any more.
+    pub(crate) fn drop_stale_trial(&mut self)
+    where
+        W: Waiter,
+    {
+        if let Some(suspension) = &mut self.suspension {
+            suspension.trial.take_if(|waiter| !waiter.is_live());
+        }
     }
 
     pub(crate) fn has_trial(&self) -> bool {

@@ -10,7 +10,8 @@
 //! | `Local`, `Open`, `Rejoining` | the store refuses a call | `Held` |
 //! | `Rejoining` | the store is away again | as before: `Local` or `Open` |
 //! | `Rejoining` | the shared pace goes on, or all are back, or they were waited for long enough | `Shared` |
-//! | `Local`, `Open`, `Rejoining` | other settings: hold | `Held` |
+//! | `Local`, `Open`, `Rejoining` | other settings: hold, or `local` where nothing is known to pace by | `Held` |
+//! | `Local`, `Open` | other settings: the other of the two | `Open`, `Local` |
 //!
 //! Slots are asked of the store in `Shared` and `Held` (there, each time that the back-off is over), and of this
 //! replica's own pace in `Local` and in `Rejoining` from it. In `Open` nothing paces.
@@ -36,7 +37,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 pub(crate) enum State {
     /// By the pace that all replicas share.
     Shared,
-    /// By nothing: nobody gets a slot. So many calls failed in a row.
+    /// By nothing: nobody gets a slot. So many calls failed in a row since then.
     Held { failures: u32 },
     /// By its own share of the limits, since the store is away.
     Away(Fallback),

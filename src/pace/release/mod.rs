@@ -103,7 +103,7 @@ impl<W: Waiter> Release<W> {
         Ok(())
     }
 
-    /// Holds one whose slot a pause cannot take away: a decision of this instant.
+    /// Holds one whose slot is this instant, and no pause was known.
     pub(crate) fn hold_at_once(&mut self, held: Held<W>) {
         self.held.push(held);
     }

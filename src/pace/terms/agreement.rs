@@ -1,6 +1,7 @@
 //! Which terms are in force, as all replicas agree on them.
 //!
-//! Slots are asked for in the state `InForce` alone.
+//! Slots are asked for in the state `InForce` alone. `Lost` is left by telling the store again alone: what it has before that
+//! says nothing.
 //!
 //! | state | what happens | next state |
 //! |---|---|---|
@@ -13,7 +14,7 @@
 //! | `Outdated` | the store tells terms that cannot be gone by here | `Rejected` |
 //! | `Lost` | the store was told again what it has lost | `Outdated`; `Unknown` where no terms were known |
 //! | `Rejected` | the store tells terms that can be gone by | `InForce` |
-//! | `Rejected` | the store tells of a later generation than the rejected one | `Outdated`; `Unknown` as above |
+//! | `Rejected` | the store tells of a later generation than the rejected one, or its clock stepped | `Outdated`; `Unknown` as above |
 //! | `Rejected` | the store has no terms any more, and none were known here | `Unknown` |
 //! | `Rejected` | this replica is given other limits | `Outdated`; `Unknown` as above |
 //!
@@ -40,6 +41,8 @@ pub(crate) struct Agreement {
     is_proposing: bool,
     /// The text that is to become the store's, if its generation is still this one.
     to_write: Option<(u64, String)>,
+    /// The generation that cannot be gone by here: until there is one that can, the known terms are of no use either.
+    rejected_generation: Option<u64>,
     /// The generation of which it was logged that the configuration differs.
     warned_generation: u64,
 }
@@ -54,8 +57,8 @@ enum State {
     Outdated,
     /// The store has none, or older ones, or has lost a pause: it lost its record.
     Lost,
-    /// Those of this generation cannot be gone by here.
-    Rejected { generation: u64 },
+    /// The store has others, and they cannot be gone by here.
+    Rejected,
 }
 
 /// Terms that the store told.
@@ -112,6 +115,7 @@ impl Agreement {
             known: None,
             is_proposing: true,
             to_write: None,
+            rejected_generation: None,
             warned_generation: 0,
         }
     }
@@ -123,7 +127,7 @@ impl Agreement {
 
     /// Whether terms are known that a replica may pace by while the store is away.
     pub(crate) const fn is_usable(&self) -> bool {
-        self.known.is_some() && !matches!(self.state, State::Rejected { .. })
+        self.known.is_some() && self.rejected_generation.is_none()
     }
 
     /// Whether the store has lost its record.
@@ -141,7 +145,7 @@ impl Agreement {
         if let Some((of, text)) = &self.to_write {
             return Some(Wanted::Write { of: *of, text: text.clone() });
         }
-        let proposes = self.is_proposing && !matches!(self.state, State::Rejected { .. });
+        let proposes = self.is_proposing && self.state != State::Rejected;
         (self.state == State::Outdated || proposes).then_some(Wanted::Read)
     }
 
@@ -157,8 +161,8 @@ impl Agreement {
 
     /// What the store has need not be what it had: its clock stepped, or its record began anew.
     pub(crate) fn on_step(&mut self) {
-        if self.state == State::InForce {
-            self.state = State::Outdated;
+        if matches!(self.state, State::InForce | State::Rejected) {
+            self.state = self.unread();
         }
     }
 
@@ -176,20 +180,26 @@ impl Agreement {
 
     /// An answer of the store tells its generation, without the terms.
     pub(crate) fn on_generation(&mut self, generation: u64) {
-        let Some(known) = self.known.as_ref().map(|known| known.generation) else { return };
-        match self.state {
-            _ if generation < known => self.state = State::Lost,
-            State::InForce if generation > known => self.state = State::Outdated,
-            State::Rejected { generation: rejected } if generation > rejected => {
-                self.state = State::Outdated;
-            }
-            _ => {}
+        let known = self.known.as_ref().map(|known| known.generation);
+        let is_later = match self.state {
+            State::InForce => known.is_some_and(|known| generation > known),
+            State::Rejected => self.rejected_generation.is_none_or(|rejected| generation > rejected),
+            State::Unknown | State::Outdated | State::Lost => false,
+        };
+        if known.is_some_and(|known| generation < known) {
+            self.state = State::Lost;
+        } else if is_later {
+            self.state = self.unread();
         }
     }
 
     /// The store's record was read at its instant `now`: goes by its terms, or proposes others. Returns the limits to
     /// go by, where these change.
     pub(crate) fn on_record(&mut self, status: Status, text: Option<String>, now: Micros) -> Option<Adopted> {
+        if self.is_lost() {
+            // The store is told first what it has lost, a pause perhaps: what it has says nothing before.
+            return None;
+        }
         let generation = status.generation;
         let known = self.known.as_ref();
         if known.is_some_and(|known| generation < known.generation || text.is_none()) {
@@ -200,6 +210,7 @@ impl Agreement {
         if text.is_none() && known.is_none() {
             // If terms were rejected before, they are gone.
             (self.state, self.is_proposing) = (State::Unknown, true);
+            self.rejected_generation = None;
         }
         if self.is_proposing && self.propose(generation, text.as_deref()) {
             return None;
@@ -207,17 +218,17 @@ impl Agreement {
         let text = text?;
         let is_same = |known: &Known| known.generation == generation && known.text == text;
         if self.known.as_ref().is_some_and(is_same) {
-            self.state = State::InForce;
+            (self.state, self.rejected_generation) = (State::InForce, None);
             return None;
         }
         match self.adopt(generation, text, now) {
             Ok(adopted) => Some(adopted),
             Err(error) => {
-                if self.state != (State::Rejected { generation }) {
+                self.state = State::Rejected;
+                if self.rejected_generation.replace(generation) != Some(generation) {
                     let downstream = self.given.downstream.as_str();
                     tracing::error!(downstream, generation, %error, "nothing is released: no terms to go by");
                 }
-                self.state = State::Rejected { generation };
                 None
             }
         }
@@ -279,7 +290,7 @@ impl Agreement {
             tracing::info!(downstream, generation, rate, "other terms are in force: so many jobs a second");
         }
         self.known = Some(Known { generation, text, terms, next_end });
-        self.state = State::InForce;
+        (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override })
     }
 
@@ -307,7 +318,8 @@ impl Agreement {
     pub(crate) fn give(&mut self, given: Settings, now: Micros) -> Settings {
         self.own = given.terms();
         self.is_proposing = true;
-        if matches!(self.state, State::Rejected { .. }) {
+        self.rejected_generation = None;
+        if self.state == State::Rejected {
             self.state = self.unread();
         }
         let before = std::mem::replace(&mut self.given, given);

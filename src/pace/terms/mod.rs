@@ -31,7 +31,7 @@ pub(crate) struct SharedTerms {
 pub(crate) struct Circumstances {
     /// The store is away: nothing is asked of it but whether it is there.
     pub(crate) is_away: bool,
-    /// Slots are asked for, so that the answers tell what holds.
+    /// Slots are asked for, now or once a back-off is over, so that the answers tell what holds.
     pub(crate) are_slots_asked_for: bool,
     /// Somebody waits, or holds a slot.
     pub(crate) somebody_waits: bool,

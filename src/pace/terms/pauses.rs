@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | none | a pause is learnt of | [`PauseChange::Until`] |
 //! | paused | its end moves by more than [`SLACK`] | [`PauseChange::Until`] |
-//! | paused | its end moves by less | nothing: the mapping between two clocks moves by as much |
+//! | paused | its end moves by less | slots are asked for that much later or earlier: the mapping between two clocks moves by as much |
 //! | paused | its end has passed | [`PauseChange::Over`] |
 //! | paused | somebody resumes before that | [`PauseChange::Resumed`] |
 

@@ -50,7 +50,7 @@ fn rejected() -> Agreement {
     let mut agreement = in_force();
     agreement.on_generation(4);
     assert!(agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
-    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    assert_eq!(agreement.state, State::Rejected);
     agreement
 }
 
@@ -90,7 +90,7 @@ fn somebody_else_was_faster_with_a_proposal() {
 fn unknown_to_rejected() {
     let mut agreement = Agreement::new(testing::settings("5/s"));
     assert!(agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
-    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    assert_eq!(agreement.state, State::Rejected);
     assert_eq!((agreement.settled(), agreement.wanted()), (None, None), "it is read now and then anyway");
     assert!(agreement.on_record(status(0), None, NOW).is_none());
     assert_eq!(agreement.state, State::Unknown, "those terms are gone");
@@ -130,6 +130,9 @@ fn in_force_or_outdated_to_lost() {
     let mut agreement = in_force();
     agreement.on_loss();
     assert_eq!((agreement.is_lost(), agreement.memory()), (true, Some((3, text("5/s")))));
+    // It is a pause that the store has lost: its terms are the same.
+    assert!(agreement.on_record(status(3), Some(text("5/s")), NOW).is_none());
+    assert!(agreement.is_lost(), "until the store was told again");
 }
 
 #[test]
@@ -154,13 +157,22 @@ fn rejected_to_in_force_and_to_outdated() {
     let mut agreement = rejected();
     assert!(!agreement.is_usable(), "nobody knows what is in force");
     agreement.on_generation(4);
-    agreement.on_step();
-    assert_eq!(agreement.state, State::Rejected { generation: 4 });
+    assert_eq!(agreement.state, State::Rejected);
     assert!(agreement.on_record(status(5), Some(text("6/s")), NOW).is_some());
     assert_eq!(agreement.settled(), Some(5));
     let mut agreement = rejected();
     agreement.on_generation(5);
     assert_eq!((agreement.state, agreement.wanted()), (State::Outdated, Some(Wanted::Read)));
+    let mut agreement = rejected();
+    agreement.on_step();
+    assert_eq!((agreement.state, agreement.is_usable()), (State::Outdated, false), "as little as before");
+    agreement.on_loss();
+    agreement.on_recalled();
+    assert!(!agreement.is_usable() && agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    agreement.on_record(status(4), Some(unreadable()), NOW);
+    agreement.on_generation(5);
+    assert_eq!(agreement.state, State::Unknown, "none were ever known");
     let mut agreement = rejected();
     let settings = agreement.give(testing::settings("8/s"), NOW);
     assert_eq!((agreement.state, rate(&settings)), (State::Outdated, 5.0), "as before, until all agree");
