@@ -32,26 +32,26 @@ pub enum Kind {
     Histogram(&'static [f64]),
 }
 
-/// Of how late the release clock is: 10 µs apart where it should be, 1 s at the end.
+/// For how late the release clock is: 10 µs apart where it should be, 1 s at the end.
 const LATENESS: &[f64] = &[
     0.000_01, 0.000_02, 0.000_03, 0.000_04, 0.000_05, 0.000_06, 0.000_07, 0.000_08, 0.000_09, 0.000_1,
     0.000_125, 0.000_15, 0.000_2, 0.000_25, 0.000_3, 0.000_4, 0.000_5, 0.000_75, 0.001, 0.001_5, 0.002,
     0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0,
 ];
 
-/// Of questions and answers over a network.
+/// For questions and answers over a network.
 const ROUND_TRIP: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 30.0,
 ];
 
-/// Of waiting, up to six hours.
+/// For waiting, up to six hours.
 const WAIT: &[f64] = &[
     0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     1800.0, 3600.0, 7200.0, 21_600.0,
 ];
 
-/// Of slots in one call: the store grants up to 1024.
+/// For slots in one call: the store grants up to 1024.
 const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {

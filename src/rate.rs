@@ -177,7 +177,7 @@ impl FromStr for Rate {
         let Period::Micros(unit) = written.unit else {
             return Err(RateError::QuotaUnit(text.to_owned()));
         };
-        // Of two u64: never more than a u128.
+        // The product of two u64 is never more than a u128 holds.
         let micros = u128::from(written.number) * u128::from(unit);
         Self::reduced(written.count, micros, || text.to_owned())
     }

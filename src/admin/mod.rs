@@ -9,7 +9,7 @@ mod health;
 mod pages;
 mod server;
 
-pub(crate) use api::{Access, Api, Desk, OwnTerms, api};
+pub(crate) use api::{Access, Api, Operations, OwnTerms, api};
 pub(crate) use health::{Readiness, StoreProbe};
 pub(crate) use pages::pages;
 pub(crate) use server::{Server, bind};

@@ -19,7 +19,7 @@ use super::tags::{Frame, Tags};
 use super::topology::short;
 use super::window::Unsettled;
 
-/// So many settled deliveries are written at once.
+/// The most settled deliveries that are written at once.
 const GROUP: usize = 64;
 
 /// A settled delivery waits no longer than this for its group.

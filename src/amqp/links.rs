@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::address::Address;
 use super::budget::Account;
 use super::gate::Gate;
-use super::status::{Lines, Roll};
+use super::status::{ConnectionStates, Lines};
 use super::supervisor::{Line, Supervisor};
 use super::suspicion::Suspicion;
 use super::valve::Meter;
@@ -65,7 +65,7 @@ impl Why {
 #[derive(Debug)]
 pub(super) struct Links {
     address: Address,
-    roll: Arc<Roll>,
+    states: Arc<ConnectionStates>,
     lines: Lines,
     /// True for downstreams that ended the shared connection.
     guilty: BTreeMap<String, watch::Sender<bool>>,
@@ -79,7 +79,7 @@ impl Links {
     pub(super) fn new(address: Address, downstreams: impl Iterator<Item = String>) -> Arc<Self> {
         Arc::new(Self {
             address,
-            roll: Arc::default(),
+            states: Arc::default(),
             lines: Lines::default(),
             guilty: downstreams.map(|name| (name, watch::Sender::new(false))).collect(),
             suspicion: Mutex::default(),
@@ -144,13 +144,13 @@ impl Links {
         lost_early: Option<Box<dyn Fn() + Send + Sync>>,
     ) -> Line {
         let (sender, line) = watch::channel(first.clone());
-        self.roll.call(&purpose, false);
+        self.states.set(&purpose, false);
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).push((purpose.clone(), line.clone()));
         let supervisor = Supervisor {
             address: self.address.clone(),
             purpose,
             line: sender,
-            roll: Arc::clone(&self.roll),
+            states: Arc::clone(&self.states),
             meter: meter.cloned(),
             lost_early,
             stop: self.stopping.clone(),

@@ -63,7 +63,7 @@ use gate::Gate;
 use links::{Link, Links, Why};
 use replies::Replies;
 use source::{Route, Slot, Subscriber};
-use ticket::Desk;
+use ticket::Settlement;
 use topology::Names;
 
 use crate::metric;
@@ -73,7 +73,7 @@ use crate::metric;
 pub struct Options {
     /// The broker.
     pub address: Address,
-    /// Of every exchange and queue.
+    /// What the names of all exchanges and queues begin with.
     pub prefix: String,
     /// False: exchanges and queues are checked passively only.
     pub declare: bool,
@@ -197,7 +197,7 @@ impl Amqp {
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
         let link = self.consuming.clone().ok_or_else(unknown)?;
-        let desk = Desk {
+        let settlement = Settlement {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
@@ -216,7 +216,7 @@ impl Amqp {
         };
         let attached = self.attached.get(downstream).ok_or_else(unknown)?.clone();
         let (subscriber, source) = Subscriber::new(
-            desk,
+            settlement,
             Route::new(&self.links, link, downstream),
             self.closing.child_token(),
             attached,

@@ -21,7 +21,7 @@ use super::guard::take_mark;
 use super::links::{Link, Why};
 use super::message::message;
 use super::supervisor::up;
-use super::ticket::{AmqpTicket, Desk, Subscription};
+use super::ticket::{AmqpTicket, Settlement, Subscription};
 use super::topology::short;
 use super::weight::weight;
 use super::window::{Bounds, Consuming, Sizes};
@@ -131,7 +131,7 @@ pub(super) async fn flush(slot: &Slot) -> bool {
 
 /// Keeps one downstream consumed.
 pub(super) struct Subscriber {
-    desk: Arc<Desk>,
+    settlement: Arc<Settlement>,
     arrivals: mpsc::UnboundedSender<Delivery>,
     /// As many messages as the dispatcher wants unsettled at once; 0: nothing is to be consumed.
     window: watch::Receiver<u16>,
@@ -167,14 +167,14 @@ enum Attached {
 
 impl Subscriber {
     pub(super) fn new(
-        desk: Desk,
+        settlement: Settlement,
         route: Route,
         closing: CancellationToken,
         attached: watch::Sender<bool>,
         slot: Slot,
     ) -> (Self, AmqpSource) {
         let (sender, arrivals) = mpsc::unbounded_channel();
-        let wanted = desk.downstream.prefetch;
+        let wanted = settlement.downstream.prefetch;
         let (tell, window) = watch::channel(wanted.max(1));
         let (idle, is_idle) = watch::channel(true);
         let source = AmqpSource {
@@ -183,11 +183,11 @@ impl Subscriber {
             wanted,
             is_paused: false,
             idle: is_idle,
-            account: Arc::clone(&desk.account),
+            account: Arc::clone(&settlement.account),
             closing: closing.clone(),
         };
         let subscriber = Self {
-            desk: Arc::new(desk),
+            settlement: Arc::new(settlement),
             arrivals: sender,
             window,
             idle,
@@ -273,8 +273,8 @@ impl Subscriber {
     fn separate(&mut self, why: Why) {
         self.gives_back = false;
         self.idle.send_replace(true);
-        let name = self.desk.downstream.name.clone();
-        if self.route.separate(&name, &self.desk.account) {
+        let name = self.settlement.downstream.name.clone();
+        if self.route.separate(&name, &self.settlement.account) {
             warn!(
                 downstream = name,
                 reason = why.text(),
@@ -287,7 +287,7 @@ impl Subscriber {
 
     /// Waits for a connection and for its turn, and consumes on a channel of its own.
     async fn attach(&self, troubled: &mut Option<String>) -> Result<Attached, Error> {
-        let Desk { options, downstream, .. } = &*self.desk;
+        let Settlement { options, downstream, .. } = &*self.settlement;
         let Link { line, gate, meter } = &self.route.link;
         let mut line = line.clone();
         // Until it consumes, what is held does not matter.
@@ -342,7 +342,7 @@ impl Subscriber {
 
     /// Makes sure of the downstream's queues and consumes, all on one channel.
     async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
-        let Desk { options, downstream, .. } = &*self.desk;
+        let Settlement { options, downstream, .. } = &*self.settlement;
         self.route.link.gate.own(channel, options, downstream).await?;
         let target = self.sizes.target(self.bounds());
         // What an earlier connection brought counts too.
@@ -354,7 +354,7 @@ impl Subscriber {
 
     /// Why this downstream must not be consumed over the shared connection any more, where that is so.
     fn unfit(&self) -> Option<Why> {
-        let account = &self.desk.account;
+        let account = &self.settlement.account;
         if self.route.is_own {
             None
         } else if self.sizes.are_long(account.most(), *self.window.borrow()) {
@@ -366,7 +366,7 @@ impl Subscriber {
 
     /// What bounds the messages that are unsettled, as things are.
     fn bounds(&self) -> Bounds {
-        let (wanted, bytes) = (*self.window.borrow(), self.desk.account.allowance());
+        let (wanted, bytes) = (*self.window.borrow(), self.settlement.account.allowance());
         Bounds { wanted, bytes, shared: !self.route.is_own }
     }
 
@@ -379,7 +379,7 @@ impl Subscriber {
 
     /// Consumes with this prefetch.
     async fn subscribe(&self, channel: &Channel, prefetch: u16) -> Result<Consumer, Error> {
-        let Desk { options, downstream, .. } = &*self.desk;
+        let Settlement { options, downstream, .. } = &*self.settlement;
         let queue = options.names().queue(downstream);
         // Where it is 0 RabbitMQ gives as many as it likes.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
@@ -419,7 +419,7 @@ impl Subscriber {
         let bytes = weight(delivery.data.len(), &delivery.properties);
         self.route.link.meter.claim(delivery.data.len() as u64);
         self.sizes.note(bytes);
-        if (self.gives_back || self.closing.is_cancelled()) && self.desk.account.overruns(bytes) {
+        if (self.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
             // There is no other way: the rest of the window is on its way over a connection that others
             // need, that is to be closed, or on which an answer comes behind it.
             subscription.acker.give_back(tag);
@@ -429,13 +429,13 @@ impl Subscriber {
         let message = message(delivery.routing_key.as_str(), &delivery.properties, body.clone(), malformed);
         let ticket = AmqpTicket {
             subscription: Arc::clone(subscription),
-            desk: Arc::clone(&self.desk),
+            settlement: Arc::clone(&self.settlement),
             tag,
             redelivered: delivery.redelivered,
             routing_key: delivery.routing_key,
             properties: delivery.properties,
             body,
-            charge: self.desk.account.charge(bytes),
+            charge: self.settlement.account.charge(bytes),
         };
         // Nobody takes it where the source was dropped: then its ticket gives it back.
         let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket) });
@@ -450,6 +450,6 @@ impl Subscriber {
     }
 
     fn name(&self) -> &str {
-        &self.desk.downstream.name
+        &self.settlement.downstream.name
     }
 }

@@ -35,11 +35,11 @@ impl Status {
 
 /// The connections that ought to be up, for one gauge over all of them.
 #[derive(Debug, Default)]
-pub(super) struct Roll(Mutex<BTreeSet<String>>);
+pub(super) struct ConnectionStates(Mutex<BTreeSet<String>>);
 
-impl Roll {
+impl ConnectionStates {
     /// Notes whether the connection for `purpose` is up.
-    pub(super) fn call(&self, purpose: &str, is_up: bool) {
+    pub(super) fn set(&self, purpose: &str, is_up: bool) {
         let mut down = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = if is_up { down.remove(purpose) } else { down.insert(purpose.to_owned()) };
         // Under the lock, or an older word could be the last.

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::address::Address;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
-use super::status::Roll;
+use super::status::ConnectionStates;
 use super::valve::Meter;
 use crate::metric;
 
@@ -41,7 +41,7 @@ pub(super) struct Supervisor {
     pub(super) address: Address,
     pub(super) purpose: String,
     pub(super) line: watch::Sender<Option<Arc<Connection>>>,
-    pub(super) roll: Arc<Roll>,
+    pub(super) states: Arc<ConnectionStates>,
     /// Counts what is read.
     pub(super) meter: Option<Arc<Meter>>,
     /// Called when a connection is lost that had not held for long.
@@ -53,7 +53,7 @@ impl Supervisor {
     /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
     pub(super) async fn run(self, first: Option<Arc<Connection>>) {
         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(0);
-        let Self { address, purpose, line, roll, stop, .. } = &self;
+        let Self { address, purpose, line, states, stop, .. } = &self;
         let mut backoff = Backoff::default();
         let mut current = first;
         let mut trouble = None;
@@ -67,11 +67,11 @@ impl Supervisor {
             };
             let since = Instant::now();
             line.send_replace(Some(Arc::clone(&connection)));
-            roll.call(purpose, true);
+            states.set(purpose, true);
             let reason = tokio::select! {
                 () = stop.cancelled() => {
                     line.send_replace(None);
-                    roll.call(purpose, false);
+                    states.set(purpose, false);
                     if connection.status().connected() {
                         let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
                     }
@@ -80,7 +80,7 @@ impl Supervisor {
                 reason = lost(&connection) => reason,
             };
             line.send_replace(None);
-            roll.call(purpose, false);
+            states.set(purpose, false);
             warn!(%address, %purpose, reason, "lost the connection to RabbitMQ; reconnecting");
             trouble = Some(reason);
             if since.elapsed() >= STABLE {

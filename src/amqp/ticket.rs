@@ -57,14 +57,14 @@ impl Subscription {
 }
 
 /// What the tickets of one downstream share.
-pub(super) struct Desk {
+pub(super) struct Settlement {
     pub(super) options: Arc<Options>,
     pub(super) downstream: Downstream,
     pub(super) publisher: Publisher,
     pub(super) replies: Arc<Replies>,
     /// The consuming connection, for declarations.
     pub(super) line: Line,
-    /// Of the consuming connection.
+    /// The gate of the consuming connection.
     pub(super) gate: Arc<Gate>,
     /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
@@ -81,7 +81,7 @@ pub(super) fn publish_log(downstream: &str) -> Arc<BoundedLog> {
     })
 }
 
-impl Desk {
+impl Settlement {
     /// Publishes a dead letter; where its queue has been deleted, declares it for the next attempt.
     async fn send_dead(&self, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
         let queue = self.options.names().dead(&self.downstream.name);
@@ -117,7 +117,7 @@ fn delivery_count(properties: &BasicProperties) -> i128 {
 /// A delivery that is not settled yet. Dropped so, it goes back to its queue.
 pub(super) struct AmqpTicket {
     pub(super) subscription: Arc<Subscription>,
-    pub(super) desk: Arc<Desk>,
+    pub(super) settlement: Arc<Settlement>,
     pub(super) tag: u64,
     pub(super) redelivered: bool,
     pub(super) routing_key: ShortString,
@@ -129,7 +129,7 @@ pub(super) struct AmqpTicket {
 impl fmt::Debug for AmqpTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmqpTicket")
-            .field("downstream", &self.desk.downstream.name)
+            .field("downstream", &self.settlement.downstream.name)
             .field("tag", &self.tag)
             .field("bytes", &self.charge.bytes())
             .field("live", &self.is_live())
@@ -176,7 +176,7 @@ impl Ticket for AmqpTicket {
     }
 
     fn may_be_given_back(&self) -> bool {
-        self.desk.downstream.queue.is_none() && delivery_count(&self.properties) < MOST_DELIVERIES
+        self.settlement.downstream.queue.is_none() && delivery_count(&self.properties) < MOST_DELIVERIES
     }
 
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
@@ -221,7 +221,7 @@ impl AmqpTicket {
     /// Publishes until it is confirmed; false where the delivery is not live any more, or the errand is
     /// one to give up.
     async fn until_done(&self, errand: &Errand) -> bool {
-        let (downstream, what) = (&self.desk.downstream.name, errand.name());
+        let (downstream, what) = (&self.settlement.downstream.name, errand.name());
         let mut backoff = Backoff::default();
         let mut troubled = false;
         let mut failures = 0;
@@ -230,7 +230,7 @@ impl AmqpTicket {
                 Ok(()) => {
                     if troubled {
                         let line = || info!(%downstream, "published a {what} after all");
-                        self.desk.log.line("done", line);
+                        self.settlement.log.line("done", line);
                     }
                     return true;
                 }
@@ -238,12 +238,12 @@ impl AmqpTicket {
                     failures += u32::from(!is_brokers(&error));
                     if errand.is_lost(&error, failures) {
                         let line = || warn!(%downstream, %error, "cannot publish a {what}; gave it up");
-                        self.desk.log.line("given-up", line);
+                        self.settlement.log.line("given-up", line);
                         return false;
                     }
                     if !troubled {
                         let line = || warn!(%downstream, %error, "cannot publish a {what}; trying on");
-                        self.desk.log.line("trying-on", line);
+                        self.settlement.log.line("trying-on", line);
                         troubled = true;
                     }
                     tokio::time::sleep(backoff.next()).await;
@@ -254,18 +254,18 @@ impl AmqpTicket {
     }
 
     async fn publish(&self, errand: &Errand) -> Result<(), PublishError> {
-        let publisher = &self.desk.publisher;
+        let publisher = &self.settlement.publisher;
         match errand {
             Errand::Bury { letter, at } => {
                 let frame_max = publisher.frame_max();
                 let properties =
                     letter::dead_letter(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
-                self.desk.send_dead(properties, &self.body).await
+                self.settlement.send_dead(properties, &self.body).await
             }
             // A requester that is gone has no queue any more: nothing is left to do then.
             Errand::Reply { queue, body } => {
                 let properties = letter::reply(self.properties.correlation_id().as_ref());
-                self.desk.replies.publish(queue, properties, body).await
+                self.settlement.replies.publish(queue, properties, body).await
             }
         }
     }

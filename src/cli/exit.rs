@@ -33,7 +33,7 @@ impl Exit {
         }
     }
 
-    /// Of several troubles the one to see to first: without servers nothing works, without rights
+    /// The one of several troubles to see to first: without servers nothing works, without rights
     /// little, and the rest comes after.
     pub(super) fn worst(all: impl IntoIterator<Item = Self>) -> Option<Self> {
         let weight = |exit: &Self| match exit {

@@ -16,7 +16,7 @@ use super::exit::Exit;
 use super::reload::Live;
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
-use crate::admin::{self, Access, Api, Desk, Readiness, StoreProbe};
+use crate::admin::{self, Access, Api, Operations, Readiness, StoreProbe};
 use crate::telemetry::Exporter;
 
 /// How long the connections may take to write the last acks and to close, beyond the drain.
@@ -47,8 +47,8 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
     let amqp = Amqp::start(parts::amqp(&settings)?);
     let stop = CancellationToken::new();
-    let desk = Desk::new(Arc::clone(&store), live.terms());
-    let api = Api { access: Access::new(&settings.admin), desk };
+    let operations = Operations::new(Arc::clone(&store), live.terms());
+    let api = Api { access: Access::new(&settings.admin), operations };
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
     let server = serve(watched, readiness, api)?;

@@ -21,7 +21,7 @@ pub(super) struct Document {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub key: (usize, usize),
-    /// Of a table: its header, or its key where it has none.
+    /// A table is at its header, or at its key where it has none.
     pub value: (usize, usize),
 }
 

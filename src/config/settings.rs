@@ -33,7 +33,7 @@ pub struct Settings {
 pub struct Amqp {
     /// `amqp://` or `amqps://`.
     pub url: Secret,
-    /// Of every exchange and queue.
+    /// What the names of all exchanges and queues begin with.
     pub prefix: String,
     /// False: exchanges and queues are checked passively only.
     pub declare: bool,
@@ -46,7 +46,7 @@ pub struct Amqp {
 pub struct Store {
     /// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
     pub url: Secret,
-    /// Of every key.
+    /// What all keys begin with.
     pub key_prefix: String,
     /// For downstreams that do not say otherwise.
     pub on_unavailable: OnUnavailable,
@@ -90,7 +90,7 @@ pub struct Downstream {
     pub on_limit: OnLimit,
     /// `on_unavailable`, or the store's.
     pub on_unavailable: OnUnavailable,
-    /// Of the limits: a lower one never replaces a higher one.
+    /// The revision of the limits: a lower one never replaces a higher one.
     pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,

@@ -24,7 +24,7 @@ impl Control {
     /// order), revision, horizon, concurrency and when failed jobs are tried again. They count for every job
     /// that was not yet handed to the sink. The rest stays as it was made.
     ///
-    /// Of several that come before the dispatcher looks, the last counts. Nothing happens once the dispatcher
+    /// The last of several that come before the dispatcher looks counts. Nothing happens once the dispatcher
     /// has ended.
     pub fn reload(&self, options: Options) {
         self.0.send_replace(Some(Arc::new(options)));

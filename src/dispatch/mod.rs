@@ -64,7 +64,7 @@ pub struct Options {
     pub max_pause: Duration,
     /// What becomes of the jobs while the store cannot be reached.
     pub on_unavailable: OnUnavailable,
-    /// Of the file that the limits come from: a lower one never replaces a higher one.
+    /// The revision of the file that the limits come from: a lower one never replaces a higher one.
     pub revision: Option<u64>,
     /// The most messages that the source hands out unsettled; fewer where the limits do not release as many
     /// soon, see [`window`].

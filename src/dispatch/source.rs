@@ -110,7 +110,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a job that never reached the sink.
+    /// The report of a job that never reached the sink.
     pub const UNSENT: Self = Self { attempts: 0, status: None, released_at: None };
 }
 

@@ -28,7 +28,7 @@ mod reload;
 
 use halt::{Halt, Steps};
 
-/// So many deliveries or events are taken in at once before slots are looked at again.
+/// The most deliveries, or events, that are taken in at once before slots are looked at again.
 const MAX_INPUTS_PER_TURN: usize = 32;
 
 /// A dispatcher that runs.

@@ -133,7 +133,7 @@ impl Meters {
         }
     }
 
-    /// So many slots are not used.
+    /// Counts slots that are not used.
     pub(crate) fn abandoned(&self, slots: usize, reason: Abandoned) {
         self.abandoned[reason as usize].increment(slots as u64);
     }

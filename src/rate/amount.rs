@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{LONGEST, Rate, RateError, micros, suggestion, text};
 
-/// So many units per period, as written: `1000/minute` stays a thousand a minute, where a [`Rate`]
+/// A number of units per period, as written: `1000/minute` stays a thousand a minute, where a [`Rate`]
 /// is reduced to 1 in 60 ms.
 ///
 /// At least 1 unit in at least 1 µs; at most a million units a second, in at most 366 days. The text
@@ -30,7 +30,7 @@ pub struct Amount {
 /// The period of an [`Amount`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Period {
-    /// So many microseconds. A day is 86 400 000 000 of them; a quota decides whether it means a
+    /// A number of microseconds. A day is 86 400 000 000 of them; a quota decides whether it means a
     /// day of the calendar.
     Micros(u64),
     /// A week of the calendar, from Monday on. Only quotas have it.

@@ -23,7 +23,7 @@ pub(super) struct Kept {
     pub(super) epoch: Micros,
 }
 
-/// Of a downstream that was never used.
+/// The texts of a downstream that was never used.
 pub(super) fn nothing(limits: &LimitSet) -> Vec<String> {
     vec!["none".to_owned(); 1 + limits.len()]
 }

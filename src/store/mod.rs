@@ -68,7 +68,7 @@ pub struct Reserve<'a> {
     pub ahead: Duration,
     /// Says that this replica is alive, and asks how many are; not needed with every call.
     pub lease: Option<Lease<'a>>,
-    /// Of the terms that the limits are from: slots are granted only while these are in force. 0: they
+    /// The generation of the terms that the limits are from: slots are granted only while these are in force. 0: they
     /// are nobody's business.
     pub generation: u64,
     /// Takes turns with others; not for who asks once, whenever slots are free.

@@ -13,7 +13,7 @@ pub struct Status {
     pub penalty: Micros,
     /// An operator's pause.
     pub pause: Pause,
-    /// Of the terms in force; 0: there are none.
+    /// The generation of the terms in force; 0: there are none.
     pub generation: u64,
     /// Rises with every [`Change::Reset`]; 0: there was none. What is remembered of limits from before it
     /// says nothing any more.

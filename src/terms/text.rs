@@ -56,13 +56,13 @@ struct One {
     numbers: Value,
 }
 
-/// Of the GCRA family. Periods are in µs here and below.
+/// The numbers of the GCRA family. Periods are in µs here and below.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pace {
     count: u64,
     period: u64,
-    /// Of a token bucket the capacity.
+    /// The burst; of a token bucket the capacity.
     burst: u32,
 }
 

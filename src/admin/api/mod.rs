@@ -2,7 +2,7 @@
 
 mod access;
 mod body;
-mod desk;
+mod operations;
 mod reply;
 mod view;
 
@@ -20,16 +20,16 @@ use paced::bounded_log::BoundedLog;
 use serde_json::json;
 
 pub(crate) use access::{Access, Peer};
-pub(crate) use desk::{Desk, OwnTerms};
+pub(crate) use operations::{Operations, OwnTerms};
 
 use body::Given;
-use desk::Done;
+use operations::Done;
 use reply::{Refusal, said};
 
 /// Who may ask, and who answers.
 pub(crate) struct Api {
     pub(crate) access: Access,
-    pub(crate) desk: Desk,
+    pub(crate) operations: Operations,
 }
 
 type Shared = State<Arc<Api>>;
@@ -88,17 +88,17 @@ async fn nothing() -> Refusal {
 }
 
 async fn list(State(api): Shared) -> Result<Response, Refusal> {
-    let names = api.desk.names();
-    let all = try_join_all(names.iter().map(|name| api.desk.downstream(name))).await?;
+    let names = api.operations.names();
+    let all = try_join_all(names.iter().map(|name| api.operations.downstream(name))).await?;
     Ok(said(StatusCode::OK, &json!({ "downstreams": all })))
 }
 
 async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(said(StatusCode::OK, &api.desk.downstream(&name).await?))
+    Ok(said(StatusCode::OK, &api.operations.downstream(&name).await?))
 }
 
 async fn rates(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(said(StatusCode::OK, &api.desk.rates(&name).await?))
+    Ok(said(StatusCode::OK, &api.operations.rates(&name).await?))
 }
 
 type Who = Extension<Peer>;
@@ -158,7 +158,7 @@ impl Api {
         (order, reason): Given,
     ) -> Result<Response, Refusal> {
         let reason = reason.unwrap_or_default();
-        match self.desk.carry_out(downstream, &order).await {
+        match self.operations.carry_out(downstream, &order).await {
             Ok(Done { before, after, told }) => {
                 tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
                 Ok(said(StatusCode::OK, &told))

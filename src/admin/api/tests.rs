@@ -42,7 +42,7 @@ impl Bench {
             token: Some(Secret::hidden("token")),
             allow_hosts: Vec::new(),
         });
-        let pages = api(Api { access, desk: Desk::new(Arc::clone(&store), receiver) });
+        let pages = api(Api { access, operations: Operations::new(Arc::clone(&store), receiver) });
         let local = "127.0.0.1:9750".parse().unwrap();
         Self { store, clock, own, pages: pages.layer(Extension(Peer { remote: local, local })) }
     }

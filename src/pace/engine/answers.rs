@@ -196,7 +196,7 @@ impl<W: Waiter> Engine<W> {
         observed
     }
 
-    /// So many replicas share the pace, where the store told.
+    /// Learns how many replicas share the pace, where the store told.
     fn share(&mut self, replicas: Option<u32>) {
         let Some(replicas) = replicas else { return };
         self.pacing.last_shared.set_replicas(replicas);

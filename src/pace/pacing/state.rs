@@ -50,7 +50,7 @@ pub(crate) enum State {
 pub(crate) struct Fallback {
     /// Its own pace (`Local`); none (`Open`): everything is released.
     pub(crate) local: Option<LocalPace>,
-    /// So many shared the pace when the store went away.
+    /// How many shared the pace when the store went away.
     pub(crate) replicas: u32,
 }
 

@@ -23,7 +23,7 @@ impl Concurrency {
         Self { most, sending: 0, took: None }
     }
 
-    /// So many may be sent at once from now on. Those that are being sent beyond it may end.
+    /// Sets how many may be sent at once from now on. Those that are being sent beyond it may end.
     pub(crate) const fn resize(&mut self, most: usize) {
         self.most = most;
     }

@@ -11,9 +11,9 @@ pub(crate) struct PauseGate(Mutex<Closed>);
 /// Slots before these ends are not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Closed {
-    /// Of a pause that the store does not know of yet, on this process's clock.
+    /// The end of a pause that the store does not know of yet, on this process's clock.
     pub(crate) own: Option<Deadline>,
-    /// Of the pauses that the store knows of, on its clock: compared there, as slots are, to the µs.
+    /// The end of the pauses that the store knows of, on its clock: compared there, as slots are, to the µs.
     pub(crate) until: Micros,
 }
 

@@ -205,7 +205,7 @@ impl Schedule {
         self.lanes.iter().map(|lane| lane.batching.lease()).max().unwrap_or_default()
     }
 
-    /// So many replicas share the slots.
+    /// Sets how many replicas share the slots.
     pub(crate) fn set_replicas(&mut self, replicas: u32) {
         self.lanes.iter_mut().for_each(|lane| lane.batching.set_replicas(replicas));
     }

@@ -21,7 +21,7 @@ impl Address {
         }
     }
 
-    /// Of a redirection, `HOST:PORT` without brackets; an empty host is that of the server `asked`.
+    /// The address that a redirection names, `HOST:PORT` without brackets; an empty host is that of the server `asked`.
     pub(super) fn redirected(text: &str, asked: &Self) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Some(Self::announced(host, port.parse().ok()?, asked))

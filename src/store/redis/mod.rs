@@ -40,7 +40,7 @@ use tell::{Ask, InLanes, Now, Seen, Windows};
 /// How to talk to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Of every key; without braces.
+    /// What all keys begin with; without braces.
     pub key_prefix: String,
     /// For connecting: name resolution, TLS and authentication included.
     pub connect_timeout: Duration,

@@ -22,7 +22,7 @@ struct Timeline {
     clock: Arc<ManualClock>,
     limits: LimitSet,
     held: Vec<Held>,
-    /// Of each limit, which of all that was taken from it and not given back.
+    /// Which of all that was taken was taken from each limit and not given back.
     taken: Vec<Vec<usize>>,
     count: usize,
     given_back: usize,

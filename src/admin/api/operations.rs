@@ -26,7 +26,7 @@ const TRIES: u32 = 20;
 /// For each downstream the terms of this replica's file.
 pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 
-pub(crate) struct Desk {
+pub(crate) struct Operations {
     store: Arc<dyn Store>,
     own: watch::Receiver<OwnTerms>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Done {
     pub(super) told: Value,
 }
 
-impl Desk {
+impl Operations {
     /// `own` are the terms that a store has none of yet.
     pub(crate) fn new(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Self {
         Self { store, own }
