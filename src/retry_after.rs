@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 
 use crate::time::wall_now;
 
-/// Whoever asks for more is asked again after this.
+/// The longest wait that is believed: a server that asks for more is asked again after this.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// How long the value of a `Retry-After` field asks to wait, at most a day; `None` where it says nothing clear.

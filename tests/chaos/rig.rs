@@ -197,7 +197,7 @@ impl Rig {
     }
 }
 
-/// Lets time pass in which something lasts; when that began.
+/// Lets a fault last for `span` of real time, and tells when that began. It waits for nothing.
 pub(crate) async fn rest(span: Duration) -> u64 {
     let began = stamp();
     tokio::time::sleep(span).await;

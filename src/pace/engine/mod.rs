@@ -1,7 +1,7 @@
 //! The engine of one downstream and replica: its owners, and what crosses them.
 //!
-//! Whoever drives it offers those who wait, calls [`Engine::tick`], does what [`Engine::take_effects`] tells, and waits
-//! for [`Engine::next`]. Whatever a tick does when it is due has its instant in [`Engine::wake_at`].
+//! Its driver offers waiters, calls [`Engine::tick`], does what [`Engine::take_effects`] tells, and waits for
+//! [`Engine::next`]. Whatever a tick does when it is due has its instant in [`Engine::wake_at`].
 
 mod absence;
 mod answers;
@@ -48,7 +48,7 @@ pub(crate) enum Effect<W> {
     Release(Held<W>),
     /// This one gets no slot.
     Refuse(W, Refusal),
-    /// Slots are being asked for: so many connections will be used at one time, and take as long to open.
+    /// Slots are being asked for: this many connections will be used at one time beyond those in use, and they take as long to open.
     Prepare(usize),
     /// Other settings are in force than these, which were until now. Nobody is asked for before the driver goes by them.
     Follow(Arc<Settings>),

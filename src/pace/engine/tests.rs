@@ -25,7 +25,7 @@ struct Driven {
     wakeups: Wakeups,
     store: Arc<MemoryStore>,
     start: Instant,
-    /// Who was released, and how many ms after the start.
+    /// The waiters that were released, by their numbers, each with how many ms after the start that was.
     released: Vec<(u64, u128)>,
     refused: Vec<(u64, Refusal)>,
     /// How often it went round.
@@ -251,4 +251,18 @@ async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
     driven.run(Duration::from_secs(10)).await;
     assert_eq!(driven.seqs(), [0, 1, 2]);
     assert!(!behind.read_record("billing").await.unwrap().status.is_stopped());
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_its_end_those_come_back_whom_the_driver_was_not_told_of() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    driven.offer(0..1);
+    driven.run(5 * MS).await;
+    driven.engine.offer(Caller { cost: 101, ..Caller::new(1) });
+    driven.engine.offer(Caller::new(2));
+    driven.engine.tick(Instant::now() + 10 * MS, &UpTo(100));
+    assert_eq!(driven.engine.waiting(), 0, "one is refused, and one is asked for");
+    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
+    left.sort_unstable();
+    assert_eq!(left, [1, 2]);
 }

@@ -278,7 +278,7 @@ impl<W> Pacing<W> {
     }
 }
 
-/// What ended.
+/// The call or the probe that ended, with its reply.
 pub(crate) enum Ended<W> {
     Call(Call<W>, Reply),
     Probe(Reply),

@@ -67,12 +67,14 @@ impl Concurrency {
         if self.is_enough(self.most, spacing) { usize::MAX } else { self.most }
     }
 
-    /// How many are in flight at one time, where slots lie so far apart; none before it is known how long a send takes, or
-    /// where all go at one instant.
-    pub(crate) fn at_once(&self, spacing: Duration) -> Option<usize> {
+    /// How many connections the next `waiters` will use at one time beyond those that are in use, where slots lie so far
+    /// apart; at least one.
+    pub(crate) fn connections(&self, waiters: usize, spacing: Duration) -> usize {
         let spacing = spacing.as_micros();
-        let at_once = self.took.filter(|_| spacing > 0).map(|took| took.as_micros().div_ceil(spacing))?;
-        Some(usize::try_from(at_once).unwrap_or(usize::MAX).min(self.most))
+        // Where all go at one instant, or it is not known how long a send takes, all may be in flight together.
+        let together = self.took.filter(|_| spacing > 0).map(|took| took.as_micros().div_ceil(spacing));
+        let together = together.and_then(|together| usize::try_from(together).ok()).unwrap_or(usize::MAX);
+        waiters.min(together.min(self.most).saturating_sub(self.sending)).max(1)
     }
 
     /// Whether room for so many is enough where slots lie so far apart, however many there are.

@@ -164,11 +164,11 @@ impl<W: Waiter> Release<W> {
         self.concurrency.room_in_turn(spacing)
     }
 
-    /// How many connections those who hold a slot, and so many `more`, will use at one time, where slots lie so far
-    /// apart: all, until it is known how long a send takes.
+    /// How many connections those who hold a slot, and `more` waiters, will use at one time beyond those that are in use,
+    /// where slots lie so far apart. Each may need one of its own until it is known how long a send takes. There are never
+    /// more connections than sends may be under way.
     pub(crate) fn connections(&self, more: usize, spacing: Duration) -> usize {
-        let all = self.held.len() + more;
-        self.concurrency.at_once(spacing).map_or(all, |at_once| at_once.min(all)).max(1)
+        self.concurrency.connections(self.held.len() + more, spacing)
     }
 
     /// Gives up the slots that `is_given_up` says; the waiters come back in the order of their slots.
@@ -259,11 +259,16 @@ mod tests {
         assert_eq!(release.connections(1, 10 * MS), 1);
         (0..3).for_each(|seq| release.hold(held(seq, start)).unwrap());
         assert_eq!(release.connections(4, 10 * MS), 7, "each may need its own");
+        assert_eq!(release.connections(40, 10 * MS), 8, "no more than may be sent at once");
         let Some(Due::Now(_)) = release.pop_due(Deadline::at(start)) else { panic!("{release:?}") };
         release.sent(Some(25 * MS));
         assert_eq!(release.connections(4, 10 * MS), 3, "25 ms are three slots");
         assert_eq!(release.connections(0, MS), 2, "no more than there are");
         assert_eq!(release.connections(4, Duration::ZERO), 6, "at one instant");
+        assert_eq!(release.connections(4000, Duration::ZERO), 8, "however many slots are at one instant");
+        (0..2).for_each(|_| assert!(matches!(release.pop_due(Deadline::at(start)), Some(Due::Now(_)))));
+        assert_eq!(release.connections(4, 10 * MS), 1, "two of the three are in use");
+        assert_eq!(release.connections(4000, Duration::ZERO), 6, "two of the eight are in use");
     }
 
     #[tokio::test(start_paused = true)]

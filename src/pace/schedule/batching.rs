@@ -21,7 +21,7 @@ pub(crate) struct Batching {
     lease: Duration,
     /// The most slots of a burst that one call takes.
     burst_share: usize,
-    /// So much free concurrency is worth a call at once, where concurrency is what is scarce.
+    /// The free concurrency that is worth a call at once, where concurrency is what is scarce.
     worthwhile: usize,
 }
 

@@ -71,7 +71,7 @@ pub(crate) enum PauseChange {
         end: Deadline,
         /// The end for people to read.
         until: String,
-        /// Who wanted it.
+        /// The reason for people to read: the operator, or the downstream's answer.
         why: &'static str,
         /// It is worth a warning.
         is_news: bool,
