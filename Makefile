@@ -5,21 +5,24 @@ FEATURES = redis headers amqp http config dispatch redis,http
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test test-servers chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
+.PHONY: help build demo bench footprint test test-servers chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: ## Build the release binary
-	$(CARGO) build --release --locked --bin paced
+	$(CARGO) build --release --locked --features daemon --bin paced
 
 demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
 	@echo "Building paced with the release profile; the first time takes a few minutes."
-	@$(CARGO) build --release --locked --bin paced --example demo
-	@$(CARGO) run --release --locked --quiet --example demo -- $(ARGS)
+	@$(CARGO) build --release --locked --features daemon --bin paced --example demo
+	@$(CARGO) run --release --locked --quiet --features daemon --example demo -- $(ARGS)
 
 bench: servers ## Measure paced next to loops without it, and write docs/benchmarks.md (ARGS="share": some of it)
-	@$(CARGO) bench --locked --quiet --bench pace -- $(ARGS)
+	@$(CARGO) bench --locked --quiet --features daemon --bench pace -- $(ARGS)
+
+footprint: servers ## Count the crates that embedding paced takes, and time their build
+	@tests/support/footprint.sh
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests
@@ -47,10 +50,12 @@ lint-code:
 
 lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps
 
-# Each feature alone, and what other people depend on: the library with nothing, or with Redis.
+# What other people depend on, the library with nothing, with its defaults or with Redis; and each feature alone.
 lint-features:
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
+	$(CARGO) clippy --locked -- -D warnings
 	@set -e; for feature in $(FEATURES); do \
 		echo "$(CARGO) clippy --locked --no-default-features --features $$feature -- -D warnings"; \
 		$(CARGO) clippy --locked --no-default-features --features $$feature -- -D warnings; \
@@ -65,8 +70,8 @@ lint-licences:
 
 lint-metrics:
 	@if command -v promtool >/dev/null 2>&1 && command -v curl >/dev/null 2>&1; then \
-		$(CARGO) build --locked --bin paced && \
-		tests/support/check-metrics.sh $(CARGO) run --locked --quiet --bin paced --; \
+		$(CARGO) build --locked --features daemon --bin paced && \
+		tests/support/check-metrics.sh $(CARGO) run --locked --quiet --features daemon --bin paced --; \
 	else \
 		echo "promtool (Debian's prometheus) or curl is not installed: the check of the metrics is skipped"; \
 	fi

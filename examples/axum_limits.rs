@@ -1,6 +1,6 @@
 //! An API that polices its callers: 10 calls a second, 20 at once after a rest, and 1000 a day.
 //!
-//!     cargo run --example axum_limits -- [memory:|redis://HOST] [HOST:PORT]
+//!     cargo run --features daemon,headers --example axum_limits -- [memory:|redis://HOST] [HOST:PORT]
 //!
 //! Given a Redis, all processes that run this police their callers together.
 

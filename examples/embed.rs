@@ -1,7 +1,7 @@
 //! Pacing inside a worker: four tasks share 20 calls a second, with each other and, given a
 //! Redis, with every other process that runs this.
 //!
-//!     cargo run --example embed -- [memory:|redis://HOST] [COUNT]
+//!     cargo run --features redis --example embed -- [memory:|redis://HOST] [COUNT]
 //!
 //! Prints the slot of each call, in µs on the store's clock.
 

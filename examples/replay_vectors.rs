@@ -1,6 +1,6 @@
 //! Replays recorded decisions against a store, and prints where it decides differently.
 //!
-//!     cargo run --release --example replay_vectors -- FILE --store memory:|redis://HOST
+//!     cargo run --release --features redis --example replay_vectors -- FILE --store memory:|redis://HOST
 //!
 //! FILE holds suites; the operations of a suite run in order on one fresh key, by a clock that is set to the
 //! instant of each, also if that lies before the last one: nothing is corrected for a step. Times are ms and may have

@@ -26,61 +26,79 @@
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
 //! | [`store`] | where state lives, and the mapping of slots to the local clock |
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
-//! | `headers` | HTTP header fields from a decision; feature `headers` |
-//! | `job`, `sink`, `dispatch` | the way of a job in the daemon; feature `dispatch` |
-//! | `terms` | what replicas agree on: the limits in force, and rates that operators set; feature `dispatch` |
-//! | `bounded_log` | log lines that strangers cause; feature `dispatch` |
-//! | `text` | foreign text before people's eyes; feature `dispatch` |
-//! | `metric` | what is measured on that way; feature `dispatch` |
-//! | `amqp`, `config`, `pipe` | the daemon's broker, settings and NDJSON source, each a feature |
+//! | `headers` | HTTP header fields from a decision |
 //!
-//! Without default features the library needs no broker, no HTTP client and no server; feature
-//! `redis` adds the shared store.
+//! | feature | what it adds |
+//! |---|---|
+//! | `headers` (default) | HTTP header fields from a decision |
+//! | `redis` | the store that several processes share |
+//! | `config` | [`Shaper`]s from the daemon's configuration |
+//! | `daemon` | the `paced` binary, with all the others but `headers` |
 
 pub mod limit;
+#[cfg_attr(
+    not(feature = "dispatch"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "the daemon's dispatcher asks more of the engine than the library does"
+    )
+)]
+mod pace;
 pub mod rate;
+mod retry_after;
 pub mod shaper;
 pub mod store;
 pub mod time;
 
+// The daemon's parts, for its binary, tests and benches: nothing is promised of them.
 #[cfg(feature = "amqp")]
+#[doc(hidden)]
 pub mod amqp;
 #[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod bounded_log;
 #[cfg(feature = "config")]
+#[doc(hidden)]
 pub mod config;
 #[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod dispatch;
 #[cfg(feature = "headers")]
 pub mod headers;
 #[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod job;
-#[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod metric;
-#[cfg(feature = "dispatch")]
-mod pace;
 #[cfg(feature = "daemon")]
+#[doc(hidden)]
 pub mod pipe;
-mod retry_after;
 #[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod sink;
-#[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod terms;
 #[cfg(feature = "dispatch")]
+#[doc(hidden)]
 pub mod text;
 
+#[cfg(feature = "config")]
+pub use config::{ConfigError, ConfigErrors, FromConfigError};
 pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
+pub use pace::OnUnavailable;
+pub use pace::release::clock::Precision;
 pub use rate::{Amount, Period, Rate, RateError};
 pub use retry_after::retry_after;
 pub use shaper::{
-    BuildError, CheckError, Limiter, LimiterBuilder, NextSlot, Reservation, ReserveError, Shaper,
-    ShaperBuilder,
+    BuildError, CheckError, Limiter, LimiterBuilder, NextSlot, Reservation, ReserveError, SetRateError,
+    Shaper, ShaperBuilder,
 };
 pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
 
 /// The README's snippets, compiled.
-#[cfg(all(doctest, feature = "redis"))]
+#[cfg(all(doctest, feature = "config", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -3,18 +3,19 @@
 //! The file of the replica that started or reloaded last says the limits (the file part), unless its
 //! `revision` is lower than that of the terms in force. Operators set rates over them, for a while or until
 //! they are unset. The terms are kept as text beside the pace itself, under a generation that moves with
-//! each change. All here is pure: it reads no clock and does no I/O.
+//! each change. All but `change` is pure: it reads no clock and does no I/O.
 
-mod rerate;
+mod change;
 mod text;
 
 use std::collections::BTreeMap;
 
-use crate::limit::{Limit, LimitError, LimitSet};
-use crate::rate::{Amount, RateError};
+use crate::limit::{Limit, LimitSet};
+use crate::rate::Amount;
 use crate::time::Micros;
 
-pub use rerate::rate_text;
+pub use crate::limit::{Problem, rate_text};
+pub use change::{ChangeError, Changed, change};
 pub use text::algorithm;
 
 /// The name of the limit that `rate = "..."` in a file makes.
@@ -115,27 +116,6 @@ pub enum TermsError {
         /// What is wrong with it, and what would be right.
         problem: Problem,
     },
-}
-
-/// Why a rate is none for a limit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Problem {
-    /// The numbers are no limit.
-    #[error(transparent)]
-    Limit(#[from] LimitError),
-    /// The numbers are no rate.
-    #[error(transparent)]
-    Rate(#[from] RateError),
-    /// A calendar counts in days, weeks and months.
-    #[error("its windows are those of a calendar; use one day, one week or one month, such as 1000/day")]
-    Calendar,
-    /// Windows of one length cannot be months.
-    #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
-    Month,
-    /// The limit was given several times, and holds fewer units.
-    #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
-    NoUnit,
 }
 
 fn listed(names: &[String]) -> String {
@@ -328,11 +308,11 @@ impl Terms {
     fn checked(&self, name: &str, rate: Amount) -> Result<(), TermsError> {
         let limit = self.limit(Some(name))?;
         let wrong = |problem| TermsError::Rate { limit: name.to_owned(), rate, problem };
-        let limit = rerate::rerated(limit, rate).map_err(wrong)?;
+        let limit = limit.at_rate(rate).map_err(wrong)?;
         let sets = std::iter::once(&self.limits).chain(self.plans.values());
         // Also in the plans the state is this limit's: it is there with the same numbers.
         for set in sets.filter(|set| set.iter().any(|other| other.name() == name)) {
-            let set = rerate::replaced(set, std::slice::from_ref(&limit));
+            let set = set.with(std::slice::from_ref(&limit));
             if set.is_none_or(|set| set.max_cost() == 0) {
                 return Err(wrong(Problem::NoUnit));
             }
@@ -343,10 +323,10 @@ impl Terms {
     fn applied(&self, set: &LimitSet, now: Micros) -> LimitSet {
         let fits = |(name, one): (&str, &Override)| {
             self.checked(name, one.rate).ok()?;
-            rerate::rerated(self.limit(Some(name)).ok()?, one.rate).ok()
+            self.limit(Some(name)).ok()?.at_rate(one.rate).ok()
         };
         let limits: Vec<Limit> = self.in_force(now).filter_map(fits).collect();
-        rerate::replaced(set, &limits).unwrap_or_else(|| set.clone())
+        set.with(&limits).unwrap_or_else(|| set.clone())
     }
 }
 

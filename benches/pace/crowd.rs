@@ -92,7 +92,7 @@ impl Replica {
         let (runtime, stop, running) = (Some(runtime), CancellationToken::new(), JoinSet::new());
         let mut replica = Self { runtime, stop, running };
         let (url, key_prefix) = (url.to_owned(), prefix.to_owned());
-        let options = RedisOptions { key_prefix, ..RedisOptions::default() };
+        let options = RedisOptions::default().with_key_prefix(key_prefix);
         let store = handle.spawn(async move { RedisStore::connect(&url, options).await }).await;
         let store =
             store.map_err(|error| error.to_string())?.map_err(|error| format!("no store: {error}"))?;

@@ -88,7 +88,7 @@ fn unguarded() -> Result<PathBuf, String> {
     let Some(cargo) = std::env::var_os("CARGO") else { return Ok(without) };
     let build = |unguarded: bool| {
         let mut command = Command::new(&cargo);
-        command.args(["build", "--release", "--locked", "--quiet", "--bin", "paced"]);
+        command.args(["build", "--release", "--locked", "--quiet", "--features", "daemon", "--bin", "paced"]);
         command.current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("PACED_BENCH_UNGUARDED");
         if unguarded {
             command.env("PACED_BENCH_UNGUARDED", "1");

@@ -175,7 +175,7 @@ async fn measure(options: &Options) -> Result<bool, String> {
 /// tests want of its dependencies.
 fn build() -> Result<(), String> {
     let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
-    let args = ["build", "--release", "--locked", "--quiet", "--bin", "paced"];
+    let args = ["build", "--release", "--locked", "--quiet", "--features", "daemon", "--bin", "paced"];
     let built = Command::new(cargo).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).status();
     match built {
         Ok(status) if status.success() => Ok(()),

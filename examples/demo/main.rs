@@ -94,7 +94,7 @@ async fn show(options: &Options, screen: &Screen) -> Result<bool, String> {
     ));
     if !daemon::binary().exists() {
         return Err(format!(
-            "there is no {}; build it first: cargo build --bin paced (`make demo` does)",
+            "there is no {}; build it first: cargo build --features daemon --bin paced (`make demo` does)",
             daemon::binary().display()
         ));
     }

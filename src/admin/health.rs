@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Status;
-use paced::metric;
 use paced::store::{BoxFuture, Store};
+use paced::{StoreError, metric};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -65,18 +65,30 @@ impl Checks for Readiness {
     }
 }
 
+/// Tells whether the store is there.
+pub(crate) trait Ping: Send + Sync {
+    /// Asks it. Cancel safe.
+    fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+impl Ping for Arc<dyn Store> {
+    fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Store::ping(self).await.map(drop) })
+    }
+}
+
 /// Asks the store whether it is there, at most once a second and only when somebody wants to know: a
 /// replica that has nothing to do leaves the store alone.
 pub(crate) struct StoreProbe {
-    store: Arc<dyn Store>,
+    store: Box<dyn Ping>,
     downstreams: Vec<String>,
     last: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
 impl StoreProbe {
     /// `downstreams` are those whose `paced_store_connected` follows the answers.
-    pub(crate) fn new(store: Arc<dyn Store>, downstreams: Vec<String>) -> Self {
-        Self { store, downstreams, last: Mutex::default() }
+    pub(crate) fn new(store: impl Ping + 'static, downstreams: Vec<String>) -> Self {
+        Self { store: Box::new(store), downstreams, last: Mutex::default() }
     }
 
     /// Whether the store answers, or why not. Those who ask at the same time share one question.
@@ -90,7 +102,7 @@ impl StoreProbe {
             return verdict.clone();
         }
         let verdict = match timeout(PATIENCE, self.store.ping()).await {
-            Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
+            Ok(answer) => answer.map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer within {PATIENCE:?}")),
         };
         let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
@@ -110,10 +122,6 @@ impl StoreProbe {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use paced::StoreError;
-    use paced::limit::LimitSet;
-    use paced::store::{Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope};
-    use paced::time::Micros;
     use tokio::time::{advance, sleep};
 
     use super::*;
@@ -126,44 +134,12 @@ mod tests {
         count: AtomicU32,
     }
 
-    impl Store for Pinged {
-        fn reserve<'a>(&'a self, _: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn check<'a>(&'a self, _: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn cancel<'a>(&'a self, _: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn reset<'a>(&'a self, _: Scope<'a>, _: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn read_record<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn update_record<'a>(
-            &'a self,
-            _: &'a str,
-            _: Change<'a>,
-        ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
-            unreachable!("only pings")
-        }
-
-        fn changes(&self, _: &str) -> Changes {
-            unreachable!("only pings")
-        }
-
-        fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+    impl Ping for Arc<Pinged> {
+        fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             Box::pin(async {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 sleep(self.after).await;
-                self.error.clone().map_or(Ok(Micros(0)), Err)
+                self.error.clone().map_or(Ok(()), Err)
             })
         }
     }

@@ -51,8 +51,8 @@ pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     if url == MEMORY {
         return Ok(Arc::new(MemoryStore::new()));
     }
-    let key_prefix = settings.store.key_prefix.clone();
-    Ok(Arc::new(RedisStore::open(url, RedisOptions { key_prefix, ..RedisOptions::default() })?))
+    let options = RedisOptions::default().with_key_prefix(&settings.store.key_prefix);
+    Ok(Arc::new(RedisStore::open(url, options)?))
 }
 
 /// What the broker's side of the daemon needs.

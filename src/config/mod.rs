@@ -12,6 +12,7 @@ mod reader;
 mod reload;
 mod secret;
 mod settings;
+mod shaper;
 mod show;
 mod source;
 mod unknown;
@@ -27,6 +28,7 @@ pub use reload::Reload;
 pub use settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
+pub use shaper::FromConfigError;
 pub use show::show;
 pub use source::Sources;
 pub use value::duration;

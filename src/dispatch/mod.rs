@@ -107,7 +107,7 @@ impl Options {
             on_unavailable: self.on_unavailable,
             horizon: self.horizon,
             concurrency: self.concurrency,
-            prefetch: self.prefetch,
+            prefetch: Some(self.prefetch),
             revision: self.revision,
         }
     }

@@ -186,6 +186,8 @@ impl Worker {
                 Effect::Prepare(connections) => self.context.sink.warm(connections),
                 Effect::Follow(before) => self.follow(&before),
                 Effect::DropStale => self.halt.drop_stale(),
+                // The engine waits, or goes on alone; and it has handed out no slot but to flights, which look at the gate.
+                Effect::Failing(_) | Effect::Recheck => {}
             }
         }
         self.effects = effects;

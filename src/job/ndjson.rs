@@ -1,5 +1,5 @@
 //! A job as one line of JSON, and the message that means the same: `publish` sends it, `pipe`
-//! decodes it at once, so that both share every rule of [`decode`](super::decode).
+//! decodes it at once, so that both share every rule of `decode`.
 
 use std::collections::HashSet;
 use std::fmt;

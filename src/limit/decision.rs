@@ -6,6 +6,7 @@ use crate::time::Micros;
 
 /// How one limit stands at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Standing {
     /// Units that may go at once after a rest: the burst, or N.
     pub limit: u64,
@@ -23,6 +24,7 @@ pub struct Standing {
 /// remaining; of alternatives, when denied the one that allows it first, when allowed the one with
 /// the most remaining of those that were charged (of all, where nothing was).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Decision {
     /// Whether it may go now. If not, nothing was taken.
     pub allowed: bool,

@@ -14,7 +14,9 @@ mod leaky_bucket;
 mod mark;
 mod new;
 mod plan;
+mod rerate;
 mod set;
+mod share;
 mod sliding_log;
 mod sliding_window;
 mod slots;
@@ -33,7 +35,10 @@ pub(crate) use lanes::{Keyed, Span};
 pub use leaky_bucket::LeakyBucket;
 pub use mark::Mark;
 pub use plan::{Charge, Costs, Passed, Plan, Refusal, Verdict};
+#[doc(hidden)]
+pub use rerate::{Problem, rate_text};
 pub use set::{Combine, LimitSet, MAX_LIMITS, Row};
+pub(crate) use share::replica_share;
 pub use sliding_log::{LONGEST_LOG, Log, SlidingLog};
 pub use sliding_window::{Buckets, SlidingWindow};
 pub use tat::{Tat, Under};
@@ -145,8 +150,22 @@ impl Limit {
         }
     }
 
+    /// Whether its units come back one by one.
+    pub(crate) const fn is_even(&self) -> bool {
+        self.tat().is_some()
+    }
+
+    /// How many states its own counts as, by the work that it is to read and write.
+    pub(crate) const fn weight(&self) -> usize {
+        match &self.algorithm {
+            Algorithm::SlidingWindow(window) => 1 + window.buckets() as usize / 8,
+            Algorithm::SlidingLog(_) => 16,
+            _ => 1,
+        }
+    }
+
     /// Whether the cost is charged behind: it decides on the next slot, not on its own.
-    const fn is_behind(&self) -> bool {
+    pub(crate) const fn is_behind(&self) -> bool {
         matches!(self.algorithm, Algorithm::LeakyBucket(_))
     }
 

@@ -113,7 +113,6 @@ impl LimitSet {
     }
 
     /// The limits as they were given: one that was given twice is there twice.
-    #[cfg(feature = "dispatch")]
     pub(crate) fn listed(&self) -> impl Iterator<Item = &Limit> {
         self.given.iter().map(|&place| &self.limits[place])
     }

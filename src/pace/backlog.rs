@@ -96,6 +96,30 @@ impl<W: Waiter> Backlog<W> {
         self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter)
     }
 
+    /// Drops those at the head of this lane for whom nobody waits any more.
+    pub(crate) fn drop_stale_first(&mut self, lane: LaneId) {
+        while let Some(first) = self.ready[lane.row()].first_entry().filter(|first| !first.get().is_live()) {
+            first.remove();
+        }
+    }
+
+    /// Takes the first one in this lane, if it is one of these.
+    pub(crate) fn pop_if(&mut self, lane: LaneId, is_meant: impl FnOnce(&W) -> bool) -> Option<W> {
+        let first = self.ready[lane.row()].first_entry()?;
+        is_meant(first.get()).then(|| first.remove())
+    }
+
+    /// Takes the one of this lane, priority and place in the order of arrival, if it is here.
+    pub(crate) fn remove(&mut self, lane: LaneId, priority: u8, seq: u64) -> Option<W> {
+        let row = lane.row().min(self.ready.len() - 1);
+        let ready = self.ready[row].remove(&(9 - priority.min(9), seq));
+        let among = |others: &mut BTreeMap<(Instant, u64), W>| {
+            let place = others.keys().find(|(_, other)| *other == seq).copied()?;
+            others.remove(&place)
+        };
+        ready.or_else(|| among(&mut self.later)).or_else(|| among(&mut self.aside))
+    }
+
     /// How many of this lane may go now.
     pub(crate) fn ready(&self, lane: LaneId) -> usize {
         self.ready[lane.row()].len()
@@ -193,6 +217,27 @@ mod tests {
         assert_eq!(backlog.ready(LaneId::DOWNSTREAM), 0);
         backlog.take_all_back();
         assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [0, 1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_waits_no_longer_is_found_wherever_it_is() {
+        let (mut backlog, later) = (Backlog::new(1), Instant::now() + MS);
+        let plan = LaneId::of_plan(Some(0));
+        backlog.push(Caller { priority: 4, lane: plan, ..Caller::new(0) });
+        backlog.push_later(later, Caller::new(1));
+        backlog.put_aside(later, Caller::new(2));
+        for (lane, priority, seq) in [(LaneId::DOWNSTREAM, 4, 0), (plan, 3, 0), (plan, 4, 1_000)] {
+            assert!(backlog.remove(lane, priority, seq).is_none(), "another one");
+        }
+        for (lane, priority, seq) in [(plan, 4, 0), (LaneId::DOWNSTREAM, 0, 1), (LaneId::DOWNSTREAM, 0, 2)] {
+            assert_eq!(backlog.remove(lane, priority, seq).map(|caller| caller.seq), Some(seq));
+        }
+        assert!(backlog.is_empty());
+        backlog.push(Caller { cost: 2, ..Caller::new(3) });
+        assert!(backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost == 1).is_none());
+        assert!(backlog.pop_if(plan, |_| true).is_none());
+        let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost == 2);
+        assert_eq!((popped.map(|caller| caller.seq), backlog.len()), (Some(3), 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,9 +21,9 @@ mod terms;
 pub(crate) mod testing;
 mod waiter;
 
-pub(crate) use engine::{Admission, Effect, Engine, Refusal, Wakeups};
+pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Unused, Wakeups};
+pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings};
 pub use settings::{OnLimit, OnUnavailable, window};
-pub(crate) use settings::{PlanLimits, Settings};
 #[cfg(test)]
 pub(crate) use waiter::Caller;
 pub(crate) use waiter::{LaneId, Waiter};

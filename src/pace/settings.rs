@@ -6,6 +6,9 @@ use super::LaneId;
 use crate::limit::{Limit, LimitSet};
 use crate::terms::Terms;
 
+/// How far ahead of now slots are granted, where nothing else is said.
+pub(crate) const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
+
 /// What becomes of a job that the limits do not allow at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnLimit {
@@ -56,7 +59,8 @@ pub(crate) struct Settings {
     /// How many may be sent at once.
     pub(crate) concurrency: usize,
     /// How many the driver has in hand at most, where the limits do not release fewer soon.
-    pub(crate) prefetch: u16,
+    /// None where all who wait are in hand.
+    pub(crate) prefetch: Option<u16>,
     /// The revision of the configuration that the limits come from: a lower one never replaces a higher one.
     pub(crate) revision: Option<u64>,
 }
@@ -75,7 +79,12 @@ impl Settings {
 
     /// How many the driver has in hand at most; see [`window`].
     pub(crate) fn window(&self) -> u16 {
-        window(self.prefetch, &self.limits, self.on_limit)
+        window(self.prefetch.unwrap_or(u16::MAX), &self.limits, self.on_limit)
+    }
+
+    /// Whether more may wait elsewhere while so many are in hand.
+    pub(crate) fn may_more_wait(&self, in_hand: usize) -> bool {
+        self.prefetch.is_some() && in_hand >= usize::from(self.window())
     }
 
     /// What all replicas are to agree on: the limits, those of each plan by its name, and the revision.

@@ -16,7 +16,7 @@ pub(crate) fn settings(rate: &str) -> Settings {
         on_unavailable: OnUnavailable::Hold,
         horizon: Duration::from_millis(100),
         concurrency: 64,
-        prefetch: 1000,
+        prefetch: Some(1000),
         revision: None,
     }
 }

@@ -1,16 +1,16 @@
 //! How a [`Shaper`] is put together.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use super::batch::Lanes;
-use super::pause::Pauses;
-use super::{Core, Shaper};
+use super::Shaper;
+use super::core::Core;
 use crate::limit::{Limit, LimitError, LimitSet};
+use crate::pace::release::clock::{Precision, ReleaseClock, ThreadClock, TokioClock};
+use crate::pace::{DEFAULT_HORIZON, LaneId, OnLimit, OnUnavailable, Settings};
 use crate::rate::Rate;
-use crate::store::{MemoryStore, SlotClock, Store, StoreError, check_downstream};
+use crate::store::{MemoryStore, Store, StoreError, check_downstream};
+use crate::terms::RATE_LIMIT;
 
 /// Numbers and a store for a [`Shaper`].
 #[derive(Debug)]
@@ -23,13 +23,25 @@ pub struct ShaperBuilder {
     store: Option<Arc<dyn Store>>,
     per_key: bool,
     further: Vec<Limit>,
+    shared: Shared,
+}
+
+/// How it goes with others.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    horizon: Duration,
+    on_unavailable: OnUnavailable,
+    precision: Precision,
 }
 
 /// What the pace is made of.
 #[derive(Debug)]
+#[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only configurations have plans"))]
 enum Base {
     Rate(Rate),
     Set(LimitSet),
+    /// A configuration's downstream, and the lane of the plan that its calls are of.
+    Given(Box<Settings>, LaneId),
 }
 
 /// Why there is no shaper, or no limiter.
@@ -47,11 +59,9 @@ pub enum BuildError {
     BesideSet,
 }
 
-/// The name of the limit that [`Shaper::builder`] makes of its rate.
-const RATE: &str = "rate";
-/// What the states of a shaper's limits are kept under, before the limit's name. Not the daemon's
-/// names: far reservations here would starve it.
-const PREFIX: &str = "shaper-";
+/// How many may hold a slot at once: what a caller does with its slot has no end that is known here, so that nothing
+/// waits for it.
+const CONCURRENCY: usize = 1 << 16;
 
 impl ShaperBuilder {
     pub(super) fn new(name: String, rate: Rate) -> Self {
@@ -62,9 +72,23 @@ impl ShaperBuilder {
         Self::of(name, Base::Set(limits))
     }
 
+    /// A builder of a configuration's downstream.
+    #[cfg(feature = "config")]
+    pub(crate) fn of_settings(given: Settings, lane: LaneId, precision: Precision) -> Self {
+        let (horizon, on_unavailable) = (given.horizon, given.on_unavailable);
+        let name = given.downstream.clone();
+        let builder = Self::of(name, Base::Given(Box::new(given), lane));
+        Self { shared: Shared { horizon, on_unavailable, precision }, ..builder }
+    }
+
     const fn of(name: String, base: Base) -> Self {
         let max_wait = Duration::from_secs(60);
-        Self { name, base, burst: None, max_wait, store: None, per_key: false, further: vec![] }
+        let shared = Shared {
+            horizon: DEFAULT_HORIZON,
+            on_unavailable: OnUnavailable::Hold,
+            precision: Precision::Fine,
+        };
+        Self { name, base, burst: None, max_wait, store: None, per_key: false, further: vec![], shared }
     }
 
     /// How many calls may go at once after a rest; 1 unless set. Beside a whole set of limits it is an
@@ -74,11 +98,12 @@ impl ShaperBuilder {
         self
     }
 
-    /// How far ahead a slot may lie on the store's clock; beyond, the queue is full. One minute
-    /// unless set.
+    /// How long a caller may have to wait for its slot; beyond, the queue is full. One minute unless set. The calls to the
+    /// store are part of it: less than some ten round trips is too short for [`Shaper::acquire`](super::Shaper::acquire).
     ///
-    /// After the store has lost its state nobody gets a slot for as long, at most for a minute;
-    /// and who only waits ([`Reservation::wait`](super::Reservation::wait)) may after a forward step
+    /// After the store has lost its state nobody gets a slot for the horizon; where slots were reserved further ahead, for as
+    /// long as they may lie, at most for a minute. And who only waits
+    /// ([`Reservation::wait`](super::Reservation::wait)) may after a forward step
     /// of the store's clock run beside new reservations for as long.
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;
@@ -97,9 +122,30 @@ impl ShaperBuilder {
         self
     }
 
+    /// How far ahead of now slots are granted to those who wait here ([`Shaper::acquire`]); 100 ms unless set. All who
+    /// share a pace should have the same.
+    pub const fn horizon(mut self, horizon: Duration) -> Self {
+        self.shared.horizon = horizon;
+        self
+    }
+
+    /// What becomes of those who wait here while the store cannot be reached; they wait unless this says otherwise.
+    /// Reservations ([`Shaper::reserve`]) fail meanwhile.
+    pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
+        self.shared.on_unavailable = on_unavailable;
+        self
+    }
+
+    /// How punctual slots are. [`Precision::Fine`] unless set: one thread for all shapers of the process. Tests in tokio's
+    /// paused time need [`Precision::Coarse`].
+    pub const fn precision(mut self, precision: Precision) -> Self {
+        self.shared.precision = precision;
+        self
+    }
+
     /// A further limit beside the rate: a slot keeps all of them. Its state is kept under its name, so
-    /// that shapers with one name, store and limit's name share it; `rate` is the name of the builder's
-    /// own. Beside a whole set of limits it is an error.
+    /// that all with one name, store and limit's name share it; `leaky-bucket-0` is the name of the builder's
+    /// own, as of `rate` in a configuration. Beside a whole set of limits it is an error.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.further.push(limit);
         self
@@ -111,31 +157,46 @@ impl ShaperBuilder {
     /// [`BuildError`] when the limits or the name cannot be.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
-        let limits = match self.base {
+        let is_alone = self.burst.is_none() && self.further.is_empty();
+        let (limits, plans, revision, lane) = match self.base {
             Base::Rate(rate) => {
-                let mut limits = vec![Limit::leaky_bucket(RATE, rate, self.burst.unwrap_or(1))?];
+                let mut limits = vec![Limit::leaky_bucket(RATE_LIMIT, rate, self.burst.unwrap_or(1))?];
                 limits.extend(self.further);
-                LimitSet::new(limits)?
+                (LimitSet::new(limits)?, vec![], None, LaneId::DOWNSTREAM)
             }
-            Base::Set(limits) if self.burst.is_none() && self.further.is_empty() => limits,
-            Base::Set(_) => return Err(BuildError::BesideSet),
+            Base::Set(limits) if is_alone => (limits, vec![], None, LaneId::DOWNSTREAM),
+            Base::Given(given, lane) if is_alone => (given.limits, given.plans, given.revision, lane),
+            Base::Set(_) | Base::Given(..) => return Err(BuildError::BesideSet),
         };
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
-        store.set_horizon(&self.name, self.max_wait);
-        let core = Core {
-            name: self.name,
-            stored: limits.clone().prefixed(PREFIX),
+        let Shared { horizon, on_unavailable, precision } = self.shared;
+        let given = Settings {
+            downstream: self.name,
             limits,
-            store,
-            clock: SlotClock::new(),
-            max_wait: self.max_wait,
-            per_key: self.per_key,
-            lanes: Lanes::default(),
-            refreshing: tokio::sync::Mutex::default(),
-            jumped: Notify::new(),
-            pauses: Pauses::default(),
-            gone: Arc::default(),
+            plans,
+            on_limit: OnLimit::Wait,
+            on_unavailable,
+            horizon,
+            concurrency: CONCURRENCY,
+            prefetch: None,
+            revision,
         };
-        Ok(Shaper { core: Arc::new(core) })
+        let core = Core::new(given, store, clock(precision), (self.max_wait, self.per_key));
+        Ok(Shaper { core: Arc::new(core), lane })
+    }
+}
+
+/// The clock of all shapers of this process: as precise as asked for, or tokio's where the system has no thread left.
+fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
+    static FINE: OnceLock<Arc<dyn ReleaseClock>> = OnceLock::new();
+    match precision {
+        Precision::Coarse => Arc::new(TokioClock),
+        Precision::Fine => Arc::clone(FINE.get_or_init(|| match ThreadClock::start() {
+            Ok(clock) => Arc::new(clock),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for the release clock; slots will be about 1 ms late");
+                Arc::new(TokioClock)
+            }
+        })),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use crate::limit::{Algorithm, Combine, Costs, LimitSet, Row};
+use crate::limit::{Combine, Costs, LimitSet, Row};
 
 /// What one request costs: every limit the same, or each its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) enum Cost {
 
 /// Why a cost is none that the limits can ever take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Misfit {
+pub(super) enum InvalidCost {
     /// Not one for each limit.
     Count { given: usize, limits: usize },
     /// More than the limit holds.
@@ -34,6 +34,12 @@ impl Cost {
         limits.rows(self.costs()).next().unwrap_or_default()
     }
 
+    /// What it costs the limit that it costs most.
+    pub(super) fn highest(&self) -> u32 {
+        let (Costs::Each(costs) | Costs::PerLimit(costs)) = self.costs();
+        costs.iter().copied().max().unwrap_or_default()
+    }
+
     /// Whether nothing is taken.
     pub(super) fn is_nothing(&self) -> bool {
         let (Costs::Each(costs) | Costs::PerLimit(costs)) = self.costs();
@@ -41,11 +47,11 @@ impl Cost {
     }
 
     /// Whether it can ever fit.
-    pub(super) fn check(&self, limits: &LimitSet) -> Result<(), Misfit> {
+    pub(super) fn check(&self, limits: &LimitSet) -> Result<(), InvalidCost> {
         if let Self::PerLimit(costs) = self
             && costs.len() != limits.given()
         {
-            return Err(Misfit::Count { given: costs.len(), limits: limits.given() });
+            return Err(InvalidCost::Count { given: costs.len(), limits: limits.given() });
         }
         if limits.unfit(self.costs()).is_none() {
             return Ok(());
@@ -63,7 +69,7 @@ impl Cost {
             Self::Each(cost) => (*cost, limit.max_cost() / limits.unit()[place]),
             Self::PerLimit(_) => (row[place], limit.max_cost()),
         };
-        Err(Misfit::TooLarge { cost, highest, limit: limit.name().to_owned() })
+        Err(InvalidCost::TooLarge { cost, highest, limit: limit.name().to_owned() })
     }
 }
 
@@ -73,21 +79,21 @@ impl Cost {
 pub(super) fn kind(limits: &LimitSet, cost: &Cost) -> Row {
     let mut row = cost.row(limits);
     for (limit, cost) in limits.iter().zip(&mut row) {
-        if matches!(limit.algorithm(), Algorithm::LeakyBucket(_)) {
+        if limit.is_behind() {
             *cost = (*cost).min(1);
         }
     }
     row
 }
 
-/// The costs of a batch: one for each request, unless one of them has a cost per limit.
+/// What the requests of one call cost: one cost for each of them, unless one has a cost for each limit.
 #[derive(Debug)]
-pub(super) struct Fares {
+pub(super) struct BatchCosts {
     costs: Vec<u32>,
     per_limit: bool,
 }
 
-impl Fares {
+impl BatchCosts {
     pub(super) fn of<'a>(limits: &LimitSet, batch: impl Iterator<Item = &'a Cost>) -> Self {
         let (mut costs, mut per_limit) = (vec![], false);
         for (before, cost) in batch.enumerate() {
@@ -131,14 +137,15 @@ mod tests {
     #[test]
     fn a_cost_that_never_fits_is_told_with_the_limit_and_what_would_fit() {
         let all = LimitSet::new(vec![gcra("a", 8), gcra("b", 5), gcra("b", 5)]).unwrap();
-        let too_large =
-            |cost, highest, limit: &str| Err(Misfit::TooLarge { cost, highest, limit: limit.to_owned() });
+        let too_large = |cost, highest, limit: &str| {
+            Err(InvalidCost::TooLarge { cost, highest, limit: limit.to_owned() })
+        };
         assert_eq!(Cost::Each(2).check(&all), Ok(()));
         assert_eq!(Cost::Each(3).check(&all), too_large(3, 2, "b"), "it is there twice");
         assert_eq!(Cost::Each(9).check(&all), too_large(9, 8, "a"));
         assert_eq!(per_limit(&[8, 1, 4]).check(&all), Ok(()));
         assert_eq!(per_limit(&[8, 2, 4]).check(&all), too_large(6, 5, "b"));
-        assert_eq!(per_limit(&[1, 1]).check(&all), Err(Misfit::Count { given: 2, limits: 3 }));
+        assert_eq!(per_limit(&[1, 1]).check(&all), Err(InvalidCost::Count { given: 2, limits: 3 }));
         let any = LimitSet::any(vec![gcra("a", 5), gcra("b", 8)]).unwrap();
         assert_eq!(Cost::Each(6).check(&any), Ok(()));
         assert_eq!(Cost::Each(9).check(&any), too_large(9, 8, "b"));
@@ -149,11 +156,11 @@ mod tests {
     fn a_batch_is_the_requests_one_by_one() {
         let set = LimitSet::new(vec![gcra("a", 8), gcra("b", 5), gcra("a", 8)]).unwrap();
         let mixed = [Cost::Each(2), per_limit(&[1, 0, 3]), Cost::Each(0), per_limit(&[0, 0, 0])];
-        let fares = Fares::of(&set, mixed.iter());
-        assert_eq!(fares.costs(), Costs::PerLimit(&[2, 2, 2, 1, 0, 3, 0, 0, 0, 0, 0, 0]));
-        let rows: Vec<Row> = set.rows(fares.costs()).collect();
+        let batch = BatchCosts::of(&set, mixed.iter());
+        assert_eq!(batch.costs(), Costs::PerLimit(&[2, 2, 2, 1, 0, 3, 0, 0, 0, 0, 0, 0]));
+        let rows: Vec<Row> = set.rows(batch.costs()).collect();
         assert_eq!(rows, mixed.each_ref().map(|cost| cost.row(&set)));
         let plain = [Cost::Each(2), Cost::Each(7)];
-        assert_eq!(Fares::of(&set, plain.iter()).costs(), Costs::Each(&[2, 7]));
+        assert_eq!(BatchCosts::of(&set, plain.iter()).costs(), Costs::Each(&[2, 7]));
     }
 }

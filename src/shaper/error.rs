@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::cost::Misfit;
+use tokio::time::Instant;
+
+use super::cost::InvalidCost;
 use crate::store::StoreError;
 
 /// Why there is no reservation.
@@ -16,6 +18,13 @@ pub enum ReserveError {
         retry_after: Duration,
         /// The name of the binding limit: the first that allows nothing earlier.
         limit: String,
+    },
+    /// Others work on the downstream, and the slot lies beyond the horizon: one so far ahead would starve them. Nothing was
+    /// taken.
+    #[error("the slot is not near enough yet; try again in {:?}", retry_at.saturating_duration_since(Instant::now()))]
+    NotYet {
+        /// When the slot can be had, if nobody else takes it.
+        retry_at: Instant,
     },
     /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an
     /// operator. Nothing was taken.
@@ -48,8 +57,16 @@ pub enum ReserveError {
     /// The store did not decide.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The task that asked the store was ended: its runtime shut down, or the store panicked.
-    #[error("the call to the store was broken off; reserve again")]
+    /// Others have put limits into force that this process cannot go by: they are of a newer version, or are none with its
+    /// plans.
+    #[error(
+        "this process cannot go by the limits in force (its log says why); run the same version of paced, and the same \
+         configuration, everywhere"
+    )]
+    NoLimits,
+    /// The task that asks the store was ended again and again, as by runtimes that shut down, or there is no tokio runtime
+    /// to start it in.
+    #[error("nobody asks the store: call this within a tokio runtime; if it was, reserve again")]
     Stopped,
 }
 
@@ -58,18 +75,18 @@ impl ReserveError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::QueueFull { .. } | Self::Paused { .. } | Self::Stopped => true,
-            Self::CostTooLarge { .. } | Self::CostCount { .. } => false,
+            Self::QueueFull { .. } | Self::NotYet { .. } | Self::Paused { .. } | Self::Stopped => true,
+            Self::CostTooLarge { .. } | Self::CostCount { .. } | Self::NoLimits => false,
             Self::Store(error) => error.is_retryable(),
         }
     }
 }
 
-impl From<Misfit> for ReserveError {
-    fn from(misfit: Misfit) -> Self {
-        match misfit {
-            Misfit::Count { given, limits } => Self::CostCount { given, limits },
-            Misfit::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
+impl From<InvalidCost> for ReserveError {
+    fn from(invalid: InvalidCost) -> Self {
+        match invalid {
+            InvalidCost::Count { given, limits } => Self::CostCount { given, limits },
+            InvalidCost::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
         }
     }
 }
@@ -117,11 +134,11 @@ impl CheckError {
     }
 }
 
-impl From<Misfit> for CheckError {
-    fn from(misfit: Misfit) -> Self {
-        match misfit {
-            Misfit::Count { given, limits } => Self::CostCount { given, limits },
-            Misfit::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
+impl From<InvalidCost> for CheckError {
+    fn from(invalid: InvalidCost) -> Self {
+        match invalid {
+            InvalidCost::Count { given, limits } => Self::CostCount { given, limits },
+            InvalidCost::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
         }
     }
 }

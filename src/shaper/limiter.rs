@@ -4,11 +4,13 @@ mod builder;
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::CheckError;
-use super::batch::{Carrier, Lanes, Queue, Request, fares, submit};
-use super::cost::{Cost, Fares};
+use super::calls::Calls;
+use super::cost::{BatchCosts, Cost};
+use super::queue::{Queue, Request, batch_costs};
+use super::task::Task;
 use crate::limit::{Decision, LimitSet};
 use crate::store::{Check, Checked, Scope, Store, StoreError};
 pub use builder::LimiterBuilder;
@@ -31,7 +33,7 @@ pub use builder::LimiterBuilder;
 /// then start empty, also those of keys never seen: nobody gets a burst twice, and each unit comes back at
 /// the rate. Windows, logs and quotas start anew.
 ///
-/// Calls are batched per key: checks that arrive while the store is asked about their key ride in the
+/// Calls are batched per key: checks that arrive while the store is asked about their key are made with the
 /// next call, and each gets the decision that it would have got alone. Different keys go side by side.
 /// When nothing is under way a check leaves at once.
 ///
@@ -65,6 +67,14 @@ type Answer = Result<Decision, CheckError>;
 /// What all clones share.
 #[derive(Debug)]
 struct Core {
+    policy: Arc<Policy>,
+    /// Asks the store where that cannot be done at once.
+    task: Task<Ask>,
+}
+
+/// What is decided by.
+#[derive(Debug)]
+struct Policy {
     name: String,
     /// The limits as they were given, policing.
     limits: LimitSet,
@@ -72,9 +82,10 @@ struct Core {
     stored: LimitSet,
     store: Arc<dyn Store>,
     shared: bool,
-    /// The keys for which the store is being asked.
-    lanes: Lanes<Queue<Answer>>,
 }
+
+/// A check under a key of the store.
+type Ask = (String, Request<Answer>);
 
 impl Limiter {
     /// A limiter of `name`, which needs limits still.
@@ -85,20 +96,20 @@ impl Limiter {
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.core.name
+        &self.core.policy.name
     }
 
     /// Its limits as they are policed, in the order of [`Limiter::check_costs`] and of
     /// [`Decision::standings`].
     #[must_use]
     pub fn limits(&self) -> &LimitSet {
-        &self.core.limits
+        &self.core.policy.limits
     }
 
     /// Whether `key` may go now, at cost 1. If so, it is charged.
     ///
     /// A check whose future is dropped before its call left takes nothing. Dropped later it may have been
-    /// charged: nobody knows then what was decided, and nothing is given back. Others that ride in the
+    /// charged: nobody knows then what was decided, and nothing is given back. Others in the
     /// same call are not disturbed.
     ///
     /// # Errors
@@ -114,10 +125,10 @@ impl Limiter {
     /// As [`Limiter::check_cost`].
     pub fn try_check(&self, key: &str, cost: u32) -> Option<Result<Decision, CheckError>> {
         let cost = Cost::Each(cost);
-        if let Err(misfit) = cost.check(&self.core.limits) {
-            return Some(Err(misfit.into()));
+        if let Err(invalid) = cost.check(&self.core.policy.limits) {
+            return Some(Err(invalid.into()));
         }
-        self.core.decide_at_once(self.core.lane_of(key), &cost)
+        self.core.policy.decide_at_once(key, &cost)
     }
 
     /// [`Limiter::check`] for what costs more than 1: all of it fits now, or nothing is taken.
@@ -177,18 +188,22 @@ impl Limiter {
     /// # Errors
     /// [`StoreError`] when the store did not do it.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        self.core.store.reset(self.core.scope(self.core.lane_of(key)), &self.core.stored).await
+        let policy = &self.core.policy;
+        policy.store.reset(policy.scope(policy.key_of(key)), &policy.stored).await
     }
 
     fn submit(&self, key: &str, cost: Cost) -> Pending {
-        if let Err(misfit) = cost.check(&self.core.limits) {
-            return Pending::Refused(misfit.into());
+        if let Err(invalid) = cost.check(&self.core.policy.limits) {
+            return Pending::Refused(invalid.into());
         }
-        if let Some(answer) = self.core.decide_at_once(self.core.lane_of(key), &cost) {
+        if let Some(answer) = self.core.policy.decide_at_once(key, &cost) {
             return Pending::Decided(answer);
         }
         let (answer, decided) = oneshot::channel();
-        submit(&self.core, self.core.lane_of(key), |queue| queue.push(Request { cost, answer }));
+        let policy = &self.core.policy;
+        let ask = (policy.key_of(key).to_owned(), Request { cost, answer });
+        // Without a runtime nobody asks, which the end of the channel tells.
+        self.core.task.send(ask, |inbox| run(Arc::clone(policy), inbox));
         Pending::Asked(decided)
     }
 }
@@ -210,9 +225,9 @@ impl Pending {
     }
 }
 
-impl Core {
+impl Policy {
     /// The key under which the store keeps what `key` takes.
-    fn lane_of<'a>(&self, key: &'a str) -> &'a str {
+    fn key_of<'a>(&self, key: &'a str) -> &'a str {
         if self.shared { "" } else { key }
     }
 
@@ -222,36 +237,23 @@ impl Core {
 
     /// The decision, where the store needs not be awaited: neither a call nor a task is made for it.
     fn decide_at_once(&self, key: &str, cost: &Cost) -> Option<Answer> {
-        let fares = Fares::of(&self.stored, std::iter::once(cost));
-        let call =
-            Check { scope: self.scope(key), limits: &self.stored, costs: fares.costs(), generation: 0 };
+        let batch = BatchCosts::of(&self.stored, std::iter::once(cost));
+        let (scope, costs) = (self.scope(self.key_of(key)), batch.costs());
+        let call = Check { scope, limits: &self.stored, costs, generation: 0 };
         Some(match self.store.try_check(call)? {
             Ok(Checked { now, mut verdicts, .. }) => Ok(self.limits.decision(now, verdicts.pop()?)),
             Err(error) => Err(error.into()),
         })
     }
-}
 
-impl Carrier for Core {
-    type Lane = Queue<Answer>;
-    type Load = Vec<Request<Answer>>;
-
-    fn lanes(&self) -> &Lanes<Self::Lane> {
-        &self.lanes
-    }
-
-    fn load(lane: &mut Self::Lane) -> Option<Self::Load> {
-        let requests = lane.board();
-        (!requests.is_empty()).then_some(requests)
-    }
-
-    async fn carry(self: &Arc<Self>, key: &str, requests: Self::Load) {
-        let fares = fares(&self.stored, &requests);
-        let (scope, costs) = (self.scope(key), fares.costs());
+    /// Has the store decide on these checks of one key.
+    async fn decide(self: Arc<Self>, key: String, requests: Vec<Request<Answer>>) {
+        let batch = batch_costs(&self.stored, &requests);
+        let (scope, costs) = (self.scope(&key), batch.costs());
         let call = Check { scope, limits: &self.stored, costs, generation: 0 };
         match self.store.check(call).await {
             Ok(Checked { now, verdicts, .. }) => {
-                // Whoever is gone needs no answer.
+                // A caller that is gone needs no answer.
                 for (Request { answer, .. }, verdict) in requests.into_iter().zip(verdicts) {
                     let _ = answer.send(Ok(self.limits.decision(now, verdict)));
                 }
@@ -261,6 +263,34 @@ impl Carrier for Core {
                     let _ = answer.send(Err(error.clone().into()));
                 }
             }
+        }
+    }
+}
+
+/// The most checks that are taken in at once before the store is asked.
+const MAX_CHECKS_PER_TURN: usize = 1024;
+
+/// The task of a limiter: asks the store for each key until nobody is left who could check.
+async fn run(policy: Arc<Policy>, mut inbox: mpsc::UnboundedReceiver<Ask>) {
+    let mut calls = Calls::<String, Queue<Answer>, ()>::new();
+    let mut is_open = true;
+    loop {
+        calls.start(|key, queue| {
+            let requests = queue.take_batch();
+            (!requests.is_empty()).then(|| Arc::clone(&policy).decide(key.clone(), requests))
+        });
+        if !is_open && calls.is_empty() {
+            return;
+        }
+        tokio::select! {
+            ask = inbox.recv(), if is_open => match ask {
+                Some(ask) => {
+                    let more = std::iter::from_fn(|| inbox.try_recv().ok()).take(MAX_CHECKS_PER_TURN);
+                    std::iter::once(ask).chain(more).for_each(|(key, request)| calls.line(key).push(request));
+                }
+                None => is_open = false,
+            },
+            _ = calls.next(), if !calls.is_empty() => {}
         }
     }
 }

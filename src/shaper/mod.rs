@@ -1,93 +1,87 @@
 //! Limits inside a program. A [`Shaper`] makes calls wait for their slots; a [`Limiter`] tells at once
 //! whether one may go.
 
-mod asking;
-mod batch;
 mod builder;
+mod calls;
+mod core;
 mod cost;
+mod driver;
 mod error;
+mod far;
 mod limiter;
-mod pause;
+mod line;
+mod queue;
+mod rates;
 mod reservation;
+mod task;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::core::Core;
 use crate::limit::{Costs, LimitSet};
-use crate::store::{Change, LONGEST_PAUSE, Observed, Reserve, Scope, SlotClock, Status, Store, StoreError};
+use crate::pace::LaneId;
+use crate::store::{Change, LONGEST_PAUSE, Reserve, StoreError};
 use crate::time::Micros;
-use asking::Lane;
-use batch::{Lanes, Request, submit};
 pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
+use driver::Message;
 pub use error::{CheckError, ReserveError};
 pub use limiter::{Limiter, LimiterBuilder};
-use pause::Pauses;
-use reservation::Grant;
+use line::InLine;
+use queue::Request;
+pub use rates::SetRateError;
 pub use reservation::Reservation;
 
-/// Keeps the pace of one downstream, alone or together with all shapers that share its store.
+/// Keeps the pace of one downstream, alone or together with all that share its store: other shapers, and the daemon.
 ///
-/// Shapers share a pace when they have one store, name, set of limits and `max_wait`. They do not share
-/// it with the daemon yet, nor with a [`Limiter`]: their states of the same name are others.
+/// Shapers and daemons share a pace where they have one store and one name. What they go by then is what they agree on
+/// in the store: the limits of whoever started or was reloaded last, the rates that operators set over them
+/// ([`Shaper::set_rate`], `paced rate set`), and pauses. Whose own limits differ logs a warning, and goes by those of the others.
+/// A [`Limiter`] of the same name has states of its own.
+///
+/// | method | where the wait is |
+/// |---|---|
+/// | [`acquire`](Self::acquire), [`schedule`](Self::schedule) | here, in order; a slot is granted shortly before it comes |
+/// | [`reserve`](Self::reserve) | nowhere: the slot is told, however far it lies, and [`Reservation::wait`] waits for it |
+///
+/// Prefer the former. A process that is killed has then taken no more slots than lie in the horizon, changes of rates
+/// and pauses count at once for all who wait, and replicas that share the pace each get their part.
 ///
 /// Cheap to clone; clones are one shaper.
 ///
 /// By default the whole downstream has one pace: the keys of its methods only say who asks. With
-/// [`ShaperBuilder::per_key`] each key has the rate for itself.
+/// [`ShaperBuilder::per_key`] each key has the limits for itself.
 ///
-/// Calls are batched: requests that arrive while the store is asked ride in the next call. When
-/// nothing is under way a request leaves at once.
+/// The first call starts a task on the tokio runtime that it is made in. It ends with the last clone, or with that
+/// runtime; then the next call starts another one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let shaper = paced::Shaper::builder("billing", "1000/s".parse()?).build()?;
-/// let reservation = shaper.reserve("tenant-42").await?;
-/// reservation.wait().await;
-/// if !reservation.is_missed() {
-///     // ... call the downstream
-/// }
+/// shaper.acquire("tenant-42").await?;
+/// // ... call the downstream
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Shaper {
     core: Arc<Core>,
+    /// The lane of the plan that its calls are of.
+    lane: LaneId,
 }
 
 /// Where the next slot lies; see [`Shaper::peek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NextSlot {
     /// The instant on the store's clock.
     pub slot: Micros,
     /// How long after the store's now that is.
     pub wait: Duration,
-}
-
-/// What all clones share.
-#[derive(Debug)]
-struct Core {
-    name: String,
-    /// The limits as they were given.
-    limits: LimitSet,
-    /// The same limits under the names that the store knows.
-    stored: LimitSet,
-    store: Arc<dyn Store>,
-    clock: SlotClock,
-    max_wait: Duration,
-    per_key: bool,
-    /// The keys for which the store is being asked.
-    lanes: Lanes<Lane>,
-    /// Held by the one who asks the store for its clock; when that was last tried.
-    refreshing: tokio::sync::Mutex<Option<Instant>>,
-    /// The store's clock stepped, or the downstream is paused, or no longer.
-    jumped: Notify,
-    pauses: Pauses,
-    /// Ends the watch for pauses.
-    gone: Arc<Notify>,
 }
 
 impl Shaper {
@@ -116,25 +110,93 @@ impl Shaper {
         ShaperBuilder::with_limits(name.into(), limits)
     }
 
-    /// Its limits, in the order of the costs of [`Shaper::reserve_costs`].
+    /// Its limits as they were given, in the order of the costs of [`Shaper::reserve_costs`].
     #[must_use]
     pub fn limits(&self) -> &LimitSet {
-        &self.core.limits
+        self.core.given.limits_of(self.lane)
     }
 
     /// The downstream's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.core.name
+        &self.core.given.downstream
     }
 
-    /// Reserves the next slot for `key`, at cost 1. Never waits for the slot itself.
+    /// The same shaper for the calls of a plan, which keep its limits too; none where there is no such plan. Plans come
+    /// from a configuration (`[plans.NAME]`).
+    #[must_use]
+    pub fn of_plan(&self, name: &str) -> Option<Self> {
+        let plan = self.core.given.plans.iter().position(|plan| plan.name == name)?;
+        Some(Self { core: Arc::clone(&self.core), lane: LaneId::of_plan(Some(plan)) })
+    }
+
+    /// Waits for the next slot, and returns when it has come: the work may start now.
     ///
-    /// Cancel safe: a slot that was granted to a dropped future is given back if nobody has taken
-    /// a later one by then. Others that ride in the same call are not disturbed.
+    /// Those who wait here have their slots in the order in which they called, but for those that cost more than a window has
+    /// left: others have that. A slot is asked for shortly before it comes. If it is missed (see [`Reservation::is_missed`]), since
+    /// this process stood still or the downstream was paused, another one is waited for: late work never catches up in a
+    /// burst.
+    ///
+    /// While the store cannot be reached this waits, or goes on alone: see [`ShaperBuilder::on_unavailable`].
+    ///
+    /// Cancel safe: dropped while it waits, it takes no slot. One that was granted already goes to the next who waits
+    /// here, or back to the store.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] when the slot is too far ahead; others when the store fails.
+    /// [`ReserveError::QueueFull`] when there is no slot within `max_wait`: at once where so many wait here that it is
+    /// certain, otherwise after as long; [`ReserveError::Paused`] when the downstream is paused for longer;
+    /// [`ReserveError::Store`] when the store refuses to decide, or could not be reached for so long (with
+    /// [`ShaperBuilder::per_key`] at once); [`ReserveError::CostTooLarge`] when the limits in force do not hold its cost any
+    /// more; [`ReserveError::NoLimits`] and [`ReserveError::Stopped`] as they say.
+    pub async fn acquire(&self, key: &str) -> Result<(), ReserveError> {
+        self.acquire_cost(key, 1).await
+    }
+
+    /// [`Shaper::acquire`] for work that costs more than 1; see [`Shaper::reserve_cost`].
+    ///
+    /// Cancel safe, as [`Shaper::acquire`] is.
+    ///
+    /// # Errors
+    /// As [`Shaper::acquire`], and [`ReserveError::CostTooLarge`].
+    pub async fn acquire_cost(&self, key: &str, cost: u32) -> Result<(), ReserveError> {
+        if !self.core.per_key {
+            self.check(&Cost::Each(cost))?;
+            return InLine::join(&self.core, self.lane, cost)?.acquire().await;
+        }
+        loop {
+            let mut reservation = self.grant(key, Cost::Each(cost)).await?;
+            if reservation.due().await {
+                reservation.keep();
+                return Ok(());
+            }
+            // Dropped, it is given back if it still lies ahead.
+        }
+    }
+
+    /// [`Shaper::acquire`], and runs `work` then.
+    ///
+    /// Cancel safe until `work` starts, as [`Shaper::acquire`] is. From then on it is as cancel safe as `work`.
+    ///
+    /// # Errors
+    /// As [`Shaper::acquire`]; `work` is not run then.
+    pub async fn schedule<F: Future>(&self, key: &str, work: F) -> Result<F::Output, ReserveError> {
+        self.acquire(key).await?;
+        Ok(work.await)
+    }
+
+    /// Reserves the next slot for `key`, at cost 1, however far ahead up to `max_wait`. Never waits for the slot
+    /// itself.
+    ///
+    /// Slots far ahead would starve those who wait for theirs in order. So while a daemon, or another process that waits by
+    /// [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted. (With `on_unavailable =
+    /// "local"` a daemon counts also while it has nothing to do.)
+    ///
+    /// Cancel safe: a slot that was granted to a dropped future is given back if nobody has taken
+    /// a later one by then. Others in the same call are not disturbed.
+    ///
+    /// # Errors
+    /// [`ReserveError::QueueFull`] when the slot is too far ahead; [`ReserveError::NotYet`] when others work on the
+    /// downstream and it lies beyond the horizon; others when the store fails.
     pub async fn reserve(&self, key: &str) -> Result<Reservation, ReserveError> {
         self.reserve_cost(key, 1).await
     }
@@ -148,7 +210,7 @@ impl Shaper {
     /// # Errors
     /// As [`Shaper::reserve`], and [`ReserveError::CostTooLarge`].
     pub async fn reserve_cost(&self, key: &str, cost: u32) -> Result<Reservation, ReserveError> {
-        Ok(self.grant(key, Cost::Each(cost)).await?.keep())
+        self.grant(key, Cost::Each(cost)).await
     }
 
     /// [`Shaper::reserve`] for work that costs each limit its own: one cost per limit, in the order in
@@ -159,7 +221,7 @@ impl Shaper {
     /// # Errors
     /// As [`Shaper::reserve`], [`ReserveError::CostTooLarge`] and [`ReserveError::CostCount`].
     pub async fn reserve_costs(&self, key: &str, costs: &[u32]) -> Result<Reservation, ReserveError> {
-        Ok(self.grant(key, Cost::PerLimit(costs.into())).await?.keep())
+        self.grant(key, Cost::PerLimit(costs.into())).await
     }
 
     /// When the next slot for `key` would be, at cost 1, if nobody else takes it. Nothing is taken, and it
@@ -170,42 +232,20 @@ impl Shaper {
     /// # Errors
     /// [`StoreError`] when the store did not answer.
     pub async fn peek(&self, key: &str) -> Result<NextSlot, StoreError> {
-        let core = &self.core;
-        let call = Reserve::new(core.scope(core.lane_of(key)), &core.stored, Costs::Each(&[]), core.max_wait);
+        let (core, settings) = (&self.core, self.core.settings());
+        let limits = settings.limits_of(self.lane);
+        let call = Reserve::new(core.scope(core.key_of(key)), limits, Costs::Each(&[]), Duration::ZERO);
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;
-        core.observe(sent, reserved.now, reserved.epoch, reserved.status);
+        core.heard(sent, reserved.now, reserved.epoch, reserved.status).await;
         Ok(NextSlot { slot: reserved.next, wait: reserved.next.since(reserved.now) })
-    }
-
-    /// Reserves, waits, and runs `work`.
-    ///
-    /// A slot that was missed (see [`Reservation::is_missed`]), as all are that fall into a stall of
-    /// this process or into a forward step of the store's clock, is given up and reserved anew: late
-    /// work never catches up in a burst.
-    ///
-    /// Cancel safe until `work` starts: dropped while it waits, it gives the slot back if nobody
-    /// has taken a later one. From then on it is as cancel safe as `work`.
-    ///
-    /// # Errors
-    /// As [`Shaper::reserve`], of the first reservation or of one anew; `work` is not run then.
-    pub async fn schedule<F: Future>(&self, key: &str, work: F) -> Result<F::Output, ReserveError> {
-        loop {
-            let mut grant = self.grant(key, Cost::Each(1)).await?;
-            let due = grant.due().await;
-            // Its slot has been reached: there is nothing to give back.
-            let _used = grant.keep();
-            if due {
-                return Ok(work.await);
-            }
-        }
     }
 
     /// No slot lies within `span` of now, for every worker on this downstream, the daemon's too: for a downstream that
     /// asks for a pause ([`retry_after`](crate::retry_after)). Of several the latest end counts.
     ///
-    /// Slots that lie before it are missed ([`Reservation::is_missed`]); [`Shaper::schedule`] gives them up
-    /// and reserves anew. When it is over work goes on at the pace of its limits, without a burst. Others
+    /// Slots that lie before it are missed ([`Reservation::is_missed`]); [`Shaper::acquire`] gives them up
+    /// and waits for another one. When it is over work goes on at the pace of its limits, without a burst. Others
     /// learn of it at once where the store can tell them (Redis: pub/sub), and with their next call at the
     /// latest.
     ///
@@ -216,7 +256,9 @@ impl Shaper {
     pub async fn penalize(&self, span: Duration) -> Result<(), StoreError> {
         if !span.is_zero() {
             let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
-            self.core.update_record(Change::Penalize(span)).await?;
+            let sent = Instant::now();
+            let record = self.core.store.update_record(self.name(), Change::Penalize(span)).await?;
+            self.core.heard(sent, record.now, record.epoch, record.status).await;
         }
         Ok(())
     }
@@ -229,65 +271,36 @@ impl Shaper {
     /// # Errors
     /// [`StoreError`] when the store did not do it.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        let scope = self.core.scope(self.core.lane_of(key));
-        self.core.store.reset(scope, &self.core.stored).await
+        let scope = self.core.scope(self.core.key_of(key));
+        self.core.store.reset(scope, self.core.settings().limits_of(self.lane)).await?;
+        self.core.tell(Message::Reset);
+        Ok(())
     }
 
-    async fn grant(&self, key: &str, cost: Cost) -> Result<Grant, ReserveError> {
-        cost.check(&self.core.limits)?;
+    /// Whether it can ever be granted.
+    fn check(&self, cost: &Cost) -> Result<(), ReserveError> {
+        cost.check(self.limits())?;
         if cost.is_nothing() {
             let text = "a cost of 0 takes nothing; use at least 1";
             return Err(StoreError::Invalid(text.to_owned()).into());
         }
-        self.core.watch();
-        let (answer, granted) = oneshot::channel();
-        submit(&self.core, self.core.lane_of(key), |lane| lane.waiting.push(Request { cost, answer }));
-        granted.await.unwrap_or(Err(ReserveError::Stopped))
-    }
-}
-
-/// A mapping of slots is asked for anew once it is this old.
-const STALE: Duration = Duration::from_secs(5);
-
-impl Core {
-    /// The key under which the store keeps what `key` takes.
-    fn lane_of<'a>(&self, key: &'a str) -> &'a str {
-        if self.per_key { key } else { "" }
+        Ok(())
     }
 
-    fn scope<'a>(&'a self, key: &'a str) -> Scope<'a> {
-        Scope { downstream: &self.name, key }
-    }
-
-    /// Asks the store for its clock, until `deadline` at most, unless that was known or tried
-    /// lately. Failing is no harm: what is known goes on to count.
-    async fn refresh(self: &Arc<Self>, deadline: Instant) {
-        // Whoever holds it asks for all. Nobody waits for the answer: slots must not wait for a
-        // store that hangs.
-        let Ok(mut tried) = self.refreshing.try_lock() else { return };
-        let Some((age, _)) = self.clock.newest() else { return };
-        if age < STALE || tried.is_some_and(|at| at.elapsed() < STALE) {
-            return;
+    async fn grant(&self, key: &str, cost: Cost) -> Result<Reservation, ReserveError> {
+        self.check(&cost)?;
+        let key = self.core.key_of(key);
+        for _ in 0..self::core::TRIES {
+            let (answer, granted) = oneshot::channel();
+            let request = Request { cost: cost.clone(), answer };
+            if !self.core.send(Message::Reserve { lane: self.lane, key: key.to_owned(), request }) {
+                break;
+            }
+            if let Ok(granted) = granted.await {
+                return granted;
+            }
         }
-        let sent = Instant::now();
-        *tried = Some(sent);
-        let until = deadline.min(sent + Duration::from_secs(1));
-        let _ = tokio::time::timeout_at(until, self.read_record()).await;
-    }
-
-    /// Takes in an answer of the store, received now. Reservations made before a step back, or a
-    /// loss, keep the deadline that they had.
-    fn observe(self: &Arc<Self>, sent: Instant, now: Micros, epoch: Micros, status: Status) {
-        let observed = self.clock.observe(sent, now, epoch, Instant::now());
-        if observed == Observed::Stepped {
-            self.jumped.notify_waiters();
-        }
-        self.heed(now, epoch, status, observed);
-    }
-
-    /// How late a slot may be used.
-    fn tolerance(&self) -> Duration {
-        self.limits.tolerance()
+        Err(ReserveError::Stopped)
     }
 }
 

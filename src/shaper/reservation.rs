@@ -1,41 +1,57 @@
 //! A granted slot.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Core;
-use super::batch::submit;
-use crate::store::{Cancel, Granted, Mapping, StoreError};
+use super::core::Core;
+use super::driver::Message;
+use super::far::Returned;
+use crate::pace::release::clock::ring;
+use crate::pace::{LaneId, Settings};
+use crate::store::{Granted, Mapping, StoreError};
 use crate::time::{Deadline, Micros, nap};
 
-/// A slot that is yours. Dropped, it stays taken; [`Reservation::cancel`] gives it back.
+/// A slot that is yours. Dropped before it was used it is given back, if nobody has taken a later one. It was used once
+/// [`Reservation::wait`] has returned, or the slot has come; see [`Reservation::keep`].
 #[derive(Debug)]
-#[must_use = "the slot is taken; wait for it, or cancel it"]
+#[must_use = "dropped, the slot is given back; wait for it"]
 pub struct Reservation {
     core: Arc<Core>,
-    key: String,
-    granted: Granted,
+    slot: Micros,
+    /// What giving the slot back needs.
+    returned: Option<Returned>,
     /// Where the slot was put when it was granted.
     mapped: Mapping,
+    is_used: AtomicBool,
 }
 
-/// A long wait asks the store for its clock at least this often ...
+/// A long wait asks the store for its clock at least this often.
 const CHUNK: Duration = Duration::from_secs(600);
-/// ... and this long before its end.
+/// It asks once more this long before its end.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
 impl Reservation {
-    pub(super) fn new(core: &Arc<Core>, key: &str, granted: Granted, mapped: Mapping) -> Self {
-        Self { core: Arc::clone(core), key: key.to_owned(), granted, mapped }
+    /// The reservation of a slot that was granted; none where it is not known when that comes.
+    pub(super) fn new(
+        core: &Arc<Core>,
+        (lane, key): (LaneId, &str),
+        granted: Granted,
+        settings: &Arc<Settings>,
+    ) -> Option<Self> {
+        let slot = granted.slot;
+        let mapped = core.known.slots.mapping(slot)?;
+        let (place, settings) = ((lane, key.to_owned()), Arc::clone(settings));
+        let returned = Some(Returned { place, settings, granted });
+        Some(Self { core: Arc::clone(core), slot, returned, mapped, is_used: AtomicBool::new(false) })
     }
 
     /// The instant on the store's clock at which the work may start.
     #[must_use]
     pub const fn slot(&self) -> Micros {
-        self.granted.slot
+        self.slot
     }
 
     /// The slot on the local clock, never early: by then the store's clock has reached it.
@@ -44,7 +60,7 @@ impl Reservation {
     /// before. Once a clock has stepped it stays where it was. After a step back, that keeps the
     /// pace in real time, since the store's state follows. After a step forward it does not: the
     /// store goes on from its new now, and new slots lie between those granted before.
-    /// [`Shaper::schedule`](super::Shaper::schedule) gives such slots up; who calls
+    /// [`Shaper::acquire`](super::Shaper::acquire) gives such slots up; who calls
     /// [`Reservation::wait`] accepts up to twice the pace for up to `max_wait` then.
     #[must_use]
     pub fn deadline(&self) -> Instant {
@@ -53,7 +69,7 @@ impl Reservation {
 
     /// [`Reservation::deadline`], suspends of this machine included.
     fn hold(&self) -> Deadline {
-        match self.core.clock.mapping(self.granted.slot) {
+        match self.core.known.slots.mapping(self.slot) {
             Some(mapping) if mapping.generation == self.mapped.generation => mapping.deadline,
             _ => self.mapped.deadline,
         }
@@ -68,16 +84,16 @@ impl Reservation {
     /// have passed by then, and work on all of them would be a burst: reserve again instead.
     #[must_use]
     pub fn is_missed(&self) -> bool {
-        self.hold().late() > self.core.tolerance() || self.is_paused()
+        self.hold().late() > self.core.known.tolerance() || self.is_paused()
     }
 
     /// Whether the slot lies in a pause.
     fn is_paused(&self) -> bool {
-        let until = self.core.pauses.until();
-        match self.core.clock.mapping(until) {
+        let gate = &self.core.known.gate;
+        match gate.closed_until(&self.core.known.slots) {
             // The slot is an instant of a clock that is no more: they are compared here.
             Some(end) if end.generation != self.mapped.generation => self.mapped.deadline < end.deadline,
-            _ => self.granted.slot < until,
+            _ => gate.refuses(self.slot, self.mapped.deadline),
         }
     }
 
@@ -94,10 +110,12 @@ impl Reservation {
             let hold = self.hold();
             let left = hold.left();
             if left.is_zero() {
-                return;
+                break;
             }
             if left <= 2 * LAST_LOOK {
-                tokio::time::sleep_until(hold.instant()).await;
+                let mut alarm = self.core.clock.alarm();
+                alarm.set(Some(hold.instant()));
+                ring(&mut *alarm).await;
             } else {
                 let span = nap(left).min(left - LAST_LOOK).min(look_in);
                 tokio::time::sleep(span).await;
@@ -108,22 +126,23 @@ impl Reservation {
                 }
             }
         }
+        self.is_used.store(true, Ordering::Relaxed);
     }
 
     /// Waits until the slot; false when it was missed, or its clock is no more, or the downstream is paused.
     ///
     /// Cancel safe.
     pub(super) async fn due(&mut self) -> bool {
-        let core = Arc::clone(&self.core);
+        let known = Arc::clone(&self.core.known);
         loop {
             // Before the look at the clock, so that no step goes unnoticed in between.
-            let jumped = core.jumped.notified();
+            let recheck = known.recheck.notified();
             if !self.follow() || self.is_paused() {
                 return false;
             }
             tokio::select! {
                 biased;
-                () = jumped => {}
+                () = recheck => {}
                 () = self.wait() => return !self.is_missed(),
             }
         }
@@ -132,7 +151,7 @@ impl Reservation {
     /// After a forward step of the store's clock the slot is the same instant there, and so earlier
     /// here. Says whether it still stands: it does not if it has passed by the step.
     fn follow(&mut self) -> bool {
-        let Some(mapping) = self.core.clock.mapping(self.granted.slot) else { return true };
+        let Some(mapping) = self.core.known.slots.mapping(self.slot) else { return true };
         if mapping.jumps == self.mapped.jumps {
             return true;
         }
@@ -142,62 +161,41 @@ impl Reservation {
         one_step && !mapping.deadline.left().is_zero()
     }
 
-    /// Gives the slot back if it lies ahead and nobody has taken a later one; says whether it did.
+    /// Takes the slot for good, and tells which: for those who wait for it elsewhere, and know when it comes
+    /// ([`Reservation::deadline`]).
+    pub fn keep(mut self) -> Micros {
+        self.returned = None;
+        self.slot
+    }
+
+    /// What giving the slot back needs.
+    pub(super) fn into_returned(mut self) -> Option<Returned> {
+        self.returned.take()
+    }
+
+    /// Gives the slot back if it lies ahead and nobody has taken a later one; says whether it did. Dropping does the same,
+    /// and does not say it.
     ///
     /// Cancel safe: the slot is given back, or not.
     ///
     /// # Errors
     /// [`StoreError`] when the store did not answer: the slot may be taken still.
-    pub async fn cancel(self) -> Result<bool, StoreError> {
-        let call = Cancel {
-            scope: self.core.scope(&self.key),
-            limits: &self.core.stored,
-            lane: None,
-            slot: self.granted.slot,
-            charged: &self.granted.charged,
-            before: &self.granted.before,
-            after: &self.granted.after,
-        };
-        self.core.store.cancel(call).await
+    pub async fn cancel(mut self) -> Result<bool, StoreError> {
+        let Some(returned) = self.returned.take() else { return Ok(false) };
+        let given_back = returned.cancel(&*self.core.store).await?;
+        if given_back {
+            self.core.tell(Message::Reset);
+        }
+        Ok(given_back)
     }
 }
 
-/// A reservation that gives itself back when it is dropped, until its caller has it for keeps.
-#[derive(Debug)]
-pub(super) struct Grant(Option<Reservation>);
-
-impl Grant {
-    pub(super) const fn new(reservation: Reservation) -> Self {
-        Self(Some(reservation))
-    }
-
-    #[expect(clippy::expect_used, reason = "taken here and in drop alone, both of which end it")]
-    pub(super) fn keep(mut self) -> Reservation {
-        self.0.take().expect("a grant holds its reservation")
-    }
-}
-
-impl Deref for Grant {
-    type Target = Reservation;
-
-    #[expect(clippy::expect_used, reason = "taken only where the grant ends")]
-    fn deref(&self) -> &Reservation {
-        self.0.as_ref().expect("a grant holds its reservation")
-    }
-}
-
-impl DerefMut for Grant {
-    #[expect(clippy::expect_used, reason = "taken only where the grant ends")]
-    fn deref_mut(&mut self) -> &mut Reservation {
-        self.0.as_mut().expect("a grant holds its reservation")
-    }
-}
-
-impl Drop for Grant {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(reservation) = self.0.take() {
-            let (core, key) = (Arc::clone(&reservation.core), reservation.key.clone());
-            submit(&core, &key, |lane| lane.returned.push(reservation));
+        let is_used = self.is_used.load(Ordering::Relaxed) || self.hold().left().is_zero();
+        if let Some(returned) = self.returned.take().filter(|_| !is_used) {
+            // Without a driver there is nobody who could do it in time.
+            self.core.tell(Message::Return(returned));
         }
     }
 }

@@ -1,6 +1,8 @@
+mod acquire;
 pub(super) mod bench;
 mod pauses;
 pub(super) mod sets;
+mod shared;
 mod waits;
 
 use std::collections::BTreeSet;
@@ -10,6 +12,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::limit::{Limit, LimitError};
+use crate::pace::release::clock::Precision;
+use crate::terms::RATE_LIMIT;
 use bench::Bench;
 
 fn ms(ms: u64) -> Duration {
@@ -17,13 +21,13 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn builder(rate: &str, bench: &Arc<Bench>) -> ShaperBuilder {
-    Shaper::builder("billing", rate.parse().unwrap()).store(Arc::clone(bench))
+    Shaper::builder("billing", rate.parse().unwrap()).precision(Precision::Coarse).store(Arc::clone(bench))
 }
 
 fn retry_after(outcome: Result<Reservation, ReserveError>) -> Duration {
     match outcome {
         Err(ReserveError::QueueFull { retry_after, limit }) => {
-            assert_eq!(limit, "rate");
+            assert_eq!(limit, RATE_LIMIT);
             retry_after
         }
         other => panic!("the queue should be full: {other:?}"),
@@ -39,7 +43,8 @@ async fn settle() {
 
 #[tokio::test(start_paused = true)]
 async fn work_runs_at_its_slots() {
-    let shaper = Shaper::builder("billing", "50/s".parse().unwrap()).build().unwrap();
+    let shaper =
+        Shaper::builder("billing", "50/s".parse().unwrap()).precision(Precision::Coarse).build().unwrap();
     let (start, mut tasks) = (Instant::now(), JoinSet::new());
     for index in 0..50_u64 {
         let shaper = shaper.clone();
@@ -62,7 +67,7 @@ async fn callers_share_calls() {
     let mut tasks = JoinSet::new();
     for _ in 0..3000 {
         let shaper = shaper.clone();
-        tasks.spawn(async move { shaper.reserve("any").await.unwrap().slot().0 });
+        tasks.spawn(async move { shaper.reserve("any").await.unwrap().keep().0 });
     }
     let mut slots = BTreeSet::new();
     while let Some(slot) = tasks.join_next().await {
@@ -82,7 +87,6 @@ async fn a_lone_caller_waits_for_nobody() {
         shaper.reserve("any").await.unwrap().wait().await;
     }
     assert_eq!(bench.count(), 3);
-    assert!(shaper.core.lanes.lock().is_empty(), "nothing is kept for keys that are idle");
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,7 +116,7 @@ async fn a_dropped_leader_stalls_nobody_and_its_slot_is_given_back() {
     let spawn = || {
         tokio::spawn({
             let shaper = shaper.clone();
-            async move { shaper.reserve("any").await.unwrap().slot() }
+            async move { shaper.reserve("any").await.unwrap().keep() }
         })
     };
     let leader = spawn();
@@ -134,7 +138,7 @@ async fn those_who_left_before_the_call_take_no_slot() {
     let mut tasks = vec![];
     for _ in 0..5 {
         let shaper = shaper.clone();
-        tasks.push(tokio::spawn(async move { shaper.reserve("any").await.unwrap().slot() }));
+        tasks.push(tokio::spawn(async move { shaper.reserve("any").await.unwrap().keep() }));
         settle().await;
     }
     bench.arrival().await;
@@ -163,7 +167,7 @@ async fn the_whole_tail_of_those_who_left_is_given_back() {
     bench.close();
     let leader = tokio::spawn({
         let shaper = shaper.clone();
-        async move { shaper.reserve("any").await.unwrap().slot() }
+        async move { shaper.reserve("any").await.unwrap().keep() }
     });
     bench.arrival().await;
     let mut tail = JoinSet::new();
@@ -193,7 +197,7 @@ async fn work_that_is_dropped_while_it_waits_gives_its_slot_back() {
     let waiting = shaper.schedule("any", async { unreachable!("it is dropped before its slot") });
     assert!(tokio::time::timeout(ms(500), waiting).await.is_err());
     settle().await;
-    assert_eq!(shaper.reserve("any").await.unwrap().slot().since(first.slot()), ms(1000));
+    assert_eq!(shaper.reserve("any").await.unwrap().keep().since(first.slot()), ms(1000));
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,16 +211,16 @@ async fn only_an_unreached_tail_slot_is_cancelled() {
     assert!(!due.cancel().await.unwrap());
     assert!(!middle.cancel().await.unwrap());
     assert!(tail.cancel().await.unwrap());
-    assert_eq!(shaper.reserve("any").await.unwrap().slot(), slot);
+    assert_eq!(shaper.reserve("any").await.unwrap().keep(), slot);
 }
 
 #[tokio::test(start_paused = true)]
 async fn keys_share_the_pace_unless_it_is_their_own() {
     let slots = async |shaper: Shaper| {
-        let first = shaper.reserve("a").await.unwrap().slot();
-        let second = shaper.reserve("b").await.unwrap().slot();
+        let first = shaper.reserve("a").await.unwrap().keep();
+        let second = shaper.reserve("b").await.unwrap().keep();
         shaper.reset("a").await.unwrap();
-        let third = shaper.reserve("b").await.unwrap().slot();
+        let third = shaper.reserve("b").await.unwrap().keep();
         (second.since(first), third.since(first))
     };
     let shared = builder("10/s", &Bench::new()).build().unwrap();
@@ -233,14 +237,14 @@ async fn all_limits_agree_and_costs_are_charged_behind() {
     let first = shaper.reserve_cost("any", 2).await.unwrap();
     let mut since = vec![];
     for _ in 0..3 {
-        since.push(shaper.reserve("any").await.unwrap().slot().since(first.slot()));
+        since.push(shaper.reserve("any").await.unwrap().keep().since(first.slot()));
     }
     assert_eq!(since, [ms(200), ms(1000), ms(2000)]);
     let outcome = shaper.reserve_cost("any", 0).await;
     assert!(matches!(outcome, Err(ReserveError::Store(StoreError::Invalid(_)))));
 
     let daily = builder("1/d", &bench).build().unwrap();
-    let highest = daily.core.limits.max_cost();
+    let highest = daily.limits().max_cost();
     let outcome = daily.reserve_cost("any", highest + 1).await;
     assert!(matches!(outcome, Err(ReserveError::CostTooLarge { highest: told, .. }) if told == highest));
 }
@@ -258,6 +262,8 @@ async fn a_failing_store_fails_those_who_wait_and_no_more() {
     assert!(shaper.reserve("any").await.is_ok());
 
     bench.panics.store(1, Ordering::SeqCst);
+    assert!(shaper.reserve("any").await.is_ok(), "another task asks");
+    bench.panics.store(3, Ordering::SeqCst);
     assert!(matches!(shaper.reserve("any").await, Err(ReserveError::Stopped)));
     assert!(shaper.reserve("any").await.is_ok(), "the key is not stuck");
 }
@@ -277,7 +283,7 @@ async fn slots_that_many_left_are_no_round_trip_each_for_who_waits() {
     gone.abort_all();
     let last = tokio::spawn({
         let shaper = shaper.clone();
-        async move { shaper.reserve("any").await.unwrap().slot() }
+        async move { shaper.reserve("any").await.unwrap().keep() }
     });
     settle().await;
     bench.open(10);
@@ -291,7 +297,7 @@ async fn numbers_and_names_that_cannot_be_are_refused() {
     assert!(matches!(build("billing", 0), Err(BuildError::Limit(LimitError::NoBurst))));
     assert!(matches!(build("", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
     assert!(matches!(build("a{b", 1), Err(BuildError::Name(StoreError::Invalid(_)))));
-    let twice = Limit::leaky_bucket("rate", "2/s".parse().unwrap(), 1).unwrap();
+    let twice = Limit::leaky_bucket(RATE_LIMIT, "2/s".parse().unwrap(), 1).unwrap();
     let outcome = Shaper::builder("billing", "1/s".parse().unwrap()).limit(twice).build();
     assert!(matches!(outcome, Err(BuildError::Limit(LimitError::SameName(_)))));
 }

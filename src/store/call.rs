@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lanes, Lease, MAX_BATCH, Reserve, Scope, Status,
-    StoreError,
+    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
+    SharedHorizon, Status, StoreError,
 };
 use crate::limit::{Charge, Costs, Keyed, Limit, LimitSet, Plan, Refusal, Row, Span, State, Verdict};
 use crate::time::Micros;
@@ -33,9 +33,19 @@ impl Reserve<'_> {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
         self.lease.map_or(Ok(()), check_lease)?;
+        self.shared.map_or(Ok(()), |shared| self.check_shared(&shared))?;
         self.asker.map_or(Ok(()), |asker| check_asker(&asker, self.limits))?;
         check_costs(self.limits, self.costs)?;
         self.lanes.map_or(Ok(()), |lanes| self.check_lanes(&lanes))
+    }
+
+    fn check_shared(&self, shared: &SharedHorizon<'_>) -> Result<(), StoreError> {
+        check_replica(shared.replica)?;
+        if self.lease.is_some() || self.lanes.is_some() {
+            let text = "a shared horizon beside a lease or lanes; give one of them";
+            return Err(StoreError::Invalid(text.to_owned()));
+        }
+        Ok(())
     }
 
     fn check_lanes(&self, lanes: &Lanes<'_>) -> Result<(), StoreError> {
@@ -226,11 +236,16 @@ fn check_asker(asker: &Asker, limits: &LimitSet) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {
-    if !(1..=64).contains(&replica.len()) {
-        let text = format!("a replica's name of {} bytes; use 1 to 64", replica.len());
+fn check_replica(name: &str) -> Result<(), StoreError> {
+    if !(1..=64).contains(&name.len()) {
+        let text = format!("a replica's name of {} bytes; use 1 to 64", name.len());
         return Err(StoreError::Invalid(text));
     }
+    Ok(())
+}
+
+fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {
+    check_replica(replica)?;
     if ttl < Duration::from_millis(1) || ttl > LONGEST_LEASE {
         return Err(StoreError::Invalid(format!("a lease of {ttl:?}; use 1ms to {LONGEST_LEASE:?}")));
     }

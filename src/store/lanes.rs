@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Granted, Reserve, Reserved, StoreError};
-use crate::limit::{Algorithm, Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
 #[cfg(feature = "redis")]
 use crate::limit::{Charge, Costs, Row};
+use crate::limit::{Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
 use crate::time::Micros;
 
 /// The most states of lanes that one call touches: a sliding window counts as one more for each 8 buckets, and a log as
@@ -68,15 +68,6 @@ pub(super) struct States<'a> {
     pub(super) lanes: Vec<Vec<usize>>,
 }
 
-/// How many states a limit's counts as.
-fn weight(limit: &Limit) -> usize {
-    match limit.algorithm() {
-        Algorithm::SlidingWindow(window) => 1 + window.buckets() as usize / 8,
-        Algorithm::SlidingLog(_) => 16,
-        _ => 1,
-    }
-}
-
 impl<'a> Lanes<'a> {
     /// # Errors
     /// [`StoreError::Invalid`] when no store may decide on them.
@@ -102,7 +93,7 @@ impl<'a> Lanes<'a> {
                 return invalid(format!("the keys {keys:?} for {} limits; give one for each", limits.len()));
             }
         }
-        let states: usize = self.states()?.all.iter().map(|(limit, _)| weight(limit)).sum();
+        let states: usize = self.states()?.all.iter().map(|(limit, _)| limit.weight()).sum();
         if states > MAX_STATES {
             return invalid(format!("the lanes of one call have {states} states; at most {MAX_STATES} fit"));
         }

@@ -10,12 +10,10 @@ use std::time::Duration;
 
 use super::{
     Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LIFE, Lease, NextTurn,
-    Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, Status, Store, StoreError, TICK,
-    check_downstream, dump,
+    Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError,
+    TICK, check_downstream, dump,
 };
-#[cfg(feature = "dispatch")]
-use crate::limit::Limit;
-use crate::limit::{Charge, LimitSet, State};
+use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::store::changes::Watchers;
 use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
@@ -103,6 +101,7 @@ impl MemoryStore {
         }
         Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
             let before = call.limits.marks(states);
+            let call = downstream.within_shared_horizon(call, now);
             let plan = call.plan(states, (now, now), &downstream.status);
             let taken = plan.taken();
             (downstream.reserved(&call, states, now, (before, plan)), taken)
@@ -120,7 +119,6 @@ impl MemoryStore {
     }
 
     /// Puts the state of a limit of the whole downstream in place of what there is.
-    #[cfg(feature = "dispatch")]
     pub(crate) fn put_state(&self, downstream: &str, limit: &Limit, state: State) {
         let downstream = self.open(downstream, || self.clock.now());
         locked(&downstream).write(limit, "", state);
@@ -174,6 +172,8 @@ impl MemoryStore {
     }
 }
 
+impl super::sealed::Sealed for MemoryStore {}
+
 impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
@@ -200,7 +200,7 @@ impl Store for MemoryStore {
             let mut downstream = locked(&downstream);
             let now = self.clock.now();
             // After a step back the slot is an instant of a clock that is no more.
-            if downstream.has_stepped(now) || now >= call.slot {
+            if downstream.has_stepped(now) || (now >= call.slot && !call.is_unused) {
                 return Ok(false);
             }
             let Some(restored) = downstream.undone(&call) else { return Ok(false) };

@@ -68,6 +68,8 @@ pub struct Reserve<'a> {
     pub ahead: Duration,
     /// Says that this replica is alive, and asks how many are; not needed with every call.
     pub lease: Option<Lease<'a>>,
+    /// Says how far ahead a slot may lie while others work on the downstream; not together with a lease or with lanes.
+    pub shared: Option<SharedHorizon<'a>>,
     /// The generation of the terms that the limits are from: slots are granted only while these are in force. 0: they
     /// are nobody's business.
     pub generation: u64,
@@ -90,6 +92,7 @@ impl<'a> Reserve<'a> {
             costs,
             ahead,
             lease: None,
+            shared: None,
             generation: 0,
             asker: None,
             lanes: None,
@@ -105,6 +108,15 @@ pub struct Lease<'a> {
     pub replica: &'a str,
     /// How long it counts as alive from the store's now on: up to [`LONGEST_LEASE`].
     pub ttl: Duration,
+}
+
+/// How far ahead a slot may lie while other replicas hold leases on the downstream: slots far ahead would starve them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedHorizon<'a> {
+    /// The caller: a lease of its own does not count. 1 to 64 bytes.
+    pub replica: &'a str,
+    /// A slot lies at most so far after the store's now then; without such leases as far as [`Reserve::ahead`].
+    pub horizon: Duration,
 }
 
 /// The answer to [`Reserve`]: slots for the first jobs that fit, and why there are no more.
@@ -217,12 +229,15 @@ pub struct Cancel<'a> {
     pub before: &'a [Mark],
     /// As in [`Granted::after`].
     pub after: &'a [Mark],
+    /// Whether the slot is given back although it has passed: for those who know that they did not use it.
+    pub is_unused: bool,
 }
 
-/// Keeps the state of limits and decides on it atomically.
+/// Keeps the state of limits and decides on it atomically: [`MemoryStore`] and `RedisStore`, and an [`Arc`] of either.
 ///
-/// All callers of one store see one clock: the store's.
-pub trait Store: Send + Sync + fmt::Debug + 'static {
+/// All callers of one store see one clock: the store's. It is sealed: its methods are the protocol of this version of
+/// paced, and change with it.
+pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Reserves slots in one round trip. A refusal consumes nothing.
     ///
     /// Not cancel safe: slots granted to a dropped future are lost (never taken twice). It is not
@@ -241,7 +256,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Gives a slot back if it lies ahead and nobody took a later one; says whether it did.
+    /// Gives a slot back if it lies ahead, or was not used ([`Cancel::is_unused`]), and nobody took a later one; says
+    /// whether it did.
     ///
     /// Cancel safe: the slot is given back, or not.
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>>;
@@ -281,6 +297,13 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Cancel safe.
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>>;
 }
+
+/// Keeps others from being stores: each must decide as all others do, to the microsecond.
+pub(crate) mod sealed {
+    pub trait Sealed {}
+}
+
+impl<S: Store + ?Sized> sealed::Sealed for Arc<S> {}
 
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
@@ -330,6 +353,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
 /// Why a store did not answer.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StoreError {
     /// It cannot be reached, did not answer in time, or says that it cannot serve just now.
     #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]

@@ -166,7 +166,6 @@ pub(crate) fn lead(reach: Duration) -> Duration {
 }
 
 /// How far ahead a slot may lie at most that an asker is granted where slots lie close together: out of its turn.
-#[cfg(any(feature = "redis", feature = "dispatch"))]
 #[must_use]
 pub(crate) fn farthest(reach: Duration) -> Duration {
     reach.saturating_add(floored(reach, 1, 4))

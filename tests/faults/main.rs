@@ -11,6 +11,7 @@
 mod support;
 
 mod broker;
+mod embed;
 mod replica;
 mod store;
 

@@ -28,6 +28,7 @@ mod messages;
 #[cfg(feature = "daemon")]
 mod pace;
 #[cfg(feature = "daemon")]
+mod readme;
 mod reload;
 #[cfg(feature = "daemon")]
 mod store;

@@ -23,5 +23,5 @@ mod sentinels;
 /// Time-outs that a loaded machine keeps, for tests of other things.
 fn patient() -> RedisOptions {
     let timeout = Duration::from_secs(10);
-    RedisOptions { connect_timeout: timeout, response_timeout: timeout, ..RedisOptions::default() }
+    RedisOptions::default().with_timeouts(timeout, timeout)
 }

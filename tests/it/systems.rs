@@ -33,8 +33,7 @@ impl Both {
         let redis = servers::redis().await;
         let clock = Arc::new(ManualClock::new(Micros(START)));
         let timeout = Duration::from_secs(10);
-        let options =
-            RedisOptions { connect_timeout: timeout, response_timeout: timeout, ..RedisOptions::default() };
+        let options = RedisOptions::default().with_timeouts(timeout, timeout);
         let shared = RedisStore::open(&redis.url(), options).unwrap().with_test_clock(clock.clone());
         let memory = MemoryStore::with_clock(clock.clone());
         Self { memory, shared, clock, redis, downstream: unique("systems") }
@@ -93,7 +92,16 @@ impl Both {
 
     async fn cancel(&self, limits: &LimitSet, granted: &Granted) -> bool {
         let Granted { slot, charged, before, after } = granted;
-        let call = Cancel { scope: self.scope(""), limits, lane: None, slot: *slot, charged, before, after };
+        let call = Cancel {
+            scope: self.scope(""),
+            limits,
+            lane: None,
+            slot: *slot,
+            charged,
+            before,
+            after,
+            is_unused: false,
+        };
         let answers = [self.memory.cancel(call).await.unwrap(), self.shared.cancel(call).await.unwrap()];
         self.same(limits, "", answers).await
     }

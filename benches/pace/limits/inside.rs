@@ -158,7 +158,7 @@ async fn micros(
 ) -> Result<Beside, String> {
     let mut runs = Vec::new();
     for _ in 0..3 {
-        let options = RedisOptions { key_prefix: unique(super::NAME), ..RedisOptions::default() };
+        let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
         let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
         let scope = Scope { downstream: "inside", key: "" };
         let costs = vec![1; jobs];
@@ -201,7 +201,7 @@ async fn in_lanes(
     let costs = vec![1; jobs];
     let mut runs = Vec::new();
     for _ in 0..3 {
-        let options = RedisOptions { key_prefix: unique(super::NAME), ..RedisOptions::default() };
+        let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
         let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
         let scope = Scope { downstream: "inside", key: "" };
         let call = Reserve { lanes, ..Reserve::new(scope, limits, Costs::Each(&costs), AHEAD) };

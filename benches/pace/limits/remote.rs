@@ -130,7 +130,7 @@ pub(super) struct Paced {
 
 impl Paced {
     pub(super) async fn connect(url: &str, costs: &'static [u32]) -> Result<Self, String> {
-        let options = RedisOptions { key_prefix: unique(super::NAME), ..RedisOptions::default() };
+        let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
         let store = RedisStore::connect(url, options).await.map_err(|error| error.to_string())?;
         Ok(Self { store: Arc::new(store), limits: Arc::new(super::limits()?), costs })
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use paced::StoreError;
 use paced::limit::Limit;
 use paced::store::{Change, RecordState, Store};
-use paced::terms::{Override, Terms};
+use paced::terms::{self, Changed, Override, Terms, TermsError};
+use paced::time::Micros;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -19,9 +19,6 @@ use super::view;
 
 /// A store answers sooner, or is away.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// So often another one may be quicker to change the terms.
-const TRIES: u32 = 20;
 
 /// For each downstream the terms of this replica's file.
 pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
@@ -97,29 +94,13 @@ impl Operations {
 
     /// Changes the terms, by compare and swap.
     async fn terms(&self, name: &str, own: Terms, order: &Order) -> Result<Done, Refusal> {
-        let mut record = self.read_record(name).await?;
-        for _ in 0..TRIES {
-            let stored = in_force(&record, own.clone())?;
-            // What is over goes with the next change.
-            let mut terms = stored.expired(record.now).unwrap_or_else(|| stored.clone());
-            let limit = changed(&mut terms, order, &record)?;
-            let done = |after: &RecordState, terms: &Terms| Done {
-                before: rate(&stored, &limit),
-                after: rate(terms, &limit),
-                told: view::downstream(name, after, terms),
-            };
-            if terms == stored {
-                return Ok(done(&record, &stored));
-            }
-            let of = record.status.generation;
-            let text = terms.to_text();
-            record = self.update_record(name, Change::Terms { of, text: &text }).await?;
-            if record.status.generation == of + 1 && record.terms.as_ref() == Some(&text) {
-                return Ok(done(&record, &terms));
-            }
-        }
-        let text = "others change the terms of this downstream all the time; try again";
-        Err(Refusal::new(StatusCode::CONFLICT, text))
+        let change = terms::change(&*self.store, name, &own, |terms, now| changed(terms, order, now));
+        let Changed { before, after, record, told: limit, .. } = in_time(change).await?;
+        Ok(Done {
+            before: rate(&before, &limit),
+            after: rate(&after, &limit),
+            told: view::downstream(name, &record, &after),
+        })
     }
 
     fn own_terms(&self, name: &str) -> Result<Terms, Refusal> {
@@ -139,11 +120,9 @@ impl Operations {
 }
 
 /// The answer of the store, unless it comes too late to be waited for.
-async fn in_time(
-    answer: impl Future<Output = Result<RecordState, StoreError>>,
-) -> Result<RecordState, Refusal> {
+async fn in_time<T, E: Into<Refusal>>(answer: impl Future<Output = Result<T, E>>) -> Result<T, Refusal> {
     match timeout(PATIENCE, answer).await {
-        Ok(answer) => answer.map_err(|error: StoreError| error.into()),
+        Ok(answer) => answer.map_err(E::into),
         Err(_) => {
             let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
             Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
@@ -172,8 +151,7 @@ fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
 }
 
 /// Changes the terms, and tells of which limit.
-fn changed(terms: &mut Terms, order: &Order, record: &RecordState) -> Result<String, Refusal> {
-    let now = record.now;
+fn changed(terms: &mut Terms, order: &Order, now: Micros) -> Result<String, TermsError> {
     Ok(match order {
         Order::SetRate { rate, limit, span, reason } => {
             let until = span.map(|span| now.plus(span));

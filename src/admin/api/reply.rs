@@ -4,7 +4,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTEN
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use paced::StoreError;
-use paced::terms::TermsError;
+use paced::terms::{ChangeError, TermsError};
 use serde_json::{Value, json};
 
 /// Why a request is not done.
@@ -57,6 +57,16 @@ impl From<TermsError> for Refusal {
             _ => StatusCode::CONFLICT,
         };
         Self::new(status, error.to_string())
+    }
+}
+
+impl From<ChangeError> for Refusal {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::Terms(error) => error.into(),
+            ChangeError::Store(error) => error.into(),
+            error => Self::new(StatusCode::CONFLICT, error.to_string()),
+        }
     }
 }
 

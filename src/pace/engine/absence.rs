@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Admission, Engine};
+use super::{Admission, Effect, Engine};
 use crate::pace::meters::Abandoned;
 use crate::pace::pacing::{Answer, Fallback, LocalPace, Probed, Reply};
 use crate::pace::release::Held;
@@ -21,6 +21,7 @@ impl<W: Waiter> Engine<W> {
     /// A call failed.
     pub(super) fn on_failure(&mut self, error: &StoreError) {
         let (now, downstream) = (Instant::now(), self.settings.downstream.clone());
+        self.effects.push(Effect::Failing(error.clone()));
         self.pacing.renew_lease(now);
         // A store that refuses a call is there, and will say the same again (a wrong password, a missing right).
         let refuses = !error.is_away();

@@ -9,7 +9,7 @@ use super::ask::SLACK;
 use super::{Effect, Engine, Refusal};
 use crate::limit::Passed;
 use crate::pace::meters::Abandoned;
-use crate::pace::pacing::{Answer, Call, Reply};
+use crate::pace::pacing::{Answer, Call, Reply, Tail};
 use crate::pace::release::{Held, LONGEST_CALL};
 use crate::pace::schedule::Spacing;
 use crate::pace::{LaneId, Waiter};
@@ -27,7 +27,8 @@ impl<W: Waiter> Engine<W> {
     /// Holds those that were granted a slot until then, and refuses those that the limits do not allow; the others go
     /// back to the backlog.
     pub(super) fn on_reply(&mut self, call: Call<W>, reply: Reply) {
-        let Call { lane, mut batch, is_local, is_trial, .. } = call;
+        let Call { lane, mut batch, settings, costs, is_local, is_trial, .. } = call;
+        let mut stale = Vec::new();
         let Reply { sent, received, answer } = reply;
         // If the process stood still meanwhile, it cannot be told when the slots come, or came.
         let stood_still = received - sent > LONGEST_CALL;
@@ -48,7 +49,10 @@ impl<W: Waiter> Engine<W> {
                 } else if let Some(reason) = suspended {
                     self.meters.abandoned(reserved.slots.len(), reason);
                 } else {
-                    self.hold(&mut batch, sent, received, &reserved);
+                    stale = self.hold(&mut batch, sent, received, &reserved);
+                }
+                if !is_local {
+                    self.pacing.on_granted(Tail::new(lane, settings, costs, reserved));
                 }
             }
             Ok(Answer::Checked(checked)) => {
@@ -75,10 +79,19 @@ impl<W: Waiter> Engine<W> {
             self.pacing.reserve_not_before(received + TRIAL_AGAIN);
         }
         batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
+        // The last one first: only the last slot can go back to the store.
+        stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
     }
 
-    /// Holds those that were granted a slot until then.
-    fn hold(&mut self, batch: &mut VecDeque<W>, sent: Instant, received: Instant, reserved: &Reserved) {
+    /// Holds those that were granted a slot until then; returns those of them for whom nobody waits any more.
+    fn hold(
+        &mut self,
+        batch: &mut VecDeque<W>,
+        sent: Instant,
+        received: Instant,
+        reserved: &Reserved,
+    ) -> Vec<u64> {
+        let mut stale = Vec::new();
         let now = Deadline::at(received);
         let mut granted = reserved.jobs().peekable();
         let mut slots = reserved.slots.iter();
@@ -89,6 +102,9 @@ impl<W: Waiter> Engine<W> {
                 continue;
             };
             let deadline = self.pacing.slots.hold(slot).unwrap_or_else(Deadline::now);
+            if !waiter.is_live() {
+                stale.push(waiter.seq());
+            }
             let waited = sent.saturating_duration_since(waiter.since());
             match self.release.hold(Held { waiter, slot, deadline }) {
                 Ok(()) => self.meters.granted(waited, deadline.since(now)),
@@ -96,6 +112,7 @@ impl<W: Waiter> Engine<W> {
                 Err(waiter) => self.put_back(vec![waiter], Abandoned::Paused),
             }
         }
+        stale
     }
 
     /// Sends off those that are allowed, and refuses the others.
@@ -178,6 +195,7 @@ impl<W: Waiter> Engine<W> {
                     "the store's clock stepped back: held slots keep their time"
                 );
                 self.schedule.forget();
+                self.effects.push(Effect::Recheck);
             }
             Observed::Stepped => {
                 tracing::warn!(
@@ -186,6 +204,7 @@ impl<W: Waiter> Engine<W> {
                 );
                 let given_up = self.release.give_up_all();
                 self.put_back(given_up, Abandoned::Stepped);
+                self.effects.push(Effect::Recheck);
                 self.schedule.forget();
                 // A turn that was booked there is none.
                 self.pacing.reserve_by(received);

@@ -104,8 +104,7 @@ impl<W: Waiter> Engine<W> {
         }
         let units = waiters.iter().map(|waiter| u64::from(waiter.cost())).sum();
         let in_hand = self.backlog.len() + waiters.len() + self.release.held() + self.release.sending();
-        // Where the driver holds as many as it may, more wait elsewhere.
-        let more = u64::from(in_hand >= usize::from(self.settings.window()));
+        let more = u64::from(self.settings.may_more_wait(in_hand));
         // A turn is of no use to those who would find no room at it.
         let most = u64::try_from(self.release.room_in_turn(spacing)).unwrap_or(u64::MAX);
         let others = self.schedule.waiting(&self.backlog, now).max(more).min(most);
@@ -133,16 +132,18 @@ impl<W: Waiter> Engine<W> {
         let first = costs.first().copied().unwrap_or_default();
         // A plan's own limits add no reach: with the slot the downstream's limits would move on as far.
         let ahead = ahead.saturating_add(settings.limits.reach(first));
+        let told = costs.clone();
         if let Some(LocalPace { store, settings }) = local {
             let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
-            let reply = Box::pin(ask(store, settings, asked));
-            return Call { lane, batch, is_local: true, is_trial, reply };
+            let reply = Box::pin(ask(store, Arc::clone(&settings), asked));
+            return Call { lane, batch, settings, costs: told, is_local: true, is_trial, reply };
         }
         let generation = self.terms.agreement.settled().unwrap_or_default();
         let lease = self.pacing.lease(now, self.schedule.lease(), self.settings.on_unavailable);
         let asked = Ask { lane, costs, ahead, lease, asker, generation };
         let reply = Box::pin(ask(Arc::clone(&self.store), Arc::clone(&self.settings), asked));
-        Call { lane, batch, is_local: false, is_trial, reply }
+        let settings = Arc::clone(&self.settings);
+        Call { lane, batch, settings, costs: told, is_local: false, is_trial, reply }
     }
 
     /// Takes up to so many of a lane out of the backlog, and sorts out those that need no slot any more.

@@ -8,6 +8,7 @@ mod answers;
 mod ask;
 mod record;
 mod wakeups;
+mod withdraw;
 
 use std::sync::Arc;
 
@@ -17,13 +18,14 @@ use super::backlog::Backlog;
 use super::meters::{Abandoned, Meters};
 use super::pacing::{Ended, Pacing};
 use super::release::clock::{ReleaseClock, ring};
-use super::release::{Due, Held, Release};
+use super::release::{Due, Held, PauseGate, Release};
 use super::schedule::Schedule;
 use super::terms::SharedTerms;
 use super::{LaneId, Settings, Waiter};
-use crate::store::Store;
+use crate::store::{SlotClock, Status, Store, StoreError};
 use crate::time::{Deadline, Micros};
 pub(crate) use wakeups::Wakeups;
+pub(crate) use withdraw::Unused;
 
 /// Gives slots to those who wait for one downstream.
 #[derive(Debug)]
@@ -54,6 +56,23 @@ pub(crate) enum Effect<W> {
     Follow(Arc<Settings>),
     /// Some are waited for by nobody any more.
     DropStale,
+    /// The store did not answer a call, or refused it.
+    Failing(StoreError),
+    /// The store's clock stepped, or a pause began or ended: slots that the driver handed out itself may be none any more.
+    Recheck,
+}
+
+/// What the store tells with every answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamp {
+    /// When the call was sent, and when its answer was received.
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
+    /// The store's clock when it decided.
+    pub(crate) now: Micros,
+    /// When its record of the downstream began.
+    pub(crate) epoch: Micros,
+    pub(crate) status: Status,
 }
 
 /// Why one gets no slot.
@@ -92,6 +111,26 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
+    /// The same, where the driver knows of slots and pauses by these: they outlive the engine.
+    pub(crate) fn knowing(mut self, slots: Arc<SlotClock>, gate: Arc<PauseGate>) -> Self {
+        self.pacing.slots = slots;
+        self.release.set_gate(gate);
+        self
+    }
+
+    /// The same, in place of an engine of this name that ended: it is no start, so that it goes by the limits in force
+    /// instead of proposing its own.
+    pub(crate) fn succeeding(mut self, replica: Arc<str>) -> Self {
+        self.pacing.set_replica(replica);
+        self.terms.agreement.do_not_propose();
+        self
+    }
+
+    /// Whether this replica goes by something else than the store's slots.
+    pub(crate) const fn is_absent(&self) -> bool {
+        self.pacing.state.is_absent()
+    }
+
     /// The settings in force.
     pub(crate) const fn settings(&self) -> &Arc<Settings> {
         &self.settings
@@ -125,16 +164,38 @@ impl<W: Waiter> Engine<W> {
         self.backlog.drain()
     }
 
+    /// The generation of the limits in force, for calls of the driver's own; none while it is not known which these are.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.terms.agreement.settled()
+    }
+
+    /// Whether the limits in force cannot be gone by here: nobody gets a slot, which the log explains.
+    pub(crate) fn has_no_limits(&self) -> bool {
+        self.terms.agreement.is_rejected()
+    }
+
+    /// This replica's name at the store.
+    pub(crate) const fn replica(&self) -> &Arc<str> {
+        self.pacing.replica()
+    }
+
+    /// Takes in what the store told in answer to a call of the driver's own.
+    pub(crate) fn on_stamp(&mut self, stamp: Stamp) {
+        let Stamp { sent, received, now, epoch, status } = stamp;
+        self.on_store_there(received);
+        let observed = self.observe(sent, now, epoch, received);
+        self.on_status(status, now, epoch, observed);
+    }
+
+    /// Forgets what was learnt of the next slots: somebody had the counts of limits begin at 0.
+    pub(crate) fn forget_next_slots(&mut self) {
+        self.schedule.forget();
+        self.pacing.reserve_by(Instant::now());
+    }
+
     /// Whether so many wait that the stale ones are to be dropped.
     pub(crate) fn is_crowded(&self) -> bool {
         self.backlog.is_crowded()
-    }
-
-    /// Drops those for whom nobody waits any more.
-    pub(crate) fn drop_stale(&mut self) {
-        self.backlog.drop_stale();
-        self.pacing.drop_stale_trial();
-        self.meters.abandoned(self.release.drop_stale(), Abandoned::Stale);
     }
 
     /// Whether nobody waits, holds a slot or is being sent, and nothing is asked of the store for them.
@@ -190,6 +251,9 @@ impl<W: Waiter> Engine<W> {
             ended = self.pacing.next() => match ended {
                 Ended::Call(call, reply) => self.on_reply(call, reply),
                 Ended::Probe(reply) => self.on_probe_reply(reply),
+                // The next slot is an earlier one than was learnt.
+                Ended::Return(true) => self.forget_next_slots(),
+                Ended::Return(false) => {}
             },
             (purpose, reply) = self.terms.calls.reply() => self.on_record_reply(&purpose, reply),
             () = changes.next() => self.on_change(),
@@ -207,7 +271,10 @@ impl<W: Waiter> Engine<W> {
         while let Some(due) = self.release.pop_due(now) {
             match due {
                 Due::Now(held) => self.effects.push(Effect::Release(held)),
-                Due::Missed(waiter) => self.put_back(vec![waiter], Abandoned::Late),
+                Due::Missed(held) => {
+                    self.on_missed(Unused::of(&held));
+                    self.backlog.push(held.waiter);
+                }
             }
         }
     }
@@ -271,7 +338,11 @@ impl<W: Waiter> Engine<W> {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
-                Effect::Prepare(_) | Effect::Follow(_) | Effect::DropStale => {}
+                Effect::Prepare(_)
+                | Effect::Follow(_)
+                | Effect::DropStale
+                | Effect::Failing(_)
+                | Effect::Recheck => {}
             }
         }
         waiters.extend(self.release.give_up_all());

@@ -174,8 +174,11 @@ impl<W: Waiter> Engine<W> {
         self.pause_local();
         let given_up = self.release.give_up_paused();
         self.put_back(given_up, Abandoned::Paused);
-        let downstream = &self.settings.downstream;
-        match self.terms.pauses.take_change() {
+        let (change, downstream) = (self.terms.pauses.take_change(), &self.settings.downstream);
+        if change.is_some() {
+            self.effects.push(Effect::Recheck);
+        }
+        match change {
             None => {}
             Some(PauseChange::Over) => {
                 self.meters.paused(false);

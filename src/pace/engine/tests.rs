@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::*;
+use crate::limit::{Limit, LimitSet};
 use crate::pace::pacing::Fallback;
 use crate::pace::release::clock::TokioClock;
 use crate::pace::{Caller, OnLimit, OnUnavailable, testing};
-use crate::store::{Change, MemoryStore};
+use crate::store::{Change, MemoryStore, RecordState};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -60,7 +61,11 @@ impl Driven {
                         self.engine.on_sent(Some(MS));
                     }
                     Effect::Refuse(caller, refusal) => self.refused.push((caller.seq, refusal)),
-                    Effect::Prepare(_) | Effect::Follow(_) | Effect::DropStale => {}
+                    Effect::Prepare(_)
+                    | Effect::Follow(_)
+                    | Effect::DropStale
+                    | Effect::Failing(_)
+                    | Effect::Recheck => {}
                 }
             }
             self.engine.next(&mut self.wakeups, Some(end)).await;
@@ -265,4 +270,117 @@ async fn at_its_end_those_come_back_whom_the_driver_was_not_told_of() {
     let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
     left.sort_unstable();
     assert_eq!(left, [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_slot_of_one_that_waits_no_longer_is_used_by_the_next() {
+    let mut driven = Driven::new(testing::settings("10/s"));
+    driven.offer(0..2);
+    driven.run(50 * MS).await;
+    driven.offer(2..4);
+    driven.engine.withdraw((LaneId::DOWNSTREAM, 0, 1));
+    assert_eq!((driven.engine.release().held(), driven.engine.waiting()), (1, 1), "2 holds it");
+    driven.engine.withdraw((LaneId::DOWNSTREAM, 0, 99));
+    driven.run(Duration::from_secs(1)).await;
+    assert_eq!(driven.released, [(0, 0), (2, 100), (3, 200)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_nobody_uses_goes_back_to_the_store_if_it_is_the_last_one() {
+    let mut driven = Driven::new(testing::settings("40/s"));
+    driven.offer(0..3);
+    driven.run(20 * MS).await;
+    assert_eq!(driven.engine.release().held(), 2);
+    let next = async |driven: &Driven| {
+        let limits = &driven.engine.settings.limits;
+        let scope = crate::store::Scope { downstream: "billing", key: "" };
+        let costs = crate::Costs::Each(&[]);
+        let asked = driven.store.reserve(crate::store::Reserve::new(scope, limits, costs, Duration::MAX));
+        (asked.await.unwrap().next, driven.store.ping().await.unwrap())
+    };
+    let (before, _) = next(&driven).await;
+    // The other one moves up: the last slot is the one that is left over.
+    driven.engine.withdraw((LaneId::DOWNSTREAM, 0, 1));
+    driven.run(MS).await;
+    let (after, _) = next(&driven).await;
+    assert_eq!(before.since(after), 25 * MS);
+    driven.engine.withdraw((LaneId::DOWNSTREAM, 0, 2));
+    driven.run(MS).await;
+    let (after, _) = next(&driven).await;
+    assert_eq!(before.since(after), 50 * MS, "and the one before it");
+    driven.run(Duration::from_secs(1)).await;
+    assert_eq!(driven.seqs(), [0]);
+}
+
+/// One whose slot was missed has another one: where slots lie further apart than the horizon, at once.
+#[tokio::test(start_paused = true)]
+async fn a_missed_slot_of_a_slow_limit_goes_back() {
+    let mut driven = Driven::new(testing::settings("1/s"));
+    driven.offer(0..2);
+    driven.run(990 * MS).await;
+    assert_eq!(driven.engine.release().held(), 1);
+    tokio::time::advance(210 * MS).await;
+    driven.run(Duration::from_secs(3)).await;
+    assert_eq!(driven.released, [(0, 0), (1, 1200)]);
+}
+
+/// Two of different costs have one instant of a window. Whichever leaves, the other one's units stay taken.
+#[tokio::test(start_paused = true)]
+async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
+    for (leaves, left) in [(1_u64, 5_u64), (2, 9)] {
+        let window = Limit::sliding_log("log", 10, Duration::from_secs(1)).unwrap();
+        let limits = LimitSet::new(vec![window]).unwrap();
+        let mut driven = Driven::new(Settings { limits, ..testing::settings("10/s") });
+        driven.engine.offer(Caller { cost: 10, ..Caller::new(0) });
+        driven.run(10 * MS).await;
+        driven.engine.offer(Caller { cost: 1, ..Caller::new(1) });
+        driven.engine.offer(Caller { cost: 5, ..Caller::new(2) });
+        driven.run(960 * MS).await;
+        assert_eq!(driven.engine.release().held(), 2);
+        driven.engine.withdraw((LaneId::DOWNSTREAM, 0, leaves));
+        driven.run(100 * MS).await;
+        let stays = 3 - leaves;
+        assert_eq!(driven.seqs(), [0, stays]);
+        let scope = crate::store::Scope { downstream: "billing", key: "" };
+        let (limits, costs) = (&driven.engine.settings.limits, [1; 10]);
+        let costs = crate::Costs::Each(&costs);
+        let now = crate::store::Reserve::new(scope, limits, costs, Duration::ZERO);
+        let free = driven.store.reserve(now).await.unwrap().slots.len() as u64;
+        // The slot of the first one can only go back where it was the last that was granted.
+        assert_eq!(free, if leaves == 1 { 4 } else { left }, "{leaves} leaves");
+    }
+}
+
+/// Some leave while the store is asked: those behind them in the same call have the first slots, not those who came later.
+#[tokio::test(start_paused = true)]
+async fn who_stays_of_a_call_goes_before_those_who_came_later() {
+    let mut driven = Driven::new(Settings { horizon: 500 * MS, ..testing::settings("20/s") });
+    driven.offer(0..1);
+    driven.run(MS).await;
+    driven.engine.offer(Caller { is_live: true, ..Caller::new(1) });
+    driven.offer(2..4);
+    // They leave after the call was made: as if their callers were dropped meanwhile.
+    driven.engine.tick(Instant::now(), &UpTo(100));
+    driven.run(400 * MS).await;
+    assert_eq!(driven.seqs(), [0, 1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_driver_hears_counts_and_failures_are_told() {
+    let mut driven = Driven::new(testing::settings("100/s"));
+    assert_eq!(driven.engine.generation(), None);
+    driven.offer(0..1);
+    driven.run(10 * MS).await;
+    assert_eq!(driven.engine.generation(), Some(1));
+    let record =
+        driven.store.update_record("billing", Change::Penalize(Duration::from_secs(1))).await.unwrap();
+    let at = Instant::now();
+    let RecordState { now, epoch, status, .. } = record;
+    driven.engine.on_stamp(Stamp { sent: at, received: at, now, epoch, status });
+    assert!(driven.engine.terms.pauses.is_paused());
+    let error = StoreError::Invalid("no".to_owned());
+    driven.engine.on_failure(&error);
+    let mut effects = vec![];
+    driven.engine.take_effects(&mut effects);
+    assert!(matches!(&effects[..], [Effect::Recheck, Effect::Failing(_)]), "{effects:?}");
 }

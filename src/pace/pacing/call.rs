@@ -16,6 +16,9 @@ pub(crate) struct Call<W> {
     /// The lane that they come from.
     pub(crate) lane: LaneId,
     pub(crate) batch: VecDeque<W>,
+    /// The settings whose limits it asks under, and what each of those costs.
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) costs: Vec<u32>,
     /// It goes to this replica's own pace, not to the store.
     pub(crate) is_local: bool,
     /// It asks for one alone, who is to find out whether the downstream can be used again.

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use super::replica_share;
 use super::snapshot::SharedSnapshot;
-use crate::limit::{Level, LimitSet, Mark, State, Window};
+use crate::limit::{Level, LimitSet, Mark, State, Window, replica_share};
 use crate::pace::{LaneId, OnLimit, PlanLimits, Settings};
 use crate::store::{Change, LONGEST_PAUSE, MemoryStore, SlotClock, Store as _};
 use crate::time::{Clock, Deadline, Micros, SystemClock};
@@ -43,12 +42,12 @@ impl LocalPace {
         slots: &Arc<SlotClock>,
     ) -> Option<Self> {
         let now = slots.store_now()?;
-        let (of, on_limit) = (shared.replicas(), settings.on_limit);
+        let (of, polices) = (shared.replicas(), settings.on_limit == OnLimit::Reject);
         let share = |plan: &PlanLimits| {
-            let limits = replica_share(&plan.limits, of, on_limit)?;
+            let limits = replica_share(&plan.limits, of, polices)?;
             Some(PlanLimits { name: plan.name.clone(), limits })
         };
-        let limits = replica_share(&settings.limits, of, on_limit)?;
+        let limits = replica_share(&settings.limits, of, polices)?;
         let plans = settings.plans.iter().map(share).collect::<Option<_>>()?;
         let settings = Arc::new(Settings { limits, plans, ..settings.clone() });
         let clock = ExtrapolatedClock { slots: Arc::clone(slots), own: SystemClock::new() };
@@ -57,7 +56,7 @@ impl LocalPace {
         for (row, limits) in local.settings.lanes().enumerate() {
             local.take_over(shared, LaneId::at(row), limits);
         }
-        if on_limit == OnLimit::Wait {
+        if !polices {
             // Each replica starts somewhere between two of its slots, or all would release at the same instants.
             let apart = u64::try_from(local.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));

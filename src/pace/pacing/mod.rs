@@ -3,9 +3,9 @@
 
 mod call;
 mod local;
-mod replica_share;
 mod snapshot;
 mod state;
+mod tail;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::meters::Abandoned;
-use super::{OnLimit, OnUnavailable, Settings, Waiter};
+use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
 use crate::store::{BoxFuture, SlotClock, Store};
+use crate::time::Micros;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
-pub(crate) use replica_share::replica_share;
 pub(crate) use snapshot::SharedSnapshot;
 pub(crate) use state::{Fallback, Probed, State};
+use tail::Returns;
+pub(crate) use tail::Tail;
 
 /// How often a store that is away is asked whether it is there again; by such a probe the others see who is.
 const PROBE: Duration = Duration::from_millis(100);
@@ -35,16 +37,24 @@ pub(crate) struct Pacing<W> {
     pub(crate) state: State,
     /// The call that is under way.
     call: Option<Call<W>>,
-    probe: Option<BoxFuture<'static, Reply>>,
+    probing: Probing,
     /// The earliest instant of the next call for slots: a turn, the horizon, or back-off.
     next_reserve_at: Instant,
-    /// The earliest instant of the next probe.
-    next_probe_at: Instant,
     lease: LeaseRenewal,
     pub(crate) last_shared: SharedSnapshot,
     /// Maps slots to this process's clock.
     pub(crate) slots: Arc<SlotClock>,
     suspension: Option<Suspension<W>>,
+    returns: Returns,
+}
+
+/// What is asked while the store is away, and by replicas that others must know of.
+#[derive(Default)]
+struct Probing {
+    /// The probe that is under way.
+    call: Option<BoxFuture<'static, Reply>>,
+    /// The earliest instant of the next one.
+    next_at: Option<Instant>,
 }
 
 /// This replica's lease on a share of the pace.
@@ -83,9 +93,8 @@ impl<W> Pacing<W> {
         Self {
             state: State::Shared,
             call: None,
-            probe: None,
+            probing: Probing { call: None, next_at: Some(now) },
             next_reserve_at: now,
-            next_probe_at: now,
             lease: LeaseRenewal {
                 replica: format!("{:016x}", fastrand::u64(..)).into(),
                 next_at: now,
@@ -94,7 +103,31 @@ impl<W> Pacing<W> {
             last_shared: SharedSnapshot::new(settings.lanes().count()),
             slots: Arc::default(),
             suspension: None,
+            returns: Returns::default(),
         }
+    }
+
+    /// The store granted these slots: until it grants others they can be given back.
+    pub(crate) fn on_granted(&mut self, tail: Tail) {
+        self.returns.on_granted(tail);
+    }
+
+    /// Gives a slot of this lane and cost back that nobody used, if it is the last one that the store granted here.
+    pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
+        // A pace of its own is nobody else's.
+        if self.state.local().is_none() {
+            self.returns.give_back(lane, cost, slot, store);
+        }
+    }
+
+    /// Whether slots are on their way back to the store.
+    pub(crate) fn has_returns(&self) -> bool {
+        !self.returns.is_empty()
+    }
+
+    /// Whether the next slot went back to the store; never, where none is on its way. Cancel safe.
+    pub(crate) async fn next_return(&mut self) -> bool {
+        self.returns.next().await
     }
 
     /// A call is under way from now on. There is one at a time.
@@ -124,14 +157,25 @@ impl<W> Pacing<W> {
         reply
     }
 
-    /// What ends first: the call under way, or the probe. Cancel safe.
+    /// What ends first: the call under way, the probe, or the way of a slot back to the store. Cancel safe.
     pub(crate) async fn next(&mut self) -> Ended<W> {
-        let Self { call, probe, .. } = self;
+        let Self { call, probing, returns, .. } = self;
         tokio::select! {
             biased;
             (call, reply) = Self::reply(call) => Ended::Call(call, reply),
-            reply = Self::probe_reply(probe) => Ended::Probe(reply),
+            reply = Self::probe_reply(&mut probing.call) => Ended::Probe(reply),
+            given_back = returns.next() => Ended::Return(given_back),
         }
+    }
+
+    /// Takes the name that an engine before this one had.
+    pub(crate) fn set_replica(&mut self, replica: Arc<str>) {
+        self.lease.replica = replica;
+    }
+
+    /// This replica's name at the store.
+    pub(crate) const fn replica(&self) -> &Arc<str> {
+        &self.lease.replica
     }
 
     /// The earliest instant of the next call for slots.
@@ -184,38 +228,38 @@ impl<W> Pacing<W> {
         (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
     ) {
         let is_due = self.probe_at(settings).is_some_and(|due| due <= now);
-        if self.probe.is_some() || !is_due {
+        if self.probing.call.is_some() || !is_due {
             return;
         }
         // One that takes no jobs has no share: the others go on at the whole pace.
         let ttl = if self.is_suspended() { RELEASED } else { ttl };
         self.lease.ends = None;
         let lease = (Arc::clone(&self.lease.replica), ttl);
-        self.probe = Some(Box::pin(call::probe(Arc::clone(store), Arc::clone(settings), lease)));
+        self.probing.call = Some(Box::pin(call::probe(Arc::clone(store), Arc::clone(settings), lease)));
     }
 
     /// When to probe. Replicas that police hold no leases otherwise, nor do those that are idle; and all must know of
     /// each other, since jobs may come while the store is away.
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
         let counts = settings.on_unavailable == OnUnavailable::Local;
-        let asks = (self.state.is_absent() || counts).then_some(self.next_probe_at);
+        let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
         self.lease.ends.into_iter().chain(asks).min()
     }
 
     /// When [`Pacing::probe`] has something to do.
     pub(crate) fn probe_wake_at(&self, settings: &Settings) -> Option<Instant> {
-        if self.probe.is_some() { None } else { self.probe_at(settings) }
+        if self.probing.call.is_some() { None } else { self.probe_at(settings) }
     }
 
     /// A probe was answered, or failed, at `now`: when the next one is due, where leases last for `ttl`.
     pub(crate) fn on_probed(&mut self, now: Instant, ttl: Duration) {
-        self.next_probe_at = now + if self.state.is_absent() { PROBE } else { ttl / 3 };
+        self.probing.next_at = Some(now + if self.state.is_absent() { PROBE } else { ttl / 3 });
     }
 
     /// The store went away just now: the fallback counts.
     pub(crate) fn leave(&mut self, fallback: Fallback, now: Instant) {
         self.state = State::Away(fallback);
-        (self.next_reserve_at, self.next_probe_at) = (now, now + PROBE);
+        (self.next_reserve_at, self.probing.next_at) = (now, Some(now + PROBE));
     }
 
     pub(crate) const fn is_suspended(&self) -> bool {
@@ -239,7 +283,7 @@ impl<W> Pacing<W> {
     /// Asks for all again; the one that was to be tried comes back.
     pub(crate) fn resume(&mut self, now: Instant) -> Option<W> {
         self.lease.ends = None;
-        (self.next_reserve_at, self.lease.next_at, self.next_probe_at) = (now, now, now);
+        (self.next_reserve_at, self.lease.next_at, self.probing.next_at) = (now, now, Some(now));
         self.suspension.take().and_then(|suspension| suspension.trial)
     }
 
@@ -278,8 +322,10 @@ impl<W> Pacing<W> {
     }
 }
 
-/// The call or the probe that ended, with its reply.
+/// What ended, with its reply.
 pub(crate) enum Ended<W> {
     Call(Call<W>, Reply),
     Probe(Reply),
+    /// A slot was on its way back to the store; whether it took it.
+    Return(bool),
 }

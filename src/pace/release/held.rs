@@ -62,11 +62,29 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.len()
     }
 
-    /// Drops those for whom nobody waits any more; returns how many.
-    pub(crate) fn drop_stale(&mut self) -> usize {
-        let before = self.0.len();
-        self.0.retain(|held| held.waiter.is_live());
-        before - self.0.len()
+    /// Those for whom nobody waits any more, in the order of their slots.
+    pub(crate) fn stale(&self) -> Vec<u64> {
+        let stale = self.0.iter().filter(|held| !held.waiter.is_live());
+        stale.map(|held| held.waiter.seq()).collect()
+    }
+
+    /// Takes the one of this place in the order of arrival out. Those behind it in the same lane that cost as much each move
+    /// up to the slot before their own; the last one of these slots comes with the one that is taken out.
+    pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
+        let mut place = self.0.iter().position(|held| held.waiter.seq() == seq)?;
+        let (lane, cost) = (self.0[place].waiter.lane(), self.0[place].waiter.cost());
+        for behind in place + 1..self.0.len() {
+            let waiter = &self.0[behind].waiter;
+            if (waiter.lane(), waiter.cost()) == (lane, cost) {
+                let slots = [place, behind].map(|at| (self.0[at].slot, self.0[at].deadline));
+                self.0.swap(place, behind);
+                for (at, (slot, deadline)) in [place, behind].into_iter().zip(slots) {
+                    (self.0[at].slot, self.0[at].deadline) = (slot, deadline);
+                }
+                place = behind;
+            }
+        }
+        self.0.remove(place)
     }
 
     /// Takes those whose slots are to be given up, in the order of their slots.
@@ -87,5 +105,47 @@ impl<W: Waiter> HeldQueue<W> {
     /// Takes all, in the order of their slots.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = W> {
         self.0.drain(..).map(|held| held.waiter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pace::{Caller, LaneId};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Who holds which slot, in ms after the start.
+    fn held(queue: &HeldQueue<Caller>) -> Vec<(u64, i64)> {
+        queue.0.iter().map(|held| (held.waiter.seq, held.slot.0)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_behind_one_that_is_taken_out_move_up() {
+        let (start, mut queue, plan) = (Instant::now(), HeldQueue::default(), LaneId::of_plan(Some(0)));
+        for (seq, cost, lane) in [
+            (0, 1, LaneId::DOWNSTREAM),
+            (1, 1, LaneId::DOWNSTREAM),
+            (2, 5, LaneId::DOWNSTREAM),
+            (3, 1, plan),
+            (4, 1, LaneId::DOWNSTREAM),
+            (5, 1, LaneId::DOWNSTREAM),
+        ] {
+            let slot = 10 * seq;
+            let deadline = Deadline::at(start + MS * u32::try_from(slot).unwrap());
+            let waiter = Caller { cost, lane, ..Caller::new(seq) };
+            queue.push(Held { waiter, slot: Micros(slot.cast_signed()), deadline });
+        }
+        let left = queue.remove(1).unwrap();
+        assert_eq!((left.waiter.seq, left.slot), (1, Micros(50)), "the last slot that others could not use");
+        assert_eq!(left.deadline, Deadline::at(start + 50 * MS));
+        assert_eq!(held(&queue), [(0, 0), (4, 10), (2, 20), (3, 30), (5, 40)]);
+        assert!(queue.0.iter().all(|held| held.deadline == Deadline::at(start + MS * held.slot.0 as u32)));
+        let left = queue.remove(2).unwrap();
+        assert_eq!((left.waiter.seq, left.slot), (2, Micros(20)), "nobody else costs as much");
+        assert_eq!(held(&queue), [(0, 0), (4, 10), (3, 30), (5, 40)]);
+        assert!(queue.remove(1).is_none());
     }
 }

@@ -51,7 +51,7 @@ pub(crate) enum Due<W> {
     /// It goes now.
     Now(Held<W>),
     /// Its slot was missed by more than is tolerated.
-    Missed(W),
+    Missed(Held<W>),
 }
 
 impl Tolerance {
@@ -94,6 +94,17 @@ impl<W: Waiter> Release<W> {
         &self.gate
     }
 
+    /// Tells by this gate from now on; before anybody holds a slot.
+    pub(crate) fn set_gate(&mut self, gate: Arc<PauseGate>) {
+        self.gate = gate;
+    }
+
+    /// Takes the one of this place in the order of arrival out, with the slot that is left over then: those behind it that
+    /// can use its slot move up.
+    pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
+        self.held.remove(seq)
+    }
+
     /// Holds one until its slot. It comes back where the slot lies in a pause that began while it was asked for.
     pub(crate) fn hold(&mut self, held: Held<W>) -> Result<(), W> {
         if self.gate.refuses(held.slot, held.deadline) {
@@ -116,7 +127,7 @@ impl<W: Waiter> Release<W> {
         }
         let held = self.held.pop_due(now)?;
         Some(if now.since(held.deadline) > self.tolerance.at_handover {
-            Due::Missed(held.waiter)
+            Due::Missed(held)
         } else {
             self.concurrency.begin();
             Due::Now(held)
@@ -187,9 +198,9 @@ impl<W: Waiter> Release<W> {
         self.held.drain().collect()
     }
 
-    /// Drops those for whom nobody waits any more; returns how many.
-    pub(crate) fn drop_stale(&mut self) -> usize {
-        self.held.drop_stale()
+    /// Those for whom nobody waits any more, in the order of their slots.
+    pub(crate) fn stale(&self) -> Vec<u64> {
+        self.held.stale()
     }
 }
 
@@ -249,7 +260,7 @@ mod tests {
         assert_eq!(release.wake_at(), Some(start + 10 * MS), "there is room again");
         let late = Deadline::at(start + 21 * MS);
         let Some(Due::Missed(missed)) = release.pop_due(late) else { panic!("{release:?}") };
-        assert_eq!((missed.seq, release.sending()), (2, 1), "it takes no room");
+        assert_eq!((missed.waiter.seq, release.sending()), (2, 1), "it takes no room");
     }
 
     #[tokio::test(start_paused = true)]

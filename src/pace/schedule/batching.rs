@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limit::{Algorithm, Limit, LimitSet, MAX_BATCH};
+use crate::limit::{Limit, LimitSet, MAX_BATCH};
 use crate::store::LONGEST_LEASE;
 
 /// How one replica asks for the slots of one lane.
@@ -121,10 +121,10 @@ impl Batching {
 
 /// How long a replica may go without a call where there are jobs: several slots, or a whole window.
 fn longest_wait(limit: &Limit) -> Duration {
-    let slots = match limit.algorithm() {
-        Algorithm::LeakyBucket(_) | Algorithm::Gcra(_) | Algorithm::TokenBucket(_) => 4,
+    let slots = match limit.is_even() {
+        true => 4,
         // N times the interval is the period.
-        _ => u32::try_from(limit.burst()).unwrap_or(u32::MAX).max(4),
+        false => u32::try_from(limit.burst()).unwrap_or(u32::MAX).max(4),
     };
     limit.rate().interval().saturating_mul(slots)
 }

@@ -120,6 +120,11 @@ impl Agreement {
         }
     }
 
+    /// This replica's own limits are not proposed, unless the store has none.
+    pub(crate) const fn do_not_propose(&mut self) {
+        (self.state, self.is_proposing) = (State::Outdated, false);
+    }
+
     /// The generation to ask for slots under; none unless it is known which terms are in force.
     pub(crate) fn settled(&self) -> Option<u64> {
         self.known.as_ref().filter(|_| self.state == State::InForce).map(|known| known.generation)
@@ -128,6 +133,11 @@ impl Agreement {
     /// Whether terms are known that a replica may pace by while the store is away.
     pub(crate) const fn is_usable(&self) -> bool {
         self.known.is_some() && self.rejected_generation.is_none()
+    }
+
+    /// Whether the store's terms cannot be gone by here.
+    pub(crate) fn is_rejected(&self) -> bool {
+        self.state == State::Rejected
     }
 
     /// Whether the store has lost its record.

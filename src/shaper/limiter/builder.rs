@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::BuildError;
-use super::super::batch::Lanes;
-use super::{Core, Limiter};
+use super::super::task::Task;
+use super::{Core, Limiter, Policy};
 use crate::limit::{Limit, LimitSet};
 use crate::store::{MemoryStore, Store, check_downstream};
 
@@ -68,14 +68,14 @@ impl LimiterBuilder {
             Some(_) => return Err(BuildError::BesideSet),
         };
         let limits = limits.policing();
-        let core = Core {
+        let policy = Policy {
             name: self.name,
             stored: limits.clone().prefixed(if self.shared { SHARED } else { EACH }),
             limits,
             store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
             shared: self.shared,
-            lanes: Lanes::default(),
         };
+        let core = Core { policy: Arc::new(policy), task: Task::default() };
         Ok(Limiter { core: Arc::new(core) })
     }
 }

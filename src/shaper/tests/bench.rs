@@ -37,6 +37,8 @@ pub(in crate::shaper) struct Bench {
     memory: Mutex<Arc<MemoryStore>>,
     pub(in crate::shaper) clock: Arc<SteppingClock>,
     pub(in crate::shaper) calls: AtomicUsize,
+    /// Changes of the record.
+    pub(in crate::shaper) changes: AtomicUsize,
     pub(in crate::shaper) cancelled: AtomicUsize,
     pub(in crate::shaper) pings: AtomicUsize,
     /// On the way there and back.
@@ -60,6 +62,7 @@ impl Bench {
             memory: Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone()))),
             clock,
             calls: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
             cancelled: AtomicUsize::new(0),
             pings: AtomicUsize::new(0),
             latency: Mutex::default(),
@@ -103,13 +106,17 @@ impl Bench {
         *self.failure.lock().unwrap() = error;
     }
 
-    /// One call more: counted, held at the gate, failed if the test wants it.
+    /// One call for slots or decisions more: counted, held at the gate, failed if the test wants it.
     async fn enter(&self) -> Result<(), StoreError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.arrived.add_permits(1);
         self.gate.acquire().await.unwrap().forget();
         let taken = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         assert!(taken.is_err(), "as the test wants it");
+        self.failed()
+    }
+
+    fn failed(&self) -> Result<(), StoreError> {
         let failure = self.failure.lock().unwrap().clone();
         failure.map_or(Ok(()), Err)
     }
@@ -122,6 +129,8 @@ impl Bench {
         *self.latency.lock().unwrap() = (there, back);
     }
 }
+
+impl crate::store::sealed::Sealed for Bench {}
 
 impl Store for Bench {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
@@ -148,6 +157,7 @@ impl Store for Bench {
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
+            self.failed()?;
             let given = self.memory().cancel(call).await?;
             self.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
             Ok(given)
@@ -177,7 +187,8 @@ impl Store for Bench {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(async move {
-            self.enter().await?;
+            self.changes.fetch_add(1, Ordering::SeqCst);
+            self.failed()?;
             self.memory().update_record(downstream, change).await
         })
     }

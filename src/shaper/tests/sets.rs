@@ -32,7 +32,9 @@ pub(in crate::shaper) fn combines() -> impl Strategy<Value = Combine> {
 }
 
 fn with(limits: Vec<Limit>, bench: &Arc<Bench>) -> ShaperBuilder {
-    Shaper::with_limits("billing", LimitSet::new(limits).unwrap()).store(Arc::clone(bench))
+    Shaper::with_limits("billing", LimitSet::new(limits).unwrap())
+        .precision(Precision::Coarse)
+        .store(Arc::clone(bench))
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,7 +50,7 @@ async fn every_algorithm_shapes_a_batch() {
         let mut tasks = JoinSet::new();
         for _ in 0..60 {
             let shaper = shaper.clone();
-            tasks.spawn(async move { shaper.reserve("any").await.unwrap().slot() });
+            tasks.spawn(async move { shaper.reserve("any").await.unwrap().keep() });
         }
         let mut slots = tasks.join_all().await;
         slots.sort_unstable();
@@ -83,7 +85,7 @@ async fn each_limit_has_its_own_cost() {
     let shaper = with(vec![calls, rows], &Bench::new()).build().unwrap();
     let mut slots = vec![];
     for costs in [[1, 60], [1, 60], [1, 0], [0, 40]] {
-        slots.push(shaper.reserve_costs("any", &costs).await.unwrap().slot());
+        slots.push(shaper.reserve_costs("any", &costs).await.unwrap().keep());
     }
     let since: Vec<Duration> = slots.iter().map(|slot| slot.since(slots[0])).collect();
     // The third asks the calls alone, which have been taken at 0 and 1000 ms.
@@ -95,7 +97,7 @@ async fn each_limit_has_its_own_cost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_refused_for_whom_he_rides_with() {
+async fn nobody_is_refused_because_of_others_in_the_same_call() {
     let bench = Bench::new();
     let gcra = |name: &str| Limit::gcra(name, "1/s".parse().unwrap(), 3).unwrap();
     let shaper = with(vec![gcra("a"), gcra("b")], &bench).max_wait(ms(0)).build().unwrap();
@@ -119,10 +121,10 @@ async fn alternatives_take_the_earliest() {
     let gcra = |name: &str, rate: &str| Limit::gcra(name, rate.parse().unwrap(), 1).unwrap();
     let limits = || vec![gcra("slow", "1/s"), gcra("fast", "10/s")];
     let slots = async |set: LimitSet| {
-        let shaper = Shaper::with_limits("billing", set).build().unwrap();
+        let shaper = Shaper::with_limits("billing", set).precision(Precision::Coarse).build().unwrap();
         let mut slots = vec![];
         for _ in 0..4 {
-            slots.push(shaper.reserve("any").await.unwrap().slot());
+            slots.push(shaper.reserve("any").await.unwrap().keep());
         }
         slots.iter().map(|slot| slot.since(slots[0]).as_millis()).collect::<Vec<_>>()
     };
@@ -138,8 +140,7 @@ async fn a_peek_takes_nothing() {
         for _ in 0..15 {
             let next = shaper.peek("any").await.unwrap();
             assert_eq!(shaper.peek("any").await.unwrap(), next, "{name}");
-            let reservation = shaper.reserve("any").await.unwrap();
-            assert_eq!(reservation.slot(), next.slot, "{name}");
+            assert_eq!(shaper.reserve("any").await.unwrap().keep(), next.slot, "{name}");
             assert_eq!(next.wait, next.slot.since(bench.clock.now()), "{name}");
         }
     }
@@ -156,13 +157,10 @@ async fn a_slot_ahead_is_given_back() {
         let ahead = shaper.reserve("any").await.unwrap();
         let slot = ahead.slot();
         assert!(ahead.cancel().await.unwrap(), "{name}");
-        // Whoever leaves while he waits gives his back too.
-        let leaves = shaper.clone();
-        let waiting = tokio::spawn(async move { leaves.schedule("any", async {}).await });
-        settle().await;
-        waiting.abort();
-        settle().await;
+        // One that is dropped is given back too.
         assert_eq!(shaper.reserve("any").await.unwrap().slot(), slot, "{name}");
+        settle().await;
+        assert_eq!(shaper.reserve("any").await.unwrap().keep(), slot, "{name}");
         assert_eq!(bench.cancelled.load(Ordering::SeqCst), 2, "{name}");
     }
 }
@@ -179,7 +177,7 @@ async fn a_burst_or_a_limit_beside_a_set_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Whoever rides in a call gets the slot, or the refusal, that he would have got alone.
+    /// Each caller gets the slot, or the refusal, that it would have got alone, whoever else is in the same call.
     #[test]
     fn a_batch_reserves_as_one_by_one(
         (combine, limits, batches) in (combines(), limits()).prop_flat_map(|(combine, limits)| {
@@ -192,13 +190,16 @@ proptest! {
         let set = LimitSet::combined(combine, limits).unwrap();
         let build = |clock: &Arc<ManualClock>| {
             let store = MemoryStore::with_clock(clock.clone());
-            Shaper::with_limits("billing", set.clone()).max_wait(ms(600)).store(store).build().unwrap()
+            Shaper::with_limits("billing", set.clone()).max_wait(ms(600)).precision(Precision::Coarse).store(store).build().unwrap()
         };
         let clock = Arc::new(ManualClock::new(Micros(1_000_000_000_000_000)));
         let (together, alone) = (build(&clock), build(&clock));
-        let reserve = async |shaper: Shaper, (cost, own): (u32, Option<Vec<u32>>)| match own {
-            None => shaper.reserve_cost("any", cost).await,
-            Some(costs) => shaper.reserve_costs("any", &costs).await,
+        let reserve = async |shaper: Shaper, (cost, own): (u32, Option<Vec<u32>>)| {
+            let reserved = match own {
+                None => shaper.reserve_cost("any", cost).await,
+                Some(costs) => shaper.reserve_costs("any", &costs).await,
+            };
+            reserved.map(Reservation::keep)
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(async {
@@ -213,7 +214,7 @@ proptest! {
                 for (batched, costs) in batch.into_iter().zip(costs) {
                     let one = reserve(alone.clone(), costs).await;
                     match (batched.await.unwrap(), one) {
-                        (Ok(batched), Ok(one)) => prop_assert_eq!(batched.slot(), one.slot()),
+                        (Ok(batched), Ok(one)) => prop_assert_eq!(batched, one),
                         (
                             Err(ReserveError::QueueFull { retry_after: batched, .. }),
                             Err(ReserveError::QueueFull { retry_after: one, .. }),

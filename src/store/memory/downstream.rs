@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use super::{
-    Asker, Booking, Cancel, Change, GRACE, LONGEST_LIFE, Lease, NextTurn, Pause, Queue, Recall, Status, TICK,
-};
+use super::{Asker, Booking, Cancel, Change, GRACE, NextTurn, Pause, Queue, Recall, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, Kept, Record};
 use crate::time::Micros;
@@ -38,7 +36,7 @@ pub(super) struct Downstream {
     /// The place among them up to where it was looked which may be forgotten.
     swept: usize,
     /// Until when each replica counts as alive.
-    leases: HashMap<String, Micros>,
+    pub(super) leases: HashMap<String, Micros>,
 }
 
 /// The states of one key, by the limit's place. The first is kept apart: mostly there is no other.
@@ -288,15 +286,6 @@ impl Downstream {
             restored.push((limit, key, limit.undo(&state, (*before, *after), call.slot, cost)?));
         }
         (!restored.is_empty()).then_some(restored)
-    }
-
-    /// Renews a replica's lease, and counts those that live.
-    pub(super) fn lease(&mut self, lease: Lease<'_>, booking: Option<&Booking>, now: Micros) -> u32 {
-        // One that lies further ahead was given before the clock stepped back.
-        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LIFE));
-        let ttl = lease.ttl.max(booking.map_or(Duration::ZERO, |booking| booking.life(now)));
-        self.leases.insert(lease.replica.to_owned(), now.plus(ttl));
-        u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
     /// The record, and the states of the limits, as texts.

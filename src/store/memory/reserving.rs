@@ -1,7 +1,9 @@
 //! Slots for jobs, from the record of one downstream and the states of its limits.
 
+use std::time::Duration;
+
 use super::downstream::Downstream;
-use super::{Booking, Reserve, Reserved};
+use super::{Booking, LONGEST_LIFE, Lease, Reserve, Reserved, SharedHorizon};
 use crate::limit::{Charge, Keyed, Mark, Plan, State};
 use crate::store::lanes::States;
 use crate::store::{Asker, Lanes};
@@ -83,5 +85,22 @@ impl Downstream {
         let dear = dear.map(|refused| refused.slot).filter(|slot| *slot > next.0);
         let slots = dear.map_or(next, |slot| (slot, asker.interval));
         self.book(now, asker, left.map(|(left, cost)| (slots, left, cost)))
+    }
+
+    /// Renews a replica's lease, and counts those that live.
+    pub(super) fn lease(&mut self, lease: Lease<'_>, booking: Option<&Booking>, now: Micros) -> u32 {
+        // One that lies further ahead was given before the clock stepped back.
+        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LIFE));
+        let ttl = lease.ttl.max(booking.map_or(Duration::ZERO, |booking| booking.life(now)));
+        self.leases.insert(lease.replica.to_owned(), now.plus(ttl));
+        u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The call, which reaches no further than its shared horizon while others hold leases.
+    pub(super) fn within_shared_horizon<'a>(&self, call: Reserve<'a>, now: Micros) -> Reserve<'a> {
+        let Some(SharedHorizon { replica, horizon }) = call.shared else { return call };
+        let lives = |until: &Micros| *until > now && *until <= now.plus(LONGEST_LIFE);
+        let is_shared = self.leases.iter().any(|(name, until)| name != replica && lives(until));
+        Reserve { ahead: if is_shared { call.ahead.min(horizon) } else { call.ahead }, ..call }
     }
 }

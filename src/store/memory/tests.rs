@@ -94,6 +94,7 @@ async fn only_the_tail_can_be_given_back() {
             charged: &[1],
             before,
             after,
+            is_unused: false,
         })
     };
     assert!(!cancel(first.slots[0], &first.before, between).await.unwrap(), "not the tail, not ahead");
@@ -186,8 +187,16 @@ async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
         let scope = Scope { downstream: "d", key: "" };
         for last in granted.iter().skip(1).rev() {
             let Granted { slot, charged, before, after } = last;
-            let call =
-                Cancel { scope, limits: &bench.limits, lane: None, slot: *slot, charged, before, after };
+            let call = Cancel {
+                scope,
+                limits: &bench.limits,
+                lane: None,
+                slot: *slot,
+                charged,
+                before,
+                after,
+                is_unused: false,
+            };
             assert!(bench.store.cancel(call).await.unwrap());
         }
         let again = bench.reserve("", START + 1, &[1], 10_000).await;

@@ -8,6 +8,7 @@ mod keys;
 mod known;
 mod link;
 mod listen;
+mod options;
 mod packed;
 mod reply;
 mod scripts;
@@ -21,8 +22,10 @@ mod trouble;
 mod url;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::task::JoinHandle;
 
 use super::changes::{Changes, Watchers};
 use super::{
@@ -32,31 +35,11 @@ use super::{
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
 use known::Known;
+pub use options::Options;
 use reply::{Answer, Reply};
 use scripts::Scripts;
 use servers::Servers;
 use tell::{Ask, InLanes, Now, Seen, Windows};
-
-/// How to talk to the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// What all keys begin with; without braces.
-    pub key_prefix: String,
-    /// For connecting: name resolution, TLS and authentication included.
-    pub connect_timeout: Duration,
-    /// For one answer. A reservation whose answer comes later is lost, never taken twice.
-    pub response_timeout: Duration,
-}
-
-impl Default for Options {
-    /// Prefix `paced`, and half a second for each timeout: a call returns within a second. Where sentinels or
-    /// nodes of a cluster must first be asked for the server, that may take as long again, and 100 ms for each
-    /// that is silent.
-    fn default() -> Self {
-        let half = Duration::from_millis(500);
-        Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }
-    }
-}
 
 /// How often the edges of calendars are sent: the worker's clock may be far off, and other limits of a set
 /// may lead a job to where they were not sent.
@@ -74,7 +57,8 @@ pub struct RedisStore {
     prefix: String,
     known: Mutex<known::All>,
     watchers: Arc<Watchers>,
-    listening: Once,
+    /// Hears of changes; it ends with the runtime that it was started in.
+    listening: Mutex<Option<JoinHandle<()>>>,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -105,7 +89,7 @@ impl RedisStore {
             prefix,
             known: Mutex::default(),
             watchers: Arc::default(),
-            listening: Once::new(),
+            listening: Mutex::default(),
             clock: None,
         })
     }
@@ -184,10 +168,12 @@ impl RedisStore {
     /// Has changes by others heard from now on. Without a runtime there is nobody to hear them.
     fn listen(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        self.listening.call_once(|| {
+        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        if listening.as_ref().is_none_or(JoinHandle::is_finished) {
             let (servers, watchers) = (Arc::downgrade(&self.servers), Arc::downgrade(&self.watchers));
-            runtime.spawn(listen::listen(servers, keys::channel(&self.prefix), watchers));
-        });
+            let listen = listen::listen(servers, keys::channel(&self.prefix), watchers);
+            *listening = Some(runtime.spawn(listen));
+        }
     }
 
     /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
@@ -206,7 +192,7 @@ impl RedisStore {
         if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
             return Ok(reply);
         }
-        if ask.lease.is_some() {
+        if ask.replica().is_some() {
             keys.push(keys::replicas(&self.prefix, scope));
         }
         for turn in 0..MISSED {
@@ -282,6 +268,8 @@ impl RedisStore {
     }
 }
 
+impl crate::store::sealed::Sealed for RedisStore {}
+
 impl Store for RedisStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
@@ -292,6 +280,7 @@ impl Store for RedisStore {
                 ahead: call.ahead,
                 exact: call.exact(),
                 lease: call.lease,
+                shared: call.shared,
                 asker: call.asker,
                 police: false,
                 generation: call.generation,
@@ -307,7 +296,10 @@ impl Store for RedisStore {
                 let is_newest = known.remember((reserved.epoch, reserved.now), &reserved.status);
                 let farthest =
                     reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
-                known.asked(horizon, farthest);
+                // A shared horizon may have ended nearer than what was asked for.
+                let reached = farthest.map_or(Duration::ZERO, |slot| slot.since(reserved.now));
+                let asked = call.shared.map_or(horizon, |shared| reached.max(shared.horizon));
+                known.asked(asked, farthest);
                 if is_newest {
                     let marks = || reserved.marks_after(&call);
                     let when = (reserved.epoch, reserved.now);
@@ -333,6 +325,7 @@ impl Store for RedisStore {
                 ahead: Duration::ZERO,
                 exact: Micros::MAX,
                 lease: None,
+                shared: None,
                 asker: None,
                 police: true,
                 generation: call.generation,

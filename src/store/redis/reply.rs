@@ -138,7 +138,7 @@ impl Reply {
     pub(super) fn reserved(self, call: &Reserve<'_>) -> Result<Reserved, String> {
         let Stamp { now, epoch, status } = self.stamp;
         let limits = call.limits;
-        let (plan, next) = if limits.is_tat() && call.lanes.is_none() {
+        let (plan, next) = if limits.is_tat() && call.lanes.is_none() && call.shared.is_none() {
             let mut states = self.states(limits);
             let plan = call.plan(&mut states, (now, self.from), &status);
             // What the script committed and what is handed out here must be the same slots.

@@ -183,13 +183,13 @@ impl Scripts {
             }
         };
         let mut call = Call::new(script, keys, &numbers, 1);
-        call.command.arg(ask.lease.map_or("", |lease| lease.replica));
+        call.command.arg(ask.replica().unwrap_or_default());
         call
     }
 
     pub(super) fn cancel(&self, keys: &[String], cancel: &Cancel<'_>, now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(64);
-        numbers.put([now.number(), cancel.slot.0]);
+        numbers.put([now.number(), cancel.slot.0, cancel.is_unused.into()]);
         tell_limits(&mut numbers, cancel.states().map(|(limit, _)| (limit, None)), None);
         for ((before, after), cost) in cancel.before.iter().zip(cancel.after).zip(cancel.charged) {
             numbers.put([i64::from(*cost)]);

@@ -8,7 +8,7 @@ use crate::limit::{Algorithm, Calendar, Combine, Costs, Counting, Edges, Limit, 
 use crate::rate::Rate;
 use crate::store::lanes::States;
 use crate::store::turns::farthest;
-use crate::store::{Asker, Lanes, Lease};
+use crate::store::{Asker, Lanes, Lease, SharedHorizon};
 use crate::time::Micros;
 
 /// The instant that a script decides at.
@@ -73,6 +73,7 @@ pub(super) struct Ask<'a> {
     /// The latest slot that is exact.
     pub(super) exact: Micros,
     pub(super) lease: Option<Lease<'a>>,
+    pub(super) shared: Option<SharedHorizon<'a>>,
     pub(super) asker: Option<Asker>,
     pub(super) police: bool,
     pub(super) generation: u64,
@@ -123,9 +124,9 @@ impl Ask<'_> {
         own.chain(keyed.map(|((limit, _), known)| (*limit, known.as_ref())))
     }
 
-    /// Whether the worker derives the slots from the first one.
+    /// Whether the worker derives the slots from the first one. It does not know how far a shared horizon reached.
     fn is_derived(&self) -> bool {
-        self.limits.is_tat() && self.in_lanes.is_none()
+        self.limits.is_tat() && self.in_lanes.is_none() && self.shared.is_none()
     }
 
     /// The numbers of a call for any algorithm, as the head of `reserve.lua` describes them, between those of the
@@ -134,15 +135,27 @@ impl Ask<'_> {
         numbers.put([Micros(0).plus(self.ahead).0, self.exact.0, self.combine(), self.police.into()]);
         numbers.put([self.is_derived().into()]);
         numbers.put_count(self.generation);
-        numbers.put([self.lease.map_or(0, |lease| Micros(0).plus(lease.ttl).0)]);
+        numbers.put([self.life()]);
         numbers.put([self.asker.is_some().into()]);
         self.asker.iter().for_each(|asker| tell_asker(numbers, asker));
+    }
+
+    /// The replica that asks, where its lease or those of others matter.
+    pub(super) fn replica(&self) -> Option<&str> {
+        let lease = self.lease.map(|lease| lease.replica);
+        lease.or(self.shared.map(|shared| shared.replica))
+    }
+
+    /// For how long the replica lives, in µs; where it takes no lease, the shared horizon below 0.
+    fn life(&self) -> i64 {
+        let shared = self.shared.map_or(0, |shared| -Micros(1).plus(shared.horizon).0);
+        self.lease.map_or(shared, |lease| Micros(0).plus(lease.ttl).0)
     }
 
     /// Whether the script for most calls is for it.
     pub(super) fn is_fast(&self) -> bool {
         let takes_turns = self.asker.is_some();
-        self.lease.is_none() && self.is_derived() && (!takes_turns || self.limits.is_plain())
+        self.replica().is_none() && self.is_derived() && (!takes_turns || self.limits.is_plain())
     }
 
     /// How far ahead slots are granted to those who ask like this.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, Store};
+use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Store};
 use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::record::attentive;
@@ -35,7 +35,7 @@ async fn grant(redis: &Redis, words: &[String]) {
 }
 
 fn options(prefix: &str) -> RedisOptions {
-    RedisOptions { key_prefix: prefix.to_owned(), ..super::patient() }
+    super::patient().with_key_prefix(prefix)
 }
 
 /// Every call there is, on each kind of limit.
@@ -83,9 +83,13 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
                     charged: &last.charged,
                     before: &last.before,
                     after: &last.after,
+                    is_unused: false,
                 };
                 store.cancel(cancel).await?;
             }
+            let shared = Some(SharedHorizon { replica: "two", horizon: Duration::ZERO });
+            let call = Reserve { shared, ..Reserve::new(scope, &limits, costs, Duration::from_secs(5)) };
+            store.reserve(call).await?;
             store.check(Check { scope, limits: &limits, costs, generation: 0 }).await?;
             store.reset(scope, &limits).await?;
         }

@@ -97,7 +97,7 @@ impl World {
         let Some((slot, rate, granted)) = self.taken.pop() else { return };
         let Granted { slot: at, charged, before, after } = &granted;
         let (scope, limits) = (self.scope(), &self.sets[rate]);
-        let call = Cancel { scope, limits, lane: None, slot: *at, charged, before, after };
+        let call = Cancel { scope, limits, lane: None, slot: *at, charged, before, after, is_unused: false };
         let [one, two] = &self.stores;
         let given = [one.cancel(call).await.unwrap(), two.cancel(call).await.unwrap()];
         assert_eq!(given[0], given[1]);

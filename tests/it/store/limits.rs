@@ -6,7 +6,10 @@ use std::time::Duration;
 use paced::limit::Edges;
 use paced::store::{RedisStore, Store};
 use paced::time::{ManualClock, Micros};
-use paced::{CheckError, Decision, Limit, LimitSet, Limiter, MemoryStore, ReserveError, Shaper, StoreError};
+use paced::{
+    CheckError, Decision, Limit, LimitSet, Limiter, MemoryStore, Reservation, ReserveError, Shaper,
+    StoreError,
+};
 use tokio::task::JoinSet;
 
 use super::patient;
@@ -150,7 +153,7 @@ async fn both_stores_shape_batches_alike() {
                 }
                 told.push(Ok(next.slot));
                 for outcome in [a, b, c, d, e] {
-                    told.push(outcome.map(|granted| granted.slot()).map_err(|error| error.to_string()));
+                    told.push(outcome.map(Reservation::keep).map_err(|error| error.to_string()));
                 }
             }
         }
@@ -188,7 +191,7 @@ async fn states_are_named_after_their_limits_and_expire() {
     keys.sort_unstable();
     let expected = [
         "paced:{api}:k:limiter-rate:tenant-42",
-        "paced:{api}:l:shaper-rate",
+        "paced:{api}:l:leaky-bucket-0",
         "paced:{api}:l:shared-limiter-rate",
     ];
     assert_eq!(keys, expected);

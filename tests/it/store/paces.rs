@@ -171,7 +171,8 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
                 Some((key, Granted { slot, charged, before, after })) => {
                     let scope = Scope { downstream: name, key };
                     let (charged, before, after) = (&charged, &before, &after);
-                    let call = Cancel { scope, limits, lane: None, slot, charged, before, after };
+                    let call =
+                        Cancel { scope, limits, lane: None, slot, charged, before, after, is_unused: false };
                     Answer::Cancelled(backend.store.cancel(call).await.unwrap())
                 }
             },

@@ -149,7 +149,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
         assert_eq!(slots, [500, 1000, 1500], "{}", backend.name);
         for Granted { slot, charged, before, after } in granted[1..].iter().rev() {
             let (slot, limits) = (*slot, &limits);
-            let cancel = Cancel { scope, limits, lane: None, slot, charged, before, after };
+            let cancel = Cancel { scope, limits, lane: None, slot, charged, before, after, is_unused: false };
             assert!(backend.store.cancel(cancel).await.unwrap(), "{}", backend.name);
         }
         // The entry of 500 leaves at 1500, and a minute later the state is none.

@@ -79,6 +79,8 @@ impl FlakyStore {
     }
 }
 
+impl crate::store::sealed::Sealed for FlakyStore {}
+
 impl Store for FlakyStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {

@@ -40,10 +40,10 @@ pub trait Alarm: Send + fmt::Debug {
 /// How punctual a process is, and what it pays for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// A [`ThreadClock`]: for one thread, and at most a thirtieth of a core that is spun.
+    /// A thread that sleeps precisely: for that thread, and at most a thirtieth of a core that is spun.
     #[default]
     Fine,
-    /// A [`TokioClock`]: for nothing, but 1 to 2 ms late.
+    /// Tokio's timer: for nothing, but 1 to 2 ms late.
     Coarse,
 }
 

@@ -1,13 +1,14 @@
--- Gives a slot back if it lies ahead and no later one was taken.
+-- Gives a slot back if it lies ahead, or was not used, and no later one was taken.
 --
 -- KEYS  1 record, 2.. the state of each limit
--- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the slot, how many limits, then each;
---         then of each what it was charged (0: nothing), and last, a and b before and after the slot was taken
+-- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the slot, 1 if it was not used although it
+--         may have passed or else 0, how many limits, then each; then of each what it was charged (0: nothing), and
+--         last, a and b before and after the slot was taken
 -- Answer 1 if it was given back, else 0
 
-local now, slot, count = instant(number()), number(), number()
+local now, slot, unused, count = instant(number()), number(), number(), number()
 local record = load_record()
-if not record or now >= slot then
+if not record or (now >= slot and unused == 0) then
   return 0
 end
 if record.hw - now > STEP then

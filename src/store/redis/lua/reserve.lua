@@ -1,13 +1,14 @@
 -- Reserves slots for jobs, or decides whether each fits now. A refusal consumes nothing. This is the first of three
 -- parts: jobs.lua or lanes.lua decides, and finish.lua writes and answers.
 --
--- KEYS  1 record, 2.. the state of each limit; with a lease, then the leases
+-- KEYS  1 record, 2.. the state of each limit; with a lease or a shared horizon, then the leases
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how far ahead a slot may lie, the latest slot that is exact,
 --         0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, 1 if the worker derives slots from the marks or
 --         else 0, the generation of the terms that the limits are from (0: nobody's business), for how long the
---         replica lives (0: no lease);
+--         replica lives (0: no lease; below 0: it takes none, and while others hold one no slot lies further ahead
+--         than so many µs less 1);
 --         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
 --         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
@@ -29,6 +30,18 @@ local given, known, run, horizon, farthest, seen, ahead, exact, combine, policer
 given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks, at =
   unpack_at('<dddddddddddddd', args)
 local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks == 1
+if ttl < 0 then
+  -- Slots far ahead would starve those who work on the downstream.
+  local leases = KEYS[#KEYS]
+  local others = redis.call('ZCOUNT', leases, '(' .. int(now), int(now + LONGEST_LEASE))
+  local own = tonumber(redis.call('ZSCORE', leases, ARGV[2]) or 0)
+  if own > now and own <= now + LONGEST_LEASE then
+    others = others - 1
+  end
+  if others > 0 then
+    ahead, horizon = min(ahead, -ttl - 1), min(horizon, -ttl - 1)
+  end
+end
 local record, changed = follow_record(now, known, run, horizon, farthest, seen)
 local last_slot = min(now + ahead, exact)
 local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on

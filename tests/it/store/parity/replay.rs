@@ -8,7 +8,7 @@ use std::time::Duration;
 use paced::limit::{Algorithm, Combine, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
     Asker, Cancel, Change, Check, Checked, Granted, Lane, Lanes, Lease, MemoryStore, NextTurn, RecordState,
-    RedisStore, Reserve, Reserved, Scope, Store, Turn,
+    RedisStore, Reserve, Reserved, Scope, SharedHorizon, Store, Turn,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
@@ -72,7 +72,7 @@ struct Held {
 enum Call<'a> {
     Reserve(Box<Reserve<'a>>),
     Check { costs: Costs<'a> },
-    Cancel(&'a Held, Option<Lane<'a>>),
+    Cancel(&'a Held, Option<Lane<'a>>, bool),
     Reset,
     Record(Option<Change<'a>>),
 }
@@ -152,7 +152,7 @@ impl<'a> Pair<'a> {
         let is_in_lanes = matches!(op, Op::Lanes { .. }) && limits.combine() == Combine::All;
         let of = if is_in_lanes { of(op) } else { vec![] };
         let cancelled = match op {
-            Op::Cancel { back } => granted.iter().cloned().enumerate().rev().nth(*back),
+            Op::Cancel { back, .. } => granted.iter().cloned().enumerate().rev().nth(*back),
             _ => None,
         };
         let is_meant = |place: usize| matches!(op, Op::Restart { limits } if limits >> place & 1 == 1);
@@ -164,6 +164,7 @@ impl<'a> Pair<'a> {
             .collect();
         let call = match op {
             Op::Reserve { ahead, lease, asker, .. } | Op::Lanes { ahead, lease, asker, .. } => {
+                let shared = if let Op::Reserve { shared, .. } = op { *shared } else { None };
                 let lead = if let Op::Lanes { lead, .. } = op { span(*lead, limits) } else { Duration::ZERO };
                 Call::Reserve(Box::new(Reserve {
                     generation: *generation,
@@ -171,6 +172,10 @@ impl<'a> Pair<'a> {
                     lease: lease.map(|(replica, ttl)| Lease {
                         replica: REPLICAS[replica],
                         ttl: Duration::from_millis(ttl),
+                    }),
+                    shared: shared.map(|(replica, horizon)| SharedHorizon {
+                        replica: REPLICAS[replica],
+                        horizon: Duration::from_millis(horizon),
                     }),
                     lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead }),
                     ..Reserve::new(
@@ -183,7 +188,10 @@ impl<'a> Pair<'a> {
             }
             Op::Check { .. } => Call::Check { costs: costs.costs() },
             Op::Cancel { .. } => match cancelled.as_ref() {
-                Some((_, held)) => Call::Cancel(held, held.lane.map(|lane| lanes[usize::from(lane)])),
+                Some((_, held)) => {
+                    let is_unused = matches!(op, Op::Cancel { is_unused: true, .. });
+                    Call::Cancel(held, held.lane.map(|lane| lanes[usize::from(lane)]), is_unused)
+                }
                 None => return Ok(()),
             },
             Op::Record(change) => Call::Record(*change),
@@ -264,9 +272,10 @@ async fn answer(
                 Answer::Checked(checked, decisions)
             })
         }
-        Call::Cancel(Held { key, limits, grant: Granted { slot, charged, before, after }, .. }, lane) => {
-            let scope = Scope { key, ..scope };
-            let call = Cancel { scope, limits, lane: *lane, slot: *slot, charged, before, after };
+        Call::Cancel(held, lane, is_unused) => {
+            let Held { key, limits, grant: Granted { slot, charged, before, after }, .. } = held;
+            let (scope, is_unused) = (Scope { key, ..scope }, *is_unused);
+            let call = Cancel { scope, limits, lane: *lane, slot: *slot, charged, before, after, is_unused };
             store.cancel(call).await.map(Answer::Cancelled)
         }
         Call::Record(Some(change)) => {

@@ -50,6 +50,8 @@ pub enum Op {
         ahead: Span,
         /// Which replica renews its lease with it, and for how many ms.
         lease: Option<(usize, u64)>,
+        /// Which replica takes no lease, and how many ms it reaches while others hold one.
+        shared: Option<(usize, u64)>,
         /// Takes turns with others.
         asker: Option<Asks>,
         /// With leaky buckets as meters: they share their states with the buckets.
@@ -70,6 +72,7 @@ pub enum Op {
     /// The slot so many places from the last one granted.
     Cancel {
         back: usize,
+        is_unused: bool,
     },
     Reset,
     /// [`Change::Reset`] of the limits whose bits are set.
@@ -162,17 +165,21 @@ fn asks() -> impl Strategy<Value = Asks> {
 
 fn op() -> impl Strategy<Value = Op> {
     let lease = || prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
+    let shared = prop::option::weighted(0.4, (0..REPLICAS.len(), 0_u64..500));
     let lead =
         prop_oneof![Just(Span::Micros(0)), Just(Span::Micros(20_000)), (0_i64..150).prop_map(Span::Periods)];
     prop_oneof![
         8 => (in_lanes(), ahead(), lead, lease(), prop::option::weighted(0.4, asks())).prop_map(
             |(jobs, ahead, lead, lease, asker)| Op::Lanes { jobs, ahead, lead, lease, asker },
         ),
-        10 => (jobs(), ahead(), lease(), prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
-            |(jobs, ahead, lease, asker, policing)| Op::Reserve { jobs, ahead, lease, asker, policing },
+        10 => (jobs(), ahead(), lease(), shared, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
+            |(jobs, ahead, lease, shared, asker, policing)| {
+                Op::Reserve { jobs, ahead, lease, shared: shared.filter(|_| lease.is_none()), asker, policing }
+            },
         ),
         10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
-        11 => prop::sample::select(vec![0, 0, 0, 1, 2, 5]).prop_map(|back| Op::Cancel { back }),
+        11 => (prop::sample::select(vec![0, 0, 0, 1, 2, 5]), prop::bool::weighted(0.3))
+            .prop_map(|(back, is_unused)| Op::Cancel { back, is_unused }),
         2 => Just(Op::Reset),
         1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
         1 => Just(Op::Flush),

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limit::{Algorithm, Limit, LimitError, LimitSet};
-use crate::pace::OnLimit;
+use super::{Algorithm, Limit, LimitError, LimitSet};
 use crate::rate::Rate;
 
 /// The limits of one of so many replicas. What all of them release together is no more than these limits
@@ -13,21 +12,18 @@ use crate::rate::Rate;
 /// least 1; where it shapes it charges behind, so that a job may cost more than that part. Windows get that
 /// part of the count. Sliding ones, and those of fewer units than there are replicas, become slots that are
 /// equally far apart: what was used of them before is not known here.
-pub(crate) fn replica_share(set: &LimitSet, of: u32, on_limit: OnLimit) -> Option<LimitSet> {
-    let limits = set.listed().map(|limit| share_of(limit, of.max(1), on_limit));
+pub(crate) fn replica_share(set: &LimitSet, of: u32, is_policing: bool) -> Option<LimitSet> {
+    let limits = set.listed().map(|limit| share_of(limit, of.max(1), is_policing));
     LimitSet::combined(set.combine(), limits.collect::<Option<_>>()?).ok()
 }
 
-fn share_of(limit: &Limit, of: u32, on_limit: OnLimit) -> Option<Limit> {
+fn share_of(limit: &Limit, of: u32, is_policing: bool) -> Option<Limit> {
     let (name, rate) = (limit.name(), limit.rate());
     let period = Duration::from_micros(rate.period_micros()).checked_mul(of)?;
     let rate = Rate::new(rate.count(), period).ok()?;
     let even = |burst: u32| {
         let burst = (burst / of).max(1);
-        match on_limit {
-            OnLimit::Wait => Limit::leaky_bucket(name, rate, burst),
-            OnLimit::Reject => Limit::gcra(name, rate, burst),
-        }
+        if is_policing { Limit::gcra(name, rate, burst) } else { Limit::leaky_bucket(name, rate, burst) }
     };
     let part: Result<Limit, LimitError> = match limit.algorithm() {
         Algorithm::LeakyBucket(bucket) => even(bucket.burst()),
@@ -52,7 +48,7 @@ mod tests {
 
     fn of(limit: Limit, replicas: u32) -> Limit {
         let set = LimitSet::new(vec![limit]).unwrap();
-        replica_share(&set, replicas, OnLimit::Wait).unwrap().get(0).unwrap().clone()
+        replica_share(&set, replicas, false).unwrap().get(0).unwrap().clone()
     }
 
     #[test]
@@ -85,6 +81,6 @@ mod tests {
         assert_eq!(of(window, 4).rate().interval(), 120 * SECOND);
         let month = "1/30d".parse().unwrap();
         let set = LimitSet::new(vec![Limit::leaky_bucket("l", month, 1).unwrap()]).unwrap();
-        assert_eq!(replica_share(&set, 100, OnLimit::Wait), None, "over a year between two is no limit");
+        assert_eq!(replica_share(&set, 100, false), None, "over a year between two is no limit");
     }
 }

@@ -1,0 +1,103 @@
+//! Shapers from the daemon's configuration.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{ConfigErrors, Settings, Sources, load};
+use crate::pace::{self, LaneId, OnLimit, PlanLimits};
+use crate::shaper::{BuildError, Shaper, ShaperBuilder};
+use crate::store::{MemoryStore, Store, StoreError};
+
+/// Why there is no shaper of a configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FromConfigError {
+    /// The configuration is not right.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// It has no such downstream.
+    #[error("no downstream `{name}` in the configuration; it has {}", known.join(", "))]
+    NoDownstream {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// The downstream's limits police.
+    #[error(
+        "`{0}` has on_limit = \"reject\": nobody waits for its limits; use a Limiter, or on_limit = \"wait\""
+    )]
+    Polices(String),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It makes no shaper.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Shaper {
+    /// The shaper of a downstream of a configuration, which shares its pace with the daemons of the same configuration
+    /// and with all other shapers made of it. Reads files, so it blocks for a moment; nothing is asked of the store yet.
+    ///
+    /// As for the daemon, environment variables (`PACED_A__B` is the key `a.b`) count over the file. Its calls are of the
+    /// downstream's default plan, if it has one; see [`Shaper::of_plan`]. [`ShaperBuilder::from_config`] leaves more to choose.
+    ///
+    /// # Errors
+    /// [`FromConfigError`], with everything that is wrong.
+    pub fn from_config(file: impl AsRef<Path>, downstream: &str) -> Result<Self, FromConfigError> {
+        Ok(ShaperBuilder::from_config(file, downstream)?.build()?)
+    }
+}
+
+impl ShaperBuilder {
+    /// What [`Shaper::from_config`] builds, to be refined: such as by one [`store`](Self::store) for several shapers, each
+    /// of which has a connection of its own otherwise.
+    ///
+    /// # Errors
+    /// As [`Shaper::from_config`].
+    pub fn from_config(file: impl AsRef<Path>, downstream: &str) -> Result<Self, FromConfigError> {
+        let files: Vec<PathBuf> = vec![file.as_ref().to_owned()];
+        let settings = load(Sources::from_process(files, vec![]))?.settings;
+        let Some(found) = settings.downstreams.get(downstream) else {
+            let known = settings.downstreams.keys().cloned().collect();
+            return Err(FromConfigError::NoDownstream { name: downstream.to_owned(), known });
+        };
+        if found.on_limit == OnLimit::Reject {
+            return Err(FromConfigError::Polices(downstream.to_owned()));
+        }
+        let plans = found.plans.iter();
+        let plans = plans.map(|plan| PlanLimits { name: plan.name.clone(), limits: plan.limits.clone() });
+        let given = pace::Settings {
+            downstream: downstream.to_owned(),
+            limits: found.limits.clone(),
+            plans: plans.collect(),
+            on_limit: found.on_limit,
+            on_unavailable: found.on_unavailable,
+            horizon: found.horizon,
+            concurrency: found.concurrency,
+            prefetch: None,
+            revision: found.revision,
+        };
+        let lane = LaneId::of_plan(found.default_plan());
+        Ok(Self::of_settings(given, lane, settings.precision).store(store(&settings)?))
+    }
+}
+
+/// The store that the settings name. Nothing is connected yet.
+fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+    let url = settings.store.url.expose();
+    #[cfg(feature = "redis")]
+    if url != "memory:" {
+        let options = crate::RedisOptions::default().with_key_prefix(&settings.store.key_prefix);
+        return Ok(Arc::new(crate::RedisStore::open(url, options)?));
+    }
+    if url == "memory:" {
+        tracing::warn!(
+            "store.url is memory: so the pace is not shared with any other process; set redis://HOST"
+        );
+        return Ok(Arc::new(MemoryStore::new()));
+    }
+    let text = "store.url needs a Redis; build paced with the feature `redis`, or use memory:";
+    Err(StoreError::Invalid(text.to_owned()))
+}

@@ -1,0 +1,138 @@
+//! Another count and period for a limit: all else of it stays.
+
+use super::{Algorithm, Calendar, Counting, Edges, Limit, LimitError, LimitSet, calendar};
+use crate::rate::{Amount, Period, RateError};
+
+/// Why a rate is none for a limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The numbers are no limit.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The numbers are no rate.
+    #[error(transparent)]
+    Rate(#[from] RateError),
+    /// A calendar counts in days, weeks and months.
+    #[error("its windows are those of a calendar; use one day, one week or one month, such as 1000/day")]
+    Calendar,
+    /// Windows of one length cannot be months.
+    #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
+    Month,
+    /// The limit was given several times, and holds fewer units.
+    #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
+    NoUnit,
+}
+
+const DAY: Period = Period::Micros(86_400_000_000);
+
+impl Limit {
+    /// The limit at another rate, under its name.
+    ///
+    /// # Errors
+    /// [`Problem`] where that makes none.
+    pub(crate) fn at_rate(&self, rate: Amount) -> Result<Self, Problem> {
+        let (name, count) = (self.name(), rate.count());
+        // What is no quota has no calendar.
+        let plain = || match rate.period().is_calendar() {
+            true => Err(RateError::QuotaUnit(rate.to_string())),
+            false => Ok(rate.period().longest()),
+        };
+        let limit = match self.algorithm() {
+            Algorithm::LeakyBucket(bucket) => {
+                plain()?;
+                Limit::leaky_bucket(name, rate.rate()?, bucket.burst())
+            }
+            Algorithm::Gcra(gcra) => {
+                plain()?;
+                Limit::gcra(name, rate.rate()?, gcra.burst())
+            }
+            Algorithm::TokenBucket(bucket) => {
+                plain()?;
+                Limit::token_bucket(name, rate.rate()?, bucket.capacity())
+            }
+            Algorithm::FixedWindow(window) => match window.edges() {
+                Edges::FirstHit { .. } => Limit::first_hit_window(name, count, plain()?),
+                _ => Limit::fixed_window(name, count, plain()?),
+            },
+            Algorithm::SlidingWindow(window) => {
+                Limit::sliding_window(name, count, plain()?, window.buckets())
+            }
+            Algorithm::SlidingLog(_) => Limit::sliding_log(name, count, plain()?),
+            Algorithm::Quota(quota) => Limit::quota(name, count, edges(quota, rate.period())?),
+        };
+        Ok(limit?)
+    }
+}
+
+/// The edges of a quota's windows, of the same kind for another period.
+fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
+    if let Edges::Calendar(calendar) = quota.edges() {
+        let unit = match period {
+            DAY => calendar::Unit::Day,
+            Period::Week => calendar::Unit::Week,
+            Period::Month => calendar::Unit::Month,
+            Period::Micros(_) => return Err(Problem::Calendar),
+        };
+        let calendar = Calendar::new(unit, calendar.offset_minutes()).map_err(LimitError::from)?;
+        return Ok(Edges::Calendar(calendar));
+    }
+    if period == Period::Month {
+        return Err(Problem::Month);
+    }
+    let length = period.longest();
+    Ok(match quota.edges() {
+        Edges::Aligned { offset, .. } => {
+            // An amount has at least 1 µs. An edge of the old windows is one of the new.
+            let micros = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
+            Edges::aligned(length, offset.rem_euclid(micros))?
+        }
+        _ => Edges::first_hit(length)?,
+    })
+}
+
+/// The rate of a limit as people write it, such as `50/s` or `1000000/month`: read again, it gives the
+/// limit the numbers that it has.
+#[must_use]
+pub fn rate_text(limit: &Limit) -> String {
+    let periods = |count, period| match Amount::per(count, period) {
+        Ok(amount) => amount.to_string(),
+        // Whatever is a limit is an amount.
+        Err(_) => limit.rate().to_string(),
+    };
+    let micros = |count, period: i64| periods(count, Period::Micros(period.unsigned_abs()));
+    match limit.algorithm() {
+        Algorithm::FixedWindow(window) | Algorithm::Quota(window) => match window.edges() {
+            Edges::Calendar(calendar) => {
+                let period = match calendar.unit() {
+                    calendar::Unit::Day => DAY,
+                    calendar::Unit::Week => Period::Week,
+                    calendar::Unit::Month => Period::Month,
+                };
+                periods(window.count(), period)
+            }
+            edges => micros(window.count(), edges.longest()),
+        },
+        Algorithm::SlidingWindow(window) => {
+            micros(window.count(), window.width() * i64::from(window.buckets()))
+        }
+        Algorithm::SlidingLog(log) => micros(log.count(), log.period()),
+        _ => {
+            // Whole seconds are easier to read, where they are not too many.
+            let (rate, text) = (limit.rate(), limit.rate().to_string());
+            match text.parse::<Amount>() {
+                Ok(_) => text,
+                Err(_) => periods(rate.count(), Period::Micros(rate.period_micros())),
+            }
+        }
+    }
+}
+
+impl LimitSet {
+    /// The set with these limits in place of those of their names; none if that is no set.
+    pub(crate) fn with(&self, limits: &[Limit]) -> Option<Self> {
+        let with =
+            |limit: &Limit| limits.iter().find(|other| other.name() == limit.name()).unwrap_or(limit).clone();
+        Self::combined(self.combine(), self.listed().map(with).collect()).ok()
+    }
+}

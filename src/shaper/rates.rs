@@ -1,0 +1,66 @@
+//! Rates that are set while a downstream is in use.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Shaper;
+use crate::rate::Amount;
+use crate::terms::{self, ChangeError, Override, TermsError};
+
+/// Why a rate was not set.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct SetRateError(#[from] ChangeError);
+
+impl SetRateError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        self.0.is_retryable()
+    }
+}
+
+impl Shaper {
+    /// Sets another rate for everybody who works on the downstream, as `paced rate set` does: at once, over that of
+    /// the configuration, for `span` or until it is unset. It counts for the builder's own rate, or else for the only limit of
+    /// the set; [`Shaper::set_rate_of`] takes the limit's name.
+    ///
+    /// Cancel safe: the rate is set, or not.
+    ///
+    /// # Errors
+    /// [`SetRateError`] when the rate is none for the limit, or the store did not do it.
+    pub async fn set_rate(&self, rate: Amount, span: Option<Duration>) -> Result<(), SetRateError> {
+        self.change(|terms, set| terms.set_rate(None, set).map(drop), (rate, span)).await
+    }
+
+    /// [`Shaper::set_rate`] for the limit of this name.
+    ///
+    /// Cancel safe, as [`Shaper::set_rate`] is.
+    ///
+    /// # Errors
+    /// As [`Shaper::set_rate`].
+    pub async fn set_rate_of(
+        &self,
+        limit: &str,
+        rate: Amount,
+        span: Option<Duration>,
+    ) -> Result<(), SetRateError> {
+        self.change(|terms, set| terms.set_rate(Some(limit), set).map(drop), (rate, span)).await
+    }
+
+    async fn change(
+        &self,
+        set_rate: impl Fn(&mut terms::Terms, Override) -> Result<(), TermsError>,
+        (rate, span): (Amount, Option<Duration>),
+    ) -> Result<(), SetRateError> {
+        let (own, sent) = (self.core.given.terms(), Instant::now());
+        let changed = terms::change(&*self.core.store, self.name(), &own, |terms, now| {
+            let until = span.map(|span| now.plus(span));
+            set_rate(terms, Override { rate, until, reason: None, set_at: now })
+        });
+        let record = changed.await?.record;
+        self.core.heard(sent, record.now, record.epoch, record.status).await;
+        Ok(())
+    }
+}
