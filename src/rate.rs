@@ -5,6 +5,7 @@ mod suggestion;
 mod text;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,20 +15,43 @@ pub use amount::{Amount, Period};
 ///
 /// Between one unit and a million units a second. The text form is
 /// `COUNT ("/" | "per") [N] UNIT` with the units s, sec, second(s), m, min, minute(s), h, hour(s),
-/// d, day(s), and us and ms as durations have them; digits may be grouped with `_`. Where the count
-/// and the period matter as they are written, use [`Amount`].
+/// d, day(s), and us and ms as durations have them; digits may be grouped with `_`. It is shown as it was written. Where
+/// the count and the period matter as they are written, use [`Amount`].
 ///
 /// ```
 /// use paced::Rate;
 /// let rate: Rate = "1_000 per 5 minutes".parse()?;
 /// assert_eq!(rate, "10/3s".parse()?);
-/// assert_eq!(rate.to_string(), "10/3s");
+/// assert_eq!(rate.to_string(), "1000/5m");
 /// # Ok::<(), paced::RateError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 pub struct Rate {
     count: u64,
     period: u64,
+    /// By which both were divided: for people, and no part of the rate.
+    divisor: u64,
+}
+
+impl fmt::Debug for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Equal rates look alike.
+        f.debug_struct("Rate").field("count", &self.count).field("period", &self.period).finish()
+    }
+}
+
+impl PartialEq for Rate {
+    fn eq(&self, other: &Self) -> bool {
+        (self.count, self.period) == (other.count, other.period)
+    }
+}
+
+impl Eq for Rate {}
+
+impl Hash for Rate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.count, self.period).hash(state);
+    }
 }
 
 /// Why a text or a pair of numbers is no rate.
@@ -117,7 +141,8 @@ impl Rate {
         if count > period {
             return Err(RateError::TooHigh(text()));
         }
-        Ok(Self { count, period })
+        // A divisor of the count is no more than that.
+        Ok(Self { count, period, divisor: u64::try_from(divisor).unwrap_or(1) })
     }
 
     /// N of "N units in P µs", reduced.
@@ -130,6 +155,14 @@ impl Rate {
     #[must_use]
     pub const fn period_micros(self) -> u64 {
         self.period
+    }
+
+    /// The same N and P as they were given.
+    pub(crate) fn written(self) -> (u64, Duration) {
+        let micros = u128::from(self.period) * u128::from(self.divisor);
+        // What was given as a duration fits one.
+        let period = u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros);
+        (self.count.saturating_mul(self.divisor), period)
     }
 
     /// Units per second, for people and gauges; never for slots.
@@ -187,8 +220,12 @@ impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u128, &str); 4] =
             [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s")];
-        // The smallest multiple of the reduced fraction whose period is whole seconds.
-        let scale = 1_000_000 / gcd(self.period.into(), 1_000_000);
+        let written = u128::from(self.period) * u128::from(self.divisor);
+        let scale = match written % 1_000_000 {
+            0 => self.divisor.into(),
+            // The smallest multiple of the reduced fraction whose period is whole seconds.
+            _ => 1_000_000 / gcd(self.period.into(), 1_000_000),
+        };
         let (count, period) = (u128::from(self.count) * scale, u128::from(self.period) * scale);
         let whole = UNITS.into_iter().find(|(micros, _)| period % micros == 0);
         // Whole seconds by the scale: the last unit always fits.
@@ -231,6 +268,28 @@ mod tests {
         let rate = |count, micros| Rate::new(count, Duration::from_micros(micros));
         assert_eq!(rate(400, 400 * LONGEST).unwrap(), rate(1, LONGEST).unwrap());
         assert_eq!(rate(1, 20_000_000_000_001).unwrap().to_string(), "1000000/20000000000001s");
+    }
+
+    #[test]
+    fn a_rate_is_shown_as_it_was_written_and_equal_ones_are_equal() {
+        for (text, shown) in [
+            ("300/minute", "300/m"),
+            ("1000 per 5 minutes", "1000/5m"),
+            ("60/m", "60/m"),
+            ("7/7d", "7/7d"),
+            ("3600/h", "3600/h"),
+            ("50/s", "50/s"),
+            ("24/24h", "24/d"),
+            ("10/100ms", "100/s"),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!(rate.to_string(), shown);
+            let (count, period) = rate.written();
+            assert_eq!(Rate::new(count, period).unwrap().to_string(), shown);
+        }
+        let (minute, second): (Rate, Rate) = ("60/m".parse().unwrap(), "1/s".parse().unwrap());
+        assert_eq!(minute, second);
+        assert_eq!(std::collections::HashSet::from([minute, second]).len(), 1);
     }
 
     #[test]

@@ -78,8 +78,8 @@ fn the_text_stays_what_it_is() {
     assert_eq!(
         terms.to_text(),
         r#"{"version":1,"revision":3,"#.to_owned()
-            + r#""limits":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":1,"period":20000}}]},"#
-            + r#""plans":{"pro":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":1,"period":20000}},"#
+            + r#""limits":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}}]},"#
+            + r#""plans":{"pro":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}},"#
             + r#"{"name":"plan.pro.sliding-window-0","algorithm":"sliding-window","numbers":{"buckets":10,"count":1000,"period":60000000}}]}},"#
             + r#""overrides":{"leaky-bucket-0":{"rate":"20/s","until":17,"reason":"the \"API\" moved","set_at":5}}}"#,
         "stores hold such texts: another form is another version",
@@ -102,8 +102,8 @@ fn texts_that_are_no_terms() {
         with("\"burst\":3", "\"burst\":0"),
         with("\"burst\":3,", ""),
         with("\"burst\":3", "\"burst\":3,\"also\":1"),
-        with("\"period\":20000}", "\"period\":20000.5}"),
-        with("\"count\":1,", "\"count\":18446744073709551616,"),
+        with("\"period\":1000000}", "\"period\":1000000.5}"),
+        with("\"count\":50,", "\"count\":18446744073709551616,"),
         with("\"combine\":\"all\"", "\"combine\":\"some\""),
         with("\"revision\":3", "\"revision\":3,\"more\":1"),
         with("\"buckets\":10", "\"buckets\":7"),
@@ -220,7 +220,7 @@ fn rates_are_shown_as_people_write_them() {
         [
             "1/3s",
             "700001/s",
-            "1/d",
+            "7/7d",
             "1000/m",
             "1000/m",
             "1000/m",

@@ -176,7 +176,8 @@ fn one(limit: &Limit) -> One {
 }
 
 fn pace(rate: Rate, burst: u32) -> Value {
-    json(&Pace { count: rate.count(), period: rate.period_micros(), burst })
+    let (count, period) = rate.written();
+    json(&Pace { count, period: u64::try_from(period.as_micros()).unwrap_or(u64::MAX), burst })
 }
 
 fn windows(count: u64, edges: Edges) -> Value {

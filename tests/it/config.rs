@@ -134,7 +134,7 @@ fn the_examples_mean_what_they_say() {
         .iter()
         .map(|limit| (limit.name().to_owned(), limit.rate().to_string()))
         .collect();
-    let expected = [("leaky-bucket-0", "20/s"), ("leaky-bucket-1", "55/6s"), ("leaky-bucket-2", "95/864s")];
+    let expected = [("leaky-bucket-0", "20/s"), ("leaky-bucket-1", "550/m"), ("leaky-bucket-2", "9500/d")];
     assert_eq!(limits, expected.map(|(name, rate)| (name.to_owned(), rate.to_owned())));
 
     let secrets = load_shipped("examples/secrets-in-files.toml", &[]).settings;

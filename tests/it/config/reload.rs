@@ -135,8 +135,8 @@ fn what_counts_at_once_is_in_effect_and_the_rest_is_as_it_was() {
     let settings = &reload.loaded.settings;
     let (a, b) = (&settings.downstreams["a"], &settings.downstreams["b"]);
     let rates = |set: &paced::LimitSet| set.iter().map(|limit| limit.rate().to_string()).collect::<Vec<_>>();
-    assert_eq!(rates(&a.limits), ["20/s", "5/3s"]);
-    assert_eq!(rates(&a.plans[1].limits), ["20/s", "5/3s", "9/s"]);
+    assert_eq!(rates(&a.limits), ["20/s", "100/m"]);
+    assert_eq!(rates(&a.plans[1].limits), ["20/s", "100/m", "9/s"]);
     assert_eq!(rates(&b.limits), ["8/s"]);
     assert_eq!((a.concurrency, a.horizon, a.revision), (5, Duration::from_secs(1), Some(2)));
     assert_eq!((a.retry.max_attempts, a.max_pause), (2, Duration::from_secs(1)));
@@ -160,5 +160,5 @@ fn a_plan_that_goes_stays_until_the_restart_beside_the_new_limits() {
     let names: Vec<_> = a.plans.iter().map(|plan| plan.name.as_str()).collect();
     assert_eq!(names, ["free", "pro"]);
     let rates: Vec<_> = a.plans[1].limits.iter().map(|limit| limit.rate().to_string()).collect();
-    assert_eq!(rates, ["20/s", "5/3s", "5/s"]);
+    assert_eq!(rates, ["20/s", "100/m", "5/s"]);
 }
