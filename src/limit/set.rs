@@ -242,10 +242,15 @@ impl LimitSet {
     /// at an edge that all see; a slot there would keep the rest of the window from others.
     #[must_use]
     pub fn reach(&self, cost: u32) -> Duration {
-        let units = |times: &u32| cost.saturating_mul(*times).saturating_sub(1);
-        let reach = |(limit, times): (&Limit, &u32)| limit.rate().interval().saturating_mul(units(times));
+        self.reach_of(&self.each(cost))
+    }
+
+    /// [`LimitSet::reach`] of a job that costs each limit its own.
+    pub(crate) fn reach_of(&self, row: &Row) -> Duration {
+        let reach =
+            |(limit, cost): (&Limit, &u32)| limit.rate().interval().saturating_mul(cost.saturating_sub(1));
         self.iter()
-            .zip(&self.times)
+            .zip(row.iter())
             .filter(|(limit, _)| !limit.is_behind() && !limit.is_window())
             .map(reach)
             .max()

@@ -57,6 +57,9 @@ pub enum BuildError {
     /// A burst or a limit beside a whole set: how they combine is the set's to say.
     #[error("a burst or a limit beside a set of limits; put it into the set")]
     BesideSet,
+    /// The horizon is none that can be shared.
+    #[error("a horizon of {0:?}; use 1ms to 10s")]
+    Horizon(Duration),
 }
 
 /// How many may hold a slot at once: what a caller does with its slot has no end that is known here, so that nothing
@@ -122,7 +125,7 @@ impl ShaperBuilder {
         self
     }
 
-    /// How far ahead of now slots are granted to those who wait here ([`Shaper::acquire`]); 100 ms unless set. All who
+    /// How far ahead of now slots are granted to those who wait here ([`Shaper::acquire`]); 100 ms unless set, 1 ms to 10 s. All who
     /// share a pace should have the same.
     pub const fn horizon(mut self, horizon: Duration) -> Self {
         self.shared.horizon = horizon;
@@ -157,6 +160,10 @@ impl ShaperBuilder {
     /// [`BuildError`] when the limits or the name cannot be.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
+        let horizon = self.shared.horizon;
+        if horizon < Duration::from_millis(1) || horizon > Duration::from_secs(10) {
+            return Err(BuildError::Horizon(horizon));
+        }
         let is_alone = self.burst.is_none() && self.further.is_empty();
         let (limits, plans, revision, lane) = match self.base {
             Base::Rate(rate) => {

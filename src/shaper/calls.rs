@@ -37,9 +37,10 @@ impl<K: Clone + Eq + Hash + Send + 'static, L: Default, D: Send + 'static> Calls
         &mut waiting.line
     }
 
-    /// What waits under each key that no call is under way for.
-    pub(super) fn idle_lines(&mut self) -> impl Iterator<Item = &mut L> {
-        self.keys.values_mut().filter(|waiting| !waiting.is_called).map(|waiting| &mut waiting.line)
+    /// Takes what waits under each key that no call is under way for.
+    pub(super) fn take_idle(&mut self) -> Vec<L> {
+        let idle = std::mem::take(&mut self.idle);
+        idle.into_iter().filter_map(|key| self.keys.remove(&key)).map(|waiting| waiting.line).collect()
     }
 
     /// Makes a call for each key that has none, where `call` has something to ask for.

@@ -140,6 +140,7 @@ impl Core {
     }
 
     /// How many units all take who wait here.
+    #[cfg(test)]
     pub(super) fn all_units(&self) -> u64 {
         self.units.iter().map(|units| units.load(Ordering::Relaxed)).sum()
     }

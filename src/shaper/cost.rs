@@ -34,12 +34,6 @@ impl Cost {
         limits.rows(self.costs()).next().unwrap_or_default()
     }
 
-    /// What it costs the limit that it costs most.
-    pub(super) fn highest(&self) -> u32 {
-        let (Costs::Each(costs) | Costs::PerLimit(costs)) = self.costs();
-        costs.iter().copied().max().unwrap_or_default()
-    }
-
     /// Whether nothing is taken.
     pub(super) fn is_nothing(&self) -> bool {
         let (Costs::Each(costs) | Costs::PerLimit(costs)) = self.costs();

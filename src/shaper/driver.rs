@@ -13,8 +13,8 @@ use super::far::{Done, Far, Given, Returned};
 use super::line::{Told, Waiting};
 use super::queue::Request;
 use super::reservation::Reservation;
-use crate::pace::release::Held;
 use crate::pace::release::clock::ReleaseClock;
+use crate::pace::release::{Closed, Held};
 use crate::pace::{Admission, Effect, Engine, LaneId, Settings, Stamp, Unused};
 use crate::store::{BoxFuture, Store};
 
@@ -78,7 +78,8 @@ impl Driver {
             Some(replica) => engine.succeeding(Arc::clone(replica)),
             None => engine,
         };
-        known.replica.get_or_init(|| Arc::clone(engine.replica()));
+        // What was known of pauses may be over: the first answer of the store tells.
+        known.gate.set(Closed::default());
         Self {
             core: Arc::downgrade(core),
             clock: Arc::clone(&core.clock),
@@ -99,6 +100,7 @@ impl Driver {
             let fits = Fits(Arc::clone(self.engine.settings()));
             self.engine.tick(Instant::now(), &fits);
             self.apply();
+            self.settle();
             match self.engine.generation() {
                 // While this process goes on alone, what the store grants besides would be too much.
                 _ if self.engine.is_absent() => self.far.fail(&self.last_error),
@@ -186,6 +188,18 @@ impl Driver {
         self.effects = effects;
     }
 
+    /// Notices that the limits in force are known, and that the store answers.
+    fn settle(&mut self) {
+        if self.engine.generation().is_none() || self.engine.is_failing() {
+            return;
+        }
+        // A driver that is started in place of this one is no start.
+        self.known.replica.get_or_init(|| Arc::clone(self.engine.replica()));
+        if std::mem::take(&mut self.is_failing) {
+            self.known.set_trouble(None);
+        }
+    }
+
     /// Until others propose limits that this process can go by, nobody gets a slot.
     fn has_no_limits(&mut self) {
         let error = ReserveError::NoLimits;
@@ -198,14 +212,10 @@ impl Driver {
     fn release(&mut self, held: Held<Waiting>) {
         // What its caller does with it has no end that is known here.
         self.engine.on_sent(None);
-        if std::mem::take(&mut self.is_failing) {
-            self.known.set_trouble(None);
+        let come = Told::Come(Unused::of(&held));
+        if let Err(Told::Come(unused)) = held.waiter.answer.send(come) {
+            self.engine.pass_on(unused);
         }
-        if held.waiter.answer.is_closed() {
-            return self.engine.pass_on(Unused::of(&held));
-        }
-        let come = Unused::of(&held);
-        tell(held.waiter, Told::Come(come));
     }
 
     /// The limits in force never hold what this one costs.

@@ -104,8 +104,10 @@ impl Far {
 
     /// Nobody gets a slot for the time being.
     pub(super) fn fail(&mut self, error: &ReserveError) {
-        for line in self.calls.idle_lines() {
-            refuse(line.requests.take_batch(), error);
+        for mut line in self.calls.take_idle() {
+            while !line.requests.is_empty() {
+                refuse(line.requests.take_batch(), error);
+            }
         }
     }
 
@@ -114,7 +116,10 @@ impl Far {
         let (store, max_wait) = (&self.store, self.max_wait);
         self.calls.start(|place, line| {
             let (requests, returned) = line.take();
-            let requests = fitting(settings.limits_of(place.0), requests);
+            let mut requests = fitting(settings.limits_of(place.0), requests);
+            while requests.is_empty() && !line.requests.is_empty() {
+                requests = fitting(settings.limits_of(place.0), line.requests.take_batch());
+            }
             let is_needed = !requests.is_empty() || !returned.is_empty();
             is_needed.then(|| {
                 let (store, settings, replica) =
@@ -226,9 +231,9 @@ impl Ask {
             let limits = settings.limits_of(place.0);
             let costs = batch_costs(limits, &requests);
             let scope = Scope { downstream: &settings.downstream, key: &place.1 };
-            // What costs more than one unit has to reach as much further ahead.
-            let highest = requests.iter().map(|request| request.cost.highest()).max().unwrap_or(1);
-            let horizon = settings.horizon.saturating_add(limits.reach(highest));
+            // What costs more than one unit has to reach as much further ahead: the first of them decides for all.
+            let reach = requests.first().map(|request| limits.reach_of(&request.cost.row(limits)));
+            let horizon = settings.horizon.saturating_add(reach.unwrap_or_default());
             // What each key has for itself nobody else can be starved of.
             let shared = place.1.is_empty().then_some(SharedHorizon { replica: &replica, horizon });
             let call = Reserve {

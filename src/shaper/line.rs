@@ -80,14 +80,8 @@ impl<'a> InLine<'a> {
     /// Takes the last place.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] where so many wait that it cannot have a slot within `max_wait`, and
-    /// [`ReserveError::Paused`] where the downstream is known to be paused for longer.
+    /// [`ReserveError::QueueFull`] where so many wait that it cannot have a slot within `max_wait`.
     pub(super) fn join(core: &'a Arc<Core>, lane: LaneId, cost: u32) -> Result<Self, ReserveError> {
-        if let Some(span) = core.paused_for()
-            && span.is_none_or(|span| span > core.max_wait)
-        {
-            return Err(ReserveError::Paused { retry_after: span.map(|span| span - core.max_wait) });
-        }
         let settings = core.settings();
         if let Some((limit, excess)) = full(core, &settings, lane) {
             let retry_after = span(limit, excess);
@@ -140,7 +134,8 @@ impl<'a> InLine<'a> {
 
     /// Why there was no slot within `max_wait`.
     fn too_late(&self) -> ReserveError {
-        if let Some(retry_after) = self.core.paused_for() {
+        if let Some(left) = self.core.paused_for() {
+            let retry_after = left.map(|left| left.saturating_sub(self.core.max_wait));
             return ReserveError::Paused { retry_after };
         }
         if let Some(error) = self.core.known.trouble() {
@@ -148,7 +143,8 @@ impl<'a> InLine<'a> {
         }
         let (settings, units) = (self.core.settings(), self.core.units(self.lane).load(Ordering::Relaxed));
         let limits = settings.limits_of(self.lane).iter();
-        let slowest = limits.min_by_key(|limit| most(limit, self.core.max_wait));
+        let slowest = limits
+            .min_by_key(|limit| limit.rate().units_in(self.core.max_wait).saturating_add(limit.burst()));
         ReserveError::QueueFull {
             retry_after: slowest.map_or(Duration::ZERO, |limit| span(limit, units)),
             limit: slowest.map(|limit| limit.name().to_owned()).unwrap_or_default(),
@@ -177,22 +173,15 @@ fn full<'a>(core: &Core, settings: &'a Settings, lane: LaneId) -> Option<(&'a Li
     if limits.combine() != Combine::All {
         return None;
     }
-    let (own, all) = (core.units(lane).load(Ordering::Relaxed), core.all_units());
-    let excess = |(place, limit): (usize, &'a Limit)| {
-        // The downstream's limits come first, and count what all lanes take.
-        let units = if place < settings.limits.len() { all } else { own };
-        // What one costs beyond its first unit may come behind its slot.
-        let excess = (units + 1).saturating_sub(most(limit, core.max_wait));
+    let units = core.units(lane).load(Ordering::Relaxed);
+    // What one costs beyond its first unit may come behind its slot; and in a window others may go before those that cost
+    // more.
+    let excess = |limit: &'a Limit| {
+        let most = limit.rate().units_in(core.max_wait).saturating_add(limit.burst());
+        let excess = (units + 1).saturating_sub(most);
         (excess > 0).then_some((limit, excess))
     };
-    limits.iter().enumerate().find_map(excess)
-}
-
-/// The most units that a limit has within this span, whatever was taken of it before.
-fn most(limit: &Limit, span: Duration) -> u64 {
-    // One more window may begin within the span than there are whole ones in it.
-    let at_once = if limit.is_even() { limit.burst() } else { limit.burst().saturating_mul(2) };
-    limit.rate().units_in(span).saturating_add(at_once)
+    limits.iter().filter(|limit| limit.is_even()).find_map(excess)
 }
 
 /// How long the limit takes for so many units.

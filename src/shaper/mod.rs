@@ -188,8 +188,9 @@ impl Shaper {
     /// itself.
     ///
     /// Slots far ahead would starve those who wait for theirs in order. So while a daemon, or another process that waits by
-    /// [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted. (With `on_unavailable =
-    /// "local"` a daemon counts also while it has nothing to do.)
+    /// [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted, or as much further ahead as
+    /// a higher cost has to reach. (With `on_unavailable = "local"` a daemon counts also while it has nothing to do.) It takes
+    /// no turn, so that many callers of it may have more than their part: where a pace is shared, prefer [`Shaper::acquire`].
     ///
     /// Cancel safe: a slot that was granted to a dropped future is given back if nobody has taken
     /// a later one by then. Others in the same call are not disturbed.

@@ -37,6 +37,10 @@ impl<A> Queue<A> {
         batch
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Takes them back, before all others.
     pub(super) fn put_back(&mut self, requests: Vec<Request<A>>) {
         for request in requests.into_iter().rev() {

@@ -169,6 +169,11 @@ impl<W: Waiter> Engine<W> {
         self.terms.agreement.settled()
     }
 
+    /// Whether the last call to the store failed.
+    pub(crate) const fn is_failing(&self) -> bool {
+        self.pacing.state.is_failing()
+    }
+
     /// Whether the limits in force cannot be gone by here: nobody gets a slot, which the log explains.
     pub(crate) fn has_no_limits(&self) -> bool {
         self.terms.agreement.is_rejected()

@@ -351,20 +351,6 @@ async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
     }
 }
 
-/// Some leave while the store is asked: those behind them in the same call have the first slots, not those who came later.
-#[tokio::test(start_paused = true)]
-async fn who_stays_of_a_call_goes_before_those_who_came_later() {
-    let mut driven = Driven::new(Settings { horizon: 500 * MS, ..testing::settings("20/s") });
-    driven.offer(0..1);
-    driven.run(MS).await;
-    driven.engine.offer(Caller { is_live: true, ..Caller::new(1) });
-    driven.offer(2..4);
-    // They leave after the call was made: as if their callers were dropped meanwhile.
-    driven.engine.tick(Instant::now(), &UpTo(100));
-    driven.run(400 * MS).await;
-    assert_eq!(driven.seqs(), [0, 1, 2, 3]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_the_driver_hears_counts_and_failures_are_told() {
     let mut driven = Driven::new(testing::settings("100/s"));

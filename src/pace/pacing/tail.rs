@@ -16,8 +16,10 @@ const MOST: usize = 32;
 pub(crate) struct Returns {
     /// Those that the store granted last.
     tail: Option<Tail>,
-    /// Those on their way back, the first one first.
-    under_way: VecDeque<Return>,
+    /// How many tails there were.
+    tails: u64,
+    /// Those on their way back, the first one first, each with the number of its tail.
+    under_way: VecDeque<(u64, Return)>,
 }
 
 /// The slots that the store granted last, and what giving them back needs. The store takes back a slot as long as no
@@ -45,7 +47,7 @@ impl Returns {
     /// The store granted these slots: until it grants others they can be given back.
     pub(crate) fn on_granted(&mut self, tail: Tail) {
         if !tail.is_empty() {
-            self.tail = Some(tail);
+            (self.tail, self.tails) = (Some(tail), self.tails + 1);
         }
     }
 
@@ -54,7 +56,8 @@ impl Returns {
         let tail = self.tail.as_mut().filter(|_| self.under_way.len() < MOST);
         let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
         if let Some((settings, granted)) = granted {
-            self.under_way.push_back(Box::pin(cancel(Arc::clone(store), settings, lane, granted)));
+            let cancel = Box::pin(cancel(Arc::clone(store), settings, lane, granted));
+            self.under_way.push_back((self.tails, cancel));
         }
     }
 
@@ -65,15 +68,17 @@ impl Returns {
 
     /// Whether the next slot went back; never, where none is on its way. Cancel safe.
     pub(crate) async fn next(&mut self) -> bool {
-        let Some(first) = self.under_way.front_mut() else { return std::future::pending().await };
+        let Some((number, first)) = self.under_way.front_mut() else { return std::future::pending().await };
+        let number = *number;
         let given_back = first.await.unwrap_or_else(|error| {
             tracing::debug!(%error, "a slot that nobody used could not be given back");
             false
         });
         self.under_way.pop_front();
         if !given_back {
-            // Somebody took a later slot, or the store is away: those before it cannot go back either.
-            (self.tail, self.under_way) = (None, VecDeque::new());
+            // Somebody took a later slot, or the store is away: those of this tail before it cannot go back either.
+            self.tail = self.tail.take().filter(|_| number != self.tails);
+            self.under_way.retain(|(other, _)| *other != number);
         }
         given_back
     }

@@ -156,7 +156,8 @@ impl Agreement {
             return Some(Wanted::Write { of: *of, text: text.clone() });
         }
         let proposes = self.is_proposing && self.state != State::Rejected;
-        (self.state == State::Outdated || proposes).then_some(Wanted::Read)
+        let is_unread = matches!(self.state, State::Outdated | State::Unknown);
+        (is_unread || proposes).then_some(Wanted::Read)
     }
 
     /// The first instant at which a rate that an operator set is over.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::tell::{Heard, Seen, Windows};
 use crate::limit::{Level, Limit, Mark, Window};
-use crate::store::Status;
+use crate::store::{LONGEST_PAUSE, Status};
 use crate::time::Micros;
 
 /// The number of keys of one downstream whose windows are remembered. After a loss the windows of further keys begin
@@ -31,6 +31,8 @@ pub(super) struct Known {
     ahead: Duration,
     /// When so far ahead was asked for last: such slots have passed once it is as long ago.
     asked: Option<Instant>,
+    /// Up to when slots were granted in calls with a shared horizon, which reach as far as it happens.
+    reserved_until: Option<Instant>,
     /// The farthest slot of the downstream's own limits that was granted in this epoch.
     farthest: Micros,
     /// As in [`Status::reset`].
@@ -53,7 +55,8 @@ impl Known {
 
     /// What is told of it with a call to this process of the server.
     pub(super) fn seen(&self, run: i64) -> Seen {
-        let horizon = self.horizon.max(self.ahead);
+        let reserved = self.reserved_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let horizon = self.horizon.max(self.ahead).max(reserved.unwrap_or_default());
         Seen { epoch: self.epoch, horizon, farthest: self.farthest, heard: self.heard, run }
     }
 
@@ -62,6 +65,14 @@ impl Known {
         if ahead >= self.ahead || self.asked.is_none_or(|asked| asked.elapsed() > self.ahead) {
             (self.ahead, self.asked) = (ahead, Some(Instant::now()));
         }
+        self.farthest = farthest.map_or(self.farthest, |slot| slot.max(self.farthest));
+    }
+
+    /// Slots were granted so far ahead, up to this one, in a call with a shared horizon.
+    pub(super) fn reserved(&mut self, ahead: Duration, farthest: Option<Micros>) {
+        // Instants do not reach without end.
+        let until = Instant::now() + ahead.min(LONGEST_PAUSE);
+        self.reserved_until = self.reserved_until.max(Some(until));
         self.farthest = farthest.map_or(self.farthest, |slot| slot.max(self.farthest));
     }
 

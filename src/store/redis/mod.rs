@@ -296,10 +296,12 @@ impl Store for RedisStore {
                 let is_newest = known.remember((reserved.epoch, reserved.now), &reserved.status);
                 let farthest =
                     reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
-                // A shared horizon may have ended nearer than what was asked for.
-                let reached = farthest.map_or(Duration::ZERO, |slot| slot.since(reserved.now));
-                let asked = call.shared.map_or(horizon, |shared| reached.max(shared.horizon));
-                known.asked(asked, farthest);
+                if call.shared.is_some() {
+                    let ahead = farthest.map_or(Duration::ZERO, |slot| slot.since(reserved.now));
+                    known.reserved(ahead, farthest);
+                } else {
+                    known.asked(horizon, farthest);
+                }
                 if is_newest {
                     let marks = || reserved.marks_after(&call);
                     let when = (reserved.epoch, reserved.now);

@@ -215,3 +215,16 @@ fn a_rate_that_an_operator_set_ends() {
     away.on_record(status(4), Some(terms.to_text()), NOW);
     assert_eq!(away.expire(end, true).map(|settings| rate(&settings)), Some(5.0));
 }
+
+#[test]
+fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
+    let mut agreement = Agreement::new(testing::settings("5/s"));
+    agreement.do_not_propose();
+    assert_eq!(agreement.wanted(), Some(Wanted::Read));
+    assert!(agreement.on_record(status(3), Some(unreadable()), NOW).is_none());
+    assert!(agreement.is_rejected());
+    agreement.on_generation(4);
+    assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(Wanted::Read)));
+    assert!(agreement.on_record(status(4), Some(text("7/s")), NOW).is_some());
+    assert_eq!(agreement.settled(), Some(4), "its own 5/s are not proposed");
+}

@@ -168,7 +168,8 @@ end
 -- The record, followed over steps back, losses and restarts of the store, and whether that changed it. `known` is
 -- the last epoch that the worker saw and `seen` when it was told so, `run` the process that it is connected to,
 -- `horizon` how far ahead slots are granted to it and those like it, `told` the farthest that it was granted itself.
-local function follow_record(now, known, run, horizon, told, seen)
+-- `reach` is how far ahead this call may be granted, where that is less.
+local function follow_record(now, known, run, horizon, told, seen, reach)
   local r, changed, restarted = load_record(), false, false
   local is_new = not r
   if is_new then
@@ -187,8 +188,9 @@ local function follow_record(now, known, run, horizon, told, seen)
   elseif -behind >= TICK then
     r.hw, changed = now, true
   end
-  if now + horizon > r.far then
-    r.far, changed = now + TICK + horizon, true
+  reach = reach or horizon
+  if now + reach > r.far then
+    r.far, changed = now + TICK + reach, true
   end
   if is_new or known > r.epoch then
     lose(r, now, known, known > 0 and max(now + horizon, granted) or 0)

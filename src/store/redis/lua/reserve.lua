@@ -30,6 +30,7 @@ local given, known, run, horizon, farthest, seen, ahead, exact, combine, policer
 given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks, at =
   unpack_at('<dddddddddddddd', args)
 local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks == 1
+local reach_now
 if ttl < 0 then
   -- Slots far ahead would starve those who work on the downstream.
   local leases = KEYS[#KEYS]
@@ -39,10 +40,10 @@ if ttl < 0 then
     others = others - 1
   end
   if others > 0 then
-    ahead, horizon = min(ahead, -ttl - 1), min(horizon, -ttl - 1)
+    ahead, reach_now = min(ahead, -ttl - 1), min(horizon, -ttl - 1)
   end
 end
-local record, changed = follow_record(now, known, run, horizon, farthest, seen)
+local record, changed = follow_record(now, known, run, horizon, farthest, seen, reach_now)
 local last_slot = min(now + ahead, exact)
 local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
 if turns then
