@@ -117,7 +117,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Who holds which slot, in ms after the start.
+    /// The number of each waiter with its slot, in µs on the store's clock.
     fn held(queue: &HeldQueue<Caller>) -> Vec<(u64, i64)> {
         queue.0.iter().map(|held| (held.waiter.seq, held.slot.0)).collect()
     }

@@ -75,7 +75,7 @@ async fn the_slot_of_the_last_one_who_leaves_goes_back_to_the_store() {
     assert_eq!(bench.cancelled.load(Ordering::SeqCst), 1);
 }
 
-/// Of three in one call the first leaves: the second has its slot, and not the fourth, who came later.
+/// The first of three in one call leaves. The second one has its slot, and not the fourth one, which came later.
 #[tokio::test(start_paused = true)]
 async fn one_who_leaves_while_the_store_is_asked_has_its_slot_passed_on() {
     let bench = Bench::new();
