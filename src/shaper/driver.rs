@@ -13,8 +13,8 @@ use super::far::{Done, Far, Given, Returned};
 use super::line::{Told, Waiting};
 use super::queue::Request;
 use super::reservation::Reservation;
+use crate::pace::release::Held;
 use crate::pace::release::clock::ReleaseClock;
-use crate::pace::release::{Closed, Held};
 use crate::pace::{Admission, Effect, Engine, LaneId, Settings, Stamp, Unused};
 use crate::store::{BoxFuture, Store};
 
@@ -78,8 +78,6 @@ impl Driver {
             Some(replica) => engine.succeeding(Arc::clone(replica)),
             None => engine,
         };
-        // What was known of pauses may be over: the first answer of the store tells.
-        known.gate.set(Closed::default());
         Self {
             core: Arc::downgrade(core),
             clock: Arc::clone(&core.clock),

@@ -324,3 +324,28 @@ fn refusal(
     let limit = settings.limits_of(lane).get(limit).map(|limit| limit.name().to_owned());
     ReserveError::QueueFull { retry_after, limit: limit.unwrap_or_default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::super::cost::Cost;
+    use super::*;
+    use crate::store::{MAX_BATCH, MemoryStore};
+
+    #[tokio::test]
+    async fn all_are_told_where_nobody_can_have_a_slot() {
+        let mut far = Far::new(Arc::new(MemoryStore::new()), Duration::from_secs(60));
+        let mut told = vec![];
+        for _ in 0..3 * MAX_BATCH {
+            let (answer, outcome) = oneshot::channel();
+            far.ask((LaneId::DOWNSTREAM, String::new()), Request { cost: Cost::Each(1), answer });
+            told.push(outcome);
+        }
+        far.fail(&ReserveError::NoLimits);
+        for outcome in &mut told {
+            assert!(matches!(outcome.try_recv(), Ok(Err(ReserveError::NoLimits))));
+        }
+        assert!(far.calls.is_empty(), "nothing is kept for keys that nobody waits under");
+    }
+}
