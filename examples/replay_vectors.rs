@@ -189,8 +189,8 @@ async fn police(
     let costs = Costs::Each(&[fits.unwrap_or(0)]);
     let mut checked = store.check(Check { scope, limits, costs, generation: 0 }).await?;
     let verdict = checked.verdicts.pop().ok_or("the store gave no verdict")?;
-    let Decision { allowed, limit, remaining, reset_at, retry_after, .. } = limits.decision(now, verdict);
-    let reset_at = ms_up(u128::try_from(reset_at.0)?);
+    let Decision { allowed, limit, remaining, reset_after, retry_after, .. } = limits.decision(now, verdict);
+    let reset_at = ms_up(u128::try_from(now.plus(reset_after).0)?);
     let standing = [("limit", json!(limit)), ("remaining", json!(remaining)), ("resetAt", json!(reset_at))];
     let mut found = vec![("allowed", json!(allowed && fits.is_some()))];
     found.extend(standing);

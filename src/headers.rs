@@ -1,15 +1,15 @@
-//! HTTP header fields that tell callers how their limits stand, from a [`Decision`].
+//! HTTP header fields that report to callers how their limits stand, from a [`Decision`].
 //!
-//! Two families, as pairs of a name (in lower case, as HTTP/2 needs it and HTTP/1.1 takes it) and a
-//! value, for whatever HTTP library there is:
+//! There are two families. Fields are pairs of a name (in lower case, as HTTP/2 requires and HTTP/1.1 accepts it) and a
+//! value, for any HTTP library:
 //!
 //! - `ratelimit-policy` and `ratelimit`, of draft-ietf-httpapi-ratelimit-headers-11: structured fields
 //!   (RFC 9651), one item per limit.
-//! - `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`, which nobody has specified and
-//!   everybody knows: of the binding limit alone.
+//! - `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`, of the binding limit alone. No standard
+//!   specifies them, but they are widely used.
 //!
-//! And `retry-after` (RFC 9110) with a denial. All are whole seconds, rounded up: who comes back then is
-//! never early.
+//! A denial has `retry-after` (RFC 9110) too. All times are whole seconds, rounded up, so that a caller that waits for
+//! as long is never early.
 //!
 //! ```
 //! use paced::headers::{Headers, Reset};
@@ -24,9 +24,11 @@
 //! # Ok(()) }
 //! ```
 
+use std::time::Duration;
+
 use sfv::{Integer, ListSerializer, StringRef, key_ref};
 
-use crate::limit::{Decision, Limit, LimitSet, Standing};
+use crate::limit::{Decision, Limit, LimitSet};
 use crate::time::Micros;
 
 /// A header field: its name and its value.
@@ -40,34 +42,35 @@ pub struct Headers {
     policy: String,
 }
 
-/// What `x-ratelimit-reset` says: both are in use, and callers must be told which it is.
+/// The form of `x-ratelimit-reset`. Both forms are in use, so callers must know which one it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reset {
-    /// In how many seconds: needs no clock in common with the caller.
+    /// The number of seconds until then, which needs no common clock with the caller.
     #[default]
     InSeconds,
-    /// At which second since the Unix epoch, on the store's clock.
+    /// The second since the Unix epoch, on the store's clock.
     AtEpoch,
 }
 
-/// Why there are no header fields of a set of limits.
+/// The reason why a set of limits has no header fields.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The draft names limits by structured fields' strings.
+    /// The name of a limit is not a string of structured fields, by which the draft names limits.
     #[error("the limit `{}` cannot be named in a header; use printable ASCII", .0.escape_debug())]
     Name(String),
 }
 
-/// µs.
+/// One second in µs.
 const SECOND: u64 = 1_000_000;
 
 impl Headers {
-    /// For decisions on `limits`; of a limiter [`Limiter::limits`](crate::Limiter::limits).
+    /// Creates the writer for decisions on `limits`; those of a limiter are
+    /// [`Limiter::limits`](crate::Limiter::limits).
     ///
     /// # Errors
-    /// [`HeaderError`] when the name of a limit is not printable ASCII. Quotes and backslashes are: they
-    /// are escaped.
+    /// [`HeaderError`] when the name of a limit is not printable ASCII. Quotes and backslashes are allowed, and
+    /// escaped.
     pub fn new(limits: &LimitSet) -> Result<Self, HeaderError> {
         let mut policy = ListSerializer::new();
         for limit in limits.iter() {
@@ -79,23 +82,23 @@ impl Headers {
                 .parameter(const { key_ref("w") }, window);
         }
         let names = limits.iter().map(|limit| limit.name().to_owned()).collect();
-        // Without members it would be none; a set is never empty.
+        // A list without members would be `None`, but a set is never empty.
         Ok(Self { names, policy: policy.finish().unwrap_or_default() })
     }
 
-    /// `ratelimit-policy`: what the limits are, the same with every answer.
+    /// Returns `ratelimit-policy`: the limits, which are the same with every answer.
     ///
-    /// `q` is a limit's burst, or its N, and `w` is in how many seconds as many come back: N's period, a
-    /// calendar's longest. What comes back within less than a second is told per second.
+    /// `q` is a limit's burst, or its N, and `w` is the number of seconds in which as many units return: the period of
+    /// N, or the longest of a calendar. A quantity that returns in less than a second is stated per second.
     #[must_use]
     pub fn policy(&self) -> Field {
         ("ratelimit-policy", self.policy.clone())
     }
 
-    /// `ratelimit`: how the limits stand, the binding one first.
+    /// Returns `ratelimit`: how the limits stand, the binding one first.
     ///
-    /// `r` are the units that fit now, and `t` says for how long there may be no more: until the limit is
-    /// whole, or until `retry-after` for one that denies.
+    /// `r` is the number of units that fit now, and `t` is for how long there may be no more: until the limit is full
+    /// again, or until `retry-after` for one that denies.
     #[must_use]
     pub fn rate_limit(&self, decision: &Decision) -> Field {
         let mut list = ListSerializer::new();
@@ -105,10 +108,10 @@ impl Headers {
             let (Some(limit), Some(standing)) = (self.names.get(place), decision.standings.get(place)) else {
                 continue;
             };
-            // Checked when it was built.
+            // The name was checked in `new`.
             let Ok(limit) = name(limit) else { continue };
             let denies = place == binding && !decision.allowed;
-            let window = if denies { retry_after(decision) } else { until_whole(standing, decision.now) };
+            let window = if denies { retry_after(decision) } else { seconds(standing.reset_after) };
             let _ = list
                 .bare_item(limit)
                 .parameter(const { key_ref("r") }, integer(standing.remaining))
@@ -117,13 +120,13 @@ impl Headers {
         ("ratelimit", list.finish().unwrap_or_default())
     }
 
-    /// `x-ratelimit-limit`, `-remaining` and `-reset`, of the binding limit: its burst or N, the units of it
-    /// that fit now, and when it is whole.
+    /// Returns `x-ratelimit-limit`, `-remaining` and `-reset`, of the binding limit: its burst or N, the units of it
+    /// that fit now, and when it is full again.
     #[must_use]
     pub fn x_rate_limit(decision: &Decision, reset: Reset) -> [Field; 3] {
         let at = match reset {
-            Reset::InSeconds => seconds(decision.reset_at.0 - decision.now.0),
-            Reset::AtEpoch => seconds(decision.reset_at.0),
+            Reset::InSeconds => seconds(decision.reset_after),
+            Reset::AtEpoch => seconds(decision.now.plus(decision.reset_after).since(Micros(0))),
         };
         [
             ("x-ratelimit-limit", decision.limit.to_string()),
@@ -132,13 +135,14 @@ impl Headers {
         ]
     }
 
-    /// `retry-after`: in how many seconds what was denied is allowed, at least 1; none when it was allowed.
+    /// Returns `retry-after`: the number of seconds until a denied request is allowed, at least 1; `None` if it was
+    /// allowed.
     #[must_use]
     pub fn retry_after(decision: &Decision) -> Option<Field> {
         (!decision.allowed).then(|| ("retry-after", retry_after(decision).to_string()))
     }
 
-    /// All of them: for both 200 and 429.
+    /// Returns all of the fields, for both 200 and 429.
     #[must_use]
     pub fn all(&self, decision: &Decision, reset: Reset) -> Vec<Field> {
         let draft = [self.policy(), self.rate_limit(decision)];
@@ -154,10 +158,10 @@ fn name(limit: &str) -> Result<&StringRef, HeaderError> {
     StringRef::from_str(limit).map_err(|_| HeaderError::Name(limit.to_owned()))
 }
 
-/// How much in how many seconds: the burst in the time in which it comes back, rounded up.
+/// Returns a quantity and a number of seconds: the burst, and the time in which it returns, rounded up.
 ///
-/// A window is whole seconds. Ten units that come back in 100 ms would be told as 10 in a second, a tenth
-/// of what is allowed: below a second it is what comes back in one.
+/// A window is whole seconds. Ten units that return in 100 ms would be stated as 10 in a second, a tenth of what is
+/// allowed, so that below a second it is the quantity that returns in one.
 fn quota(limit: &Limit) -> (Integer, Integer) {
     let (rate, burst) = (limit.rate(), u128::from(limit.burst()));
     let (count, period) = (u128::from(rate.count()), u128::from(rate.period_micros()));
@@ -172,21 +176,17 @@ fn quota(limit: &Limit) -> (Integer, Integer) {
     (whole(quota), whole(window))
 }
 
-/// Seconds, rounded up; 0 for what has passed.
-fn seconds(micros: i64) -> u64 {
-    micros.max(0).unsigned_abs().div_ceil(SECOND)
-}
-
-fn until_whole(standing: &Standing, now: Micros) -> u64 {
-    seconds(standing.reset_at.0 - now.0)
+/// Returns the seconds of a span, rounded up.
+fn seconds(span: Duration) -> u64 {
+    let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+    micros.div_ceil(SECOND)
 }
 
 fn retry_after(decision: &Decision) -> u64 {
-    let micros = u64::try_from(decision.retry_after.as_micros()).unwrap_or(u64::MAX);
-    micros.div_ceil(SECOND).max(1)
+    seconds(decision.retry_after).max(1)
 }
 
-/// A structured field's integer has 15 digits; more are as good as those.
+/// Converts a number to an integer of structured fields, which has 15 digits at most; higher numbers saturate.
 fn integer(number: u64) -> Integer {
     Integer::try_from(number).unwrap_or(Integer::MAX)
 }

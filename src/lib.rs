@@ -1,9 +1,9 @@
 //! Exact, shared pacing of calls to rate-limited APIs.
 //!
-//! A [`Shaper`] reserves a slot for each call: the first instant at which it keeps every limit. A
-//! [`Limiter`] takes the same limits and tells at once whether a call may go. The state of the limits
-//! lives in a [`Store`]: in this process, or in Redis, where all processes that use one name share it.
-//! All is counted in exact integers, so no rate drifts.
+//! A [`Shaper`] reserves a slot for each call: the first instant at which it keeps every limit. A [`Limiter`] takes the
+//! same limits and decides at once whether a call may go. The state of the limits is kept in a [`Store`]: in this
+//! process, or in Redis, where all processes that use the same name share it. All arithmetic is in exact integers, so
+//! no rate drifts.
 //!
 //! ```
 //! use std::time::Duration;
@@ -20,15 +20,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`rate`], [`time`] | exact rates; instants on the store's clock |
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
-//! | [`store`] | where state lives, and the mapping of slots to the local clock |
+//! | [`store`] | the stores of the state, and the mapping of slots to the local clock |
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
 //! | `headers` | HTTP header fields from a decision |
 //!
-//! | feature | what it adds |
+//! | feature | addition |
 //! |---|---|
 //! | `headers` (default) | HTTP header fields from a decision |
 //! | `redis` | the store that several processes share |
@@ -51,7 +51,7 @@ pub mod shaper;
 pub mod store;
 pub mod time;
 
-// The daemon's parts, for its binary, tests and benches: nothing is promised of them.
+// The daemon's parts, for its binary, tests and benches. They are not a stable interface.
 #[cfg(feature = "amqp")]
 #[doc(hidden)]
 pub mod amqp;
@@ -91,14 +91,14 @@ pub use pace::release::clock::Precision;
 pub use rate::{Amount, Period, Rate, RateError};
 pub use retry_after::retry_after;
 pub use shaper::{
-    BuildError, CheckError, Limiter, LimiterBuilder, NextSlot, Reservation, ReserveError, SetRateError,
-    Shaper, ShaperBuilder,
+    BuildError, CheckError, Limiter, LimiterBuilder, Reservation, ReserveError, SetRateError, Shaper,
+    ShaperBuilder,
 };
 pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
 
-/// The README's snippets, compiled.
+/// The README's snippets, which are compiled as doctests.
 #[cfg(all(doctest, feature = "config", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

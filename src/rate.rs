@@ -1,4 +1,4 @@
-//! Exact rates: so many units in so many microseconds, never a float.
+//! Exact rates: a number of units in a number of microseconds, never a float.
 
 mod amount;
 mod suggestion;
@@ -11,12 +11,11 @@ use std::time::Duration;
 
 pub use amount::{Amount, Period};
 
-/// `count` units in `period` µs, reduced by their greatest common divisor.
+/// A rate of `count` units in `period` µs, reduced by their greatest common divisor.
 ///
-/// Between one unit and a million units a second. The text form is
-/// `COUNT ("/" | "per") [N] UNIT` with the units s, sec, second(s), m, min, minute(s), h, hour(s),
-/// d, day(s), and us and ms as durations have them; digits may be grouped with `_`. It is shown as it was written. Where
-/// the count and the period matter as they are written, use [`Amount`].
+/// It is at most a million units a second. The text form is `COUNT ("/" | "per") [N] UNIT` with the units s, sec,
+/// second(s), m, min, minute(s), h, hour(s), d, day(s), and us and ms as durations have them; digits may be grouped
+/// with `_`. It is displayed as it was written. If the count and the period matter as they are written, use [`Amount`].
 ///
 /// ```
 /// use paced::Rate;
@@ -29,13 +28,13 @@ pub use amount::{Amount, Period};
 pub struct Rate {
     count: u64,
     period: u64,
-    /// By which both were divided: for people, and no part of the rate.
+    /// The divisor of both, for display; it is no part of the rate.
     divisor: u64,
 }
 
 impl fmt::Debug for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Equal rates look alike.
+        // Equal rates have equal debug output.
         f.debug_struct("Rate").field("count", &self.count).field("period", &self.period).finish()
     }
 }
@@ -54,34 +53,34 @@ impl Hash for Rate {
     }
 }
 
-/// Why a text or a pair of numbers is no rate.
+/// The reason why a text or a pair of numbers is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
-    /// The text has another form.
+    /// The text does not have the form of a rate.
     #[error("`{text}` is no rate; write {}", way_out(suggestion.as_deref()))]
     Syntax {
         /// The text.
         text: String,
-        /// What was meant, where that is evident: `10/s` for `10r/s`. It is an [`Amount`], or a
-        /// [`Rate`] where one was read.
+        /// The text that was evidently meant, if there is one: `10/s` for `10r/s`. It is an [`Amount`], or a [`Rate`]
+        /// if one was to be read.
         suggestion: Option<String>,
     },
-    /// A count or a period of zero.
+    /// The count or the period is zero.
     #[error("a rate of zero releases nothing; use at least 1 in a period of at least 1 µs")]
     Zero,
-    /// More than one unit per microsecond: slots are whole microseconds apart.
+    /// The rate is more than one unit per microsecond, but slots are whole microseconds apart.
     #[error("`{0}` is more than 1000000/s, the highest rate")]
     TooHigh(String),
     /// The period is over 366 days.
     #[error("the period of `{0}` is over 366 days, the longest")]
     TooLong(String),
-    /// A period that is no whole number of microseconds.
+    /// The period is not a whole number of microseconds.
     #[error("a period of {0:?} is no whole number of µs; use whole microseconds")]
     Fraction(Duration),
-    /// A unit that only quotas have.
+    /// The unit is one that only quotas have.
     #[error("`{0}`: weeks and months are for quotas; write days, such as 7/7d")]
     QuotaUnit(String),
-    /// Several weeks or months: a calendar has no such periods.
+    /// The period is several weeks or months, which a calendar does not have.
     #[error(
         "`{0}`: a quota counts in one week or one month; write it without a number, or days, such as 7/14d"
     )]
@@ -89,7 +88,7 @@ pub enum RateError {
 }
 
 impl RateError {
-    /// The same error about `text`, without a suggestion: for texts that nobody may see.
+    /// Returns the same error about `text`, without a suggestion, for texts that must not be shown.
     #[cfg(feature = "config")]
     pub(crate) fn about(self, text: String) -> Self {
         match self {
@@ -109,7 +108,7 @@ fn way_out(suggestion: Option<&str>) -> &str {
 
 const LONGEST: u64 = 366 * 86_400 * 1_000_000;
 
-/// The whole microseconds of `period`.
+/// Returns the whole microseconds of `period`.
 fn micros(period: Duration) -> Result<u128, RateError> {
     if period.subsec_nanos().is_multiple_of(1000) {
         Ok(period.as_micros())
@@ -119,7 +118,7 @@ fn micros(period: Duration) -> Result<u128, RateError> {
 }
 
 impl Rate {
-    /// `count` units in each `period`.
+    /// Creates a rate of `count` units in each `period`.
     ///
     /// # Errors
     /// [`RateError`] when either is zero, the period has a fraction of a µs, the rate is over
@@ -136,43 +135,43 @@ impl Rate {
         let reduced = |number: u128| u64::try_from(number / divisor).ok();
         let period = reduced(micros).filter(|period| *period <= LONGEST);
         let period = period.ok_or_else(|| RateError::TooLong(text()))?;
-        // A divisor of the count: the quotient fits as the count does.
+        // The quotient by a divisor of the count fits as the count does.
         let count = reduced(count.into()).unwrap_or(count);
         if count > period {
             return Err(RateError::TooHigh(text()));
         }
-        // A divisor of the count is no more than that.
+        // A divisor of the count is at most the count.
         Ok(Self { count, period, divisor: u64::try_from(divisor).unwrap_or(1) })
     }
 
-    /// N of "N units in P µs", reduced.
+    /// Returns N of "N units in P µs", reduced.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.count
     }
 
-    /// P of "N units in P µs", reduced.
+    /// Returns P of "N units in P µs", reduced.
     #[must_use]
     pub const fn period_micros(self) -> u64 {
         self.period
     }
 
-    /// The same N and P as they were given.
+    /// Returns N and P as they were given.
     pub(crate) fn written(self) -> (u64, Duration) {
         let micros = u128::from(self.period) * u128::from(self.divisor);
-        // What was given as a duration fits one.
+        // A period that was given as a duration fits one.
         let period = u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros);
         (self.count.saturating_mul(self.divisor), period)
     }
 
-    /// Units per second, for people and gauges; never for slots.
+    /// Returns the units per second, for people and gauges; never for slots.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "shown to people only")]
     pub fn per_second(self) -> f64 {
         self.count as f64 * 1e6 / self.period as f64
     }
 
-    /// The emission interval T, rounded up to a whole µs: for waits, never for slots.
+    /// Returns the emission interval T, rounded up to a whole µs: for waits, never for slots.
     #[must_use]
     pub const fn interval(self) -> Duration {
         Duration::from_micros(self.period.div_ceil(self.count))
@@ -180,7 +179,7 @@ impl Rate {
 }
 
 impl Rate {
-    /// How many units `span` holds, rounded up; saturates.
+    /// Returns how many units `span` holds, rounded up and saturating.
     #[must_use]
     pub fn units_in(self, span: Duration) -> u64 {
         let units = span.as_micros().saturating_mul(self.count.into()).div_ceil(self.period.into());
@@ -201,7 +200,7 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, RateError> {
         let Some(written) = text::read(text) else {
             let suggestion = suggestion::of(text);
-            // A quota's text, misspelt: the unit is what is wrong here.
+            // The text is a misspelt quota, whose unit is the mistake to report.
             if suggestion.as_deref().and_then(text::read).is_some_and(|meant| meant.unit.is_calendar()) {
                 return Err(RateError::QuotaUnit(text.to_owned()));
             }
@@ -210,7 +209,7 @@ impl FromStr for Rate {
         let Period::Micros(unit) = written.unit else {
             return Err(RateError::QuotaUnit(text.to_owned()));
         };
-        // The product of two u64 is never more than a u128 holds.
+        // The product of two u64 always fits a u128.
         let micros = u128::from(written.number) * u128::from(unit);
         Self::reduced(written.count, micros, || text.to_owned())
     }
@@ -228,7 +227,7 @@ impl fmt::Display for Rate {
         };
         let (count, period) = (u128::from(self.count) * scale, u128::from(self.period) * scale);
         let whole = UNITS.into_iter().find(|(micros, _)| period % micros == 0);
-        // Whole seconds by the scale: the last unit always fits.
+        // The scale makes the period whole seconds, so that the last unit always fits.
         let (micros, unit) = whole.unwrap_or(UNITS[3]);
         match period / micros {
             1 => write!(f, "{count}/{unit}"),

@@ -1,9 +1,9 @@
 //! The terms of a downstream: which limits are in force, as all replicas agree on them.
 //!
-//! The file of the replica that started or reloaded last says the limits (the file part), unless its
-//! `revision` is lower than that of the terms in force. Operators set rates over them, for a while or until
-//! they are unset. The terms are kept as text beside the pace itself, under a generation that moves with
-//! each change. All but `change` is pure: it reads no clock and does no I/O.
+//! The limits (the file part) are those in the file of the replica that started or reloaded last, unless its `revision`
+//! is lower than that of the terms in force. Operators set rates over them, for a while or until they are unset. The
+//! terms are stored as text in the record, under a generation that rises with each change. Only `change` reads a clock
+//! or does I/O.
 
 mod change;
 mod text;
@@ -34,33 +34,33 @@ pub struct Terms {
 /// windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The count and the period instead of the file's.
+    /// The count and the period that replace the file's.
     pub rate: Amount,
-    /// The first instant, on the store's clock, at which it no longer counts; none: until it is unset.
+    /// The first instant, on the store's clock, at which it no longer applies; `None` if it applies until it is unset.
     pub until: Option<Micros>,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: Option<String>,
     /// When it was set, on the store's clock.
     pub set_at: Micros,
 }
 
-/// What a start or a reload makes of the terms in force.
+/// The effect of a start or a reload on the terms in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// They say what the file says: nothing is to be done.
+    /// The terms in force equal the file's, so nothing is to be done.
     Same,
-    /// These are to be the terms from now on: the file's limits, and the overrides there were.
+    /// These terms are to replace those in force: the file's limits, with the overrides there were.
     Replace(Terms),
-    /// They stay, as their revision is higher than the file's: worth a warning.
+    /// The terms in force stay, as their revision is higher than the file's, which is worth a warning.
     Stay {
         /// The revision of the terms in force.
         stored: u64,
-        /// The file's; none counts as the lowest.
+        /// The revision of the file; `None` is the lowest.
         own: Option<u64>,
     },
 }
 
-/// What is wrong with terms, or with a change to them.
+/// The reason why terms, or a change to them, are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TermsError {
@@ -70,9 +70,9 @@ pub enum TermsError {
          version of paced everywhere, the newer one"
     )]
     Version {
-        /// The text's.
+        /// The version of the text.
         found: u64,
-        /// The one that is understood.
+        /// The version that is understood.
         known: u64,
     },
     /// A limit of an algorithm that this program does not have.
@@ -83,7 +83,7 @@ pub enum TermsError {
     Algorithm {
         /// The limit's name.
         limit: String,
-        /// What it says.
+        /// The algorithm that it names.
         algorithm: String,
     },
     /// The text is not what paced writes.
@@ -100,20 +100,20 @@ pub enum TermsError {
         /// The names there are.
         names: Vec<String>,
     },
-    /// Several limits, none of which is plainly the one that is meant.
+    /// There are several limits, and the change names none of them.
     #[error("which limit is meant? Name one of {}", listed(names))]
     WhichLimit {
         /// The names there are.
         names: Vec<String>,
     },
-    /// The rate is none for this limit.
+    /// The rate makes no valid limit.
     #[error("a rate of {rate} is none for the limit `{limit}`: {problem}")]
     Rate {
         /// The limit's name.
         limit: String,
         /// The rate asked for.
         rate: Amount,
-        /// What is wrong with it, and what would be right.
+        /// The problem, and what would be right.
         problem: Problem,
     },
 }
@@ -123,8 +123,8 @@ fn listed(names: &[String]) -> String {
 }
 
 impl Terms {
-    /// The terms of a file: limits of a downstream, for each plan by name the set that its jobs keep (the
-    /// downstream's limits and then the plan's own), and a revision if the file has one.
+    /// The terms of a file: the limits of a downstream, for each plan by name the limits of its jobs (the downstream's
+    /// and then the plan's own), and a revision if the file has one.
     #[must_use]
     pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
         Self { revision, limits, plans, overrides: BTreeMap::new() }
@@ -136,26 +136,25 @@ impl Terms {
         self.revision
     }
 
-    /// The downstream's limits as the file has them.
+    /// The downstream's limits in the file.
     #[must_use]
     pub const fn limits(&self) -> &LimitSet {
         &self.limits
     }
 
-    /// For each plan the limits of its jobs as the file has them, by the plan's name.
+    /// The limits of each plan's jobs in the file, by the plan's name.
     #[must_use]
     pub const fn plans(&self) -> &BTreeMap<String, LimitSet> {
         &self.plans
     }
 
-    /// The rates that operators set, by the limit's name; also those that are over.
+    /// The rates that operators set, by the limit's name; also those that have ended.
     #[must_use]
     pub const fn overrides(&self) -> &BTreeMap<String, Override> {
         &self.overrides
     }
 
-    /// The terms as text: JSON with a version in it, every number exact. The same terms are always the
-    /// same text.
+    /// The terms as text: JSON with a version in it, every number exact. Equal terms have equal texts.
     #[must_use]
     pub fn to_text(&self) -> String {
         text::write(self)
@@ -176,8 +175,8 @@ impl Terms {
         self.limits == other.limits && self.plans == other.plans
     }
 
-    /// What becomes of the terms in force when a replica starts with `own`, or reloads it: the last load
-    /// wins, unless its revision is lower.
+    /// The effect on the terms in force when a replica starts with `own`, or reloads it: the last load wins, unless its
+    /// revision is lower.
     #[must_use]
     pub fn load(stored: Option<&Self>, own: &Self) -> Load {
         let Some(in_force) = stored else { return Load::Replace(own.clone()) };
@@ -202,20 +201,20 @@ impl Terms {
         (self.applied(&self.limits, now), plans.collect())
     }
 
-    /// The overrides that count at `now`, but fit no limit since the file changed.
+    /// The overrides that apply at `now`, but fit no limit since the file changed.
     #[must_use]
     pub fn idle(&self, now: Micros) -> Vec<&str> {
         let fits = |name: &str, one: &Override| self.checked(name, one.rate).is_ok();
         self.in_force(now).filter(|(name, one)| !fits(name, one)).map(|(name, _)| name).collect()
     }
 
-    /// When the next override ends that counts at `now`.
+    /// The next end of an override that applies at `now`.
     #[must_use]
     pub fn next_end(&self, now: Micros) -> Option<Micros> {
         self.in_force(now).filter_map(|(_, one)| one.until).min()
     }
 
-    /// The terms without the overrides that are over at `now`; none where there are no such.
+    /// The terms without the overrides that have ended at `now`; `None` if there are none.
     #[must_use]
     pub fn expired(&self, now: Micros) -> Option<Self> {
         let live = self.in_force(now).map(|(name, one)| (name.to_owned(), one.clone()));
@@ -227,7 +226,7 @@ impl Terms {
     /// one that `rate = "..."` makes, or else the downstream's only one.
     ///
     /// # Errors
-    /// [`TermsError::NoSuchLimit`] and [`TermsError::WhichLimit`], with the names there are.
+    /// [`TermsError::NoSuchLimit`] and [`TermsError::WhichLimit`], with the existing names.
     pub fn limit(&self, name: Option<&str>) -> Result<&Limit, TermsError> {
         let names = |limits: Vec<&Limit>| limits.iter().map(|limit| limit.name().to_owned()).collect();
         let called = |name: &str| self.all().into_iter().find(|limit| limit.name() == name);
@@ -241,11 +240,11 @@ impl Terms {
         }
     }
 
-    /// The limit of this name as it counts at `now`, or without a name all of them: the downstream's, and then
-    /// those that plans add.
+    /// The limit of this name as it applies at `now`, or without a name all of them: the downstream's, and then those
+    /// that plans add.
     ///
     /// # Errors
-    /// [`TermsError::NoSuchLimit`], with the names there are.
+    /// [`TermsError::NoSuchLimit`], with the existing names.
     pub fn counted(&self, name: Option<&str>, now: Micros) -> Result<Vec<Limit>, TermsError> {
         let (limits, plans) = self.effective(now);
         let mut counted: Vec<Limit> = Vec::new();
@@ -256,14 +255,14 @@ impl Terms {
             }
         }
         if counted.is_empty() {
-            // Says which there are.
+            // The error lists the existing names.
             self.limit(name)?;
         }
         Ok(counted)
     }
 
-    /// Sets a rate over a limit, in place of one that was set before; see [`Terms::limit`] for which one.
-    /// The limit's name comes back.
+    /// Sets a rate over a limit, in place of one that was set before, and returns the limit's name; see
+    /// [`Terms::limit`] for which limit it is.
     ///
     /// # Errors
     /// As [`Terms::limit`], and [`TermsError::Rate`] when the rate makes no limit; nothing is changed then.
@@ -274,8 +273,8 @@ impl Terms {
         Ok(name)
     }
 
-    /// Takes back the rate that was set over a limit, and tells the limit's name and what was set, if
-    /// anything was. A name may be of a limit that the file no longer has.
+    /// Removes the rate that was set over a limit, and returns the limit's name and the rate, if one was set. A name
+    /// may be of a limit that the file no longer has.
     ///
     /// # Errors
     /// As [`Terms::limit`], where nothing is set for a limit of this name either.
@@ -304,13 +303,13 @@ impl Terms {
         self.overrides.iter().filter(move |(_, one)| counts(one)).map(|(name, one)| (name.as_str(), one))
     }
 
-    /// Every set with this rate for the limit of this name.
+    /// Checks every set with this rate for the limit of this name.
     fn checked(&self, name: &str, rate: Amount) -> Result<(), TermsError> {
         let limit = self.limit(Some(name))?;
         let wrong = |problem| TermsError::Rate { limit: name.to_owned(), rate, problem };
         let limit = limit.at_rate(rate).map_err(wrong)?;
         let sets = std::iter::once(&self.limits).chain(self.plans.values());
-        // Also in the plans the state is this limit's: it is there with the same numbers.
+        // Plans share the state of this limit, so they contain it with the same numbers.
         for set in sets.filter(|set| set.iter().any(|other| other.name() == name)) {
             let set = set.with(std::slice::from_ref(&limit));
             if set.is_none_or(|set| set.max_cost() == 0) {

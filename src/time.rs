@@ -21,10 +21,10 @@ pub(crate) use boot::{nap, suspended};
 pub struct Micros(pub i64);
 
 impl Micros {
-    /// The latest instant that both stores represent exactly (2^53 - 1 µs, the year 2255).
+    /// The latest instant that both stores represent exactly (2^53 - 1 µs, in the year 2255).
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// This instant, `by` later; stops at [`Micros::MAX`].
+    /// Returns this instant, `by` later, and [`Micros::MAX`] at most.
     #[must_use]
     #[inline]
     pub fn plus(self, by: Duration) -> Self {
@@ -32,14 +32,14 @@ impl Micros {
         Self(self.0.saturating_add(by)).min(Self::MAX)
     }
 
-    /// This instant, `by` earlier; stops at the Unix epoch.
+    /// Returns this instant, `by` earlier, and the Unix epoch at least.
     #[must_use]
     pub fn minus(self, by: Duration) -> Self {
         let by = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(by).max(0))
     }
 
-    /// How long after `earlier` this instant lies; zero when it does not.
+    /// Returns how long after `earlier` this instant lies; zero if it does not.
     #[must_use]
     #[inline]
     pub fn since(self, earlier: Self) -> Duration {
@@ -55,21 +55,23 @@ impl fmt::Display for Micros {
 
 /// A source of instants. The store owns the clock; a worker's own clock only measures spans.
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
-    /// The instant now.
+    /// Returns the current instant.
     fn now(&self) -> Micros;
 }
 
-/// Wall time read once, then carried on by tokio's monotonic clock and by suspends of the machine.
+/// A clock that reads the wall time once, and then advances with tokio's monotonic clock and with suspends of the
+/// machine.
 ///
 /// It never steps back, and it stands still where tokio's time is paused.
 #[derive(Debug)]
 pub struct SystemClock {
     anchor: std::time::Instant,
-    /// The wall clock's instant at the anchor, later by what the machine was suspended since.
+    /// The wall clock's instant at the anchor, plus the time for which the machine was suspended since then.
     wall: AtomicI64,
-    /// What of that is in `wall`.
+    /// The suspended time that is included in `wall`.
     known: Mutex<Duration>,
-    /// When that was last asked anew, in µs after the anchor: it takes longer than all the rest.
+    /// The last refresh of the suspended time, in µs after the anchor. It is refreshed rarely, because that takes
+    /// longer than all the rest.
     asked: AtomicU64,
 }
 
@@ -88,7 +90,7 @@ impl SystemClock {
 }
 
 impl SystemClock {
-    /// Takes in what the machine was suspended.
+    /// Includes the time for which the machine was suspended.
     #[cold]
     fn follow(&self, micros: u64) {
         self.asked.store(micros, Ordering::Relaxed);
@@ -112,7 +114,7 @@ impl Clock for SystemClock {
     fn now(&self) -> Micros {
         let since = Instant::now().into_std().duration_since(self.anchor);
         let micros = since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
-        // After a suspend it is behind for a millisecond at most: nothing goes early by that.
+        // After a suspend the clock is behind for a millisecond at most, which releases nothing early.
         if cfg!(test) || micros.wrapping_sub(self.asked.load(Ordering::Relaxed)) >= 1000 {
             self.follow(micros);
         }
@@ -120,27 +122,27 @@ impl Clock for SystemClock {
     }
 }
 
-/// The wall clock's instant. It may step; use it only for what people stamp (`paced-deadline`).
+/// Returns the wall clock's instant. It may step; use it only for instants that people set (`paced-deadline`).
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
 pub fn wall_now() -> Micros {
-    // A wall clock before 1970 is as good as none.
+    // A wall clock before 1970 is treated as the Unix epoch.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Micros(i64::try_from(since.as_micros()).unwrap_or(0)).min(Micros::MAX)
 }
 
-/// A clock that stands where it is put: for tests and replays.
+/// A clock that stands still until it is set, for tests and replays.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicI64);
 
 impl ManualClock {
-    /// A clock that shows `at`.
+    /// Creates a clock that shows `at`.
     #[must_use]
     pub fn new(at: Micros) -> Self {
         Self(AtomicI64::new(at.0))
     }
 
-    /// Puts the clock to `at`, forward or back.
+    /// Sets the clock to `at`, forward or back.
     pub fn set(&self, at: Micros) {
         self.0.store(at.0, Ordering::SeqCst);
     }

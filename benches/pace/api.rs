@@ -37,7 +37,7 @@ pub struct LeanApi {
 
 struct Log {
     arrivals: Mutex<Vec<Arrival>>,
-    /// So many arrivals end the wait of [`LeanApi::all`].
+    /// The number of arrivals that ends the wait of [`LeanApi::all`].
     expected: AtomicUsize,
     first: Notify,
     all: Notify,
@@ -45,7 +45,7 @@ struct Log {
 }
 
 impl LeanApi {
-    /// Answers this long after a request; a delay that is not zero is up to 1 ms longer.
+    /// Answers with this delay; a delay that is not zero is up to 1 ms longer.
     pub fn start(delay: Duration) -> Result<Self, String> {
         Self::try_start(delay).map_err(|error| format!("no API: {error}"))
     }
@@ -62,7 +62,7 @@ impl LeanApi {
         let thread = std::thread::Builder::new().name("lean-api".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 tokio::select! {
-                    // Ends only where the listener cannot be used; then nothing arrives, and that shows.
+                    // It returns only if the listener fails; then nothing arrives, which the figures show.
                     _ = serve(listener, shared) => {}
                     _ = stopped => {}
                 }
@@ -76,7 +76,7 @@ impl LeanApi {
         format!("http://127.0.0.1:{}/", self.port)
     }
 
-    /// Forgets what came so far; from now on `count` requests are awaited.
+    /// Forgets all arrivals; from now on `count` requests are awaited.
     pub fn expect(&self, count: usize) {
         self.log.lock().clear();
         self.log.expected.store(count, Ordering::Relaxed);
@@ -100,17 +100,17 @@ impl LeanApi {
         })
     }
 
-    /// How many came so far.
+    /// The number of arrivals so far.
     pub fn count(&self) -> usize {
         self.log.lock().len()
     }
 
-    /// What came so far, in order.
+    /// The arrivals so far, in order.
     pub fn arrivals(&self) -> Vec<Arrival> {
         self.log.lock().clone()
     }
 
-    /// When each came.
+    /// The instants of the arrivals.
     pub fn stamps(&self) -> Vec<u64> {
         self.log.lock().iter().map(|arrival| arrival.at).collect()
     }
@@ -149,7 +149,7 @@ async fn serve(listener: StdListener, log: Arc<Log>) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         let log = Arc::clone(&log);
-        // A client that hangs up in the middle is its own business.
+        // Clients may hang up at any time.
         tokio::spawn(async move { drop(converse(stream, &log).await) });
     }
 }
@@ -185,7 +185,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
-/// 17 of `POST /17/x HTTP/1.1`.
+/// The number in the path: 17 of `POST /17/x HTTP/1.1`.
 fn number(head: &[u8]) -> usize {
     let path = head.iter().position(|&byte| byte == b'/').map_or(&[][..], |slash| &head[slash + 1..]);
     let digits = path.iter().take_while(|byte| byte.is_ascii_digit());

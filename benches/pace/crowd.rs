@@ -1,5 +1,5 @@
-//! Replicas inside this process, as a program embeds them: dispatchers on a real Redis, between a source that
-//! is scripted and a sink that counts. There is no broker and no HTTP.
+//! Replicas inside this process, as a program embeds them: dispatchers on a real Redis, between a scripted source and a
+//! counting sink. There is no broker and no HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::api::stamp;
 
-/// When something happened, each time it did: [`stamp`]s, ascending.
+/// The [`stamp`]s of all occurrences of an event, in ascending order.
 #[derive(Clone, Debug)]
 pub struct Stamps(Arc<watch::Sender<Vec<u64>>>);
 
@@ -31,7 +31,7 @@ impl Stamps {
     }
 
     fn note(&self) {
-        // Stamped under the lock, so that they ascend.
+        // The stamp is taken under the lock, so that stamps ascend.
         self.0.send_modify(|stamps| stamps.push(stamp()));
     }
 
@@ -50,20 +50,20 @@ impl Stamps {
     }
 }
 
-/// What one replica does for one downstream.
+/// The work of one replica for one downstream.
 #[derive(Debug)]
 pub struct Task {
     pub downstream: String,
-    /// Per second.
+    /// The rate per second.
     pub rate: u32,
-    /// The most jobs that it has in hand.
+    /// The most jobs that it holds.
     pub window: u16,
     pub jobs: Jobs,
-    /// When jobs reached the sink.
+    /// The instants at which jobs reached the sink.
     pub released: Stamps,
 }
 
-/// Where the jobs come from.
+/// The source of the jobs.
 #[derive(Debug)]
 pub enum Jobs {
     /// There is always one more.
@@ -75,7 +75,7 @@ pub enum Jobs {
 /// Dispatchers with a store and a runtime of their own, as a daemon has them.
 #[derive(Debug)]
 pub struct Replica {
-    /// There until it is dropped.
+    /// The runtime, until it is dropped.
     runtime: Option<Runtime>,
     stop: CancellationToken,
     running: JoinSet<Drained>,
@@ -112,7 +112,7 @@ impl Replica {
         Ok(replica)
     }
 
-    /// Stops it, as a daemon is stopped that is no longer wanted.
+    /// Stops it, as a daemon is stopped.
     pub async fn end(mut self) -> Result<(), String> {
         self.stop.cancel();
         while let Some(ended) = self.running.join_next().await {
@@ -125,13 +125,13 @@ impl Replica {
 impl Drop for Replica {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Others wait in this thread.
+            // Other replicas wait on this thread.
             runtime.shutdown_background();
         }
     }
 }
 
-/// What a daemon takes where its configuration says no more than the rate.
+/// The options of a daemon whose configuration has only the rate.
 fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, String> {
     let rate = format!("{rate}/s").parse().map_err(|error| format!("{rate}/s: {error}"))?;
     let limit = Limit::leaky_bucket("rate", rate, 1).map_err(|error| error.to_string())?;
@@ -166,10 +166,10 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
     })
 }
 
-/// Hands out jobs as long as there is a place for one.
+/// Hands out jobs as long as there is a place in the window.
 struct ScriptedSource {
     jobs: Jobs,
-    /// Those that are left of the window.
+    /// The free places of the window.
     places: Arc<Semaphore>,
     given: u64,
     closed: bool,
@@ -180,7 +180,7 @@ impl Source for ScriptedSource {
         if self.closed {
             return None;
         }
-        // Before the job is taken: nothing is lost when this future is dropped.
+        // The place comes before the job, so that nothing is lost when this future is dropped.
         let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         if let Jobs::Told(told, handed) = &mut self.jobs {
             told.recv().await?;
@@ -224,7 +224,7 @@ impl Ticket for Place {
     }
 }
 
-/// Takes every job at once, and notes when.
+/// Accepts every job at once, and records the instant.
 #[derive(Debug)]
 struct CountingSink(Stamps);
 

@@ -15,9 +15,9 @@ pub const NAME: &str = "far";
 
 const JOBS: usize = 2000;
 const RATE: u32 = 200;
-/// The first arrivals, which are no part of the reached rate.
+/// The number of first arrivals that do not count for the rate.
 const START: usize = 200;
-/// Longer than any run takes that keeps a tenth of the rate.
+/// The time-out: any run that reaches a tenth of the rate is shorter.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const LOST: Figure = Figure::highest("jobs lost", Unit::Count);
@@ -36,14 +36,14 @@ struct Variant {
     replicas: usize,
     /// The number of replicas that are far from Redis; these are the last ones.
     far: usize,
-    /// What their calls to Redis take longer.
+    /// The additional round trip of their calls to Redis.
     away: Duration,
-    /// The least rate that is to be reached, in percent.
+    /// The bound of the rate that is reached, in percent.
     reached: Option<f64>,
     /// The most script calls per job.
     calls: Option<f64>,
-    /// Whether the shares are judged; then the windows are not: who is far releases what it has later by the
-    /// way back from Redis, among those who do not.
+    /// Whether the shares are judged. The windows are not then: a distant replica releases its jobs later by the way
+    /// back from Redis, among those of the others.
     shared: bool,
 }
 

@@ -1,13 +1,13 @@
-//! What is measured: named figures, in columns to compare, over several runs, with their bounds.
+//! Measurements: named figures, in columns to compare, over several runs, with their bounds.
 
-/// What a value counts, and so how it is written.
+/// The unit of a value, which determines its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A whole number.
     Count,
-    /// This many decimals.
+    /// A number with this many decimals.
     Plain(usize),
-    /// In percent, this many decimals.
+    /// A percentage with this many decimals.
     Percent(usize),
     Nanos,
     Micros,
@@ -18,15 +18,15 @@ pub enum Unit {
     MiB,
 }
 
-/// What several runs come to.
+/// The aggregation of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
     Median,
-    /// The highest: for what must hold every time.
+    /// The highest value: for bounds that must hold every time.
     Highest,
 }
 
-/// The name of a row.
+/// A figure, which is a row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     pub name: &'static str,
@@ -46,12 +46,12 @@ impl Figure {
     }
 }
 
-/// What a figure is to keep.
+/// The bound of a figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     AtMost(f64),
     AtLeast(f64),
-    /// From minus to plus this much.
+    /// The value must lie between minus and plus this.
     Within(f64),
 }
 
@@ -82,9 +82,9 @@ pub struct Section {
     pub about: String,
     pub columns: Vec<String>,
     pub rows: Vec<Row>,
-    /// Runs that have ended.
+    /// The number of runs that have ended.
     pub runs: usize,
-    /// Columns are shown as lines: for many columns and few figures.
+    /// Whether columns are shown as lines, which suits many columns and few figures.
     pub lines: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct Section {
 #[derive(Debug)]
 pub struct Row {
     pub figure: Figure,
-    /// As many as columns that have been filled so far, or fewer.
+    /// The cells of the columns that have been filled so far.
     cells: Vec<Cell>,
 }
 
@@ -100,7 +100,7 @@ pub struct Row {
 struct Cell {
     values: Vec<f64>,
     bound: Option<Bound>,
-    /// It was asked for, and could not be measured.
+    /// Whether it was asked for, and could not be measured.
     missing: bool,
 }
 
@@ -110,12 +110,12 @@ impl Section {
         Self { name, title, about, columns: Vec::new(), rows: Vec::new(), runs: 0, lines: false }
     }
 
-    /// One value of one run; `None`: it could not be measured.
+    /// Records one value of one run; `None` if it could not be measured.
     pub fn note(&mut self, column: &str, figure: Figure, value: impl Into<Option<f64>>) {
         self.put(column, figure, value.into(), None);
     }
 
-    /// As [`Section::note`], and it has a bound to keep.
+    /// As [`Section::note`], for a figure with a bound.
     pub fn judge(&mut self, column: &str, figure: Figure, value: impl Into<Option<f64>>, bound: Bound) {
         self.put(column, figure, value.into(), Some(bound));
     }
@@ -173,7 +173,7 @@ impl Section {
 }
 
 impl Row {
-    /// What stands in a column: the figure, and whether it keeps its bound.
+    /// The content of a cell: the figure, and whether it keeps its bound.
     pub fn cell(&self, column: usize) -> Shown {
         let Some(cell) = self.cells.get(column) else { return Shown::plain("") };
         let Some(value) = cell.value(self.figure.fold) else {
@@ -209,7 +209,7 @@ impl Cell {
     }
 }
 
-/// The middle one; of an even number, the mean of the two in the middle.
+/// The middle value; of an even number, the mean of the two in the middle.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -220,7 +220,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 fn shown(value: f64, unit: Unit) -> String {
     let text = written(value, unit);
-    // A little less than nothing is nothing.
+    // A negative value that rounds to zero has no sign.
     match text.strip_prefix('-') {
         Some(zero) if !zero.contains(|digit: char| ('1'..='9').contains(&digit)) => zero.to_owned(),
         _ => text,
@@ -243,7 +243,7 @@ fn written(value: f64, unit: Unit) -> String {
     }
 }
 
-/// 12345.6 as 12 346.
+/// Formats 12345.6 as 12 346.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = if value < -0.5 { "-".to_owned() } else { String::new() };

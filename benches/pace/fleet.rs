@@ -7,10 +7,10 @@ use crate::support::api::Arrival;
 use crate::support::daemon::Paced;
 
 /// The header that names the replica.
-const REPLICA: &str = "x-replica";
+pub const REPLICA: &str = "x-replica";
 
-/// Daemons that are all ready: one for each of these stores. `tables` writes the downstreams of a replica by
-/// its number, from 1 on.
+/// Starts a daemon for each of these stores, and waits until all are ready. `tables` writes the downstreams of a
+/// replica by its number, from 1 on.
 pub async fn start(
     site: &Site,
     stores: &[String],
@@ -35,7 +35,7 @@ pub fn table(name: &str, rate: u32, url: &str, replica: usize) -> String {
     )
 }
 
-/// Ends all of them. What would come twice comes before they have stopped.
+/// Ends all of them. Jobs that would come twice come before they have stopped.
 pub async fn end(replicas: Vec<Paced>) -> Result<(), String> {
     for replica in replicas {
         stop(replica).await?;
@@ -43,7 +43,7 @@ pub async fn end(replicas: Vec<Paced>) -> Result<(), String> {
     Ok(())
 }
 
-/// The smallest and the largest part that one of so many replicas released, in percent.
+/// The smallest and the largest share that one of the replicas released, in percent.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn shares(arrivals: &[Arrival], replicas: usize) -> (f64, f64) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();

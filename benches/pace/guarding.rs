@@ -1,4 +1,4 @@
-//! What the guard before lapin's parser costs: beside a build without it, and alone.
+//! The cost of the guard before lapin's parser: in comparison with a build without it, and alone.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use crate::support::blocking;
 use crate::support::count::effective_rate;
 use crate::support::daemon::{Paced, binary};
 
-// The module itself, which the library does not show.
+// The module itself, which is private in the library.
 #[path = "../../src/amqp/budget.rs"]
 #[allow(dead_code, unused, unreachable_pub, reason = "the guard stands on it; its tests run elsewhere")]
 mod budget;
@@ -33,7 +33,7 @@ pub const NAME: &str = "guard";
 
 const SIZE: usize = 256;
 const JOBS: usize = 30_000;
-/// Measurements with each of the two builds, in turn, in each run.
+/// The number of measurements with each of the two builds, alternating, in each run.
 const PAIRS: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -82,7 +82,7 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     Ok(section)
 }
 
-/// Builds paced without the guard, beside the one with it, which is built again then.
+/// Builds paced without the guard beside the one with it, which is then built again.
 fn unguarded() -> Result<PathBuf, String> {
     let without = binary().with_file_name("paced-unguarded");
     let Some(cargo) = std::env::var_os("CARGO") else { return Ok(without) };
@@ -107,7 +107,7 @@ fn unguarded() -> Result<PathBuf, String> {
     Ok(without)
 }
 
-/// Jobs per second and µs of processor time per job.
+/// Jobs per second, and µs of processor time per job.
 async fn measure(stage: &Stage, binary: &Path) -> Result<(f64, f64), String> {
     let api = LeanApi::start(Duration::ZERO)?;
     api.expect(JOBS);
@@ -132,11 +132,11 @@ async fn measure(stage: &Stage, binary: &Path) -> Result<(f64, f64), String> {
     Ok((effective_rate(&api.stamps()), spent.as_secs_f64() * 1e6 / jobs))
 }
 
-/// Messages that are read by [`alone`].
+/// The number of messages that [`alone`] reads.
 const MESSAGES: usize = 20_000;
 const ROUNDS: usize = 21;
 
-/// ns of processor time that the guard takes per message: the median of the rounds.
+/// The processor time of the guard per message in ns: the median of the rounds.
 fn alone() -> Result<f64, String> {
     let traffic = message().repeat(MESSAGES);
     let mut buf = vec![0; 4 << 20];
@@ -151,7 +151,7 @@ fn alone() -> Result<f64, String> {
     median(&rounds).ok_or_else(|| "no rounds".to_owned())
 }
 
-/// The processor time that it takes to read everything.
+/// The processor time of reading everything.
 fn read_all(mut stream: impl AsyncRead + Unpin, buf: &mut [u8]) -> Result<Duration, String> {
     let mut cx = Context::from_waker(Waker::noop());
     let before = thread_time()?;
@@ -171,7 +171,7 @@ fn thread_time() -> Result<Duration, String> {
     Duration::try_from(now).map_err(|error| format!("the thread's clock: {error}"))
 }
 
-/// Bytes as a socket brings them, 64 KiB at a time.
+/// Bytes as a socket delivers them, 64 KiB at a time.
 struct Traffic<'a>(&'a [u8]);
 
 impl AsyncRead for Traffic<'_> {
@@ -205,7 +205,7 @@ fn message() -> Vec<u8> {
     .concat();
     let properties = [short(b"application/json"), long(&headers), vec![2]].concat();
     let id = short(b"0196f2f6-8a57-7d3c-b6bc-c1e8b5a0c1de");
-    // content_type, headers, delivery_mode, message_id
+    // The flags of content_type, headers, delivery_mode and message_id.
     let flags = (1_u16 << 15 | 1 << 13 | 1 << 12 | 1 << 7).to_be_bytes();
     let size = (SIZE as u64).to_be_bytes();
     let content = [&[0, 60, 0, 0][..], &size, &flags, &properties, &id].concat();

@@ -1,5 +1,5 @@
-//! What one decision costs: in memory beside other crates, and in Redis beside a bare script; and what
-//! a key costs there.
+//! The cost of one decision: in memory compared with other crates, and in Redis compared with a bare script; and the
+//! memory of a key there.
 
 mod inside;
 mod local;
@@ -13,7 +13,7 @@ use crate::stage::Stage;
 
 pub const NAME: &str = "limits";
 
-/// Of every limit here. It lets a thousand seconds' worth through at once, so that none refuses.
+/// The rate of every limit here. The burst is that of a thousand seconds, so that none refuses.
 const RATE: u32 = 1_000_000;
 const BURST: u32 = 1_000_000_000;
 
@@ -47,7 +47,7 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     Ok(section)
 }
 
-/// The median over the rounds of what `of` makes of each.
+/// The median over the rounds of the value that `of` computes for each.
 fn over<const N: usize>(rounds: &[[f64; N]], of: impl Fn(&[f64; N]) -> f64) -> Option<f64> {
     median(&rounds.iter().map(of).collect::<Vec<_>>())
 }

@@ -1,4 +1,4 @@
-//! Which machine, and which programs.
+//! Describes the machine and the programs.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::report::{Machine, Run};
 use crate::stage::Stage;
 
-/// What the page says about where it was measured.
+/// The description of the machine for the page.
 pub async fn describe(stage: &Stage) -> Result<Machine, String> {
     let cpus = fs::read_to_string("/proc/cpuinfo").map_err(|error| format!("/proc/cpuinfo: {error}"))?;
     let field = |text: &str, name: &str| {
@@ -32,10 +32,10 @@ pub async fn describe(stage: &Stage) -> Result<Machine, String> {
     ]))
 }
 
-/// What the page says about this run.
+/// The description of this run for the page.
 pub fn run(command: String) -> Run {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
-    // Without the repository there is the version alone.
+    // Without the repository only the version is known.
     let commit = output("git", &["rev-parse", "--short", "HEAD"]).map(|commit| {
         let changed = output(
             "git",

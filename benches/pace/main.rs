@@ -6,6 +6,7 @@
 
 mod api;
 mod crowd;
+mod embed;
 mod far;
 mod figures;
 mod fleet;
@@ -51,13 +52,15 @@ struct Options {
     bench: bool,
 }
 
-/// So many runs make a full one.
+/// The number of runs of a full measurement.
 const FULL: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
     /// Four replicas share 200/s
     Share,
+    /// Two daemons and two programs that embed paced share 200/s
+    Embed,
     /// Replicas far from Redis, and eight near it
     Far,
     /// A job in a ninth replica, where eight have a backlog
@@ -77,8 +80,9 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Share,
+        Self::Embed,
         Self::Far,
         Self::Newcomer,
         Self::Release,
@@ -88,8 +92,9 @@ impl Scenario {
         Self::Limits,
         Self::Guard,
     ];
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 10] = [
         share::NAME,
+        embed::NAME,
         far::NAME,
         newcomer::NAME,
         release::NAME,
@@ -103,6 +108,7 @@ impl Scenario {
     async fn run(self, stage: &Stage) -> Result<Section, String> {
         match self {
             Self::Share => share::run(stage).await,
+            Self::Embed => embed::run(stage).await,
             Self::Far => far::run(stage).await,
             Self::Newcomer => newcomer::run(stage).await,
             Self::Release => release::run(stage).await,
@@ -120,6 +126,9 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|arg| arg == loops::WORD) {
         return loops::child::main(&Parser::parse_from(&args[1..]));
     }
+    if args.get(1).is_some_and(|arg| arg == embed::WORD) {
+        return embed::child::main(&Parser::parse_from(&args[1..]));
+    }
     let options = Options::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let measured = runtime
@@ -135,7 +144,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every bound was measured and is kept.
+/// Returns whether every bound was measured and is kept.
 async fn measure(options: &Options) -> Result<bool, String> {
     build()?;
     let all = options.scenarios.is_empty();
@@ -171,8 +180,8 @@ async fn measure(options: &Options) -> Result<bool, String> {
     Ok(!failed && missed.is_empty() && unmeasured.is_empty())
 }
 
-/// The binary as users build it: cargo has built one for this bench too, but with the features that
-/// tests want of its dependencies.
+/// Builds the binary as users do: cargo has built one for this bench too, but with the features that tests want of its
+/// dependencies.
 fn build() -> Result<(), String> {
     let Some(cargo) = std::env::var_os("CARGO") else { return Ok(()) };
     let args = ["build", "--release", "--locked", "--quiet", "--features", "daemon", "--bin", "paced"];
@@ -184,7 +193,7 @@ fn build() -> Result<(), String> {
     }
 }
 
-/// How this run can be repeated.
+/// The command that repeats this run.
 fn command() -> String {
     let args: Vec<String> =
         std::env::args().skip(1).filter(|arg| arg != "--bench" && arg != "--write").collect();

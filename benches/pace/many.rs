@@ -18,19 +18,19 @@ pub const NAME: &str = "many";
 
 const REPLICAS: usize = 4;
 
-/// Daemons: so many downstreams, with this rate and so many jobs of each.
+/// The numbers for daemons: downstreams, the rate and the jobs of each.
 const DOWNSTREAMS: usize = 40;
 const RATE: u32 = 5;
 const EACH: usize = 100;
-/// Longer than any run takes, unless jobs are lost.
+/// The time-out: any run that loses no jobs is shorter.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Dispatchers in the bench: the rate of each downstream, and the jobs in hand of each in each replica.
+/// The numbers for dispatchers in the bench: the rate of each downstream, and the jobs that each replica holds of it.
 const INSIDE_RATE: u32 = 10;
 const WINDOW: u16 = 32;
-/// From the start of all until it is counted.
+/// The time from the start of all replicas until the count begins.
 const BEGIN: Duration = Duration::from_secs(3);
-/// How long is counted: a slot that is missed in it is 0.8 % of a downstream's rate.
+/// The duration of the count: a slot that is missed in it is 0.8 % of a downstream's rate.
 const COUNTED: Duration = Duration::from_secs(12);
 
 const LOST: Figure = Figure::highest("jobs lost", Unit::Count);
@@ -80,7 +80,7 @@ async fn daemons(stage: &Stage, section: &mut Section) -> Result<(), String> {
     let before = stage.script_calls().await?;
     let jobs = DOWNSTREAMS * EACH;
     let published = (0..jobs).map(|job| {
-        // The default exchange, and the name of the queue in two parts: one connection for all of them.
+        // Jobs go to the default exchange with the queue's name in two parts, over one connection for all of them.
         let suffix = format!("d{}", job % DOWNSTREAMS);
         Job { key_suffix: Some(suffix), ..Job::new(format!("job-{job}")) }
     });
@@ -146,7 +146,7 @@ async fn inside(
     Ok(())
 }
 
-/// The processor time that Redis has had so far, in seconds.
+/// The processor time of Redis so far, in seconds.
 async fn redis_cpu(stage: &Stage) -> Result<f64, String> {
     let info = stage.redis.command(&["INFO", "cpu"]).await;
     let info = info.map_err(|error| format!("no INFO from Redis: {error}"))?;

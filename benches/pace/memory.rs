@@ -1,4 +1,4 @@
-//! What a daemon holds: at start, with its window full, and with a thousand downstreams.
+//! The memory of a daemon: at the start, with its window full, and with a thousand downstreams.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const FILLING: Figure = Figure::median("resident memory when ready, its queues f
 const JOBS: Figure = Figure::median("jobs held", Unit::Count);
 const EACH: Figure = Figure::median("memory per held job", Unit::KiB);
 
-/// At this rate a minute releases a little more than is to be held, which is the most that is held.
+/// The number of jobs held. At this rate a minute releases a little more than that, which is the highest window.
 const HELD_JOBS: u32 = 10_000;
 const HELD_RATE: u32 = 170;
 const HELD_SIZE: usize = 1024;
@@ -31,15 +31,15 @@ const CPU: Figure = Figure::median("processor time of paced per job", Unit::Micr
 const CORES: Figure = Figure::median("processors that paced keeps busy", Unit::Plain(2));
 
 const DOWNSTREAMS: usize = 1000;
-/// Of each.
+/// The rate of each downstream.
 const RATE: u32 = 10;
-/// How long is counted, once all have begun: a slot that is missed in it is 0.7 % of a downstream's rate.
+/// The duration of the count, once all have begun: a slot that is missed in it is 0.7 % of a downstream's rate.
 const COUNTED: Duration = Duration::from_secs(15);
-/// From when all consume until it is counted.
+/// The time from when all downstreams consume until the count begins.
 const BEGIN: Duration = Duration::from_secs(2);
-/// Waiting jobs of each: for what is counted, and for the start of all.
+/// The waiting jobs of each downstream: for the count, and for the start of all.
 const WAITING: usize = 400;
-/// They are published in so many parts.
+/// The number of parts in which they are published.
 const TURNS: usize = 10;
 
 pub async fn run(stage: &Stage) -> Result<Section, String> {
@@ -89,7 +89,7 @@ async fn one(stage: &Stage, section: &mut Section) -> Result<(), String> {
     let start = most_memory(&paced).await?;
     section.judge("one downstream", START, start, Bound::AtMost(40.0));
 
-    // 1 000 more, so that the window stays full while it is looked at.
+    // There are 1 000 more, so that the window stays full during the measurement.
     let (window, more) = (HELD_JOBS as usize, 1000);
     stage.fill(&queue, window + more, HELD_SIZE).await;
     let full = poll(Duration::from_secs(20), || async {
@@ -108,7 +108,7 @@ async fn one(stage: &Stage, section: &mut Section) -> Result<(), String> {
     stage.delete(vec![queue]).await
 }
 
-/// The most within a second.
+/// The highest memory within a second.
 async fn most_memory(paced: &Paced) -> Result<f64, String> {
     let (start, mut most) = (real_now(), 0.0);
     while start.elapsed() < Duration::from_secs(1) {
@@ -133,7 +133,7 @@ async fn many(stage: &Stage, memory: bool, section: &mut Section) -> Result<(), 
             let number = (job % DOWNSTREAMS).to_string();
             Job { key_suffix: Some(number), ..Job::new(format!("job-{turn}-{job}")) }
         });
-        // One connection, and never all jobs in memory.
+        // One connection publishes all jobs, which are never all in memory.
         publish_to(&site.amqp, "", &site.prefix, jobs.collect()).await;
     }
     let paced = site.replica(&downstreams(&site, &api)).await?;
@@ -158,8 +158,7 @@ async fn many(stage: &Stage, memory: bool, section: &mut Section) -> Result<(), 
     stage.delete(queues).await
 }
 
-/// Where the jobs are, and where dead letters would go: with `declare = false`, paced takes both as
-/// they are.
+/// The queues of the jobs and of the dead letters: with `declare = false`, paced uses both as they are.
 fn queues(site: &Site) -> Vec<String> {
     let jobs = (0..DOWNSTREAMS).map(|n| format!("{}.{n}", site.prefix));
     jobs.chain((0..DOWNSTREAMS).map(|n| format!("{}.dead.d{n}", site.prefix))).collect()

@@ -1,4 +1,4 @@
-//! A bare precise thread: what the machine's timers allow, next to what is measured.
+//! A bare precise thread: it shows what the machine's timers allow, for comparison.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::real_now;
 
-/// Wakes at a fixed rate, and notes how late.
+/// Wakes at a fixed rate, and records how late.
 pub struct Metronome {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<f64>>,
@@ -20,7 +20,7 @@ impl Metronome {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let work = move || {
-            // Without it the figures would be some 50 µs worse, which is what is to be seen.
+            // If this fails the figures are some 50 µs worse, which they show.
             let slack = rustix::thread::set_current_timer_slack(NonZero::new(1));
             slack.map(|()| beat(interval, &stopped)).unwrap_or_default()
         };
@@ -28,7 +28,7 @@ impl Metronome {
         Ok(Self { stop, thread: thread.map_err(|error| format!("no thread: {error}"))? })
     }
 
-    /// Ends it: how late each wake was, in seconds.
+    /// Ends it, and returns how late each wake-up was, in seconds.
     pub fn end(self) -> Vec<f64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
@@ -36,7 +36,7 @@ impl Metronome {
     }
 }
 
-/// Absolute deadlines, no spinning: a stall is made up for, as each deadline in it comes late.
+/// Uses absolute deadlines and no spinning: after a stall it catches up, and each deadline in the stall counts as late.
 fn beat(interval: Duration, stop: &AtomicBool) -> Vec<f64> {
     let mut samples = Vec::with_capacity(1 << 16);
     let mut due = real_now();

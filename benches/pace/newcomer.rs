@@ -1,4 +1,4 @@
-//! How long a job waits in a replica that comes when others have had the pace to themselves.
+//! The wait of a job in a replica that starts when others have had the pace to themselves.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ use crate::support::count::effective_rate;
 pub const NAME: &str = "newcomer";
 
 const RATE: u32 = 50;
-/// They always have jobs.
+/// The number of other replicas, which always have jobs.
 const REPLICAS: usize = 8;
-/// What each of them has in hand.
+/// The jobs that each of them holds.
 const WINDOW: u16 = 250;
 /// The number of waits that are measured.
 const TIMES: usize = 20;
-/// From the start of the others to the first wait.
+/// The time from the start of the others to the first wait.
 const BEGIN: Duration = Duration::from_secs(3);
-/// Between two waits at least, and at most so much more.
+/// The shortest time between two waits, and the longest random addition to it.
 const BETWEEN: Duration = Duration::from_millis(500);
 const MORE_MILLIS: u64 = 2000;
-/// Longer than any wait, unless the job is lost.
+/// The time-out: any wait is shorter, unless the job is lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const LONGEST: Figure = Figure::highest("longest wait for the release", Unit::Millis);
 const MIDDLE: Figure = Figure::median("median wait for the release", Unit::Millis);
 const REACHED: Figure = Figure::median("rate of all nine meanwhile, of the limit", Unit::Percent(1));
 
-/// What the ninth replica is.
+/// The kind of the ninth replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ninth {
-    /// It runs all the time, and now and then has a job.
+    /// The replica runs all the time, and has a job now and then.
     Idle,
-    /// It is started with one job, each time anew.
+    /// The replica is started with one job, anew each time.
     Started,
 }
 
@@ -55,9 +55,9 @@ impl Ninth {
 /// A job of the ninth replica.
 #[derive(Clone, Copy, Debug)]
 struct Waited {
-    /// When its source handed it out.
+    /// The instant at which its source handed it out.
     handed: u64,
-    /// When its sink was called.
+    /// The instant at which its sink was called.
     released: u64,
 }
 
@@ -143,7 +143,7 @@ async fn started(site: &Site) -> Result<Vec<Waited>, String> {
     Ok(jobs)
 }
 
-/// The job of this number, once it was released.
+/// Waits until the job of this number was released.
 async fn wait(handed: &Stamps, released: &Stamps, number: usize) -> Result<Waited, String> {
     let handed = handed.nth(number, PATIENCE).await.map_err(|error| format!("no job: {error}"))?;
     let released = released.nth(number, PATIENCE).await.map_err(|error| format!("no release: {error}"))?;
@@ -155,7 +155,7 @@ fn task(jobs: Jobs, released: &Stamps) -> Task {
     Task { downstream, rate: RATE, window: WINDOW, jobs, released }
 }
 
-/// A random while.
+/// A random time between two waits.
 fn between() -> Duration {
     BETWEEN + Duration::from_millis(fastrand::u64(0..=MORE_MILLIS))
 }

@@ -1,12 +1,12 @@
-//! What a process costs, read from /proc.
+//! The resources of a process, read from /proc.
 
 use std::fs;
 use std::time::Duration;
 
-/// Linux counts in hundredths of a second for every program, whatever the kernel's own tick is.
+/// Linux reports hundredths of a second to every program, whatever the kernel's own tick is.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The processor time that a process has had so far, in user and kernel mode, to 10 ms.
+/// The processor time of a process so far, in user and kernel mode, to 10 ms.
 pub fn cpu(pid: u32) -> Result<Duration, String> {
     let file = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;

@@ -25,21 +25,21 @@ const RATIO: Figure = Figure::median("p99 of paced / p99 of the bare thread", Un
 const COUNTED: Figure = Figure::highest("released by /metrics, less those at the API", Unit::Count);
 const CPU: Figure = Figure::median("processor time of paced per job", Unit::Micros);
 
-/// A rate and for how long.
+/// A rate, and its duration.
 struct Stretch {
     column: &'static str,
     rate: u32,
     seconds: u32,
-    /// 5 000/s is judged by its calls and its average alone.
+    /// Whether its lateness is judged: 5 000/s is judged by its calls and its average alone.
     judged: bool,
-    /// How exact the average is to be: percent.
+    /// The bound of the average's error, in percent.
     exact: f64,
 }
 
 const STRETCHES: [Stretch; 2] = [
     Stretch { column: "1 000/s for 60 s", rate: 1000, seconds: 60, judged: true, exact: 0.01 },
-    // A tenth of the jobs' lateness at each end is 0.01 % of 10 s: what the release may miss by
-    // contract, 5 ms, is taken as exact.
+    // The lateness of jobs at both ends is a part of the average: the 5 ms that a release may be late by contract count
+    // as exact.
     Stretch { column: "5 000/s for 10 s", rate: 5000, seconds: 10, judged: false, exact: 0.05 },
 ];
 

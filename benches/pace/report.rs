@@ -1,4 +1,4 @@
-//! What was measured, for people: on the terminal, and in docs/benchmarks.md.
+//! Reports the measurements: on the terminal, and in docs/benchmarks.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::figures::{Section, Shown};
 
-/// Where a machine and its programs are told.
+/// The machine and its programs, as labels and values.
 #[derive(Clone, Debug)]
 pub struct Machine(Vec<(&'static str, String)>);
 
@@ -25,7 +25,7 @@ pub struct Run {
     pub paced: String,
 }
 
-/// The table of a section for a terminal.
+/// Formats a section as a table for a terminal.
 pub fn table(section: &Section) -> String {
     let table = cells(section);
     let columns = table.iter().map(Vec::len).max().unwrap_or(0);
@@ -71,7 +71,7 @@ fn transpose(table: Vec<Vec<Shown>>) -> Vec<Vec<Shown>> {
     turned
 }
 
-/// `docs/benchmarks.md`.
+/// The path of `docs/benchmarks.md`.
 pub fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks.md")
 }

@@ -17,9 +17,9 @@ pub const NAME: &str = "share";
 const JOBS: usize = 2000;
 const REPLICAS: usize = 4;
 const RATE: u32 = 200;
-/// Longer than any run takes, unless jobs are lost.
+/// The time-out: any run that loses no jobs is shorter.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What the far replica's calls to Redis take longer.
+/// The additional latency of the distant replica's calls to Redis.
 const FAR: Duration = Duration::from_millis(2);
 const STOP: Duration = Duration::from_secs(5);
 
@@ -35,7 +35,7 @@ const MOST: Figure = Figure::median("largest share of a replica, first half", Un
 const LEAST_ALL: Figure = Figure::median("smallest share of a replica, whole run", Unit::Percent(1));
 const MOST_ALL: Figure = Figure::median("largest share of a replica, whole run", Unit::Percent(1));
 
-/// What happens to the replicas.
+/// The scenario of the replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Near,
@@ -93,7 +93,7 @@ async fn measure(stage: &Stage, variant: Variant, section: &mut Section) -> Resu
     Ok(())
 }
 
-/// Script calls that the run took.
+/// Runs the replicas; returns the number of script calls.
 async fn replicas(stage: &Stage, site: &Site, api: &Api, variant: Variant) -> Result<f64, String> {
     let proxy = Proxy::start(stage.redis.port(), FAR).map_err(|error| format!("no proxy: {error}"))?;
     let mut stores = vec![site.store.clone(); REPLICAS];
@@ -163,7 +163,7 @@ fn note(section: &mut Section, variant: Variant, arrivals: &[Arrival], calls: f6
     ] {
         match variant {
             Variant::Near => section.judge(column, figure, value, bound),
-            // Both are longer by design: the stopped one's jobs come when it goes on.
+            // Both are longer by design: the stopped replica's jobs come when it continues.
             Variant::Stopped if figure.name != CALLS.name => {}
             _ => section.note(column, figure, value),
         }

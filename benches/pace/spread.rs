@@ -1,4 +1,4 @@
-//! How near each of many downstreams is to its rate.
+//! The deviation of many downstreams from their rate.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ const WORST: Figure = Figure::median("farthest from its rate", Unit::Percent(2))
 const OUTSIDE: Figure = Figure::median("downstreams more than 1 % off", Unit::Count);
 const TOTAL: Figure = Figure::median("released in all", Unit::PerSecond);
 
-/// What came of many downstreams in a stretch of time.
+/// The results of many downstreams in a period.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// How far the worst downstream is from its rate, in percent.
+    /// The largest deviation of a downstream from its rate, in percent.
     worst: f64,
-    /// How many are more than 1 % off.
+    /// The number of downstreams that deviate by more than 1 %.
     outside: usize,
-    /// All requests of the stretch.
+    /// The number of requests in the period.
     pub total: f64,
-    /// How long it was.
+    /// The duration of the period.
     pub seconds: f64,
 }
 
 impl Spread {
-    /// `stamps` holds those of each downstream; what lies before `first`, or not before `last`, does not
-    /// count. Each downstream has this rate per second.
+    /// `stamps` holds those of each downstream; those before `first`, or not before `last`, do not count. Each
+    /// downstream has this rate per second.
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub fn of(stamps: &[Vec<u64>], rate: u32, first: u64, last: u64) -> Self {
         let counted: Vec<&[u64]> = stamps.iter().map(|stamps| within(stamps, first, last)).collect();
@@ -37,7 +37,7 @@ impl Spread {
         }
     }
 
-    /// Puts the figures down; where they are judged, no downstream is to be more than 1 % off.
+    /// Records the figures; where they are judged, no downstream may deviate by more than 1 %.
     pub fn put(self, section: &mut Section, column: &str, judged: bool) {
         let outside = f64::from(u32::try_from(self.outside).unwrap_or(u32::MAX));
         for (figure, value, most) in [(WORST, self.worst, 1.0), (OUTSIDE, outside, 0.0)] {
@@ -50,7 +50,7 @@ impl Spread {
         section.note(column, TOTAL, self.total / self.seconds);
     }
 
-    /// Puts down that there is no figure to judge: what a machine cannot do is a result too.
+    /// Records that there is no figure to judge: what a machine cannot do is a result too.
     pub fn put_none(section: &mut Section, column: &str) {
         section.judge(column, WORST, None, Bound::AtMost(1.0));
     }
@@ -63,7 +63,7 @@ fn within(stamps: &[u64], first: u64, last: u64) -> &[u64] {
     &stamps[begin..end.max(begin)]
 }
 
-/// How far these stamps are from the rate, in percent.
+/// The deviation of these stamps from the rate, in percent.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn off(stamps: &[u64], rate: u32, first: u64, last: u64) -> f64 {
     let interval = 1_000_000_000 / u64::from(rate);
@@ -71,7 +71,7 @@ fn off(stamps: &[u64], rate: u32, first: u64, last: u64) -> f64 {
     let all_along =
         stamps.first().is_some_and(|at| *at <= begun) && stamps.last().is_some_and(|at| *at >= done);
     let reached = if all_along {
-        // From its first to its last: a whole window holds one more or less by chance.
+        // The rate is taken from the first stamp to the last: a fixed window contains one more or less by chance.
         effective_rate(stamps)
     } else {
         stamps.len() as f64 / seconds(first, last)

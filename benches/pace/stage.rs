@@ -17,9 +17,9 @@ use crate::support::{apart, unique};
 pub struct Stage {
     pub rabbit: Rabbit,
     pub redis: Redis,
-    /// How often each measurement is made.
+    /// The number of runs of each measurement.
     pub runs: usize,
-    /// This paced has `[admin]`.
+    /// Whether this version of paced has `[admin]`.
     admin: bool,
 }
 
@@ -28,11 +28,11 @@ pub struct Stage {
 pub struct Site {
     pub amqp: String,
     pub store: String,
-    /// Of exchanges, queues and keys.
+    /// The prefix of exchanges, queues and keys.
     pub prefix: String,
-    /// False: queues are there.
+    /// If false, the queues exist already.
     pub declare: bool,
-    /// Where it is to serve metrics.
+    /// The port for metrics, if they are served.
     pub admin: Option<u16>,
 }
 
@@ -43,13 +43,13 @@ impl Stage {
         Ok(Self { redis, rabbit, runs, admin: has_admin().await? })
     }
 
-    /// With names of its own, and the Redis store.
+    /// A site with names of its own, and the Redis store.
     pub fn site(&self, topic: &str) -> Site {
         let (amqp, store) = (self.rabbit.url(), self.redis.url());
         Site { amqp, store, prefix: unique(topic), declare: true, admin: None }
     }
 
-    /// As [`Stage::site`], with metrics where there are any.
+    /// As [`Stage::site`], with metrics if this version has them.
     pub fn site_with_metrics(&self, topic: &str) -> Site {
         Site { admin: self.admin.then(free_port), ..self.site(topic) }
     }
@@ -89,7 +89,7 @@ impl Stage {
         publish_to(&self.rabbit.url(), "", queue, jobs.collect()).await;
     }
 
-    /// How many scripts Redis has run so far.
+    /// The number of scripts that Redis has run so far.
     pub async fn script_calls(&self) -> Result<f64, String> {
         let info = self.redis.command(&["INFO", "commandstats"]).await;
         let info = info.map_err(|error| format!("no INFO from Redis: {error}"))?;
@@ -132,15 +132,15 @@ impl Site {
         text + downstreams
     }
 
-    /// A daemon that is ready.
+    /// Starts a daemon and waits until it is ready.
     pub async fn replica(&self, downstreams: &str) -> Result<Paced, String> {
         let paced = Paced::try_start(&self.config(downstreams), &[], &[]).await?;
-        // A thousand downstreams may have as many lines in the log.
+        // A thousand downstreams may cause as many lines in the log.
         paced.try_ready().await.map_err(|error| error.lines().take(12).collect::<Vec<_>>().join("\n"))?;
         Ok(paced)
     }
 
-    /// What the daemon's metrics say now; `None` where it has none.
+    /// The daemon's metrics; `None` if it has none.
     pub async fn scrape(&self) -> Result<Option<Scrape>, String> {
         let Some(port) = self.admin else { return Ok(None) };
         let url = format!("http://127.0.0.1:{port}/metrics");
@@ -152,7 +152,7 @@ impl Site {
     }
 }
 
-/// Ends a daemon as a deployment would, so that nothing of it is left for the next measurement.
+/// Ends a daemon as a deployment does, so that it does not affect the next measurement.
 pub async fn stop(paced: Paced) -> Result<(), String> {
     paced.term();
     match paced.wait_exit(Duration::from_secs(40)).await {
@@ -161,7 +161,7 @@ pub async fn stop(paced: Paced) -> Result<(), String> {
     }
 }
 
-/// Whether this paced knows `[admin]`: one without it calls the table an unknown key.
+/// Whether this version of paced knows `[admin]`: one without it rejects the table as an unknown key.
 async fn has_admin() -> Result<bool, String> {
     let folder = tempfile::TempDir::new_in(scratch()?).map_err(|error| error.to_string())?;
     let file = folder.path().join("paced.toml");

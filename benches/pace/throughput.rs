@@ -1,4 +1,4 @@
-//! A limit far too high to bind: what paced costs over a loop without one.
+//! A limit far too high to bind: the cost of paced compared with a loop without a limit.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const MEMORY: Figure = Figure::median("resident memory at the end", Unit::MiB);
 const SPEED_RATIO: Figure = Figure::median("jobs per second / those of the bare loop", Unit::Plain(2));
 const CPU_RATIO: Figure = Figure::median("processor time per job / that of the bare loop", Unit::Plain(2));
 
-/// Who takes the jobs.
+/// The kind of consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kin {
     Bare,
@@ -41,12 +41,12 @@ impl Kin {
     }
 }
 
-/// How many requests at once, and how long the API takes.
+/// The number of concurrent requests, and the delay of the API.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     in_flight: usize,
     delay: Duration,
-    /// Enough for some seconds.
+    /// The number of jobs, which is enough for some seconds.
     jobs: usize,
 }
 
@@ -64,11 +64,11 @@ impl Load {
     }
 }
 
-/// What one of them did in one run.
+/// The results of one consumer in one run.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     speed: f64,
-    /// µs
+    /// The processor time per job, in µs.
     cpu: f64,
     memory: f64,
 }
@@ -139,7 +139,7 @@ async fn measure(stage: &Stage, kin: Kin, load: Load) -> Result<Pace, String> {
     Ok(Pace { speed: effective_rate(&api.stamps()), cpu: spent.as_secs_f64() * 1e6 / jobs, memory })
 }
 
-/// A process that takes the jobs.
+/// A process that consumes the jobs.
 enum Consumer {
     Loop(Loop),
     Paced(Paced),

@@ -1,4 +1,4 @@
-//! Is the daemon ready? Each part that must be is one check.
+//! The readiness of the daemon. Each part that must be ready is one check.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Below the second that Kubernetes gives a probe by default.
-const PATIENCE: Duration = Duration::from_millis(750);
+/// The time-out for an answer of the store, below the second that Kubernetes gives a probe by default.
+const STORE_TIMEOUT: Duration = Duration::from_millis(750);
 
-/// How long an answer of the store counts: however many ask, it is asked once in that time.
-const FRESH: Duration = Duration::from_secs(1);
+/// How long an answer of the store is reused: however many requests come, the store is asked once in that time.
+const MAX_ANSWER_AGE: Duration = Duration::from_secs(1);
 
-/// One thing that must hold, and why it does not.
+/// One condition of readiness, and the reason why it does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
     pub(crate) name: String,
@@ -29,22 +29,22 @@ impl Check {
     }
 }
 
-/// Whoever knows whether the daemon is ready.
+/// Reports whether the daemon is ready.
 pub(crate) trait Checks: Send + Sync + 'static {
-    /// Everything that is checked, as it is now. Cancel safe.
-    fn look(&self) -> BoxFuture<'_, Vec<Check>>;
+    /// Checks all conditions now. Cancel safe.
+    fn run_checks(&self) -> BoxFuture<'_, Vec<Check>>;
 }
 
 /// The daemon's checks.
 pub(crate) struct Readiness {
     pub(crate) amqp: Status,
     pub(crate) store: Arc<StoreProbe>,
-    /// Cancelled once the daemon stops.
+    /// Cancelled when the daemon stops.
     pub(crate) draining: CancellationToken,
 }
 
 impl Checks for Readiness {
-    fn look(&self) -> BoxFuture<'_, Vec<Check>> {
+    fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
         Box::pin(async move {
             let lost = self.amqp.lost();
             let amqp = if lost.is_empty() {
@@ -52,7 +52,7 @@ impl Checks for Readiness {
             } else {
                 Err(format!("no connection to RabbitMQ for {}", lost.join(", ")))
             };
-            let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.look().await)];
+            let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
             checks.extend(self.amqp.downstreams().map(|(name, attached)| {
                 let verdict = attached.then_some(()).ok_or_else(|| "its queue is not consumed".to_owned());
                 Check::new(format!("downstream/{name}"), verdict)
@@ -65,9 +65,9 @@ impl Checks for Readiness {
     }
 }
 
-/// Tells whether the store is there.
+/// Reports whether the store is reachable.
 pub(crate) trait Ping: Send + Sync {
-    /// Asks it. Cancel safe.
+    /// Asks the store. Cancel safe.
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
@@ -77,8 +77,8 @@ impl Ping for Arc<dyn Store> {
     }
 }
 
-/// Asks the store whether it is there, at most once a second and only when somebody wants to know: a
-/// replica that has nothing to do leaves the store alone.
+/// Asks the store whether it is reachable, at most once a second and only on request: an idle replica causes no load on
+/// the store.
 pub(crate) struct StoreProbe {
     store: Box<dyn Ping>,
     downstreams: Vec<String>,
@@ -86,27 +86,27 @@ pub(crate) struct StoreProbe {
 }
 
 impl StoreProbe {
-    /// `downstreams` are those whose `paced_store_connected` follows the answers.
+    /// `downstreams` are those whose `paced_store_connected` is set by the answers.
     pub(crate) fn new(store: impl Ping + 'static, downstreams: Vec<String>) -> Self {
         Self { store: Box::new(store), downstreams, last: Mutex::default() }
     }
 
-    /// Whether the store answers, or why not. Those who ask at the same time share one question.
+    /// Whether the store answers; the error says why not. Requests at the same time share one call.
     ///
-    /// Takes [`PATIENCE`] at most. Cancel safe.
-    pub(crate) async fn look(&self) -> Result<(), String> {
+    /// It takes [`STORE_TIMEOUT`] at most. Cancel safe.
+    pub(crate) async fn check(&self) -> Result<(), String> {
         let mut last = self.last.lock().await;
         if let Some((at, verdict)) = &*last
-            && at.elapsed() < FRESH
+            && at.elapsed() < MAX_ANSWER_AGE
         {
             return verdict.clone();
         }
-        let verdict = match timeout(PATIENCE, self.store.ping()).await {
+        let verdict = match timeout(STORE_TIMEOUT, self.store.ping()).await {
             Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+            Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
         };
         let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
-        // A store that answers may still refuse to reserve: what the calls themselves said stands.
+        // A store that answers may still refuse to reserve, so the gauge then keeps the value that the calls set.
         if verdict.is_err() || !was_there {
             for name in &self.downstreams {
                 let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers pings after a while, or with an error.
+    /// Answers pings after a delay, or with an error.
     #[derive(Debug)]
     struct Pinged {
         after: Duration,
@@ -153,13 +153,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn however_many_ask_the_store_is_asked_once_a_second() {
         let (store, probe) = probe(100, None);
-        assert_eq!(tokio::join!(probe.look(), probe.look(), probe.look()), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(tokio::join!(probe.check(), probe.check(), probe.check()), (Ok(()), Ok(()), Ok(())));
         assert_eq!(store.count.load(Ordering::Relaxed), 1);
-        advance(FRESH - Duration::from_millis(1)).await;
-        assert_eq!(probe.look().await, Ok(()));
+        advance(MAX_ANSWER_AGE - Duration::from_millis(1)).await;
+        assert_eq!(probe.check().await, Ok(()));
         assert_eq!(store.count.load(Ordering::Relaxed), 1);
         advance(Duration::from_millis(1)).await;
-        assert_eq!(probe.look().await, Ok(()));
+        assert_eq!(probe.check().await, Ok(()));
         assert_eq!(store.count.load(Ordering::Relaxed), 2);
     }
 
@@ -167,17 +167,17 @@ mod tests {
     async fn a_store_that_hangs_or_fails_is_told_in_time() {
         let start = Instant::now();
         let (_, hanging) = probe(60_000, None);
-        assert_eq!(hanging.look().await, Err("no answer within 750ms".to_owned()));
-        assert_eq!(start.elapsed(), PATIENCE);
+        assert_eq!(hanging.check().await, Err("no answer within 750ms".to_owned()));
+        assert_eq!(start.elapsed(), STORE_TIMEOUT);
         let (_, failing) = probe(0, Some(StoreError::Invalid("no".to_owned())));
-        assert_eq!(failing.look().await, Err("no".to_owned()));
+        assert_eq!(failing.check().await, Err("no".to_owned()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_stops_waiting_leaves_the_question_to_the_next() {
         let (store, probe) = probe(100, None);
-        assert!(timeout(Duration::from_millis(50), probe.look()).await.is_err());
-        assert_eq!(probe.look().await, Ok(()));
+        assert!(timeout(Duration::from_millis(50), probe.check()).await.is_err());
+        assert_eq!(probe.check().await, Ok(()));
         assert_eq!(store.count.load(Ordering::Relaxed), 2);
     }
 }

@@ -1,8 +1,7 @@
-//! What the daemon tells over HTTP about itself: is it alive, is it ready, what has it measured; and what
-//! operators change over it.
+//! The daemon's HTTP server: liveness, readiness and metrics, and the API for operators.
 //!
-//! It is in the binary, not in the library: it looks at every part of the daemon and nothing else
-//! uses it, and programs that embed paced have a server of their own.
+//! It is in the binary, not in the library: it depends on every part of the daemon and nothing else uses it, and
+//! programs that embed paced have a server of their own.
 
 mod api;
 mod health;

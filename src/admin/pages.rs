@@ -14,17 +14,17 @@ use tokio::sync::Mutex;
 use super::health::{Check, Checks};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-/// Prometheus' text form.
+/// The content type of Prometheus' text format.
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Writes every series.
+/// Renders every series.
 type Render = Arc<dyn Fn() -> String + Send + Sync>;
 
 #[derive(Clone)]
 struct Sources {
     checks: Arc<dyn Checks>,
     render: Render,
-    /// Taken to render: with many series a page is large, so one at a time is enough.
+    /// Held during rendering: with many series a page is large, so one at a time is enough.
     rendering: Arc<Mutex<()>>,
 }
 
@@ -38,13 +38,13 @@ pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sy
         .with_state(sources)
 }
 
-/// That this answers is the answer: it takes a turn of the runtime that the jobs run on.
+/// An answer is the proof of life: it takes a turn of the runtime that the jobs run on.
 async fn livez() -> Response {
     page(StatusCode::OK, PLAIN, "ok\n".to_owned())
 }
 
 async fn readyz(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Response {
-    let checks = sources.checks.look().await;
+    let checks = sources.checks.run_checks().await;
     let is_ready = checks.iter().all(|check| check.verdict.is_ok());
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = if is_ready && !asks_for(query.as_deref(), "verbose") {
@@ -56,11 +56,11 @@ async fn readyz(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Re
 }
 
 async fn metrics(State(sources): State<Sources>) -> Response {
-    // Whether the store is there is known only from asking; the gauges then have it.
-    let _ = sources.checks.look().await;
+    // The check of the store sets its gauge.
+    let _ = sources.checks.run_checks().await;
     let render = sources.render;
     let alone = sources.rendering.lock_owned().await;
-    // Apart: with many series it would hold up the releases on this thread.
+    // Rendering runs on another thread: with many series it would delay releases on this one.
     let rendered = tokio::task::spawn_blocking(move || {
         let _alone = alone;
         render()
@@ -71,7 +71,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     }
 }
 
-/// As Kubernetes' own components list theirs.
+/// The checks in the form of Kubernetes' own components.
 fn list(checks: &[Check], is_ready: bool) -> String {
     let mut text = String::new();
     for Check { name, verdict } in checks {
@@ -85,7 +85,7 @@ fn list(checks: &[Check], is_ready: bool) -> String {
     text
 }
 
-/// Whether the query has this word: `verbose`, `verbose=` and `verbose=1` all do.
+/// Whether the query has this parameter: `verbose`, `verbose=` and `verbose=1` all count.
 fn asks_for(query: Option<&str>, word: &str) -> bool {
     let pairs = query.unwrap_or_default().split('&');
     pairs.map(|pair| pair.split('=').next().unwrap_or_default()).any(|name| name == word)
@@ -109,7 +109,7 @@ mod tests {
     struct Fixed(Vec<Check>);
 
     impl Checks for Fixed {
-        fn look(&self) -> BoxFuture<'_, Vec<Check>> {
+        fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
             Box::pin(async { self.0.clone() })
         }
     }

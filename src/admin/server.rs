@@ -1,4 +1,4 @@
-//! The server: bound at the start of the daemon, gone at its end.
+//! The HTTP server, which is bound when the daemon starts and stopped at its end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,20 +18,20 @@ use tokio_util::task::TaskTracker;
 
 use super::api::Peer;
 
-/// Probes and scrapers are few; more wait until one is done.
+/// The most connections at once: probes and scrapers are few, and further ones wait.
 const MAX_CONNECTIONS: usize = 64;
-/// For the head of a request, and for the next request on the same connection.
-const HEAD: Duration = Duration::from_secs(2);
-/// The longest head, in bytes. Who reads a body bounds it.
+/// The time-out for the head of a request, and for the next request on the same connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest head, in bytes. The handlers bound the bodies.
 const MAX_HEAD: usize = 16 * 1024;
-/// The most that one connection may take, so that those who read slowly cannot keep it for ever.
-const LIFE: Duration = Duration::from_secs(60);
-/// For the answers under way, once a connection is to end.
-const GRACE: Duration = Duration::from_secs(1);
-/// Before the next try where no connection can be taken, such as without file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The longest life of a connection, so that slow readers cannot keep it for ever.
+const MAX_CONNECTION_LIFE: Duration = Duration::from_secs(60);
+/// The time-out for answers in progress when a connection is to end.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+/// The wait before the next attempt when no connection can be accepted, such as without file descriptors.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Why there is no server.
+/// The reason why the address could not be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("admin.listen: cannot listen on {listen}: {error}; {hint}")]
 pub(crate) struct BindError {
@@ -51,20 +51,20 @@ impl BindError {
         Self { listen: listen.to_owned(), error, hint }
     }
 
-    /// False where the address may be free at the next start.
+    /// False if the address may be free at the next start.
     pub(crate) fn is_permanent(&self) -> bool {
         self.error.kind() != io::ErrorKind::AddrInUse
     }
 }
 
-/// Takes the address, before anything is started that would have to be stopped again.
+/// Binds the address, before anything is started that would have to be stopped again.
 ///
 /// Cancel safe.
 pub(crate) async fn bind(listen: &str) -> Result<TcpListener, BindError> {
     TcpListener::bind(listen).await.map_err(|error| BindError::new(listen, error))
 }
 
-/// A server that runs.
+/// A running server.
 pub(crate) struct Server {
     address: SocketAddr,
     stop: CancellationToken,
@@ -72,7 +72,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Answers on `listener` with `pages`. Must be called on a tokio runtime.
+    /// Serves `pages` on `listener`. Must be called on a tokio runtime.
     pub(crate) fn start(listener: TcpListener, pages: Router) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
@@ -80,15 +80,15 @@ impl Server {
         Ok(Self { address, stop, task })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes no more connections, and lets the answers under way end within a second.
+    /// Accepts no more connections, and gives the answers in progress a second.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        // It ends by itself, and a panic in it is told by the runtime.
+        // The task ends by itself, and the runtime reports a panic in it.
         let _ = self.task.await;
     }
 }
@@ -98,11 +98,11 @@ async fn accept(listener: TcpListener, pages: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            // Never closed, so never an error.
+            // The semaphore is never closed, so there is no error.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, remote)) => {
-                    // A connection that is gone already has none of its own.
+                    // A connection that is closed already has no local address.
                     let local = stream.local_addr().unwrap_or(remote);
                     let pages = pages.clone().layer(Extension(Peer { remote, local }));
                     let serving = serve(stream, pages, stop.clone());
@@ -113,7 +113,7 @@ async fn accept(listener: TcpListener, pages: Router, stop: CancellationToken) {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "admin: a connection could not be taken");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
@@ -127,16 +127,16 @@ async fn accept(listener: TcpListener, pages: Router, stop: CancellationToken) {
 async fn serve(stream: TcpStream, pages: Router, stop: CancellationToken) {
     let service = TowerToHyperService::new(pages);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(MAX_HEAD);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
-    // What goes wrong with a connection is its peer's affair.
+    // An error of a connection concerns its client alone.
     tokio::select! {
         _ = connection.as_mut() => return,
-        _ = timeout(LIFE, stop.cancelled()) => {}
+        _ = timeout(MAX_CONNECTION_LIFE, stop.cancelled()) => {}
     }
     connection.as_mut().graceful_shutdown();
-    let _ = timeout(GRACE, connection).await;
+    let _ = timeout(END_TIMEOUT, connection).await;
 }
 
 #[cfg(test)]
@@ -155,10 +155,10 @@ mod tests {
         Server::start(bind("127.0.0.1:0").await.unwrap(), pages).unwrap()
     }
 
-    /// Everything until the server closes.
+    /// Reads until the server closes the connection.
     async fn rest(stream: &mut TcpStream) -> Vec<u8> {
         let mut answer = Vec::new();
-        // A reset is an end too.
+        // A reset also ends the connection.
         let _ = stream.read_to_end(&mut answer).await;
         answer
     }
@@ -171,11 +171,11 @@ mod tests {
         slow.write_all(b"GET / HTTP/1.1\r\nhost").await.unwrap();
         assert!(!String::from_utf8_lossy(&rest(&mut slow).await).contains("200"));
         let took = start.elapsed();
-        assert!(took >= HEAD && took < 2 * HEAD, "{took:?}");
+        assert!(took >= HEAD_TIMEOUT && took < 2 * HEAD_TIMEOUT, "{took:?}");
 
         let mut long = TcpStream::connect(server.address()).await.unwrap();
         let head = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(2 * MAX_HEAD));
-        // It may be refused before it is written.
+        // The request may be refused before it is written.
         let _ = long.write_all(head.as_bytes()).await;
         assert!(!String::from_utf8_lossy(&rest(&mut long).await).contains("200"));
         server.stop().await;
@@ -187,9 +187,9 @@ mod tests {
         let start = Instant::now();
         let mut deaf = TcpStream::connect(server.address()).await.unwrap();
         deaf.write_all(ASK).await.unwrap();
-        tokio::time::sleep(LIFE + 2 * GRACE).await;
+        tokio::time::sleep(MAX_CONNECTION_LIFE + 2 * END_TIMEOUT).await;
         assert!(rest(&mut deaf).await.len() < 64 << 20, "cut off");
-        assert!(start.elapsed() < LIFE + 3 * GRACE);
+        assert!(start.elapsed() < MAX_CONNECTION_LIFE + 3 * END_TIMEOUT);
         server.stop().await;
     }
 
@@ -210,9 +210,9 @@ mod tests {
         waiting.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
         let answer = rest(&mut waiting).await;
         assert!(String::from_utf8_lossy(&answer).ends_with("hello"));
-        // Those that say nothing more make room.
+        // Connections that send nothing more make room for others.
         let took = start.elapsed();
-        assert!(took >= HEAD - Duration::from_secs(1) && took < 2 * HEAD, "{took:?}");
+        assert!(took >= HEAD_TIMEOUT - Duration::from_secs(1) && took < 2 * HEAD_TIMEOUT, "{took:?}");
         server.stop().await;
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let mut idle = TcpStream::connect(address).await.unwrap();
         let start = Instant::now();
         server.stop().await;
-        assert!(start.elapsed() <= GRACE + Duration::from_millis(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() <= END_TIMEOUT + Duration::from_millis(10), "{:?}", start.elapsed());
         assert_eq!(rest(&mut idle).await, b"");
         assert!(TcpStream::connect(address).await.is_err());
     }
@@ -240,7 +240,7 @@ mod tests {
         assert!(!error.is_permanent());
         let text = error.to_string();
         assert!(text.contains(&listen) && text.contains("choose another port"), "{text}");
-        // TEST-NET-1: nobody's.
+        // An address of TEST-NET-1, which nobody has.
         let error = bind("192.0.2.1:9750").await.unwrap_err();
         assert!(error.is_permanent());
         assert!(error.to_string().contains("an address of this machine"), "{error}");

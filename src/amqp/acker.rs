@@ -1,4 +1,4 @@
-//! Settles the deliveries of one channel, in groups that nobody waits for.
+//! Settles the deliveries of one channel in groups, in the background.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,8 +25,8 @@ const GROUP: usize = 64;
 /// A settled delivery waits no longer than this for its group.
 const LINGER: Duration = Duration::from_millis(10);
 
-/// Owns a consuming channel: when the last handle goes, the channel closes, and the broker takes
-/// back what is unacked.
+/// Owns a consuming channel: when the last handle is dropped, the channel closes, and the broker requeues what is
+/// unacked.
 pub(super) struct Acker {
     channel: Channel,
     queue: String,
@@ -38,7 +38,7 @@ pub(super) struct Acker {
 #[derive(Debug, Default)]
 struct State {
     tags: Tags,
-    /// Someone will flush within [`LINGER`].
+    /// Whether a flush is scheduled within [`LINGER`].
     armed: bool,
 }
 
@@ -58,22 +58,22 @@ impl Acker {
         &self.channel
     }
 
-    /// A message has come; call it in the order of the tags, before anyone can settle it.
+    /// Registers a delivery. It must be called in the order of the tags, before the delivery can be settled.
     pub(super) fn delivered(&self, tag: u64) {
         self.lock().tags.delivered(tag);
     }
 
-    /// Another consumer comes next on this channel.
+    /// Registers that later tags belong to another consumer on this channel.
     pub(super) fn another_consumer(&self) {
         self.lock().tags.another_consumer();
     }
 
-    /// How many are delivered and not settled.
+    /// The deliveries that are not settled.
     pub(super) fn unsettled(&self) -> Unsettled {
         self.lock().tags.unsettled()
     }
 
-    /// Waits until something is settled, unless that was so since the last call.
+    /// Waits until something is settled; returns at once if that has happened since the last call.
     ///
     /// Cancel safe.
     pub(super) async fn settled(&self) {
@@ -98,18 +98,18 @@ impl Acker {
         }
     }
 
-    /// Writes all that is settled, and waits until the queue has taken it in; nothing may be consumed
-    /// on the channel any more.
+    /// Writes all settlements, and waits until the queue has processed them. Nothing may be consumed on the channel any
+    /// more.
     ///
-    /// A quorum queue is told of some 32 acks and give-backs at a time; the rest waits in the broker's
-    /// channel, and is lost when that closes. Consuming and cancelling are both answered by the queue
-    /// itself: the first when it has taken in what it was told of, the second when it has taken in what
-    /// waited until then. One job at most is delivered meanwhile; it goes back with the channel.
+    /// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue; the rest waits in the
+    /// channel, and is lost when that closes. Consuming and cancelling are both answered by the queue itself: the first
+    /// when it has processed what was passed to it, the second when it has processed what waited until then. One job at
+    /// most is delivered meanwhile; it goes back with the channel.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// The channel is gone, or the broker does not answer: what was not taken in comes again.
+    /// The channel is gone, or the broker does not answer; deliveries whose settlement was not processed come again.
     pub(super) async fn flush(&self) -> Result<(), Error> {
         self.write_now();
         let (what, channel) = ("flushing acks", &self.channel);
@@ -120,7 +120,7 @@ impl Acker {
         ask(what, channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await
     }
 
-    /// Writes all that is settled, ahead of what is written to the channel next. Returns at once.
+    /// Writes all settlements ahead of what is written to the channel next. Returns at once.
     pub(super) fn write_now(&self) {
         self.write(&mut self.lock());
     }
@@ -140,7 +140,7 @@ impl Acker {
         }
     }
 
-    /// Under the lock, since the frames must be written in order.
+    /// Writes the settlements, under the lock, since the frames must be written in order.
     ///
     /// The first poll queues the frame; the rest of the future only waits until it has left. An error
     /// means that the channel is gone, and then all its deliveries come again anyway.

@@ -1,11 +1,11 @@
-//! Where the broker is, and who we are to it.
+//! The address of the broker, and the credentials for it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 
-/// Seconds between heartbeats unless the URL says otherwise: a dead peer is noticed after twice that.
+/// The seconds between heartbeats unless the URL sets them: a dead peer is noticed after twice that time.
 const HEARTBEAT: u16 = 10;
 
 /// The longest short string of AMQP 0-9-1, in bytes.
@@ -17,7 +17,7 @@ pub struct Address {
     uri: AMQPUri,
 }
 
-/// Why a text is no address; never repeats the text, which may hold a password.
+/// The reason why a text is no address. It never repeats the text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an AMQP URL: {0}; write amqp://USER:PASSWORD@HOST:PORT/VHOST, %2f for the vhost \"/\"")]
 pub struct AddressError(String);
@@ -31,7 +31,7 @@ impl Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Reads `amqp://` and `amqps://` URLs. No path and the path `/` both mean the vhost `/`.
+    /// Parses `amqp://` and `amqps://` URLs. No path and the path `/` both mean the vhost `/`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut uri: AMQPUri = text.parse().map_err(|_| refuse("scheme, host, port or query are wrong"))?;
         if uri.vhost.is_empty() {
@@ -40,7 +40,7 @@ impl FromStr for Address {
         if uri.vhost.len() > SHORT {
             return Err(refuse("the vhost is longer than 255 bytes"));
         }
-        // The parser below takes an IPv6 host for none at all, and goes on with localhost.
+        // The parser below would ignore an IPv6 host and connect to localhost.
         if let Some(host) = ipv6(text) {
             uri.authority.host = host.to_owned();
         }

@@ -1,7 +1,7 @@
-//! The bytes of messages that are held in memory: each downstream's, and those of the process.
+//! The bytes of messages that are held in memory, by each downstream and by the process.
 //!
-//! Half of the process's bytes is shared out evenly: no downstream whose jobs cannot go takes that part from
-//! another. The other half is for whoever needs it first. So the sum never exceeds the process's bytes, but
+//! Half of the process's bytes is divided evenly: no downstream whose jobs cannot be released takes that part from
+//! another. The other half is for the downstreams that need it first. So the sum never exceeds the process's bytes, but
 //! for the one message that every downstream may hold however long it is.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use std::task::Waker;
 
 use futures_util::task::AtomicWaker;
 
-/// What the downstreams of one process share.
+/// The budget that the downstreams of one process share.
 #[derive(Debug, Default)]
 struct Budget {
-    /// The bytes that are not shared out.
+    /// The bytes that are not divided among the downstreams.
     pool: u64,
     /// The bytes that downstreams hold beyond their fair shares.
     borrowed: AtomicU64,
@@ -23,9 +23,9 @@ struct Budget {
 /// The bytes that one downstream holds.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// The most that it may hold.
+    /// The most bytes that it may hold.
     most: u64,
-    /// What it may hold whatever the others do; at most `most`.
+    /// The bytes that it may hold whatever the others do; at most `most`.
     fair: u64,
     held: AtomicU64,
     messages: AtomicUsize,
@@ -34,7 +34,7 @@ pub(super) struct Account {
     waiting: AtomicWaker,
 }
 
-/// One message that is held. Dropped, its bytes are free again.
+/// The bytes of one message that is held. When dropped, they are free again.
 #[derive(Debug)]
 pub(super) struct Charge {
     account: Arc<Account>,
@@ -64,7 +64,7 @@ pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
 }
 
 impl Account {
-    /// Counts a message as held, also where that is more than there should be.
+    /// Counts a message as held, even if that exceeds the bounds.
     pub(super) fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
         let before = self.held.fetch_add(bytes, Ordering::SeqCst);
         self.messages.fetch_add(1, Ordering::SeqCst);
@@ -73,13 +73,13 @@ impl Account {
         Charge { account: Arc::clone(self), bytes }
     }
 
-    /// The most that this downstream may hold.
+    /// The most bytes that this downstream may hold.
     pub(super) const fn most(&self) -> u64 {
         self.most
     }
 
-    /// What this downstream may hold as things are: less than [`Account::most`] while others use what is
-    /// not shared out.
+    /// The bytes that this downstream may hold at present: less than [`Account::most`] while others use the shared
+    /// pool.
     pub(super) fn allowance(&self) -> u64 {
         let own = self.beyond(self.held.load(Ordering::SeqCst));
         let others = self.budget.borrowed.load(Ordering::SeqCst).saturating_sub(own);
@@ -92,24 +92,25 @@ impl Account {
         self.held.load(Ordering::SeqCst).saturating_add(more) >= self.allowance()
     }
 
-    /// True where `more` bytes would be far more than this downstream may hold: they are beyond its most, or
-    /// twice what it may hold as things are. One message never is.
+    /// True where `more` bytes would be far more than this downstream may hold: they exceed its most, or twice its
+    /// present allowance. One message never does.
     pub(super) fn overruns(&self, more: u64) -> bool {
         let held = self.held.load(Ordering::SeqCst).saturating_add(more);
         self.holds_any() && held > self.most.min(self.allowance().saturating_mul(2))
     }
 
-    /// True where at least one message is held, which will be settled some day.
+    /// True where at least one message is held, which will be settled at some time.
     pub(super) fn holds_any(&self) -> bool {
         self.messages.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes this one when [`Account::is_full`] may have changed; only the last one that asked is woken.
+    /// Registers a waker for when [`Account::is_full`] may have changed; only the last one that was registered is
+    /// woken.
     pub(super) fn register(&self, waker: &Waker) {
         self.waiting.register(waker);
     }
 
-    /// Wakes whoever waits.
+    /// Wakes the registered waiter.
     pub(super) fn wake(&self) {
         self.waiting.wake();
     }
@@ -120,7 +121,7 @@ impl Account {
 }
 
 impl Charge {
-    /// The bytes that it stands for.
+    /// The number of bytes charged.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -135,7 +136,7 @@ impl Drop for Charge {
         let returned = account.beyond(before) - account.beyond(before - *bytes);
         let borrowed = budget.borrowed.fetch_sub(returned, Ordering::SeqCst);
         account.wake();
-        // Others wait for the pool only while little is left of it: less than what is on its way to them.
+        // Others wait for the pool only while little of it is left: less than what is in transit to them.
         if returned > 0 && borrowed >= budget.pool / 2 {
             let accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
             accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn those_that_are_full_leave_the_others_their_shares() {
-        // 10 of 100 for each of five, 50 for whoever needs them.
+        // Each of the five has 10 of 100 bytes, and 50 are for those that need them.
         let accounts = accounts(100, &[64, 64, 64, 64, 64]);
         assert!(accounts.iter().all(|account| account.allowance() == 60));
         let stuck = accounts[0].charge(60);
@@ -199,7 +200,7 @@ mod tests {
                 account.register(&Arc::clone(woken).into());
             }
         };
-        // 25 each, and 50 in the pool.
+        // Each has 25 bytes, and 50 are in the pool.
         let (large, small, rest) = (accounts[0].charge(25), accounts[0].charge(40), accounts[1].charge(36));
         register();
         drop(small);

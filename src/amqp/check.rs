@@ -1,4 +1,4 @@
-//! Whether the broker would let us work, without changing anything there.
+//! Checks whether the broker would let paced work, without changing anything there.
 
 use lapin::Connection;
 
@@ -10,23 +10,23 @@ use super::greeting::{Server, greeting};
 use super::rights;
 use super::topology::{find_exchange, find_queue};
 
-/// What a look at the broker has found.
+/// The results of a check of the broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Findings {
     /// The broker's product and version; `None` where it could not be reached or does not say.
     pub server: Option<Server>,
-    /// What keeps `run` from working.
+    /// The problems that keep `run` from working.
     pub errors: Vec<Error>,
-    /// What works, and may lose jobs or fail later.
+    /// The problems that may lose jobs or fail later.
     pub warnings: Vec<Warning>,
 }
 
-/// What works, and may lose jobs or fail later.
+/// A problem that does not prevent work, but may lose jobs or fail later.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A foreign queue drops jobs that come back often.
+    /// The queue is not paced's own, and drops jobs that come back often.
     #[error(
         "queue {queue} of downstream {downstream} has no dead-letter exchange, and the broker drops a job that comes \
          back to it more than {limit} times; have it declared with x-dead-letter-exchange, or set one by a policy, \
@@ -40,7 +40,7 @@ pub enum Warning {
         /// How often a job may come back.
         limit: String,
     },
-    /// A foreign queue may drop jobs that come back often.
+    /// The queue is not paced's own, and may drop jobs that come back often.
     #[error(
         "if queue {queue} of downstream {downstream} is a quorum queue without a dead-letter exchange, {server} drops a \
          job that comes back to it more than {DEFAULT_LIMIT} times; have it declared with x-dead-letter-exchange, or \
@@ -51,10 +51,10 @@ pub enum Warning {
         downstream: String,
         /// `queue.name`.
         queue: String,
-        /// Which has such a limit by default.
+        /// The broker, which has such a limit by default.
         server: Server,
     },
-    /// The user may not look at what paced could work without.
+    /// The user may not inspect an exchange or queue that paced could work without.
     #[error(
         "not allowed to look at {name}: {detail}; paced works without, but what is missing there shows only when it is \
          needed; grant the user the rights that docs/rabbitmq.md lists"
@@ -74,15 +74,15 @@ pub enum Warning {
         /// What the broker said.
         detail: String,
     },
-    /// RabbitMQ 4.3.0, and no other, wants a permission for passive declarations.
+    /// The broker requires a permission for passive declarations, as only RabbitMQ 4.3.0 does.
     #[error(
         "{server} wants the permission to configure even what is only looked up; grant it on {}, or update RabbitMQ",
         names.join(", ")
     )]
     PassiveNeedsConfigure {
-        /// The one version that does.
+        /// The broker, whose version requires it.
         server: Server,
-        /// What is looked up.
+        /// The exchanges and queues that are inspected.
         names: Vec<String>,
     },
 }
@@ -90,9 +90,9 @@ pub enum Warning {
 /// How often a message may come back to a quorum queue of RabbitMQ 4.0 or later that names no limit.
 const DEFAULT_LIMIT: u32 = 20;
 
-/// Connects and looks for every exchange and queue, passively. One that `run` would declare may be
-/// missing. What the user may do, and what a queue that is not paced's own may lose, is found out by calls that
-/// cannot succeed: nothing is declared, no queue takes what is published, and no message is taken out of one.
+/// Connects and inspects every exchange and queue passively. One that `run` would declare may be missing. The user's
+/// permissions, and the settings of queues that are not paced's own, are determined by calls that cannot succeed:
+/// nothing is declared, no queue takes what is published, and no message is taken out of one.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub async fn check_online(options: &Options) -> Findings {
@@ -104,7 +104,7 @@ pub async fn check_online(options: &Options) -> Findings {
     let (mut errors, mut warnings) = (Vec::new(), Vec::new());
     let things = things(options);
     for thing in &things {
-        match look(&connection, thing).await {
+        match inspect(&connection, thing).await {
             Ok(()) => {
                 if let Some(downstream) = &thing.foreign {
                     warnings
@@ -129,7 +129,7 @@ pub async fn check_online(options: &Options) -> Findings {
         warnings.extend(detail.map(|detail| Warning::MayNotPublish { detail }));
     }
     warnings.extend(server.as_ref().and_then(|server| warn_of_passive(server, &things)));
-    // The answer is known: a close that fails changes nothing about it.
+    // The findings are complete: a close that fails does not change them.
     let _ = super::connection::ask("closing the connection", connection.close(200, "OK".into())).await;
     Findings { server, errors, warnings }
 }
@@ -137,9 +137,9 @@ pub async fn check_online(options: &Options) -> Findings {
 struct Thing {
     name: String,
     is_exchange: bool,
-    /// `run` creates it.
+    /// Whether `run` declares it.
     declared: bool,
-    /// It is the queue of a downstream's jobs.
+    /// Whether it is the queue of a downstream's jobs.
     consumed: bool,
     /// The downstream that consumes this queue, where the queue is not paced's own.
     foreign: Option<String>,
@@ -173,8 +173,8 @@ fn things(options: &Options) -> Vec<Thing> {
     things
 }
 
-/// On a channel of its own, since the broker closes it over what is missing.
-async fn look(connection: &Connection, thing: &Thing) -> Result<(), Error> {
+/// Uses a channel of its own, since the broker closes it if the thing is missing.
+async fn inspect(connection: &Connection, thing: &Thing) -> Result<(), Error> {
     let channel = channel(connection).await?;
     if thing.is_exchange {
         find_exchange(&channel, &thing.name).await?;
@@ -185,7 +185,7 @@ async fn look(connection: &Connection, thing: &Thing) -> Result<(), Error> {
     if thing.consumed { rights::check_consume(connection, &thing.name).await } else { Ok(()) }
 }
 
-/// Whether a queue that is not paced's own drops what comes back often.
+/// Warns if a queue that is not paced's own drops jobs that come back often.
 async fn warn_of_returns(
     connection: &Connection,
     downstream: &str,
@@ -208,7 +208,7 @@ async fn warn_of_returns(
     }
 }
 
-/// Whether the broker wants a permission for looking that others do not want.
+/// Warns if the broker requires a permission for passive declarations that others do not require.
 fn warn_of_passive(server: &Server, things: &[Thing]) -> Option<Warning> {
     let passive = things.iter().filter(|thing| !thing.declared);
     let names: Vec<String> = passive.map(|thing| thing.name.clone()).collect();

@@ -1,4 +1,4 @@
-//! One connection, opened and used with time-outs everywhere.
+//! One connection to the broker, with time-outs for opening and using it.
 
 use std::future::Future;
 use std::net::{Shutdown, TcpStream};
@@ -16,32 +16,32 @@ use super::error::Error;
 use super::guard::{self, FrameMax, GuardedStream};
 use super::valve::{Meter, Valve};
 
-/// For the whole of connecting: TCP, TLS and the AMQP handshake.
+/// The time-out for connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
 
-/// For one question to the broker.
+/// The time-out for one call to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
-/// What the broker has not acknowledged by then, it will not: heartbeats are written even while nothing is
-/// read, so that a peer that is gone is noticed then too. In milliseconds.
+/// The time, in ms, after which a peer that does not acknowledge bytes counts as gone. Heartbeats are written even
+/// while nothing is read, so that a peer that is gone is noticed then too.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MS: u32 = 20_000;
 
-/// A connection or consumer that held this long has earned a quick return.
+/// A connection or consumer that held for this long is replaced without a wait.
 pub(super) const STABLE: Duration = Duration::from_secs(10);
 
-/// What is needed to cut a socket that lapin owns.
+/// The state of a connection attempt, with what is needed to close a socket that lapin owns.
 #[derive(Debug, Default)]
-enum Cord {
+enum Attempt {
     /// There is no socket yet.
     #[default]
     Dialling,
     Held(TcpStream),
-    /// Nobody waits for this connection any more.
+    /// The attempt was given up.
     Abandoned,
 }
 
-/// Connects once. What is read is counted by `meter`, where there is one.
+/// Connects once. `meter`, if there is one, counts the bytes that are read.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub(super) async fn connect(
@@ -54,11 +54,11 @@ pub(super) async fn connect(
     if guard::IS_OFF {
         tracing::error!("built for a benchmark: one malformed message can end this process");
     }
-    // lapin runs on what is below; the sockets are opened on tokio itself and handed over guarded.
+    // lapin runs on this runtime; the sockets are opened on tokio itself and passed to lapin guarded.
     let runtime =
         lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;
     let guard = CutUnlessTaken::default();
-    let cord = Arc::clone(&guard.0);
+    let attempt = Arc::clone(&guard.0);
     let frame_max = FrameMax::default();
     let guards = frame_max.clone();
     let meter = meter.cloned();
@@ -66,7 +66,7 @@ pub(super) async fn connect(
         address.uri(),
         guard::runtime(),
         async move |uri, _| {
-            // In two steps, so that the plain socket can be cut while it belongs to lapin's thread.
+            // Connecting has two steps, so that the plain socket can be closed while it belongs to lapin's thread.
             let mut plain = uri.clone();
             plain.scheme = AMQPScheme::AMQP;
             let dialled = plain.connect_with_config_async(TLSConfig::default(), &runtime);
@@ -76,11 +76,11 @@ pub(super) async fn connect(
                 #[cfg(target_os = "linux")]
                 rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS)
                     .map_err(std::io::Error::from)?;
-                let mut cord = cord.lock().unwrap_or_else(PoisonError::into_inner);
-                if matches!(*cord, Cord::Abandoned) {
+                let mut attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner);
+                if matches!(*attempt, Attempt::Abandoned) {
                     return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
                 }
-                *cord = Cord::Held(socket.into());
+                *attempt = Attempt::Held(socket.into());
             }
             let stream = match uri.scheme {
                 AMQPScheme::AMQP => stream,
@@ -107,21 +107,21 @@ pub(super) async fn connect(
     }
 }
 
-/// Cuts the socket of a handshake that is given up: lapin's thread would wait for its peer for ever.
+/// Closes the socket of a handshake that is given up: lapin's thread would wait for its peer for ever.
 #[derive(Default)]
-struct CutUnlessTaken(Arc<Mutex<Cord>>);
+struct CutUnlessTaken(Arc<Mutex<Attempt>>);
 
 impl CutUnlessTaken {
     fn take(self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Cord::Dialling;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Attempt::Dialling;
     }
 }
 
 impl Drop for CutUnlessTaken {
     fn drop(&mut self) {
-        let mut cord = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Cord::Held(socket) = std::mem::replace(&mut *cord, Cord::Abandoned) {
-            // It may be gone already, which is as good.
+        let mut attempt = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Attempt::Held(socket) = std::mem::replace(&mut *attempt, Attempt::Abandoned) {
+            // The socket may be closed already, which is no problem.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -151,23 +151,24 @@ pub(super) async fn confirming(connection: &Connection) -> Result<Channel, Error
     Ok(channel)
 }
 
-/// Closes a channel that may be closed already; what is unacked on it goes back to its queue.
+/// Closes a channel, which may be closed already; its unacked messages return to their queue.
 pub(super) async fn close(channel: &Channel) {
     let _ = tokio::time::timeout(ANSWER, closed(channel)).await;
 }
 
-/// As [`close`], for as long as the broker takes, or until the connection is lost.
+/// Closes a channel as [`close`] does, without a time-out: it returns when the broker has answered, or when the
+/// connection is lost.
 pub(super) async fn closed(channel: &Channel) {
     if channel.status().connected() {
-        // An error means that it is gone already.
+        // An error means that the channel is closed already.
         let _ = channel.close(200, "OK".into()).await;
     }
 }
 
-/// Closes its channel unless it is put to use.
+/// Closes its channel when dropped, unless the channel was put to use.
 ///
-/// lapin keeps a channel open for as long as it has a consumer, and registers a consumer even where
-/// nobody waits for the broker's answer any more. The broker would give jobs to it that no one takes.
+/// lapin keeps a channel open for as long as it has a consumer, and registers a consumer even if the call for it was
+/// given up. The broker would deliver jobs to it that nobody takes.
 pub(super) struct CloseUnlessUsed(Option<Channel>);
 
 impl CloseUnlessUsed {
@@ -175,7 +176,7 @@ impl CloseUnlessUsed {
         Self(Some(channel))
     }
 
-    /// From now on the caller closes it.
+    /// Releases the channel: from now on the caller closes it.
     pub(super) fn used(mut self) {
         self.0 = None;
     }
@@ -184,7 +185,7 @@ impl CloseUnlessUsed {
 impl Drop for CloseUnlessUsed {
     fn drop(&mut self) {
         if let Some(channel) = self.0.take().filter(|channel| channel.status().connected()) {
-            // The first poll queues the frame, behind the question that was not answered.
+            // The first poll queues the frame, after the call that was not answered.
             let _ = channel.close(200, "OK".into()).now_or_never();
         }
     }

@@ -1,4 +1,4 @@
-//! Dead letters: looked at without harm, and tried again.
+//! Dead letters: lists them without any change, and replays them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use super::topology::{self, find_queue, short};
 use super::{Downstream, Options};
 use crate::job::{Message, Reason};
 
-/// How often, and how long apart, we look whether letters are back: a second at most, since others
-/// may have taken some.
-const LOOKS: u32 = 50;
-const LOOK: Duration = Duration::from_millis(20);
+/// How often, and how far apart, the queue is polled for letters to return: a second at most, since others may have
+/// taken some.
+const MAX_POLLS: u32 = 50;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How many letters we take only to keep the order.
-const OTHERS: u32 = 10_000;
+/// How many letters are taken only to keep the order.
+const MAX_OTHERS: u32 = 10_000;
 
 /// The dead letters of one downstream.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct DeadLetters {
 /// One dead letter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Letter {
-    /// The job as it came, and the report among its headers.
+    /// The job as it was delivered, with the report among its headers.
     pub message: Message,
     /// `paced-reason`; `None` where the broker dead-lettered it.
     pub reason: Option<String>,
@@ -64,20 +64,20 @@ pub struct Filter {
     pub id: Option<String>,
 }
 
-/// How far a replay has come, or came.
+/// The progress or the result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replay {
-    /// How many letters lay there at the start: each is looked at once.
+    /// The number of letters at the start: each is examined once.
     pub found: u32,
-    /// Looked at so far.
+    /// Letters examined so far.
     pub seen: u32,
-    /// Published again, confirmed, and gone from the dead letters.
+    /// Letters published again, confirmed, and removed from the dead letters.
     pub replayed: u32,
-    /// Not matched: still there, untouched.
+    /// Letters that did not match, which stay as they are.
     pub kept: u32,
-    /// Could not be published, or were malformed and are no jobs: still there.
+    /// Letters that could not be published, or were malformed and are no jobs; they stay.
     pub failed: u32,
-    /// The last reason for that.
+    /// The last error of those.
     pub error: Option<PublishError>,
 }
 
@@ -87,7 +87,7 @@ impl DeadLetters {
     /// Cancel safe: a dropped future closes what it opened.
     ///
     /// # Errors
-    /// What is wrong, at once.
+    /// Any error of connecting, without a retry.
     pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
         let downstream = options.downstream(downstream)?.clone();
         let consuming = connect(&options.address, "reading dead letters", None).await?;
@@ -95,12 +95,12 @@ impl DeadLetters {
         Ok(Self { options: options.clone(), downstream, consuming, publishing })
     }
 
-    /// How many there are.
+    /// The number of dead letters.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// The broker's.
+    /// An error of the broker.
     pub async fn count(&self) -> Result<u32, Error> {
         let channel = channel(&self.consuming).await?;
         let count = find_queue(&channel, &self.queue()).await;
@@ -108,33 +108,33 @@ impl DeadLetters {
         count
     }
 
-    /// The first `max`, in their order. All stay where they are; while this runs, nobody else sees
-    /// those that it holds.
+    /// The first `max` letters, in their order. All stay in the queue; while this runs, no other consumer sees those
+    /// that it holds.
     ///
     /// Cancel safe: a dropped future gives all of them back.
     ///
     /// # Errors
-    /// The broker's.
+    /// An error of the broker.
     pub async fn list(&self, max: u32) -> Result<Vec<Letter>, Error> {
-        let mut hand = self.take_up().await?;
-        let found = hand.found;
+        let mut held = self.take_up().await?;
+        let found = held.found;
         let mut letters = Vec::new();
         for _ in 0..found.min(max) {
-            let Some(taken) = hand.next().await? else { break };
+            let Some(taken) = held.next().await? else { break };
             letters.push(open_letter(taken));
         }
-        hand.lay_down().await?;
+        held.give_back_all().await?;
         self.settle(found).await?;
         Ok(letters)
     }
 
-    /// Makes sure that the downstream's queues are there, and publishes the letters that match as jobs
-    /// again, at most `limit`, oldest first; each is gone from here once its copy is confirmed. A crash in between leaves two copies, never none.
+    /// Ensures that the downstream's queues exist, and publishes the letters that match as jobs again, at most `limit`,
+    /// oldest first; each is removed once its copy is confirmed. A crash in between leaves two copies, never none.
     ///
     /// A letter that is malformed, as [`Letter::message`] tells, fails and stays: what could be read of it
     /// may be another job.
     ///
-    /// `progress` is told after each letter. Ends early where the broker takes no more.
+    /// `progress` is called after each letter. The replay ends early where the broker accepts no more messages.
     ///
     /// Cancel safe: a dropped future gives back what was not replayed; the letter at hand may have been
     /// published already.
@@ -151,20 +151,20 @@ impl DeadLetters {
     ) -> Result<Replay, Error> {
         topology::ensure(&self.consuming, &self.options, &self.downstream).await?;
         let publisher = Publisher::new(fixed(Arc::clone(&self.publishing)));
-        let mut hand = self.take_up().await?;
-        let mut replay = Replay { found: hand.found, ..Replay::default() };
+        let mut held = self.take_up().await?;
+        let mut replay = Replay { found: held.found, ..Replay::default() };
         while replay.seen < replay.found && limit.is_none_or(|limit| replay.replayed < limit) {
-            let Some(taken) = hand.next().await? else { break };
+            let Some(taken) = held.next().await? else { break };
             replay.seen += 1;
             if filter.takes(&taken) {
                 match self.publish(&publisher, taken, edits).await? {
                     Ok(()) => {
-                        hand.done().await?;
+                        held.done().await?;
                         replay.replayed += 1;
                     }
                     Err(error) => {
                         replay.failed += 1;
-                        // What ails the connection or the queue ails the next letter too.
+                        // A problem of the connection or the queue would affect the next letter too.
                         let over = !matches!(
                             error,
                             PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_)
@@ -180,7 +180,7 @@ impl DeadLetters {
             }
             progress(&replay);
         }
-        hand.lay_down().await?;
+        held.give_back_all().await?;
         self.settle(replay.found.saturating_sub(replay.replayed)).await?;
         Ok(replay)
     }
@@ -193,25 +193,25 @@ impl DeadLetters {
             let _ = self.consuming.close(200, "OK".into()).await;
             let _ = self.publishing.close(200, "OK".into()).await;
         };
-        // Nothing is unsettled: a broker that does not answer is not worth a wait.
+        // Nothing is unsettled, so a broker that does not answer is not worth a wait.
         let _ = tokio::time::timeout(Duration::from_secs(3), both).await;
     }
 
-    async fn take_up(&self) -> Result<Hand, Error> {
+    async fn take_up(&self) -> Result<HeldLetters, Error> {
         let queue = self.queue();
         let channel = channel(&self.consuming).await?;
         let found = find_queue(&channel, &queue).await?;
-        Ok(Hand { channel, queue, found, seen: 0, tags: Vec::new(), returned_before: false })
+        Ok(HeldLetters { channel, queue, found, seen: 0, tags: Vec::new(), returned_before: false })
     }
 
-    /// What was given back lies there again a little later: waits until as many are there as should be,
-    /// so that whoever looks next sees them.
+    /// Waits until `remaining` letters are in the queue, so that the next reader sees them: letters that were given
+    /// back reappear a little later.
     async fn settle(&self, remaining: u32) -> Result<(), Error> {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             if self.count().await? >= remaining {
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -233,7 +233,7 @@ impl DeadLetters {
         Ok(publisher.publish_routed(&exchange, &key, properties, &Bytes::from(delivery.data)).await)
     }
 
-    /// The key that the job came with, if it leads back to this downstream's queue.
+    /// The routing key that the job was published with, if it leads back to this downstream's queue.
     fn key(&self, properties: &BasicProperties) -> String {
         let name = &self.downstream.name;
         let leads_back = |key: &String| {
@@ -256,27 +256,27 @@ impl Filter {
     }
 }
 
-/// A letter that we hold.
+/// A letter that is held unacked.
 struct Taken {
     delivery: Delivery,
-    /// What is wrong with it, where lapin could not have parsed it.
+    /// The reason why lapin could not have parsed it, if it is malformed.
     malformed: Option<String>,
 }
 
-/// The letters that we hold; dropped, they all go back, in any order.
-struct Hand {
+/// The letters that are held unacked; when dropped, they all return, in any order.
+struct HeldLetters {
     channel: Channel,
     queue: String,
-    /// How many there were at the start.
+    /// The number of letters at the start.
     found: u32,
     seen: u32,
-    /// Held, oldest first.
+    /// The tags of the letters held, oldest first.
     tags: Vec<u64>,
-    /// The last one that was taken had been given back by someone before.
+    /// Whether the letter that was taken last had been given back before.
     returned_before: bool,
 }
 
-impl Hand {
+impl HeldLetters {
     async fn next(&mut self) -> Result<Option<Taken>, Error> {
         let get = self.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
         let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
@@ -288,7 +288,7 @@ impl Hand {
         Ok(Some(Taken { delivery, malformed }))
     }
 
-    /// The letter that was taken last is gone for good.
+    /// Acks the letter that was taken last.
     async fn done(&mut self) -> Result<(), Error> {
         match self.tags.pop() {
             Some(tag) => {
@@ -298,13 +298,13 @@ impl Hand {
         }
     }
 
-    /// Gives back what is held, in its order, and closes the channel: the broker has taken in the acks
-    /// then.
+    /// Gives back the letters that are held, in their order, and closes the channel, which ensures that the broker has
+    /// processed the acks.
     ///
-    /// A quorum queue keeps what was given back apart, in the order in which it came back, and hands
-    /// that out first. So the others among these are taken as well and given back behind ours.
-    async fn lay_down(mut self) -> Result<(), Error> {
-        let mut more = OTHERS;
+    /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came back,
+    /// and delivers these first. So the others in that list are taken as well, and given back after ours.
+    async fn give_back_all(mut self) -> Result<(), Error> {
+        let mut more = MAX_OTHERS;
         while self.returned_before && more > 0 && self.seen < self.found && self.next().await?.is_some() {
             more -= 1;
         }
@@ -316,8 +316,8 @@ impl Hand {
     }
 }
 
-/// `paced-reason`. What the broker dead-lettered, or somebody put there, may be malformed: then that is
-/// what ails it, whatever it says.
+/// The value of `paced-reason`. A letter that the broker or somebody else put there may be malformed: its reason is
+/// then that, whatever its header says.
 fn reason(Taken { delivery, malformed }: &Taken) -> Option<String> {
     match malformed {
         Some(_) => Some(Reason::MalformedHeader.to_string()),

@@ -1,4 +1,4 @@
-//! What goes wrong between us and the broker, and what to do about it.
+//! Errors of the broker, and what to do about them.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 /// Why the broker could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No connection.
+    /// There is no connection.
     #[error("cannot reach RabbitMQ at {address}: {detail}; is it running, and is amqp.url right?")]
     Unreachable {
-        /// Without credentials.
+        /// The address, without credentials.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         detail: String,
     },
-    /// The broker does not let us in.
+    /// The broker refuses the login.
     #[error("RabbitMQ at {address} refuses the login: {detail}; check user, password and vhost in amqp.url")]
     Login {
-        /// Without credentials.
+        /// The address, without credentials.
         address: String,
-        /// What the broker said.
+        /// The broker's error text.
         detail: String,
     },
     /// The user lacks a permission.
@@ -32,10 +32,10 @@ pub enum Error {
     Refused {
         /// The exchange or queue.
         what: String,
-        /// What the broker said.
+        /// The broker's error text.
         detail: String,
     },
-    /// An exchange or queue is missing, and we may not or must not declare it.
+    /// An exchange or queue is missing, and it may not or must not be declared.
     #[error(
         "{what} does not exist; create it, or let `paced run` or `paced publish` declare it with \
          amqp.declare = true"
@@ -51,37 +51,37 @@ pub enum Error {
     Inequivalent {
         /// The exchange or queue.
         what: String,
-        /// What the broker said: the argument that differs.
+        /// The broker's error text, which names the argument that differs.
         detail: String,
     },
     /// The broker did not answer in time.
     #[error("RabbitMQ did not answer within {} s: {what}", after.as_secs())]
     TimedOut {
-        /// What was asked.
+        /// The call that was made.
         what: String,
-        /// How long we waited.
+        /// The time-out.
         after: Duration,
     },
-    /// Anything else, the loss of the connection included.
+    /// Any other error, such as the loss of the connection.
     #[error("{what} failed: {detail}")]
     Failed {
-        /// What was asked.
+        /// The call that was made.
         what: String,
-        /// What went wrong.
+        /// The error text.
         detail: String,
     },
-    /// A name that AMQP does not take.
+    /// The name is longer than AMQP allows.
     #[error("the name `{0}` is longer than 255 bytes; shorten it")]
     NameTooLong(String),
     /// The downstream has a source already.
     #[error("the downstream `{0}` is consumed already; one source is enough")]
     Consumed(String),
-    /// A name that the options do not have.
+    /// The options have no downstream of this name.
     #[error("no downstream is called `{0}`")]
     UnknownDownstream(String),
 }
 
-/// A name that AMQP does not take.
+/// A name that is longer than AMQP allows.
 pub(super) struct NameTooLong(pub(super) String);
 
 impl From<NameTooLong> for Error {
@@ -103,7 +103,7 @@ impl Error {
         matches!(self, Self::Login { .. } | Self::Refused { .. })
     }
 
-    /// Sorts an error of a call on a channel; `what` names the exchange, the queue or the call.
+    /// Classifies an error of a call on a channel; `what` names the exchange, the queue or the call.
     pub(super) fn of(what: &str, error: &lapin::Error) -> Self {
         let what = what.to_owned();
         let detail = text(error);
@@ -115,7 +115,7 @@ impl Error {
         }
     }
 
-    /// Sorts an error of connecting.
+    /// Classifies an error of connecting.
     pub(super) fn connecting(address: String, error: &lapin::Error) -> Self {
         let detail = text(error);
         let login = match error.kind() {
@@ -130,7 +130,7 @@ impl Error {
     }
 }
 
-/// The channel error, where it is one.
+/// The code of a channel error, if it is one.
 pub(super) fn soft(error: &lapin::Error) -> Option<AMQPSoftError> {
     match error.kind() {
         ErrorKind::ProtocolError(error) => match error.kind() {
@@ -141,7 +141,7 @@ pub(super) fn soft(error: &lapin::Error) -> Option<AMQPSoftError> {
     }
 }
 
-/// What the broker or the system said, without lapin's words around it.
+/// The text of the broker or the system, without that of lapin around it.
 pub(super) fn text(error: &lapin::Error) -> String {
     match error.kind() {
         ErrorKind::ProtocolError(error) => error.get_message().to_string(),

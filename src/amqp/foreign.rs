@@ -1,8 +1,8 @@
-//! What a queue is like that others have declared: whether it may drop a job that comes back too often.
+//! The arguments of queues that others have declared: whether a queue may drop a job that comes back too often.
 //!
-//! AMQP shows no arguments of a queue. But a declaration that differs is refused (406) with the name and the
-//! value of the first argument that does, which leads to the next one. Every such declaration has an argument
-//! that is valid for no queue, so that nothing is ever created, should the queue be gone by then.
+//! AMQP cannot query the arguments of a queue. But a declaration that differs is refused (406) with the name and the
+//! value of the first argument that differs, which the next declaration then matches. Every such declaration has an
+//! argument that is valid for no queue, so that nothing is ever created, should the queue be gone by then.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +14,25 @@ use super::connection::{ask, channel, close};
 use super::error::Error;
 use super::topology::short;
 
-/// The argument that is compared behind all that matter here, and a value that it never has.
+/// The argument that is compared after all that matter here, and a value that no queue has.
 const IMPOSSIBLE: (&str, &str) = ("x-queue-leader-locator", "paced-check");
 
-/// More arguments than a queue has that are compared before the last one.
+/// A bound on declarations: more than the number of arguments that are compared before the last one.
 const MOST: usize = 24;
 
-/// What happens to a job that comes back to its queue again and again.
+/// The fate of a job that comes back to its queue again and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Returns {
-    /// It is kept, or dead-lettered.
+    /// The job is kept, or dead-lettered.
     Harmless,
-    /// A quorum queue without a dead-letter exchange: it is dropped over the limit, which is this one or, where
-    /// the queue names none, the broker's.
+    /// The job is dropped above this limit, as the queue is a quorum queue without a dead-letter exchange. `None`
+    /// stands for the broker's default.
     Dropped(Option<String>),
-    /// The broker does not let us know.
+    /// The broker does not permit to find out.
     Unknown,
 }
 
-/// Finds out by declarations that cannot succeed; they need the `configure` permission on the queue.
+/// Determines the fate by declarations that cannot succeed; they need the `configure` permission on the queue.
 ///
 /// Cancel safe.
 pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
@@ -44,7 +44,7 @@ pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
         let Some(refusal) = declare(connection, queue, &arguments).await else { break };
         let Some(Difference { argument, current }) = difference(&refusal) else { break };
         match argument {
-            // A queue of another kind has no delivery limit.
+            // A queue of another type has no delivery limit.
             "durable" | "auto_delete" | "x-queue-type" | "x-dead-letter-exchange" => {
                 return Returns::Harmless;
             }
@@ -61,7 +61,7 @@ pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
     Returns::Unknown
 }
 
-/// Why the broker refuses the declaration; `None` where that is not over an argument.
+/// The reason why the broker refuses the declaration; `None` if it is not an argument.
 async fn declare(
     connection: &Connection,
     queue: &str,
@@ -71,7 +71,7 @@ async fn declare(
     for (name, value) in arguments {
         table.insert(short(name).ok()?, value.clone());
     }
-    // The broker closes it over what it refuses.
+    // The broker closes the channel when it refuses a declaration.
     let channel = channel(connection).await.ok()?;
     let declared = channel.queue_declare(short(queue).ok()?, QueueDeclareOptions::durable(), table);
     let declared = ask(&format!("queue {queue}"), declared).await;
@@ -86,12 +86,12 @@ async fn declare(
 #[derive(Debug, PartialEq, Eq)]
 struct Difference<'a> {
     argument: &'a str,
-    /// Its value and the type of that, as far as the broker says so.
+    /// The queue's value and its type, as far as the broker names them.
     current: Option<(&'a str, &'a str)>,
 }
 
-/// Reads "inequivalent arg 'NAME' for queue ...: received ... but current is the value 'VALUE' of type 'TYPE'",
-/// which ends "but current is none", or "but current is 'VALUE'" where we have sent another value.
+/// Parses "inequivalent arg 'NAME' for queue ...: received ... but current is the value 'VALUE' of type 'TYPE'", which
+/// ends in "but current is none", or in "but current is 'VALUE'" where the declaration had another value.
 fn difference(refusal: &str) -> Option<Difference<'_>> {
     let (_, rest) = refusal.split_once("inequivalent arg '")?;
     let (argument, rest) = rest.split_once('\'')?;
@@ -105,7 +105,7 @@ fn difference(refusal: &str) -> Option<Difference<'_>> {
     Some(Difference { argument, current })
 }
 
-/// The value as the broker has it.
+/// The value with its AMQP type.
 fn typed(value: &str, kind: &str) -> Option<AMQPValue> {
     Some(match kind {
         "longstr" => text(value),
@@ -144,7 +144,7 @@ mod tests {
                 Some(("100000", "signedint")),
             ),
             ("x-max-length", "received the value '-1' of type 'signedint' but current is none", None),
-            // Long names of queues push the rest beyond AMQP's 255 bytes.
+            // Long names of queues push the rest of the text beyond AMQP's 255 bytes.
             ("x-expires", "received none but curr", None),
         ] {
             assert_eq!(

@@ -1,8 +1,8 @@
-//! Lets a few downstreams at a time ask the broker for what they need, and makes sure only once per
-//! connection of what all of them share.
+//! Bounds the number of downstreams that set up their queues at a time, and ensures only once per connection that the
+//! shared exchanges and queues exist.
 //!
-//! A user who may not declare, or not even look, may still be allowed to consume: then consuming goes on
-//! without, with one warning, and what is really missing shows when it is used.
+//! A user who may not declare, or not even inspect, may still be allowed to consume: then consuming starts without the
+//! check, with one warning, and a queue that is really missing causes an error when it is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
@@ -17,22 +17,22 @@ use super::error::Error;
 use super::topology::{ensure_own, ensure_shared, is_needless, needs_shared};
 use super::{Downstream, Options};
 
-/// Downstreams that declare, look and start to consume at the same time, over one connection.
+/// The number of downstreams that may declare, check and start to consume at the same time over one connection.
 ///
-/// With RabbitMQ 3.10 on two cores, 300 new downstreams take 4.6 s one by one, 2.7 s with 4 and 2.5 s with
-/// 8 or more, where the broker is the limit; and nobody waits long for an answer.
+/// With RabbitMQ 3.10 on two cores, 300 new downstreams take 4.6 s one by one, 2.7 s with 4 and 2.5 s with 8 or more,
+/// where the broker is the bottleneck; and no call waits long for its answer.
 pub(super) const PLACES: usize = 8;
 
-/// One for each connection that is kept up.
+/// The gate of one connection that is kept up.
 #[derive(Debug)]
 pub(super) struct Gate {
     places: Semaphore,
-    /// The connection over which the shared part was made sure of last.
+    /// The connection over which the shared queues were last ensured.
     shared: Mutex<Weak<Connection>>,
-    /// The downstreams whose queues are used as they are, since the user may not declare or look at them, and
-    /// what the broker said.
+    /// The downstreams whose queues are used unchecked, since the user may not declare or inspect them, and the
+    /// broker's error text.
     unchecked: StdMutex<BTreeMap<String, Error>>,
-    /// What was warned of once.
+    /// The warnings that were already logged.
     warned: StdMutex<BTreeSet<String>>,
 }
 
@@ -48,17 +48,17 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits for a place, in the order of asking; whoever holds it has at most one channel that the
-    /// broker is busy with.
+    /// Waits for a place, in the order of the callers; the holder of a place has at most one channel that the broker is
+    /// busy with.
     ///
     /// Cancel safe.
     pub(super) async fn enter(&self) -> Option<SemaphorePermit<'_>> {
-        // Never closed, so there always is one.
+        // The semaphore is never closed, so there always is a permit.
         self.places.acquire().await.ok()
     }
 
-    /// Makes sure that what all downstreams share is there, unless that was done over this connection, for one
-    /// who consumes: what the user has no right to is left as it is. For holders of a place.
+    /// Ensures for a consumer that the shared exchanges and queues exist, unless that was done over this connection.
+    /// Where the user lacks the permission, they are used unchecked. The caller must hold a place.
     pub(super) async fn share(
         &self,
         connection: &Arc<Connection>,
@@ -77,14 +77,13 @@ impl Gate {
             ensured => ensured?,
         }
         *shared = Arc::downgrade(connection);
-        // The user may have been given more rights meanwhile.
+        // The user may have been granted more permissions meanwhile.
         self.unchecked().clear();
         Ok(())
     }
 
-    /// Makes sure that the downstream's own queues are there, for one who consumes: where the user has no right
-    /// to declare them or to look at them, this fails once, and takes them as they are from then on. For holders
-    /// of a place.
+    /// Ensures for a consumer that the downstream's own queues exist. Where the user may not declare or inspect them,
+    /// this fails once, and uses them unchecked from then on. The caller must hold a place.
     pub(super) async fn own(
         &self,
         channel: &Channel,
@@ -96,7 +95,7 @@ impl Gate {
         }
         let own = self.declare_own(channel, options, downstream).await;
         if let Err(error @ Error::Refused { .. }) = &own {
-            // The broker has closed the channel: the next attempt has another one.
+            // The broker has closed the channel, so the next attempt uses another one.
             self.unchecked().insert(downstream.name.clone(), error.clone());
             self.warn(&downstream.name, error);
         }
@@ -112,17 +111,17 @@ impl Gate {
         let own = ensure_own(channel, options, downstream).await;
         let declared = options.declare && downstream.queue.is_none();
         if declared && matches!(own, Err(Error::NotFound { .. })) {
-            // Only the exchange that the queue is bound to can be missing: someone has deleted it, and
-            // the next attempt declares it.
+            // Only the exchange that the queue is bound to can be missing: it was deleted, and the next attempt
+            // declares it.
             *self.shared.lock().await = Weak::new();
         }
         own
     }
 
-    /// Makes sure that all that a downstream needs is there, for one who publishes.
+    /// Ensures for a publisher that everything that a downstream needs exists.
     ///
     /// # Errors
-    /// The broker's; also where the user may not declare, though the options say so.
+    /// An error of the broker, also where the options ask for a declaration that the user may not make.
     pub(super) async fn ensure(
         &self,
         connection: &Arc<Connection>,
@@ -147,7 +146,7 @@ impl Gate {
         if is_needless(options, &ensured) { Ok(()) } else { ensured }
     }
 
-    /// [`Gate::ensure`] for all; ends at the first error.
+    /// Calls [`Gate::ensure`] for every downstream; ends at the first error.
     pub(super) async fn ensure_all(
         &self,
         connection: &Arc<Connection>,
@@ -159,7 +158,7 @@ impl Gate {
             .await
     }
 
-    /// Whether the gate has warned of just this, and the next attempt goes on without.
+    /// Whether the gate has warned of just this error, so that the next attempt works without the permission.
     pub(super) fn goes_on_without(&self, downstream: &str, error: &Error) -> bool {
         self.unchecked().get(downstream) == Some(error)
     }
@@ -168,7 +167,7 @@ impl Gate {
         self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Warns once of what the user may not do for the downstream, or for all of them.
+    /// Warns once of a permission that the user lacks for the downstream, or for all of them.
     fn warn(&self, downstream: &str, error: &Error) {
         if self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(downstream.to_owned()) {
             warn!(downstream, %error, "what the user may not declare or look at is used as it is");
@@ -176,9 +175,9 @@ impl Gate {
     }
 }
 
-/// Makes sure that what all downstreams share is there.
+/// Ensures that the shared exchanges and queues exist.
 async fn share(connection: &Connection, options: &Options) -> Result<(), Error> {
-    // The broker closes it over what it refuses.
+    // The broker closes the channel when it refuses a declaration.
     let channel = channel(connection).await?;
     let ensured = ensure_shared(&channel, options).await;
     close(&channel).await;

@@ -1,4 +1,4 @@
-//! What a broker says of itself before anybody has logged in. lapin reads it and keeps it to itself.
+//! The broker's greeting: what it reports about itself before the login. lapin reads it, but does not expose it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -25,9 +25,9 @@ const MIB: usize = 1024 * 1024;
 /// A broker's product and version, in its own words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// `RabbitMQ`, or what else speaks AMQP 0-9-1.
+    /// The product: `RabbitMQ`, or another server of AMQP 0-9-1.
     pub product: String,
-    /// As `4.0.5`.
+    /// The version, such as `4.0.5`.
     pub version: String,
 }
 
@@ -45,7 +45,7 @@ impl Server {
         self.release().map(|release| if release >= (4, 0, 0) { 16 * MIB } else { 128 * MIB })
     }
 
-    /// Major, minor and patch number; `None` where it is not RabbitMQ.
+    /// The major, minor and patch number; `None` for other products.
     pub(super) fn release(&self) -> Option<(u32, u32, u32)> {
         let mut parts = self.version.split(['.', '-', '+']).map(|part| part.parse().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0);
@@ -53,8 +53,8 @@ impl Server {
     }
 }
 
-/// Asks who listens there, on a connection of its own that ends before the login. `None` where it does not
-/// say so, or not in time.
+/// Reads the greeting over a connection of its own that ends before the login. `None` where it does not arrive in time,
+/// or names no product.
 ///
 /// Cancel safe: a dropped future closes the connection.
 pub(super) async fn greeting(address: &Address) -> Option<Server> {
@@ -96,8 +96,9 @@ async fn read(stream: &mut (impl AsyncRead + Unpin), mut buffer: &mut [u8]) -> i
     Ok(())
 }
 
-/// A text among the server's properties: its name as a short string, `S`, the length in four bytes, the text.
-/// It is searched for, not parsed: nothing that the peer sends can nest or mislead more than one value.
+/// A text among the server's properties: its name as a short string, `S`, the length in four bytes, the text. It is
+/// searched for rather than parsed, so no nesting that the peer sends can do harm, and a misleading byte can affect one
+/// value at most.
 fn property(frame: &[u8], name: &str) -> Option<String> {
     let mut key = vec![u8::try_from(name.len()).ok()?];
     key.extend_from_slice(name.as_bytes());
@@ -105,7 +106,7 @@ fn property(frame: &[u8], name: &str) -> Option<String> {
     let at = frame.windows(key.len()).position(|part| part == key)? + key.len();
     let (length, rest) = frame.get(at..)?.split_first_chunk::<4>()?;
     let text = rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
-    // It goes to a terminal.
+    // The text is shown on a terminal.
     std::str::from_utf8(text).ok().filter(|text| !text.contains(char::is_control)).map(str::to_owned)
 }
 

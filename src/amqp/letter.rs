@@ -17,13 +17,13 @@ pub(super) const ATTEMPTS: &str = "paced-attempts";
 pub(super) const ROUTING_KEY: &str = "paced-routing-key";
 pub(super) const DEAD_AT: &str = "paced-dead-at";
 
-/// What a dead letter carries beyond its job's own headers.
+/// The headers that a dead letter has beyond its job's own.
 const REPORT: [&str; 6] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT];
 
 /// The longest `paced-detail`, in bytes: all headers must fit one frame.
 const MAX_DETAIL: usize = 1024;
 
-/// What the properties besides the headers can take of a frame: ten short strings and some.
+/// The most that the properties besides the headers can take of a frame: ten short strings and a few bytes.
 const OTHER_PROPERTIES: usize = 3 * 1024;
 
 /// The properties of the copy that goes to the dead letters.
@@ -48,7 +48,7 @@ pub(super) fn dead_letter(
     rebuild(properties, headers)
 }
 
-/// What changes in a letter before it is tried again.
+/// The changes to a letter before it is replayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
     /// Headers to set, by name.
@@ -88,7 +88,7 @@ pub(super) fn reply(correlation_id: Option<&ShortString>) -> BasicProperties {
     }
 }
 
-/// The header's text, or its number as text.
+/// The text of a header, or its number as text.
 pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String> {
     match properties.headers().as_ref()?.inner().get(name)? {
         AMQPValue::LongString(text) => Some(text.to_string()),
@@ -101,8 +101,8 @@ pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String>
     }
 }
 
-/// The routing key that a letter's job was published with, where the letter knows it: from our own
-/// header, or from the broker's account of a dead-lettering of its own.
+/// The routing key that a letter's job was published with, if the letter has it: from our own header, or from the
+/// broker's account of its own dead-lettering.
 pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
     header(properties, ROUTING_KEY).or_else(|| {
         let deaths = match properties.headers().as_ref()?.inner().get("x-death")? {
@@ -120,14 +120,14 @@ pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
     })
 }
 
-/// About how many bytes the headers take in their frame.
+/// The approximate size of the headers in their frame.
 pub(super) fn size(properties: &BasicProperties) -> usize {
     let headers = properties.headers().as_ref();
     OTHER_PROPERTIES + headers.map_or(0, |table| table.into_iter().map(|(k, v)| entry(k, v)).sum())
 }
 
-/// The job's own headers: neither a former report nor what the broker would trip over when the
-/// message is published again (a "dead-letter cycle" is dropped without a word).
+/// The job's own headers, without a former report, and without those that would make the broker drop the message when
+/// it is published again (it drops a "dead-letter cycle" silently).
 fn job_headers(properties: &BasicProperties) -> Vec<(ShortString, AMQPValue)> {
     let Some(table) = properties.headers() else { return Vec::new() };
     table
@@ -143,8 +143,8 @@ fn is_brokers(name: &str) -> bool {
         || name.starts_with("x-last-death-")
 }
 
-/// Everything but the expiration, which would shorten the stay wherever it lies next, and the user
-/// id, which the broker refuses when it is not ours.
+/// All properties but the expiration, which would shorten the stay in the next queue, and the user id, which the broker
+/// refuses if it is not ours.
 fn rebuild(properties: &BasicProperties, headers: Vec<(ShortString, AMQPValue)>) -> BasicProperties {
     let mut new = without_id(properties)
         .with_headers(FieldTable::from(headers.into_iter().collect::<std::collections::BTreeMap<_, _>>()));
@@ -190,7 +190,7 @@ fn without_id(old: &BasicProperties) -> BasicProperties {
     new
 }
 
-/// The log of dropped headers is bounded: anybody who publishes could cause a line for each message.
+/// The log of dropped headers is bounded, since anybody who publishes could cause a line for each message.
 static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     BoundedLog::new(|summary| {
         tracing::warn!(headers = summary.lines, "dropped headers of dead letters; too many to log each");

@@ -12,34 +12,34 @@ use tokio_util::task::TaskTracker;
 use super::address::Address;
 use super::budget::Account;
 use super::gate::Gate;
-use super::status::{ConnectionStates, Lines};
-use super::supervisor::{Line, Supervisor};
+use super::status::{ConnectionStates, ConnectionWatches};
+use super::supervisor::{ConnectionWatch, Supervisor};
 use super::suspicion::Suspicion;
 use super::valve::Meter;
 
-/// What consuming connections have in common.
+/// The parts that consuming connections have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    pub(super) line: Line,
+    pub(super) current: ConnectionWatch,
     pub(super) gate: Arc<Gate>,
     pub(super) meter: Arc<Meter>,
 }
 
-/// Why a downstream gets a connection of its own.
+/// The reason why a downstream gets a connection of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Its messages are so long that it is their bytes that bound what is read.
+pub(super) enum SeparationReason {
+    /// Its messages are so long that their bytes bound what is read.
     Long,
-    /// What it asked for exceeds its bytes, and would hold up the others.
+    /// The messages that it asked for exceed its bytes, and would hold up the others.
     Overrun,
-    /// The shared connection was lost again and again while something came for it.
+    /// The shared connection was lost several times while something came for it.
     Losses,
 }
 
-impl Why {
+impl SeparationReason {
     pub(super) const ALL: [Self; 3] = [Self::Long, Self::Overrun, Self::Losses];
 
-    /// For the metric.
+    /// The label of the metric.
     pub(super) const fn label(self) -> &'static str {
         match self {
             Self::Long => "long",
@@ -48,7 +48,7 @@ impl Why {
         }
     }
 
-    /// For the log.
+    /// The text for the log.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Long => "its messages are long",
@@ -61,13 +61,13 @@ impl Why {
     }
 }
 
-/// Makes connections, and keeps them up until it is stopped.
+/// Opens connections, and keeps them up until it is stopped.
 #[derive(Debug)]
 pub(super) struct Links {
     address: Address,
     states: Arc<ConnectionStates>,
-    lines: Lines,
-    /// True for downstreams that ended the shared connection.
+    connections: ConnectionWatches,
+    /// The downstreams that ended the shared connection have true here.
     guilty: BTreeMap<String, watch::Sender<bool>>,
     suspicion: Mutex<Suspicion>,
     /// Ends the connections.
@@ -80,7 +80,7 @@ impl Links {
         Arc::new(Self {
             address,
             states: Arc::default(),
-            lines: Lines::default(),
+            connections: ConnectionWatches::default(),
             guilty: downstreams.map(|name| (name, watch::Sender::new(false))).collect(),
             suspicion: Mutex::default(),
             stopping: CancellationToken::new(),
@@ -88,13 +88,13 @@ impl Links {
         })
     }
 
-    /// Every connection that is kept up, by what it is for.
-    pub(super) fn lines(&self) -> Lines {
-        Arc::clone(&self.lines)
+    /// Every connection that is kept up, with its purpose.
+    pub(super) fn connections(&self) -> ConnectionWatches {
+        Arc::clone(&self.connections)
     }
 
     /// A connection for publishing.
-    pub(super) fn publishing(&self, first: Option<Arc<Connection>>) -> Line {
+    pub(super) fn publishing(&self, first: Option<Arc<Connection>>) -> ConnectionWatch {
         self.keep_up("publishing".to_owned(), first, None, None)
     }
 
@@ -108,24 +108,24 @@ impl Links {
                 links.suspect(&suspects);
             }
         };
-        let line = self.keep_up("consuming".to_owned(), None, Some(&meter), Some(Box::new(lost)));
-        Link { line, gate: Arc::default(), meter }
+        let current = self.keep_up("consuming".to_owned(), None, Some(&meter), Some(Box::new(lost)));
+        Link { current, gate: Arc::default(), meter }
     }
 
-    /// A connection for one downstream. It stays until the end: what was the reason for it may come again at
-    /// any time, and going back would hold up the others each time.
+    /// A connection for one downstream. It stays until the end: its reason may recur at any time, and a return would
+    /// hold up the others each time.
     pub(super) fn own(&self, downstream: &str, account: &Arc<Account>) -> Link {
         let meter = Meter::own(Arc::clone(account));
-        let line = self.keep_up(format!("consuming {downstream}"), None, Some(&meter), None);
-        Link { line, gate: Arc::default(), meter }
+        let current = self.keep_up(format!("consuming {downstream}"), None, Some(&meter), None);
+        Link { current, gate: Arc::default(), meter }
     }
 
-    /// Turns true when this downstream has ended the shared connection.
+    /// A receiver that becomes true when this downstream has ended the shared connection.
     pub(super) fn guilt(&self, downstream: &str) -> watch::Receiver<bool> {
         self.guilty.get(downstream).map_or_else(|| watch::channel(false).1, watch::Sender::subscribe)
     }
 
-    /// The shared connection was lost soon after it was made.
+    /// Records that the shared connection was lost soon after it was made.
     fn suspect(&self, meter: &Meter) {
         let now = tokio::time::Instant::now();
         let mut suspicion = self.suspicion.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,20 +142,23 @@ impl Links {
         first: Option<Arc<Connection>>,
         meter: Option<&Arc<Meter>>,
         lost_early: Option<Box<dyn Fn() + Send + Sync>>,
-    ) -> Line {
-        let (sender, line) = watch::channel(first.clone());
+    ) -> ConnectionWatch {
+        let (sender, current) = watch::channel(first.clone());
         self.states.set(&purpose, false);
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push((purpose.clone(), line.clone()));
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((purpose.clone(), current.clone()));
         let supervisor = Supervisor {
             address: self.address.clone(),
             purpose,
-            line: sender,
+            current: sender,
             states: Arc::clone(&self.states),
             meter: meter.cloned(),
             lost_early,
             stop: self.stopping.clone(),
         };
         self.supervisors.spawn(supervisor.run(first));
-        line
+        current
     }
 }

@@ -1,4 +1,4 @@
-//! What lapin delivers, as the message that jobs are decoded from: pure.
+//! Converts what lapin delivers into the message that jobs are decoded from. It has no I/O.
 
 use bytes::Bytes;
 use lapin::BasicProperties;
@@ -6,7 +6,7 @@ use lapin::types::{AMQPValue, ShortString};
 
 use crate::job::{Message, Value};
 
-/// Takes over what jobs are made of; the body is shared, not copied. `malformed` is the guard's mark.
+/// Converts a delivery; the body is shared, not copied. `malformed` is the guard's mark.
 pub(super) fn message(
     routing_key: &str,
     properties: &BasicProperties,

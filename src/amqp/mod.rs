@@ -1,10 +1,9 @@
 //! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
 //!
-//! There are two connections, since a broker that blocks publishers would block the acks on the same
-//! connection too, and one more for each downstream that would hold up the others (see `links`). Each is kept
-//! up by a supervisor of our own: lapin's recovery gives the holders of messages no sign that these will be
-//! delivered again. Another one is opened for replies once there are any: strangers choose their queues, and may
-//! choose one that costs the connection.
+//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too,
+//! and one more for each downstream that would hold up the others (see `links`). Each is kept up by a supervisor of our
+//! own: lapin's recovery gives the holders of messages no sign that these will be delivered again. Another one is
+//! opened for replies once there are any: producers choose the queues, and may choose one that costs the connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,7 +59,7 @@ mod window;
 
 use budget::Account;
 use gate::Gate;
-use links::{Link, Links, Why};
+use links::{Link, Links, SeparationReason};
 use replies::Replies;
 use source::{Route, Slot, Subscriber};
 use ticket::Settlement;
@@ -68,18 +67,18 @@ use topology::Names;
 
 use crate::metric;
 
-/// Where the jobs are, and how they are called there.
+/// The broker, and the names of exchanges and queues there.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The broker.
     pub address: Address,
-    /// What the names of all exchanges and queues begin with.
+    /// The prefix of the names of all exchanges and queues.
     pub prefix: String,
-    /// False: exchanges and queues are checked passively only.
+    /// If false, exchanges and queues are only checked passively.
     pub declare: bool,
     /// The bytes of messages that are held unsettled at once, over all downstreams.
     pub window_bytes: u64,
-    /// The downstreams, by their names.
+    /// The downstreams.
     pub downstreams: Vec<Downstream>,
 }
 
@@ -125,19 +124,20 @@ impl Options {
     }
 }
 
-/// The daemon's way to the broker: runs until [`Amqp::shutdown`], whether or not the broker is there.
+/// The daemon's connections to the broker, which are kept up until [`Amqp::shutdown`], whether or not the broker is
+/// reachable.
 #[derive(Debug)]
 pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
     replies: Arc<Replies>,
-    /// What the downstreams share.
+    /// The connection that the downstreams share.
     consuming: Option<Link>,
     links: Arc<Links>,
     attached: BTreeMap<String, watch::Sender<bool>>,
     slots: Mutex<BTreeMap<String, Slot>>,
     accounts: BTreeMap<String, Arc<Account>>,
-    /// Ends the sources.
+    /// Ends the sources when cancelled.
     closing: CancellationToken,
     subscribers: TaskTracker,
 }
@@ -154,13 +154,13 @@ impl Amqp {
         amqp
     }
 
-    /// Connects for publishing alone, and makes sure that every downstream's queues are there.
+    /// Connects for publishing alone, and ensures that every downstream's queues exist.
     ///
     /// Cancel safe: a dropped future closes what it opened.
     ///
     /// # Errors
-    /// What is wrong, at once: this is for commands, where people wait. Once connected, a lost
-    /// connection comes back by itself.
+    /// The first error, without a retry, since people wait for commands. Once connected, a lost connection is replaced
+    /// automatically.
     pub async fn publishing(options: Options) -> Result<Self, Error> {
         let connection = connection::connect(&options.address, "publishing", None).await?;
         let connection = Arc::new(connection);
@@ -202,7 +202,7 @@ impl Amqp {
             downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
             replies: Arc::clone(&self.replies),
-            line: link.line.clone(),
+            current: link.current.clone(),
             gate: Arc::clone(&link.gate),
             log: ticket::publish_log(downstream),
             account: Arc::clone(self.accounts.get(downstream).ok_or_else(unknown)?),
@@ -222,7 +222,7 @@ impl Amqp {
             attached,
             slot,
         );
-        for why in Why::ALL {
+        for why in SeparationReason::ALL {
             let labels = [("downstream", downstream.to_owned()), ("reason", why.label().to_owned())];
             metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(0);
         }
@@ -236,7 +236,7 @@ impl Amqp {
     pub async fn ready(&self) {
         loop {
             for attached in self.attached.values() {
-                // The sender is ours: it cannot be gone.
+                // The sender is our own, so it cannot be gone.
                 let _ = attached.subscribe().wait_for(|attached| *attached).await;
             }
             if self.is_ready() {
@@ -257,26 +257,26 @@ impl Amqp {
         self.attached.values().all(|attached| *attached.borrow())
     }
 
-    /// How the connections and the consumers are doing, now and later.
+    /// The state of the connections and the consumers, now and later.
     #[must_use]
     pub fn status(&self) -> Status {
         let attached = self.attached.iter().map(|(name, attached)| (name.clone(), attached.subscribe()));
-        Status { lines: self.links.lines(), attached: attached.collect() }
+        Status { connections: self.links.connections(), attached: attached.collect() }
     }
 
-    /// For jobs, from any task.
+    /// A publisher of jobs, for any task.
     #[must_use]
     pub fn publisher(&self) -> Publisher {
         self.publisher.clone()
     }
 
-    /// Ends everything in order: consumers, then the last acks, then channels and connections. The
-    /// broker has taken in what was settled before, and takes back what was not.
+    /// Ends everything in order: consumers, then the last acks, then channels and connections. The broker has processed
+    /// what was settled before, and requeues what was not.
     ///
-    /// False where that took longer than `within`, or the broker did not answer: then what was not
-    /// taken in is delivered again.
+    /// Returns false if that took longer than `within`, or the broker did not answer: then settlements that were not
+    /// processed are lost, and their messages are delivered again.
     ///
-    /// Not cancel safe: what was dropped halfway is closed without waiting for the broker.
+    /// Not cancel safe: a dropped future closes everything without waiting for the broker.
     pub async fn shutdown(self, within: Duration) -> bool {
         self.closing.cancel();
         self.subscribers.close();

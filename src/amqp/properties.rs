@@ -1,4 +1,4 @@
-//! The AMQP properties of a message that paced itself publishes: pure.
+//! The AMQP properties of messages that paced itself publishes. It has no I/O.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use crate::job::{Message, Value};
 
-/// AMQP delivery mode: survives a restart of the broker.
+/// The AMQP delivery mode of messages that survive a restart of the broker.
 pub(super) const PERSISTENT: u8 = 2;
 
-/// The properties that carry `message`, persistent. Texts of over 255 bytes, which no property
-/// holds, are left out; [`decode`](crate::job::decode) refuses such an id before.
+/// The properties of `message`, which is persistent. Texts of over 255 bytes, which no property holds, are left out;
+/// [`decode`](crate::job::decode) refuses such an id before.
 #[must_use]
 pub fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);

@@ -1,4 +1,4 @@
-//! Publishes, and knows what the broker has taken over.
+//! Publishes with confirms.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -18,17 +18,17 @@ use tokio::time::Instant;
 use super::connection::confirming;
 use super::error::{NameTooLong, soft, text};
 use super::letter;
-use super::supervisor::{Line, up};
+use super::supervisor::{ConnectionWatch, up};
 use super::topology::short;
 
-/// For one publish: a quorum queue under load takes seconds, a blocked connection for ever.
+/// The time-out for one publish: a quorum queue under load takes seconds, a blocked connection for ever.
 const PUBLISH: Duration = Duration::from_secs(30);
 
-/// Publishes that must reach a queue, in flight at once.
+/// The most publishes in flight that must reach a queue.
 const ROUTED: usize = 8;
 
-/// How often a connection is looked at that the broker blocks.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often a connection that the broker blocks is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Publishes with confirms over a connection that consumes nothing. Cheap to clone.
 #[derive(Clone)]
@@ -37,58 +37,57 @@ pub struct Publisher {
 }
 
 struct Shared {
-    line: Line,
+    current: ConnectionWatch,
     timeout: Duration,
     open: tokio::sync::Mutex<Option<Arc<Open>>>,
 }
 
-/// How a message is published.
+/// The kind of channel that a message is published on.
 #[derive(Clone, Copy)]
-enum Way {
-    /// Among many.
+enum ChannelKind {
+    /// A channel with many publishes in flight.
     Bulk,
-    /// It must reach a queue.
+    /// A channel with one publish at a time, which must reach a queue.
     Routed,
 }
 
 /// Exchange and routing key.
-type To = (ShortString, ShortString);
+type Destination = (ShortString, ShortString);
 
 /// The channels of one connection.
 struct Open {
     connection: Arc<Connection>,
-    /// For many publishes at once, none of which can be returned.
+    /// The channel for many publishes at once, none of which can be returned.
     bulk: Channel,
-    /// lapin numbers a publish and queues its frames in two steps; two threads that interleave there
-    /// would be told of each other's confirms.
+    /// lapin numbers a publish and queues its frames in two steps; if two threads interleaved there, each would get the
+    /// other's confirm.
     order: Mutex<()>,
-    /// Each for one publish at a time, because lapin hands a returned message to whichever confirm
-    /// comes next.
+    /// Channels for one publish at a time, because lapin hands a returned message to the next confirm, whichever it is.
     idle: Mutex<Vec<Channel>>,
     routed: Semaphore,
 }
 
-/// Why the broker has not, or may not have, taken over a message.
+/// The reason why the broker has not, or may not have, accepted a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
     /// There is no connection.
     #[error("not connected to RabbitMQ")]
     Unavailable,
-    /// No confirm; the message may have arrived all the same.
+    /// There was no confirm in time; the message may have arrived all the same.
     #[error("RabbitMQ did not confirm within {} s{}", after.as_secs(), if *blocked { ": it blocks publishers over a memory or disk alarm" } else { "" })]
     TimedOut {
-        /// How long we waited.
+        /// The time-out.
         after: Duration,
-        /// The broker has said that it takes nothing at the moment.
+        /// Whether the broker has reported that it accepts nothing at the moment.
         blocked: bool,
     },
     /// The channel or the connection was lost; the message may have arrived all the same.
     #[error("lost the channel to RabbitMQ: {0}")]
     Lost(String),
-    /// The broker will not take it now: the queue is full, or has no leader.
+    /// The broker does not accept it now: the queue is full, or has no leader.
     #[error("RabbitMQ rejected the message: the queue is full or not available")]
     Rejected,
-    /// The message came back.
+    /// The message was returned, as no queue takes it.
     #[error("no queue `{0}`; create it, or let paced declare its own with amqp.declare = true")]
     Unroutable(String),
     /// The exchange is missing.
@@ -100,15 +99,15 @@ pub enum PublishError {
     /// A name is longer than 255 bytes.
     #[error("the name `{0}` is longer than 255 bytes")]
     NameTooLong(String),
-    /// A dead letter that is no job: its properties could not be parsed as they are.
+    /// The dead letter is no job: its properties could not be parsed as they are.
     #[error("a dead letter is malformed: {0}; read its body, publish it as a new job, and purge the letter")]
     Malformed(String),
     /// The headers do not fit one frame.
     #[error("the headers take {size} bytes and must fit {max}; send less in headers, more in the body")]
     HeadersTooLarge {
-        /// What they take, about.
+        /// The approximate size of the headers.
         size: usize,
-        /// What the connection allows.
+        /// The most that the connection allows.
         max: usize,
     },
 }
@@ -120,7 +119,7 @@ impl From<NameTooLong> for PublishError {
 }
 
 impl PublishError {
-    /// True where the same message may be taken a little later.
+    /// True where the same message may be accepted a little later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable | Self::TimedOut { .. } | Self::Lost(_) | Self::Rejected)
@@ -128,12 +127,12 @@ impl PublishError {
 }
 
 impl Publisher {
-    pub(super) fn new(line: Line) -> Self {
-        let shared = Shared { line, timeout: PUBLISH, open: tokio::sync::Mutex::default() };
+    pub(super) fn new(current: ConnectionWatch) -> Self {
+        let shared = Shared { current, timeout: PUBLISH, open: tokio::sync::Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Publishes and waits for the confirm; thousands may be in flight, the caller bounds them.
+    /// Publishes and waits for the confirm; thousands may be in flight, which the caller bounds.
     ///
     /// A message that no queue takes is confirmed too, where the exchange has no alternate: see
     /// [`Publisher::publish_routed`].
@@ -149,7 +148,7 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        self.send(Way::Bulk, exchange, routing_key, properties, body).await
+        self.send(ChannelKind::Bulk, exchange, routing_key, properties, body).await
     }
 
     /// Publishes a message that must reach a queue, and waits for the confirm; a few are in flight at
@@ -166,18 +165,18 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        self.send(Way::Routed, exchange, routing_key, properties, body).await
+        self.send(ChannelKind::Routed, exchange, routing_key, properties, body).await
     }
 
     /// The largest frame, which the headers must fit.
     pub(super) fn frame_max(&self) -> usize {
-        let line = self.shared.line.borrow();
-        line.as_ref().map_or(FRAME_MAX, |connection| frame_max(connection))
+        let current = self.shared.current.borrow();
+        current.as_ref().map_or(FRAME_MAX, |connection| frame_max(connection))
     }
 
     async fn send(
         &self,
-        way: Way,
+        kind: ChannelKind,
         exchange: &str,
         routing_key: &str,
         properties: BasicProperties,
@@ -188,9 +187,9 @@ impl Publisher {
         let open = tokio::time::timeout_at(deadline, self.open()).await;
         let open = open.unwrap_or(Err(PublishError::Unavailable))?;
         let publish = async {
-            match way {
-                Way::Bulk => open.send(to, properties, body).await,
-                Way::Routed => open.send_routed(to, properties, body).await,
+            match kind {
+                ChannelKind::Bulk => open.send(to, properties, body).await,
+                ChannelKind::Routed => open.send_routed(to, properties, body).await,
             }
         };
         let published = tokio::time::timeout_at(deadline, publish).await;
@@ -200,15 +199,15 @@ impl Publisher {
         })
     }
 
-    /// The channels of the connection that is up; opens them where they are not.
+    /// The channels of the current connection; opens them if there are none.
     async fn open(&self) -> Result<Arc<Open>, PublishError> {
         let mut slot = self.shared.open.lock().await;
         if let Some(open) = slot.as_ref().filter(|open| open.bulk.status().connected()) {
             return Ok(Arc::clone(open));
         }
         *slot = None;
-        let mut line = self.shared.line.clone();
-        let connection = up(&mut line).await.ok_or(PublishError::Unavailable)?;
+        let mut current = self.shared.current.clone();
+        let connection = up(&mut current).await.ok_or(PublishError::Unavailable)?;
         let bulk = confirming(&connection).await.map_err(|error| PublishError::Lost(error.to_string()))?;
         let open = Arc::new(Open {
             connection,
@@ -229,7 +228,12 @@ impl fmt::Debug for Publisher {
 }
 
 impl Open {
-    async fn send(&self, to: To, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
+    async fn send(
+        &self,
+        to: Destination,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
         self.check_headers(&properties)?;
         self.unblocked().await;
         let (exchange, key) = to.clone();
@@ -251,7 +255,7 @@ impl Open {
 
     async fn send_routed(
         &self,
-        to: To,
+        to: Destination,
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
@@ -266,17 +270,17 @@ impl Open {
         let (exchange, key) = to.clone();
         let sent = channel.basic_publish(exchange, key, options, body, properties).await;
         let confirm = sent.map_err(|error| lost(&error, &to.0))?;
-        // A channel that is left in the middle is dropped, and closes.
+        // A channel is dropped, and so closed, if this future is dropped halfway.
         let confirmation = confirm.await.map_err(|error| lost(&error, &to.0))?;
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
         outcome(confirmation, &to.1)
     }
 
-    /// Waits while the broker takes nothing: lapin would keep the frames even of a publish that is given
-    /// up, and each further attempt would become another copy.
+    /// Waits while the broker accepts nothing: lapin would keep even the frames of a publish that is given up, and each
+    /// further attempt would become another copy.
     async fn unblocked(&self) {
         while self.connection.status().blocked() && self.connection.status().connected() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

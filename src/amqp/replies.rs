@@ -1,5 +1,4 @@
-//! The connection of the replies: opened when the first one is due, and ever later where it is lost again and
-//! again.
+//! The connection for replies, which is opened when the first one is due, and ever later if it is lost again and again.
 
 use std::sync::Arc;
 
@@ -52,10 +51,11 @@ impl Replies {
         self.publisher().await?.publish("", queue, properties, body).await
     }
 
-    /// Over the connection that is up; connects where none is, after a wait if the last one was lost soon.
+    /// Returns a publisher over the current connection, or connects if there is none, after a wait if the last one was
+    /// lost early.
     ///
-    /// An attempt that fails is the answer for everybody who waited for it: attempts one after another would
-    /// keep the jobs of many downstreams unsettled for as long as there is no connection to be had.
+    /// All callers that waited for an attempt share its failure: attempts one after another would keep the jobs of many
+    /// downstreams unsettled for as long as no connection can be made.
     async fn publisher(&self) -> Result<Publisher, PublishError> {
         let asked = Instant::now();
         let mut state = self.state.lock().await;

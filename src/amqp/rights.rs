@@ -1,5 +1,5 @@
-//! What the user may do, found out by calls that the broker refuses in any case, and in another way where the
-//! right is missing.
+//! Determines the user's permissions by calls that the broker refuses in any case, but with another error where a
+//! permission is missing.
 
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::protocol::AMQPSoftError;
@@ -10,10 +10,10 @@ use super::connection::{ANSWER, ask, channel, close, confirming};
 use super::error::{Error, soft, text};
 use super::topology::short;
 
-/// Whether the user may consume the queue: by a consumer whose priority is no number, which no broker takes.
+/// Checks that the user may consume the queue, by a consumer whose priority is no number, which no broker accepts.
 ///
 /// # Errors
-/// [`Error::Refused`] where not; the broker's others but the one that is expected.
+/// [`Error::Refused`] if the user may not; any other error of the broker but the expected one.
 pub(super) async fn check_consume(connection: &Connection, queue: &str) -> Result<(), Error> {
     let channel = channel(connection).await?;
     let mut arguments = FieldTable::default();
@@ -23,14 +23,14 @@ pub(super) async fn check_consume(connection: &Connection, queue: &str) -> Resul
     let consumed = ask(&format!("queue {queue}"), consume).await;
     close(&channel).await;
     match consumed {
-        // A broker that took it has taken it back with the channel.
+        // A broker that accepts the consumer has cancelled it with the channel.
         Ok(_) | Err(Error::Inequivalent { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Why the user may not publish by way of the default exchange: by a message for a queue that does not exist,
-/// which comes back. `None` where the user may, or the broker does not say.
+/// The reason why the user may not publish by way of the default exchange, determined by a message for a queue that
+/// does not exist, which is returned. `None` where the user may, or the broker does not say.
 pub(super) async fn refused_publish(connection: &Connection) -> Option<String> {
     let channel = confirming(connection).await.ok()?;
     let published = async {

@@ -1,4 +1,4 @@
-//! The messages of one downstream, over as many connections as it takes.
+//! The messages of one downstream, over one connection after another.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use super::budget::Account;
 use super::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, channel, close, closed};
 use super::error::Error;
 use super::guard::take_mark;
-use super::links::{Link, Why};
+use super::links::{Link, SeparationReason};
 use super::message::message;
 use super::supervisor::up;
 use super::ticket::{AmqpTicket, Settlement, Subscription};
@@ -28,32 +28,32 @@ use super::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::{Delivery, Source};
 use crate::metric;
 use crate::store::BoxFuture;
-use patience::Patience;
 use pump::Pump;
+use read_timeout::ReadTimeout;
 
 pub(super) use route::Route;
 
-mod patience;
 mod pump;
+mod read_timeout;
 mod route;
 
-/// The generations of one downstream whose messages may be settled yet, for the last flush.
+/// The subscriptions of one downstream whose messages may still be settled, for the last flush.
 pub(super) type Slot = Arc<Mutex<Vec<Arc<Subscription>>>>;
 
 /// The messages of one downstream.
 ///
-/// Dropped, it consumes no more; tickets that were handed out stay good.
+/// When dropped, it consumes no more; tickets that were handed out stay valid.
 #[derive(Debug)]
 pub struct AmqpSource {
     arrivals: mpsc::UnboundedReceiver<Delivery>,
-    /// 0 while it is paused.
+    /// The window in force; 0 while it is paused.
     window: watch::Sender<u16>,
     /// The window while it is not paused.
     wanted: u16,
     is_paused: bool,
-    /// True while nothing is consumed.
+    /// True while there is no consumer.
     idle: watch::Receiver<bool>,
-    /// What it holds, in bytes.
+    /// The account of the bytes that it holds.
     account: Arc<Account>,
     closing: CancellationToken,
 }
@@ -69,20 +69,20 @@ impl Source for AmqpSource {
     async fn next(&mut self) -> Option<Delivery> {
         loop {
             let delivery = self.arrivals.recv().await?;
-            // What a lost connection had brought comes again over the next one.
+            // A message of a lost connection is delivered again over the next one.
             if delivery.ticket.is_live() {
                 return Some(delivery);
             }
         }
     }
 
-    /// What is unsettled stays so, and counts for the new window: nothing comes until less is unsettled.
+    /// Messages that are unsettled stay so, and count for the new window: none is delivered until fewer are unsettled.
     fn resize(&mut self, window: u16) {
         self.wanted = window;
         self.set_window();
     }
 
-    /// Cancels the consumer. The channel stays, and what is unsettled with it.
+    /// Cancels the consumer. The channel stays open, and its messages stay unsettled.
     fn pause(&mut self) -> BoxFuture<'static, ()> {
         self.is_paused = true;
         self.set_window();
@@ -113,13 +113,12 @@ impl Drop for AmqpSource {
     }
 }
 
-/// Waits until the broker has taken in what a downstream settled, and closes its channel; false where
-/// that failed.
+/// Waits until the broker has processed a downstream's settlements, and closes its channel; false where that failed.
 pub(super) async fn flush(slot: &Slot) -> bool {
     let subscriptions = std::mem::take(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner));
     let mut all = true;
     for subscription in subscriptions {
-        // What a connection that is gone had brought comes again whatever we do.
+        // The messages of a lost connection are delivered again in any case.
         if subscription.is_live() {
             all &= subscription.acker.flush().await.is_ok();
             close(subscription.acker.channel()).await;
@@ -129,39 +128,39 @@ pub(super) async fn flush(slot: &Slot) -> bool {
     all
 }
 
-/// Keeps one downstream consumed.
+/// Keeps one downstream consumed, over one connection after another.
 pub(super) struct Subscriber {
     settlement: Arc<Settlement>,
     arrivals: mpsc::UnboundedSender<Delivery>,
-    /// As many messages as the dispatcher wants unsettled at once; 0: nothing is to be consumed.
+    /// The number of messages that the dispatcher wants unsettled at most; 0 stands for a pause.
     window: watch::Receiver<u16>,
-    /// Whether nothing is consumed.
+    /// Reports whether there is no consumer.
     idle: watch::Sender<bool>,
     sizes: Sizes,
     closing: CancellationToken,
     attached: watch::Sender<bool>,
     slot: Slot,
-    /// The connection that it is consumed over.
+    /// The connection that the downstream is consumed over.
     route: Route,
-    /// All that is on its way is read, whatever is held: what far exceeds its bytes goes back.
+    /// Whether messages far beyond its bytes are given back, since all that is in transit must be read.
     gives_back: bool,
 }
 
-/// How a consumer ended.
+/// The reason why a consumer ended.
 enum End {
-    /// As we asked; what had arrived has been handed on.
+    /// The subscriber closed it; messages that had arrived were handed on.
     Closed,
     Lost(String),
-    /// It needs a connection of its own; what had arrived stays good.
-    Moved(Why),
+    /// The downstream needs a connection of its own; messages that had arrived stay valid.
+    Moved(SeparationReason),
 }
 
-/// What came of attaching.
+/// The result of an attempt to attach.
 enum Attached {
     Consuming(Arc<Subscription>, Consumer, Consuming),
-    /// The downstream has ended the connection that all share.
+    /// The downstream has repeatedly ended the shared connection.
     Guilty,
-    /// All is over.
+    /// The subscriber is stopping.
     Over,
 }
 
@@ -203,7 +202,7 @@ impl Subscriber {
 
     pub(super) async fn run(mut self) {
         self.consume_on().await;
-        // What still comes is given back: it must not stand before the last answers.
+        // Messages that still arrive are given back: they must not hold up the last answers.
         self.route.link.meter.disarm();
     }
 
@@ -213,8 +212,8 @@ impl Subscriber {
         while !self.closing.is_cancelled() {
             tokio::select! {
                 () = self.closing.cancelled() => return,
-                // Without a sender there is nobody to hand messages to. What changes from here on is changed
-                // once there is a consumer.
+                // Without a sender there is nobody to hand messages to. Later changes of the window are applied once
+                // there is a consumer.
                 wanted = self.window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
             }
             self.idle.send_replace(false);
@@ -225,7 +224,7 @@ impl Subscriber {
             match attached {
                 Ok(Attached::Over) => return,
                 Ok(Attached::Guilty) => {
-                    self.separate(Why::Losses);
+                    self.separate(SeparationReason::Losses);
                     continue;
                 }
                 Ok(Attached::Consuming(subscription, consumer, consuming)) => {
@@ -245,11 +244,11 @@ impl Subscriber {
                         }
                         End::Lost(reason) => reason,
                     };
-                    // What was settled just now still counts where the channel is there.
+                    // Settlements made just before still count where the channel is open.
                     subscription.acker.write_now();
                     subscription.end();
-                    self.say(&mut troubled, &reason);
-                    // Where only the consumer is gone, its unacked messages must go back to the queue.
+                    self.log_trouble(&mut troubled, &reason);
+                    // Where only the consumer is gone, its unacked messages must return to the queue.
                     tokio::select! {
                         () = self.closing.cancelled() => return,
                         () = close(subscription.acker.channel()) => {}
@@ -259,7 +258,7 @@ impl Subscriber {
                     }
                 }
                 Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
-                Err(error) => self.say(&mut troubled, &error.to_string()),
+                Err(error) => self.log_trouble(&mut troubled, &error.to_string()),
             }
             self.idle.send_replace(true);
             tokio::select! {
@@ -269,8 +268,8 @@ impl Subscriber {
         }
     }
 
-    /// From now on it is consumed over a connection of its own.
-    fn separate(&mut self, why: Why) {
+    /// Switches to a connection of its own.
+    fn separate(&mut self, why: SeparationReason) {
         self.gives_back = false;
         self.idle.send_replace(true);
         let name = self.settlement.downstream.name.clone();
@@ -285,18 +284,18 @@ impl Subscriber {
         }
     }
 
-    /// Waits for a connection and for its turn, and consumes on a channel of its own.
+    /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
     async fn attach(&self, troubled: &mut Option<String>) -> Result<Attached, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
-        let Link { line, gate, meter } = &self.route.link;
-        let mut line = line.clone();
-        // Until it consumes, what is held does not matter.
+        let Link { current, gate, meter } = &self.route.link;
+        let mut current = current.clone();
+        // Until it consumes, the bytes that are held do not matter.
         meter.disarm();
         let (connection, place) = loop {
             let connection = tokio::select! {
                 biased;
                 () = self.route.guilty() => return Ok(Attached::Guilty),
-                connection = up(&mut line) => connection,
+                connection = up(&mut current) => connection,
             };
             let Some(connection) = connection else { return Ok(Attached::Over) };
             let place = tokio::select! {
@@ -304,7 +303,7 @@ impl Subscriber {
                 () = self.route.guilty() => return Ok(Attached::Guilty),
                 place = gate.enter() => place,
             };
-            // Lost while we waited for our turn, it is no trouble of this downstream.
+            // If the connection was lost during the wait for a place, that is no trouble of this downstream.
             if connection.status().connected() {
                 break (connection, place);
             }
@@ -323,16 +322,16 @@ impl Subscriber {
                 Ok(Attached::Consuming(subscription, consumer, consuming))
             }
             Err(error) => {
-                // A broker that is late is busy with this channel until it has closed it: one more each
-                // time would overload it, and use up the channels of the connection.
+                // A slow broker is busy with this channel until it has closed it: another one each time would overload
+                // it, and use up the channels of the connection.
                 let mut closed = pin!(closed(&channel));
                 if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
-                    self.say(troubled, &error.to_string());
+                    self.log_trouble(troubled, &error.to_string());
                     // The others need not wait for one queue that does not answer.
                     drop(place);
                     tokio::select! {
                         () = closed => {}
-                        _ = line.changed() => {}
+                        _ = current.changed() => {}
                     }
                 }
                 Err(error)
@@ -340,51 +339,51 @@ impl Subscriber {
         }
     }
 
-    /// Makes sure of the downstream's queues and consumes, all on one channel.
+    /// Ensures the downstream's queues and consumes, all on one channel.
     async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         self.route.link.gate.own(channel, options, downstream).await?;
         let target = self.sizes.target(self.bounds());
-        // What an earlier connection brought counts too.
+        // Messages of an earlier connection count too.
         let elsewhere = u16::try_from(self.elsewhere(None)).unwrap_or(u16::MAX);
         let prefetch = target.saturating_sub(elsewhere).max(1);
         let consumer = self.subscribe(channel, prefetch).await?;
         Ok((options.names().queue(downstream), consumer, Consuming { prefetch, target }))
     }
 
-    /// Why this downstream must not be consumed over the shared connection any more, where that is so.
-    fn unfit(&self) -> Option<Why> {
+    /// The reason why this downstream must not be consumed over the shared connection any more, if there is one.
+    fn unfit(&self) -> Option<SeparationReason> {
         let account = &self.settlement.account;
         if self.route.is_own {
             None
         } else if self.sizes.are_long(account.most(), *self.window.borrow()) {
-            Some(Why::Long)
+            Some(SeparationReason::Long)
         } else {
-            account.overruns(0).then_some(Why::Overrun)
+            account.overruns(0).then_some(SeparationReason::Overrun)
         }
     }
 
-    /// What bounds the messages that are unsettled, as things are.
+    /// The present bounds of the messages that are unsettled.
     fn bounds(&self) -> Bounds {
         let (wanted, bytes) = (*self.window.borrow(), self.settlement.account.allowance());
         Bounds { wanted, bytes, shared: !self.route.is_own }
     }
 
-    /// How many messages are unsettled that came over other channels than this one.
+    /// The number of unsettled messages that were delivered over other channels than this one.
     fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
         let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
         others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
     }
 
-    /// Consumes with this prefetch.
+    /// Starts a consumer with this prefetch.
     async fn subscribe(&self, channel: &Channel, prefetch: u16) -> Result<Consumer, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         let queue = options.names().queue(downstream);
-        // Where it is 0 RabbitMQ gives as many as it likes.
+        // With a prefetch of 0 RabbitMQ would not bound the deliveries.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
         self.answer("setting the prefetch", ANSWER, qos).await?;
-        // Once it ends, an answer must not stand behind messages that are not read.
+        // At shutdown, answers must not queue behind messages that are not read.
         if !self.closing.is_cancelled() {
             self.route.link.meter.arm();
         }
@@ -397,7 +396,7 @@ impl Subscriber {
         self.answer(&format!("queue {queue}"), ANSWER, consume).await
     }
 
-    /// Waits for the broker's answer for so long, not counting the time in which nothing is read.
+    /// Waits for the broker's answer within a time-out, which does not run while nothing is read.
     async fn answer<T>(
         &self,
         what: &str,
@@ -405,10 +404,10 @@ impl Subscriber {
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
         let mut answer = pin!(answer);
-        let mut patience = Patience::new(&self.route.link.meter, &self.closing, within);
+        let mut timeout = ReadTimeout::new(&self.route.link.meter, &self.closing, within);
         tokio::select! {
             answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
-            () = patience.over() => Err(Error::TimedOut { what: what.to_owned(), after: within }),
+            () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: within }),
         }
     }
 
@@ -420,8 +419,8 @@ impl Subscriber {
         self.route.link.meter.claim(delivery.data.len() as u64);
         self.sizes.note(bytes);
         if (self.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
-            // There is no other way: the rest of the window is on its way over a connection that others
-            // need, that is to be closed, or on which an answer comes behind it.
+            // There is no other way: the rest of the window is in transit over a connection that others need, that is
+            // to be closed, or on which an answer comes after it.
             subscription.acker.give_back(tag);
             return;
         }
@@ -437,12 +436,12 @@ impl Subscriber {
             body,
             charge: self.settlement.account.charge(bytes),
         };
-        // Nobody takes it where the source was dropped: then its ticket gives it back.
+        // If the source was dropped nobody receives it, and its ticket gives it back.
         let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket) });
     }
 
     /// Logs a trouble once, until it changes.
-    fn say(&self, troubled: &mut Option<String>, reason: &str) {
+    fn log_trouble(&self, troubled: &mut Option<String>, reason: &str) {
         if troubled.as_deref() != Some(reason) {
             warn!(downstream = %self.name(), reason, "not consuming; trying on");
             *troubled = Some(reason.to_owned());

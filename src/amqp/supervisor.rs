@@ -1,4 +1,4 @@
-//! Keeps a connection up: when it is lost, another takes its place, for as long as it takes.
+//! Keeps a connection up: when it is lost, it connects again for as long as it takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,32 +17,32 @@ use super::status::ConnectionStates;
 use super::valve::Meter;
 use crate::metric;
 
-/// How often a connection is looked at that has said nothing: lapin reports almost every loss itself.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often a silent connection is polled: lapin reports almost every loss itself.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The connection that is up, and none while there is none.
-pub(super) type Line = watch::Receiver<Option<Arc<Connection>>>;
+/// The connection that is up, or `None` while there is none.
+pub(super) type ConnectionWatch = watch::Receiver<Option<Arc<Connection>>>;
 
-/// A line that stays with the one connection that it is given.
-pub(super) fn fixed(connection: Arc<Connection>) -> Line {
+/// A receiver that always has the given connection.
+pub(super) fn fixed(connection: Arc<Connection>) -> ConnectionWatch {
     watch::channel(Some(connection)).1
 }
 
-/// Waits for a connection that is up. `None`: there will be none any more.
+/// Waits for a connection that is up. `None` means that there will be none any more.
 ///
 /// Cancel safe.
-pub(super) async fn up(line: &mut Line) -> Option<Arc<Connection>> {
+pub(super) async fn up(current: &mut ConnectionWatch) -> Option<Arc<Connection>> {
     let usable = |slot: &Option<Arc<Connection>>| slot.as_ref().is_some_and(|c| c.status().connected());
-    line.wait_for(usable).await.ok().and_then(|slot| slot.clone())
+    current.wait_for(usable).await.ok().and_then(|slot| slot.clone())
 }
 
 /// Keeps one connection up.
 pub(super) struct Supervisor {
     pub(super) address: Address,
     pub(super) purpose: String,
-    pub(super) line: watch::Sender<Option<Arc<Connection>>>,
+    pub(super) current: watch::Sender<Option<Arc<Connection>>>,
     pub(super) states: Arc<ConnectionStates>,
-    /// Counts what is read.
+    /// The meter of the bytes that are read.
     pub(super) meter: Option<Arc<Meter>>,
     /// Called when a connection is lost that had not held for long.
     pub(super) lost_early: Option<Box<dyn Fn() + Send + Sync>>,
@@ -53,12 +53,12 @@ impl Supervisor {
     /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
     pub(super) async fn run(self, first: Option<Arc<Connection>>) {
         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(0);
-        let Self { address, purpose, line, states, stop, .. } = &self;
+        let Self { address, purpose, current, states, stop, .. } = &self;
         let mut backoff = Backoff::default();
-        let mut current = first;
+        let mut initial = first;
         let mut trouble = None;
         loop {
-            let connection = match current.take() {
+            let connection = match initial.take() {
                 Some(connection) => connection,
                 None => tokio::select! {
                     () = stop.cancelled() => return,
@@ -66,11 +66,11 @@ impl Supervisor {
                 },
             };
             let since = Instant::now();
-            line.send_replace(Some(Arc::clone(&connection)));
+            current.send_replace(Some(Arc::clone(&connection)));
             states.set(purpose, true);
             let reason = tokio::select! {
                 () = stop.cancelled() => {
-                    line.send_replace(None);
+                    current.send_replace(None);
                     states.set(purpose, false);
                     if connection.status().connected() {
                         let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
@@ -79,7 +79,7 @@ impl Supervisor {
                 }
                 reason = lost(&connection) => reason,
             };
-            line.send_replace(None);
+            current.send_replace(None);
             states.set(purpose, false);
             warn!(%address, %purpose, reason, "lost the connection to RabbitMQ; reconnecting");
             trouble = Some(reason);
@@ -95,7 +95,7 @@ impl Supervisor {
         }
     }
 
-    /// Tries until it has a connection. Each trouble is logged once, until it changes.
+    /// Connects, with retries. Each trouble is logged once, until it changes.
     async fn connect(&self, backoff: &mut Backoff, trouble: &mut Option<String>) -> Arc<Connection> {
         let Self { address, purpose, meter, .. } = self;
         loop {
@@ -120,13 +120,13 @@ impl Supervisor {
     }
 }
 
-/// Waits until the connection is gone; says why.
+/// Waits until the connection is lost; returns the reason.
 async fn lost(connection: &Connection) -> String {
     let mut events = std::pin::pin!(connection.events_listener());
     let mut why = None;
     while connection.status().connected() {
-        // A timeout is only another look.
-        if let Ok(Some(Event::Error(error))) = tokio::time::timeout(LOOK, events.next()).await {
+        // After a timeout the state of the connection is checked again.
+        if let Ok(Some(Event::Error(error))) = tokio::time::timeout(POLL_INTERVAL, events.next()).await {
             why = Some(text(&error));
         }
     }

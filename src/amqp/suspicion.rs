@@ -1,17 +1,17 @@
-//! Which downstream ends the connection that all share: pure.
+//! Determines which downstream ends the shared connection. It has no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// This many losses within [`SPAN`], each while something came for the same downstream, are no accident.
+/// This many losses within [`SPAN`], each while something came for the same downstream, are taken for more than chance.
 const LOSSES: usize = 3;
 
 const SPAN: Duration = Duration::from_secs(60);
 
-/// How many are moved at once: where the broker itself flaps, everybody is there at each loss, and a connection
-/// for each would be more than it and this process may bear.
+/// How many downstreams get connections of their own at once: if the broker itself flaps, all of them are suspected at
+/// each loss, and a connection for each might be more than it and this process can bear.
 const AT_ONCE: usize = 4;
 
 /// The last losses of the shared connection.
@@ -21,11 +21,11 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// The connection was lost soon after it was made, while something came for these downstreams. Returns
-    /// those of them that are to have a connection of their own.
+    /// Records that the connection was lost soon after it was made, while something came for these downstreams. Returns
+    /// those of them that are to get a connection of their own.
     ///
-    /// Where several were there each time, they are moved a few at a time: each does as well alone, and only
-    /// the one whose queue it is goes on to lose its connection. The others stay suspected.
+    /// If several were involved each time, they are moved a few at a time: each works as well alone, and only the one
+    /// at fault continues to lose its connection. The others stay suspected.
     pub(super) fn lost(&mut self, now: Instant, recent: BTreeSet<String>) -> Vec<String> {
         for name in recent {
             self.losses.entry(name).or_default().push_back(now);

@@ -1,10 +1,10 @@
-//! Which delivery tags are settled, and the fewest frames that say so: pure.
+//! Tracks which delivery tags are settled, and computes the fewest frames that settle them. It has no I/O.
 
 use std::collections::BTreeSet;
 
 use super::window::Unsettled;
 
-/// One frame to the broker. They must be written in order.
+/// One frame to the broker. The frames must be written in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     /// Gives one delivery back.
@@ -18,39 +18,39 @@ pub(super) enum Frame {
 /// The delivery tags of one channel.
 #[derive(Debug, Default)]
 pub(super) struct Tags {
-    /// Delivered and not settled: never more than the prefetch.
+    /// The tags that are delivered and not settled: never more than the prefetch.
     outstanding: BTreeSet<u64>,
     acked: BTreeSet<u64>,
     given_back: Vec<u64>,
-    /// The last tag that came.
+    /// The last tag that was delivered.
     last: u64,
-    /// The last tag of the consumers before the present one, and how many of theirs are outstanding.
+    /// The last tag of the consumers before the present one, and how many of their tags are outstanding.
     earlier: (u64, usize),
 }
 
 impl Tags {
-    /// A message has come. Tags come in order.
+    /// Registers a delivery. Tags must be in order.
     pub(super) fn delivered(&mut self, tag: u64) {
         self.outstanding.insert(tag);
         self.last = tag;
     }
 
-    /// From now on tags come from another consumer.
+    /// Registers that later tags belong to another consumer.
     pub(super) fn another_consumer(&mut self) {
         self.earlier = (self.last, self.outstanding.len());
     }
 
-    /// How many are delivered and not settled.
+    /// The number of tags that are delivered and not settled.
     pub(super) fn unsettled(&self) -> Unsettled {
         Unsettled { all: self.outstanding.len(), earlier: self.earlier.1 }
     }
 
-    /// The message is done with. False where it was settled before.
+    /// Acks a delivery. Returns false if it was settled before.
     pub(super) fn ack(&mut self, tag: u64) -> bool {
         self.settle(tag) && self.acked.insert(tag)
     }
 
-    /// The message goes back. False where it was settled before.
+    /// Gives a delivery back. Returns false if it was settled before.
     pub(super) fn give_back(&mut self, tag: u64) -> bool {
         let outstanding = self.settle(tag);
         if outstanding {
@@ -67,16 +67,16 @@ impl Tags {
         outstanding
     }
 
-    /// Settled, and not written yet.
+    /// The number of settlements that are not written yet.
     pub(super) fn pending(&self) -> usize {
         self.acked.len() + self.given_back.len()
     }
 
-    /// The frames that settle all that is pending.
+    /// The frames for all settlements that are pending.
     ///
-    /// Everything below the lowest outstanding tag is settled, so one ack covers what is acked there,
-    /// once what is given back there has been said. Above it each ack stands alone: a job that takes
-    /// long does not hold up the others.
+    /// Everything below the lowest outstanding tag is settled, so one ack covers what is acked there, after the frames
+    /// for what is given back there. Above it each ack has a frame of its own: a job that takes long does not hold up
+    /// the others.
     pub(super) fn flush(&mut self) -> Vec<Frame> {
         let mut frames: Vec<_> = self.given_back.drain(..).map(Frame::GiveBack).collect();
         let above = match self.outstanding.first() {
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// What a broker makes of the frames: it closes the channel over a tag that it does not know.
+    /// A model of the broker: it closes the channel over a tag that it does not know.
     #[derive(Default)]
     struct Broker {
         unacked: BTreeSet<u64>,
@@ -155,7 +155,7 @@ mod tests {
                     Step::Deliver => {
                         last += 1;
                         broker.unacked.insert(last);
-                        // The broker is ahead of us: the next one is on its way already.
+                        // The broker is ahead: the next delivery is in transit already.
                         tags.delivered(last);
                         open.push(last);
                     }
@@ -173,7 +173,7 @@ mod tests {
                     }
                     Step::Ack(_) | Step::GiveBack(_) => {}
                     Step::Flush => {
-                        // On its way, not registered yet: must never be covered.
+                        // A delivery in transit that is not registered yet must never be covered.
                         broker.unacked.insert(last + 1);
                         for frame in tags.flush() {
                             broker.take(frame);

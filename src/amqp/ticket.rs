@@ -17,7 +17,7 @@ use super::letter;
 use super::message::value;
 use super::publisher::{PublishError, Publisher};
 use super::replies::Replies;
-use super::supervisor::Line;
+use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, Report, Ticket};
@@ -28,12 +28,12 @@ use crate::time::{Micros, wall_now};
 
 mod reply;
 
-/// One consumer on one channel: the generation that its deliveries belong to.
+/// One consumer on one channel, with the generation of its deliveries.
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) acker: Arc<Acker>,
     over: AtomicBool,
-    /// Rises from one to the next.
+    /// The generation rises from one subscription to the next.
     generation: u64,
 }
 
@@ -46,7 +46,7 @@ impl Subscription {
         Self { acker, over: AtomicBool::new(false), generation }
     }
 
-    /// Its deliveries come again elsewhere.
+    /// Marks its deliveries as lost: they are delivered again elsewhere.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
     }
@@ -56,19 +56,19 @@ impl Subscription {
     }
 }
 
-/// What the tickets of one downstream share.
+/// The parts that the tickets of one downstream share.
 pub(super) struct Settlement {
     pub(super) options: Arc<Options>,
     pub(super) downstream: Downstream,
     pub(super) publisher: Publisher,
     pub(super) replies: Arc<Replies>,
     /// The consuming connection, for declarations.
-    pub(super) line: Line,
+    pub(super) current: ConnectionWatch,
     /// The gate of the consuming connection.
     pub(super) gate: Arc<Gate>,
     /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
-    /// The bytes of the messages that are held.
+    /// The account of the bytes of the messages that are held.
     pub(super) account: Arc<Account>,
 }
 
@@ -82,27 +82,27 @@ pub(super) fn publish_log(downstream: &str) -> Arc<BoundedLog> {
 }
 
 impl Settlement {
-    /// Publishes a dead letter; where its queue has been deleted, declares it for the next attempt.
+    /// Publishes a dead letter; if its queue has been deleted, declares it for the next attempt.
     async fn send_dead(&self, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
         let queue = self.options.names().dead(&self.downstream.name);
         let sent = self.publisher.publish_routed("", &queue, properties, body).await;
-        let connection = self.line.borrow().clone();
+        let connection = self.current.borrow().clone();
         if let (Err(PublishError::Unroutable(_)), true, Some(connection)) =
             (&sent, self.options.declare, connection)
         {
-            // Should it fail, the next attempt says what is missing.
+            // If this fails, the next attempt reports what is missing.
             let _ = self.gate.ensure(&connection, &self.options, &self.downstream).await;
         }
         sent
     }
 }
 
-/// How often a reply may fail: a requester whose queue stays full does not read it, and a name that costs
-/// the channel each time is no requester's.
+/// How often a reply may fail: a requester whose queue stays full does not read it, and a queue name that costs the
+/// channel each time is not a requester's.
 const REPLY_FAILURES: u32 = 3;
 
-/// A message that came back more often is not given back by choice: RabbitMQ 4.0 to 4.2 drop what came back 20
-/// times, where nobody sets another limit.
+/// A message that came back more often is not given back voluntarily: RabbitMQ 4.0 to 4.2 drop messages that came back
+/// 20 times, unless another limit is set.
 const MOST_DELIVERIES: i128 = 10;
 
 /// How often the message came back, as a quorum queue counts it.
@@ -114,7 +114,7 @@ fn delivery_count(properties: &BasicProperties) -> i128 {
     }
 }
 
-/// A delivery that is not settled yet. Dropped so, it goes back to its queue.
+/// A delivery that is not settled yet. When dropped, it returns to its queue.
 pub(super) struct AmqpTicket {
     pub(super) subscription: Arc<Subscription>,
     pub(super) settlement: Arc<Settlement>,
@@ -139,7 +139,7 @@ impl fmt::Debug for AmqpTicket {
 
 impl Drop for AmqpTicket {
     fn drop(&mut self) {
-        // Nothing happens to what is settled; what is not live comes again by itself.
+        // A settled ticket needs nothing; a message that is not live is delivered again by itself.
         if self.is_live() {
             self.subscription.acker.give_back(self.tag);
         }
@@ -165,7 +165,7 @@ impl Ticket for AmqpTicket {
 
     fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            if self.until_done(&Errand::Bury { letter, at: wall_now() }).await {
+            if self.until_done(&PendingPublish::DeadLetter { letter, at: wall_now() }).await {
                 self.subscription.acker.ack(self.tag);
             }
         })
@@ -183,50 +183,49 @@ impl Ticket for AmqpTicket {
         Box::pin(async move {
             let Some(queue) = self.properties.reply_to() else { return };
             let queue = queue.to_string();
-            self.until_done(&Errand::Reply { queue, body: reply::body(response) }).await;
+            self.until_done(&PendingPublish::Reply { queue, body: reply::body(response) }).await;
         })
     }
 }
 
-/// What has to be published before a delivery is settled.
-enum Errand {
-    Bury { letter: DeadLetter, at: Micros },
+/// A message that has to be published before a delivery is settled.
+enum PendingPublish {
+    DeadLetter { letter: DeadLetter, at: Micros },
     Reply { queue: String, body: Bytes },
 }
 
-impl Errand {
+impl PendingPublish {
     const fn name(&self) -> &'static str {
         match self {
-            Self::Bury { .. } => "dead letter",
+            Self::DeadLetter { .. } => "dead letter",
             Self::Reply { .. } => "reply",
         }
     }
 
-    /// True where trying on would only hold the job up: nobody waits for a dead letter, and it must not
-    /// be lost, but a requester that is gone or broken can wait for ever.
+    /// True where further attempts would only hold the job up. A dead letter must not be lost, and nobody waits for it;
+    /// but a requester that is gone or broken could keep the job waiting for ever.
     fn is_lost(&self, error: &PublishError, failures: u32) -> bool {
         match self {
-            Self::Bury { .. } => false,
+            Self::DeadLetter { .. } => false,
             Self::Reply { .. } => !error.is_retryable() || failures >= REPLY_FAILURES,
         }
     }
 }
 
-/// Whether the broker takes nothing from anybody: that says nothing about this reply.
+/// Whether the broker accepts nothing from anybody, which is no fault of this reply.
 const fn is_brokers(error: &PublishError) -> bool {
     matches!(error, PublishError::TimedOut { blocked: true, .. })
 }
 
 impl AmqpTicket {
-    /// Publishes until it is confirmed; false where the delivery is not live any more, or the errand is
-    /// one to give up.
-    async fn until_done(&self, errand: &Errand) -> bool {
-        let (downstream, what) = (&self.settlement.downstream.name, errand.name());
+    /// Publishes until it is confirmed; returns false if the delivery is not live any more, or the message is given up.
+    async fn until_done(&self, pending: &PendingPublish) -> bool {
+        let (downstream, what) = (&self.settlement.downstream.name, pending.name());
         let mut backoff = Backoff::default();
         let mut troubled = false;
         let mut failures = 0;
         while self.is_live() {
-            match self.publish(errand).await {
+            match self.publish(pending).await {
                 Ok(()) => {
                     if troubled {
                         let line = || info!(%downstream, "published a {what} after all");
@@ -236,7 +235,7 @@ impl AmqpTicket {
                 }
                 Err(error) => {
                     failures += u32::from(!is_brokers(&error));
-                    if errand.is_lost(&error, failures) {
+                    if pending.is_lost(&error, failures) {
                         let line = || warn!(%downstream, %error, "cannot publish a {what}; gave it up");
                         self.settlement.log.line("given-up", line);
                         return false;
@@ -253,17 +252,17 @@ impl AmqpTicket {
         false
     }
 
-    async fn publish(&self, errand: &Errand) -> Result<(), PublishError> {
+    async fn publish(&self, pending: &PendingPublish) -> Result<(), PublishError> {
         let publisher = &self.settlement.publisher;
-        match errand {
-            Errand::Bury { letter, at } => {
+        match pending {
+            PendingPublish::DeadLetter { letter, at } => {
                 let frame_max = publisher.frame_max();
                 let properties =
                     letter::dead_letter(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
                 self.settlement.send_dead(properties, &self.body).await
             }
-            // A requester that is gone has no queue any more: nothing is left to do then.
-            Errand::Reply { queue, body } => {
+            // A requester that is gone has no queue any more, and then nothing is left to do.
+            PendingPublish::Reply { queue, body } => {
                 let properties = letter::reply(self.properties.correlation_id().as_ref());
                 self.settlement.replies.publish(queue, properties, body).await
             }

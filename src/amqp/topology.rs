@@ -1,4 +1,4 @@
-//! Exchanges and queues: declared as the contract says, or checked passively.
+//! Exchanges and queues: declares them, or checks them passively.
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
@@ -8,8 +8,9 @@ use super::connection::{ask, channel, close};
 use super::error::{Error, NameTooLong};
 use super::{Downstream, Options};
 
-/// High enough that no job is dropped for its give-backs; set, so that a job given back keeps its
-/// place; positive, because RabbitMQ 3.10 drops at the first give-back where it is -1.
+/// The delivery limit of queues. It is so high that no job is dropped for its give-backs; it is set, so that a job that
+/// is given back keeps its place; and it is positive, because RabbitMQ 3.10 drops a job at its first give-back where
+/// the limit is -1.
 const DELIVERY_LIMIT: i64 = 1_000_000;
 
 /// The names that follow the prefix.
@@ -43,7 +44,7 @@ impl Names {
     }
 }
 
-/// Makes sure that one downstream's exchanges and queues are there, for those who need no other.
+/// Ensures that one downstream's exchanges and queues exist, for callers that need no others.
 ///
 /// Every call uses a channel of its own, since the broker closes it over what it refuses.
 pub(super) async fn ensure(
@@ -63,19 +64,19 @@ pub(super) async fn ensure(
     if is_needless(options, &ensured) { Ok(()) } else { ensured }
 }
 
-/// Whether one who publishes may go on without the answer: nothing is to be declared, and the user may not even
-/// look (RabbitMQ 4.3 wants some right for that). What is missing shows when something is published.
+/// Whether a publisher may go on without the check: nothing is to be declared, and the user may not even inspect (which
+/// RabbitMQ 4.3 requires some permission for). A missing queue then causes an error when something is published.
 pub(super) const fn is_needless(options: &Options, ensured: &Result<(), Error>) -> bool {
     !options.declare && matches!(ensured, Err(Error::Refused { .. }))
 }
 
-/// Whether the downstream works with what all share: one that consumes an existing queue needs none of
-/// it, but `declare` promises it all the same.
+/// Whether the downstream uses the shared exchanges and queues. One that consumes an existing queue needs none of them,
+/// but `declare` promises them all the same.
 pub(super) const fn needs_shared(options: &Options, downstream: &Downstream) -> bool {
     options.declare || downstream.queue.is_none()
 }
 
-/// Makes sure that what all downstreams share is there.
+/// Ensures that the shared exchanges and queues exist.
 pub(super) async fn ensure_shared(channel: &Channel, options: &Options) -> Result<(), Error> {
     let names = options.names();
     if options.declare {
@@ -86,7 +87,7 @@ pub(super) async fn ensure_shared(channel: &Channel, options: &Options) -> Resul
     find_queue(channel, &names.unroutable()).await.map(|_| ())
 }
 
-/// Makes sure that the downstream's own queues are there.
+/// Ensures that the downstream's own queues exist.
 pub(super) async fn ensure_own(
     channel: &Channel,
     options: &Options,
@@ -100,7 +101,7 @@ pub(super) async fn ensure_own(
     find_queue(channel, &names.dead(&downstream.name)).await.map(|_| ())
 }
 
-/// Where jobs are published to, and where those lie whose downstream does not exist.
+/// Declares the exchange that jobs are published to, and that of jobs whose downstream does not exist.
 async fn declare_exchanges(channel: &Channel, names: &Names) -> Result<(), Error> {
     let unroutable = names.unroutable();
     declare_exchange(channel, &unroutable, ExchangeKind::Fanout, FieldTable::default()).await?;
@@ -113,7 +114,7 @@ async fn declare_exchanges(channel: &Channel, names: &Names) -> Result<(), Error
 
 async fn declare_queues(channel: &Channel, names: &Names, downstream: &Downstream) -> Result<(), Error> {
     let dead = names.dead(&downstream.name);
-    // Listing returns letters to their queue, so they need a limit and their place as well.
+    // Listing gives letters back to their queue, so the queue needs the delivery limit as well.
     let mut arguments = quorum();
     arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
     declare_queue(channel, &dead, arguments).await?;
@@ -139,7 +140,7 @@ pub(super) async fn find_exchange(channel: &Channel, name: &str) -> Result<(), E
     ask(&format!("exchange {name}"), declare).await
 }
 
-/// How many messages lie in the queue; fails where it does not exist.
+/// The number of messages in the queue; fails if the queue does not exist.
 pub(super) async fn find_queue(channel: &Channel, name: &str) -> Result<u32, Error> {
     let options = QueueDeclareOptions::default().passive();
     let declare = channel.queue_declare(short(name)?, options, FieldTable::default());
@@ -176,7 +177,7 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(LongString::from(value))
 }
 
-/// A name as AMQP takes it: at most 255 bytes.
+/// Converts a name to an AMQP short string of at most 255 bytes.
 pub(super) fn short(name: &str) -> Result<ShortString, NameTooLong> {
     ShortString::try_new(name).map_err(|_| NameTooLong(name.to_owned()))
 }

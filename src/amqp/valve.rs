@@ -1,12 +1,12 @@
-//! Stops reading a connection while too many bytes are in hand.
+//! Stops reading a connection while too many bytes are held.
 //!
-//! What is asked for by count may be long: a window of jobs of 1 KiB may be filled with jobs of 32 MiB.
-//! [`Meter`] counts the bodies as they are read, and [`Valve`] reads no further where there are too many:
-//! what is acked meanwhile is still written, and so are heartbeats. lapin takes a connection for lost where
-//! it reads nothing for twice the heartbeat interval, so a valve that is closed hands it heartbeats of its
-//! own; RabbitMQ does not mind a client that reads nothing as long as it hears from it.
+//! Messages that are requested by count may be long: a window of jobs of 1 KiB may be filled with jobs of 32 MiB.
+//! [`Meter`] counts the bodies as they are read, and [`Valve`] reads no further where there are too many: what is acked
+//! meanwhile is still written, and so are heartbeats. lapin takes a connection for lost where it reads nothing for
+//! twice the heartbeat interval, so a closed valve hands it heartbeats of its own; RabbitMQ tolerates a client that
+//! reads nothing as long as the client sends heartbeats.
 
-// The bench of the guard takes this file as a module of its own.
+// The benchmark of the guard includes this file as a module of its own.
 #[path = "valve/frames.rs"]
 mod frames;
 
@@ -28,25 +28,25 @@ use frames::Frames;
 /// A heartbeat frame.
 const HEARTBEAT: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0xce];
 
-/// How often a closed valve lets its reader know that the connection lives. Heartbeats are a second apart
-/// at least, and missed after two.
-const BEAT: Duration = Duration::from_millis(500);
+/// How often a closed valve delivers a heartbeat to lapin. Heartbeats are at least a second apart, and missed after
+/// two.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What may be read and not taken over by its downstream, of a shared connection and where nothing is held.
-/// Downstreams take over whatever comes, at once: this bounds how far they fall behind.
-const AHEAD: u64 = 64 << 20;
+/// The bytes that may be read and not yet claimed by their downstream, for a shared connection and where nothing is
+/// held. Downstreams claim whatever arrives at once, so this bounds how far they fall behind.
+const MAX_UNCLAIMED: u64 = 64 << 20;
 
-/// How long a connection waits for that at most, unless it waits until something is freed.
-const CATCH_UP: Duration = Duration::from_millis(100);
+/// How long a connection waits for claims at most, unless it waits until bytes are freed.
+const CLAIM_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Counts what is read of one connection, over all the sockets that it has had.
+/// Counts the bytes that are read of one connection, over all sockets that it has had.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    /// Whose connection it is, unless all share it.
+    /// The account of the connection's downstream; `None` if it is shared.
     account: Option<Arc<Account>>,
-    /// Bytes of bodies that were read and not taken over yet.
+    /// The bytes of bodies that were read and not claimed yet.
     unclaimed: AtomicU64,
-    /// Whether the valve does anything: not while the connection is being set up, and not at the end.
+    /// Whether the valve is active: not while the connection is set up, and not at the end.
     armed: AtomicBool,
     closed: AtomicBool,
     cut: AtomicBool,
@@ -54,11 +54,11 @@ pub(crate) struct Meter {
     channels: Mutex<Channels>,
 }
 
-/// Which downstream each channel belongs to, and which channels brought something last.
+/// The downstream of each channel, and the channels that received something recently.
 #[derive(Debug, Default)]
 struct Channels {
     names: BTreeMap<u16, String>,
-    /// Since the socket was empty, and before that.
+    /// The channels that received something since the socket was last empty, and those before that.
     now: BTreeSet<u16>,
     before: BTreeSet<u16>,
 }
@@ -76,7 +76,7 @@ impl Meter {
 
     fn new(account: Option<Arc<Account>>) -> Arc<Self> {
         Arc::new(Self {
-            // There is nothing to set up that a shared one could hold up.
+            // A shared connection is always active: its setup cannot be held up.
             armed: AtomicBool::new(account.is_none()),
             account,
             unclaimed: AtomicU64::new(0),
@@ -87,21 +87,22 @@ impl Meter {
         })
     }
 
-    /// A body of so many bytes was taken over, or thrown away.
+    /// Claims a body of `body` bytes, which was taken over or discarded.
     pub(super) fn claim(&self, body: u64) {
         let less = |unclaimed: u64| Some(unclaimed.saturating_sub(body));
-        // It always updates.
+        // The closure always returns a value, so the update cannot fail.
         let _ = self.unclaimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         self.waker.wake();
     }
 
-    /// From now on nothing is read while the downstream holds as much as it may. For its own connection,
-    /// once it is set up.
+    /// Activates the valve: nothing is read while the downstream holds as much as it may. It is for the downstream's
+    /// own connection, once that is set up.
     pub(super) fn arm(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// From now on everything is read: the connection is set up or ends. For a downstream's own.
+    /// Deactivates the valve: everything is read, since the connection is being set up or ends. It is for a
+    /// downstream's own connection.
     pub(super) fn disarm(&self) {
         if self.account.is_some() {
             self.armed.store(false, Ordering::SeqCst);
@@ -110,7 +111,7 @@ impl Meter {
         }
     }
 
-    /// True while nothing is read: no answer can come.
+    /// True while nothing is read, so that no answer can arrive.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -121,20 +122,20 @@ impl Meter {
         self.waker.wake();
     }
 
-    /// What comes on this channel is for this downstream.
+    /// Assigns a channel to a downstream.
     pub(super) fn assign(&self, channel: u16, downstream: &str) {
         self.channels().names.insert(channel, downstream.to_owned());
     }
 
-    /// Those that something came for in the last moment: where the connection was lost over what the
-    /// broker sent, it was for one of them.
+    /// The downstreams that received something in the last moment: if the connection was lost over what the broker
+    /// sent, it was for one of them.
     pub(super) fn recent(&self) -> BTreeSet<String> {
         let channels = self.channels();
         let recent = channels.now.union(&channels.before);
         recent.filter_map(|channel| channels.names.get(channel).cloned()).collect()
     }
 
-    /// There is another socket.
+    /// Starts to count a new socket.
     fn begin(&self) {
         self.unclaimed.store(0, Ordering::SeqCst);
         self.closed.store(false, Ordering::SeqCst);
@@ -149,8 +150,8 @@ impl Meter {
         let unclaimed = self.unclaimed.load(Ordering::SeqCst);
         match &self.account {
             Some(account) if account.holds_any() => !account.is_full(unclaimed),
-            // A message may be longer than all that may be held, and comes in many frames.
-            _ => unclaimed < AHEAD,
+            // A message may be longer than all bytes that may be held, and comes in many frames.
+            _ => unclaimed < MAX_UNCLAIMED,
         }
     }
 
@@ -175,7 +176,7 @@ impl Meter {
     }
 }
 
-/// A socket that is not read while its [`Meter`] forbids it. It stops between two frames only.
+/// A socket that is not read while its [`Meter`] forbids it. It stops only between two frames.
 #[derive(Debug)]
 pub(crate) struct Valve<S> {
     socket: S,
@@ -187,7 +188,7 @@ struct Gauge {
     meter: Arc<Meter>,
     frames: Frames,
     channels: Vec<u16>,
-    /// What is left of a heartbeat that was begun.
+    /// The rest of a heartbeat that was begun.
     beat: &'static [u8],
     timer: Pin<Box<Sleep>>,
 }
@@ -201,15 +202,16 @@ impl<S> Valve<S> {
     /// A socket on which nothing was read yet. Must be called on a tokio runtime.
     pub(super) fn metered(socket: S, meter: Arc<Meter>) -> Self {
         meter.begin();
-        let timer = Box::pin(tokio::time::sleep(BEAT));
+        let timer = Box::pin(tokio::time::sleep(HEARTBEAT_INTERVAL));
         let gauge = Gauge { meter, frames: Frames::default(), channels: Vec::new(), beat: &[], timer };
         Self { socket, gauge: Some(gauge) }
     }
 }
 
 impl Gauge {
-    /// How much may be read now; or, where nothing may be, when to ask again, and a heartbeat now and then.
-    fn poll_leave(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<Leave> {
+    /// The number of bytes that may be read now. While there are none, it registers a wake-up, and delivers a heartbeat
+    /// now and then.
+    fn poll_permission(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<ReadPermission> {
         if !self.beat.is_empty() {
             return Poll::Ready(self.give_beat(buf));
         }
@@ -217,23 +219,26 @@ impl Gauge {
         let meter = &self.meter;
         if meter.may_read() {
             self.meter.closed.store(false, Ordering::SeqCst);
-            return Poll::Ready(Leave::Read(buf.len()));
+            return Poll::Ready(ReadPermission::Read(buf.len()));
         }
         if between > 0 {
-            return Poll::Ready(Leave::Read(usize::try_from(between).unwrap_or(usize::MAX).min(buf.len())));
+            return Poll::Ready(ReadPermission::Read(
+                usize::try_from(between).unwrap_or(usize::MAX).min(buf.len()),
+            ));
         }
         if let Some(account) = &meter.account {
             account.register(cx.waker());
         }
         let was_closed = meter.closed.swap(true, Ordering::SeqCst);
-        // What was freed just before has woken nobody.
+        // Bytes that were freed just before the registration have woken nobody.
         if meter.may_read() || meter.cut.load(Ordering::SeqCst) {
             meter.closed.store(false, Ordering::SeqCst);
-            return Poll::Ready(Leave::Read(buf.len()));
+            return Poll::Ready(ReadPermission::Read(buf.len()));
         }
-        // Where nothing is held, nothing that is freed opens it: one message may be longer than all.
+        // Where nothing is held, nothing can be freed that would open the valve: one message may be longer than the
+        // whole allowance.
         let waits_for_freed = meter.account.as_ref().is_some_and(|account| account.holds_any());
-        let pause = if waits_for_freed { BEAT } else { CATCH_UP };
+        let pause = if waits_for_freed { HEARTBEAT_INTERVAL } else { CLAIM_TIMEOUT };
         if !was_closed {
             self.timer.as_mut().reset(Instant::now() + pause);
         }
@@ -242,18 +247,18 @@ impl Gauge {
         }
         self.timer.as_mut().reset(Instant::now() + pause);
         if !waits_for_freed {
-            // Perhaps one message is longer than all that, or lapin threw some away.
+            // One message may be longer than that, or lapin has discarded some.
             meter.unclaimed.store(0, Ordering::SeqCst);
         }
         self.beat = &HEARTBEAT;
         Poll::Ready(self.give_beat(buf))
     }
 
-    fn give_beat(&mut self, buf: &mut [u8]) -> Leave {
+    fn give_beat(&mut self, buf: &mut [u8]) -> ReadPermission {
         let (now, later) = self.beat.split_at(self.beat.len().min(buf.len()));
         buf[..now.len()].copy_from_slice(now);
         self.beat = later;
-        Leave::Given(now.len())
+        ReadPermission::Given(now.len())
     }
 
     fn note(&mut self, bytes: &[u8]) {
@@ -263,9 +268,9 @@ impl Gauge {
     }
 }
 
-/// What a read may do.
-enum Leave {
-    /// Read so many bytes of the socket.
+/// The permission for a read.
+enum ReadPermission {
+    /// Up to this many bytes of the socket may be read.
     Read(usize),
     /// This many bytes are in the buffer already.
     Given(usize),
@@ -275,15 +280,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Valve<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let Self { socket, gauge } = &mut *self;
         let Some(gauge) = gauge else { return Pin::new(socket).poll_read(cx, buf) };
-        // To be cut also while the broker sends nothing.
+        // The connection must be cut even while the broker sends nothing.
         gauge.meter.waker.register(cx.waker());
         if gauge.meter.cut.load(Ordering::SeqCst) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        let most = match gauge.poll_leave(cx, buf) {
+        let most = match gauge.poll_permission(cx, buf) {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Leave::Given(count)) => return Poll::Ready(Ok(count)),
-            Poll::Ready(Leave::Read(most)) => most,
+            Poll::Ready(ReadPermission::Given(count)) => return Poll::Ready(Ok(count)),
+            Poll::Ready(ReadPermission::Read(most)) => most,
         };
         let read = Pin::new(socket).poll_read(cx, &mut buf[..most]);
         match &read {

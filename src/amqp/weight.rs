@@ -1,10 +1,10 @@
-//! How much memory a message takes: a stranger may send large headers with small bodies.
+//! The memory that a message takes: a producer may send large headers with small bodies.
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 
-/// What an entry of a table or an array takes besides its text: about what the parsed forms of AMQP and of the
-/// job take together.
+/// The memory of an entry of a table or an array besides its text: about what the parsed forms of AMQP and of the job
+/// take together.
 const ENTRY: usize = 160;
 
 /// The bytes that count for a message: its body, and its headers as they are in memory.
@@ -19,7 +19,7 @@ fn table(table: &FieldTable) -> usize {
     })
 }
 
-/// The parser bounds how deep it recurses.
+/// The parser bounds the depth of the recursion.
 fn value(item: &AMQPValue) -> usize {
     match item {
         AMQPValue::LongString(text) => text.as_bytes().len(),

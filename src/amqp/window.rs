@@ -1,51 +1,51 @@
-//! How many messages to ask the broker for: pure.
+//! Decides how many messages to request from the broker. It has no I/O.
 //!
-//! A consumer's prefetch cannot be changed: another one takes cancelling and consuming anew, on the same
-//! channel, where what is unacked stays so and comes on top. So a new prefetch is what is left of the window,
-//! and changes are few: each makes much of a difference, or is one that the dispatcher asked for.
+//! A consumer's prefetch cannot be changed: another prefetch requires a new consumer on the same channel, where unacked
+//! messages stay so and come on top. So a new prefetch is what is left of the window, and changes are few: each is
+//! large, or one that the dispatcher asked for.
 
-/// The window while nothing is known of the sizes.
+/// The window while nothing is known of the sizes of messages.
 const FIRST: u64 = 2;
 
 /// The window grows by this factor once as many messages were seen as it holds.
 const STAGE: u64 = 8;
 
-/// Where no more messages than these fit into its bytes, a downstream's jobs are long.
+/// A downstream's jobs count as long if no more than this many fit its bytes.
 const SHORT: u64 = 64;
 
-/// What has been seen of the sizes of one downstream's messages, in bytes.
+/// Statistics of the sizes of one downstream's messages, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     seen: u64,
-    /// The window that was seen to be good.
+    /// The window that has proved good.
     stage: u64,
     /// Sixteen times the moving mean.
     mean: u64,
-    /// The longest one, forgotten by half over some 45 messages.
+    /// The longest message, whose size decays by half over some 45 messages.
     peak: u64,
 }
 
-/// What bounds the messages that are unsettled at once.
+/// The bounds of the messages that are unsettled at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// As many as the dispatcher asked for.
+    /// The number of messages that the dispatcher asked for.
     pub(super) wanted: u16,
-    /// The bytes that may be held.
+    /// The bytes of messages that may be held.
     pub(super) bytes: u64,
-    /// Whether they are read without regard to their bytes once they were asked for.
+    /// Whether messages are read without regard to their bytes once they were requested.
     pub(super) shared: bool,
 }
 
-/// What a downstream has in hand.
+/// The unsettled messages of a downstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unsettled {
-    /// All that is unacked.
+    /// All messages that are unacked.
     pub(super) all: usize,
-    /// Those of them that an earlier consumer brought: they do not count for the prefetch.
+    /// Those of them that an earlier consumer delivered, which do not count for the prefetch.
     pub(super) earlier: usize,
 }
 
-/// The consumer that there is.
+/// The present consumer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Consuming {
     /// Its prefetch.
@@ -54,10 +54,10 @@ pub(super) struct Consuming {
     pub(super) target: u16,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing.
+    /// Keep the consumer, or wait without one.
     Keep,
     /// Cancel the consumer.
     Cancel,
@@ -72,7 +72,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// A message has come.
+    /// Adds the size of a message.
     pub(super) const fn note(&mut self, bytes: u64) {
         self.mean = if self.seen == 0 {
             bytes.saturating_mul(16)
@@ -95,7 +95,7 @@ impl Sizes {
         u16::try_from(target).unwrap_or(u16::MAX).min(bounds.wanted.max(1))
     }
 
-    /// True where so few messages fit into the bytes that it must be bytes that bound what is read.
+    /// True where so few messages fit the bytes that bytes must bound what is read.
     pub(super) fn are_long(&self, most: u64, wanted: u16) -> bool {
         let fit = most / self.peak.max(1);
         fit <= SHORT && fit < u64::from(wanted)

@@ -17,22 +17,22 @@ use url::Url;
 use super::exit::Exit;
 use super::{Global, out, parts};
 
-/// A daemon answers sooner, or is away.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time-out for an answer of the daemon.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer, in bytes.
 const LONGEST: usize = 16 << 20;
 
-/// A daemon, over its admin API.
+/// A client of a daemon's admin API.
 pub(super) struct Daemon {
     base: Url,
     token: Option<Secret>,
 }
 
-/// What went wrong between here and the daemon.
+/// An error between this program and the daemon.
 type Trouble = Box<dyn std::error::Error + Send + Sync>;
 
 impl Daemon {
-    /// The one that the arguments name, or else the configuration's own.
+    /// The daemon that the arguments name, or else the one of the configuration.
     pub(super) fn of(global: &Global) -> Result<Self, Exit> {
         let admin = config::load_admin(&parts::sources(global)).map_err(|errors| {
             out::say(&errors);
@@ -51,10 +51,9 @@ impl Daemon {
         Ok(Self { base, token: admin.token })
     }
 
-    /// Asks about a downstream, or changes something in it, and gives back the answer. What is wrong
-    /// is said on stderr.
+    /// Sends a request about a downstream and returns the answer. Errors are printed to stderr.
     ///
-    /// Not cancel safe: with a dropped future nobody knows whether it was changed.
+    /// Not cancel safe: after a dropped future it is unknown whether the request was carried out.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -71,10 +70,10 @@ impl Daemon {
             let request = self.request(method, &url, body)?;
             send(&url, request).await
         };
-        let trouble = match timeout(PATIENCE, asked).await {
-            Ok(Ok((status, body))) => return heard(status, &body),
+        let trouble = match timeout(ANSWER_TIMEOUT, asked).await {
+            Ok(Ok((status, body))) => return parse_answer(status, &body),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {PATIENCE:?}"),
+            Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
         };
         let base = &self.base;
         out::say(format_args!(
@@ -104,7 +103,7 @@ impl Daemon {
     }
 }
 
-/// The daemon that `--admin` names.
+/// Parses the URL that `--admin` names.
 fn named(text: &str) -> Result<Url, String> {
     const RIGHT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9750";
     let url: Url = text.parse().map_err(|error| format!("no URL ({error}); {RIGHT}"))?;
@@ -117,12 +116,12 @@ fn named(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// The daemon that this configuration is of, on this machine.
+/// The URL of the daemon that this configuration belongs to, on this machine.
 fn configured(admin: &Admin) -> Result<Url, String> {
     let Some(listen) = &admin.listen else {
         return Err("admin.listen is not set; set it, or name the daemon with --admin URL".to_owned());
     };
-    // One that listens on every address listens on this machine's own too.
+    // A server that listens on every address listens on this machine's own too.
     let host = listen.rsplit_once(':').map_or(listen.as_str(), |(host, _)| host);
     let port = listen.rsplit_once(':').map_or("", |(_, port)| port);
     if port.parse() == Ok(0_u16) {
@@ -145,15 +144,15 @@ async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<(StatusCode, B
         Ok((head.status, Limited::new(body, LONGEST).collect().await?.to_bytes()))
     };
     let mut exchange = std::pin::pin!(exchange);
-    // The connection reads and writes for both; its own end is told by the answer.
+    // The connection is polled together with the request; its own end is reported by the answer.
     tokio::select! {
         answer = &mut exchange => answer,
         _ = connection => exchange.await,
     }
 }
 
-/// What the daemon answered, or how to end.
-fn heard(status: StatusCode, body: &[u8]) -> Result<Value, Exit> {
+/// Parses the daemon's answer; the error is the exit code.
+fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Exit> {
     let answer: Option<Value> = serde_json::from_slice(body).ok();
     if let Some(answer) = answer.as_ref().filter(|_| status.is_success()) {
         return Ok(answer.clone());
@@ -204,7 +203,8 @@ mod tests {
 
     #[test]
     fn how_to_end() {
-        let exit = |status: u16, body: &str| heard(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+        let exit =
+            |status: u16, body: &str| parse_answer(StatusCode::from_u16(status).unwrap(), body.as_bytes());
         assert_eq!(exit(200, r#"{"a": 1}"#).unwrap()["a"], 1);
         for (status, body, expected) in [
             (400, r#"{"error": "x"}"#, Exit::Usage),

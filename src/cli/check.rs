@@ -59,7 +59,7 @@ async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
     Exit::worst(wrong).map_or(Ok(()), Err)
 }
 
-/// Bodies that a downstream takes and the broker does not.
+/// Warns of bodies that a downstream allows and the broker does not.
 fn warn_of_bodies(server: &Server, settings: &Settings) {
     let Some(bound) = server.max_message_size() else { return };
     for (name, downstream) in &settings.downstreams {

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-/// How the process ends.
+/// The ways in which the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
     Ok,
-    /// Unexpected, or something was not delivered.
+    /// An unexpected error, or something that was not delivered.
     Failed,
     /// The arguments are wrong.
     Usage,
@@ -33,8 +33,8 @@ impl Exit {
         }
     }
 
-    /// The one of several troubles to see to first: without servers nothing works, without rights
-    /// little, and the rest comes after.
+    /// The most important of several exit codes: without servers nothing works, without permissions little, and the
+    /// others come last.
     pub(super) fn worst(all: impl IntoIterator<Item = Self>) -> Option<Self> {
         let weight = |exit: &Self| match exit {
             Self::Unavailable => 3,
@@ -53,7 +53,7 @@ impl From<&paced::amqp::Error> for Exit {
         } else if error.is_unauthorized() {
             Self::Unauthorized
         } else if matches!(error, paced::amqp::Error::NameTooLong(_)) {
-            // The arguments are checked before: the name comes from the configuration.
+            // The arguments are checked before, so the name comes from the configuration.
             Self::Config
         } else {
             Self::Failed

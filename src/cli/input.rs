@@ -1,4 +1,4 @@
-//! Where lines come from.
+//! The input of commands.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufRead, BufReader, stdin};
 use super::exit::Exit;
 use super::out;
 
-/// Opens a file; stdin for `-` and for none. Says on stderr why it cannot.
+/// Opens a file; stdin for `-` and for none. Errors are printed to stderr.
 pub(super) async fn open(file: Option<&Path>) -> Result<Box<dyn AsyncBufRead + Send + Unpin>, Exit> {
     match file {
         Some(path) if path != Path::new("-") => match File::open(path).await {

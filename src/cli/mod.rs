@@ -70,7 +70,7 @@ struct Global {
     log_format: LogFormat,
 }
 
-/// The form of what goes to stdout.
+/// The form of the data on stdout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// For people.
@@ -140,12 +140,12 @@ pub(crate) fn main() -> ExitCode {
             Command::Config(command) => config::run(&global, &command),
         }
     });
-    // A read of stdin that nobody waits for any more must not hold the process.
+    // A pending read of stdin must not keep the process alive.
     runtime.shutdown_background();
     exit.into()
 }
 
-/// The daemon tells what it does; the tools only what went wrong.
+/// The daemon logs what it does; the tools log only errors.
 fn default_level(command: &Command) -> LevelFilter {
     match command {
         Command::Run => LevelFilter::INFO,

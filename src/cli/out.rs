@@ -1,4 +1,4 @@
-//! Data to stdout.
+//! Prints data to stdout.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -8,28 +8,27 @@ use serde_json::Value;
 
 use super::exit::Exit;
 
-/// Epoch milliseconds as people read them, in UTC. Seconds are enough; JSON has the milliseconds.
+/// Epoch milliseconds as a date and time in UTC. Seconds are enough here; JSON has the milliseconds.
 pub(super) fn instant(millis: i64) -> String {
     let at = jiff::Timestamp::from_millisecond(millis);
     at.map_or_else(|_| "-".to_owned(), |at| at.strftime("%Y-%m-%d %H:%M:%S").to_string())
 }
 
-/// What others wrote, as one field of a line that steers no terminal.
+/// Foreign text as one field of a line, with control characters escaped.
 pub(super) fn printable(text: &str) -> String {
     text::escaped(text).into_owned()
 }
 
-/// A message for people on stderr, of one line or several. Where stderr takes nothing any more nobody can be
-/// told: that ends nothing.
+/// Prints a message of one line or several to stderr. If that fails nobody can be informed, so the error is ignored.
 pub(super) fn say(message: impl Display) {
     let message = message.to_string();
     let _ = writeln!(stderr(), "{}", text::escaped_lines(&message));
 }
 
-/// Writes one line, or several, and the line feed. What could steer a terminal is escaped.
+/// Prints one line, or several, and the line feed. Control characters are escaped.
 ///
-/// A reader that has gone away has read what it wanted: that is no failure. Anything else, such as a full
-/// disk, is said on stderr.
+/// A reader that has gone away has read what it wanted, which is no failure. Any other error, such as a full disk, is
+/// printed to stderr.
 pub(super) fn line(text: impl Display) -> Result<(), Exit> {
     write(&text::escaped_lines(&text.to_string()))
 }

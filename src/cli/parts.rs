@@ -1,4 +1,4 @@
-//! From settings to the parts that the commands run.
+//! Builds the parts that the commands run from the settings.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
 use super::exit::Exit;
 use super::{Global, out};
 
-/// The store that is this process's memory.
+/// The URL of a store in this process's memory.
 pub(super) const MEMORY: &str = "memory:";
 
-/// Where the configuration comes from.
+/// The sources of the configuration.
 pub(super) fn sources(global: &Global) -> Sources {
     Sources::from_process(global.config.clone(), global.set.clone())
 }
 
-/// Reads the configuration, or says on stderr what is wrong with it.
+/// Reads the configuration; errors are printed to stderr.
 pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
     config::load(sources(global)).map_err(|errors| {
         out::say(&errors);
@@ -28,7 +28,7 @@ pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
     })
 }
 
-/// The downstream of this name, or says on stderr which ones there are.
+/// The downstream of this name; otherwise the known names are printed to stderr.
 pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a Downstream, Exit> {
     settings.downstreams.get(name).ok_or_else(|| {
         let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
@@ -40,7 +40,7 @@ pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a D
     })
 }
 
-/// A duration of an argument, as it was written.
+/// Checks a duration in an argument, and returns it as it was written.
 pub(super) fn span(text: &str) -> Result<String, String> {
     config::duration(text).map(|_| text.to_owned())
 }
@@ -55,7 +55,7 @@ pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     Ok(Arc::new(RedisStore::open(url, options)?))
 }
 
-/// What the broker's side of the daemon needs.
+/// The options of the connections to the broker.
 pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
     let address = settings.amqp.url.expose().parse().map_err(|error: amqp::AddressError| {
         out::say(format_args!("paced: amqp.url: {error}"));
@@ -76,7 +76,7 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
     })
 }
 
-/// What a message to the downstream must obey.
+/// The rules for messages to the downstream.
 pub(super) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
     Rules {
         max_body: downstream.http.max_body,
@@ -88,7 +88,7 @@ pub(super) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
     }
 }
 
-/// Where replies may go: never to a queue that a downstream of this configuration consumes.
+/// The queues that replies may go to: never one that a downstream of this configuration consumes.
 fn reply_rules(settings: &Settings) -> ReplyRules {
     let queues = settings.downstreams.values().filter_map(|downstream| downstream.queue.name.clone());
     ReplyRules {
@@ -98,8 +98,7 @@ fn reply_rules(settings: &Settings) -> ReplyRules {
     }
 }
 
-/// The clock that releases jobs: as precise as asked for, or tokio's where the system has no thread
-/// left.
+/// The clock that releases jobs: as precise as configured, or tokio's where no thread can be started.
 pub(super) fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
     match precision {
         Precision::Coarse => Arc::new(TokioClock),
@@ -113,7 +112,7 @@ pub(super) fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
     }
 }
 
-/// What the dispatcher of one downstream goes by.
+/// The options of one downstream's dispatcher.
 pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) -> Options {
     Options {
         downstream: name.to_owned(),

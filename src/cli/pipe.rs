@@ -1,4 +1,4 @@
-//! `paced pipe`: the daemon's pipeline on the embedded parts alone.
+//! `paced pipe`: the daemon's pipeline on embedded parts alone.
 
 use std::io::{ErrorKind, IsTerminal};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub(super) struct Args {
 }
 
 const HORIZON: Duration = Duration::from_millis(100);
-/// The longest body, in bytes: as a line of the input holds.
+/// The longest body in bytes, which is bounded by the longest line.
 const MAX_BODY: usize = pipe::MAX_LINE;
 const DRAIN: Duration = Duration::from_secs(25);
 
@@ -83,13 +83,13 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
     let (base, last) = split(&args.to);
     let dispatcher = dispatcher(&args, base)?;
     let reader = input::open(Some(&args.file)).await?;
-    // Outcomes in a terminal are progress enough.
+    // On a terminal, the outcomes themselves show the progress.
     let bar = if std::io::stdout().is_terminal() { ProgressBar::hidden() } else { bar() };
     let quiet = global.quiet > 0;
     let notes = bar.clone();
     let notify = Notify::new(move |notice| {
         if !quiet {
-            tell(&notes, &format!("paced: {notice}"));
+            print_message(&notes, &format!("paced: {notice}"));
         }
     });
     let (source, outcomes) = pipe::open(reader, tokio::io::stdout(), notify);
@@ -115,7 +115,7 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
     };
     bar.finish_and_clear();
     let totals = totals.map_err(|error| {
-        // Whoever closes stdout wants no more of it, and no complaint either.
+        // A reader that closes stdout wants no more output, so there is no error message.
         if error.kind() == ErrorKind::BrokenPipe {
             return Exit::Failed;
         }
@@ -144,7 +144,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         downstream: "pipe".to_owned(),
         rules: Rules {
             max_body: MAX_BODY,
-            // Whoever pipes chooses the jobs.
+            // The caller of the command chooses the jobs, so all headers are allowed.
             allow_headers: vec![Rules::ANY_HEADER.to_owned()],
             max_cost: max_cost(&limits, args.max_cost),
             plans: Vec::new(),
@@ -160,14 +160,14 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         retry: RetryPolicy {
             max_attempts: args.max_attempts,
             max_throttled: None,
-            // People wait for the outcome, and a mistyped URL is the likeliest reason.
+            // People wait for the outcome, and a mistyped URL is the most likely error.
             outlast: false,
             on_unauthorized: RefusalStatuses::NONE,
             min_backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(300),
         },
         max_pause: Duration::from_secs(300),
-        // The store is this process: it is never away.
+        // The store is in this process, so it is never away.
         on_unavailable: OnUnavailable::Hold,
         revision: None,
         prefetch: u16::MAX,
@@ -181,7 +181,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
     ))
 }
 
-/// A URL as a base that ends in `/`, and what follows its last `/`.
+/// Splits a URL into a base that ends in `/`, and the part after its last `/`.
 fn split(url: &str) -> (String, String) {
     let path = url.find("://").map_or(0, |at| at + 3);
     match url[path..].rfind('/') {
@@ -218,7 +218,7 @@ fn below(last: &str, message: &mut Message) {
             let separator: &[u8] = if path.starts_with(b"/") || path.starts_with(b"?") { b"" } else { b"/" };
             *path = [last.as_bytes(), separator, path].concat().into();
         }
-        // Of another type: refused as it is.
+        // A path of another type is left as it is, and refused later.
         Some(_) => {}
         None => message.headers.push((PATH.to_owned(), Value::Text(last.to_owned().into()))),
     }
@@ -226,16 +226,16 @@ fn below(last: &str, message: &mut Message) {
 
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new_spinner();
-    // A template that is wrong shows the default bar.
+    // An invalid template shows the default bar.
     match ProgressStyle::with_template("{spinner} {pos} settled, {per_sec}, {elapsed}") {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
 }
 
-/// Tells people something while jobs are released: in a terminal above the bar; elsewhere without waiting,
-/// since a pipe that nobody reads must not stop the jobs.
-fn tell(bar: &ProgressBar, message: &str) {
+/// Prints a message while jobs are released: on a terminal above the bar; elsewhere without waiting, since a pipe that
+/// nobody reads must not stop the jobs.
+fn print_message(bar: &ProgressBar, message: &str) {
     if std::io::stderr().is_terminal() {
         bar.suspend(|| out::say(message));
     } else {

@@ -36,27 +36,27 @@ pub(super) struct Args {
     lane: Option<String>,
 }
 
-/// Confirms awaited at once.
+/// The most confirms that are awaited at once.
 const IN_FLIGHT: usize = 1000;
-/// How often a job is published before it counts as failed, and the pause after each time.
+/// The attempts to publish a job before it counts as failed, and the wait after each.
 const ATTEMPTS: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A job is not published anew after this long: a broker that restarts is back by then.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A job is not published again after this time: a broker that restarts is back by then.
+const MAX_RETRY_TIME: Duration = Duration::from_secs(30);
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// What became of the jobs.
+/// The results of publishing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     published: u64,
     failed: u64,
     bad_lines: u64,
-    /// The broker was lost for good: not all of the input was read.
+    /// Whether the broker was lost for good, so that not all of the input was read.
     stopped: bool,
 }
 
-/// A job's id and what became of it; `None` where it was in flight when the broker was lost.
+/// The id of a job that failed, and the error; `None` where it was in flight when the broker was lost.
 type Failure = (String, Option<PublishError>);
 
 pub(super) async fn run(global: &Global, args: Args) -> Exit {
@@ -112,7 +112,7 @@ struct Target {
 }
 
 impl Target {
-    /// Publishes each line that is a job; reports each that is none.
+    /// Publishes each line that is a job, and reports each that is none.
     async fn publish_lines(
         &self,
         lines: Box<dyn AsyncBufRead + Send + Unpin>,
@@ -190,7 +190,7 @@ impl Target {
         tally
     }
 
-    /// Until it is confirmed, or the broker is lost.
+    /// Publishes a job until it is confirmed, or the broker is lost.
     async fn publish(&self, job: Message, lost: &CancellationToken) -> Result<(), Failure> {
         let id = job.message_id.clone().unwrap_or_default();
         match lost.run_until_cancelled(self.attempts(job)).await {
@@ -199,7 +199,7 @@ impl Target {
         }
     }
 
-    /// Until it is confirmed. Where a confirm was lost there may be two copies; both carry one id.
+    /// Publishes a job until it is confirmed. Where a confirm was lost there may be two copies; both have the same id.
     async fn attempts(&self, job: Message) -> Result<(), PublishError> {
         let (properties, body) = (amqp::properties(&job), job.body);
         let begun = Instant::now();
@@ -207,7 +207,9 @@ impl Target {
         loop {
             let outcome = self.publisher.publish(&self.exchange, &self.key, properties.clone(), &body).await;
             match outcome {
-                Err(error) if error.is_retryable() && attempt < ATTEMPTS && begun.elapsed() < PATIENCE => {
+                Err(error)
+                    if error.is_retryable() && attempt < ATTEMPTS && begun.elapsed() < MAX_RETRY_TIME =>
+                {
                     tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
                     attempt += 1;
                 }
@@ -217,12 +219,12 @@ impl Target {
     }
 }
 
-/// True where each further job would only wait as long.
+/// True where each further job would only wait as long in vain.
 const fn is_lost(error: &PublishError) -> bool {
     matches!(error, PublishError::Unavailable | PublishError::TimedOut { .. } | PublishError::Lost(_))
 }
 
-/// The job on a line. What the daemon would refuse is refused here already.
+/// The job on a line. Jobs that the daemon would refuse are refused here already.
 fn message(line: &[u8], args: &Args, rules: &Rules) -> Result<Message, String> {
     let line = ndjson::parse(line).map_err(|error| error.to_string())?;
     if let Some(other) = line.downstream.filter(|name| *name != args.downstream) {
@@ -243,7 +245,7 @@ fn with_lane(mut message: Message, args: &Args) -> Message {
     message
 }
 
-/// An id that survives redelivery, so that the API can tell copies.
+/// Adds an id that survives redelivery, so that the API can detect copies.
 fn with_id(message: Message) -> Message {
     let id = message.message_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     Message { message_id: Some(id), ..message }
@@ -254,7 +256,7 @@ fn bar(count: Option<u64>) -> ProgressBar {
         Some(count) => (ProgressBar::new(count), "{bar:40} {pos}/{len} published, {per_sec}, {eta} left"),
         None => (ProgressBar::new_spinner(), "{spinner} {pos} published, {per_sec}"),
     };
-    // A template that is wrong shows the default bar.
+    // An invalid template shows the default bar.
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,

@@ -1,4 +1,4 @@
-//! SIGHUP: the configuration is read again while the daemon runs.
+//! SIGHUP: the daemon reads its configuration again while it runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio::sync::watch;
 use super::parts;
 use crate::admin::OwnTerms;
 
-/// The configuration in effect, and those who go by it.
+/// The configuration in effect, and the parts that depend on it.
 pub(super) struct Live {
     sources: Sources,
     loaded: Loaded,
     controls: BTreeMap<String, Control>,
-    /// For the admin API, which may have none of a store.
+    /// The terms of the file for the admin API, where a store has none.
     terms: watch::Sender<OwnTerms>,
 }
 
@@ -26,12 +26,12 @@ impl Live {
         Self { sources, loaded, controls: controls.collect(), terms }
     }
 
-    /// The terms of the file, as it is in effect.
+    /// The terms of the configuration in effect.
     pub(super) fn terms(&self) -> watch::Receiver<OwnTerms> {
         self.terms.subscribe()
     }
 
-    /// Reads the same sources again. With any mistake in them everything stays as it is.
+    /// Reads the same sources again. If they have any mistake, nothing changes.
     ///
     /// Not cancel safe: a dropped future may have changed some downstreams and not others.
     pub(super) async fn reload(&mut self) {
@@ -58,7 +58,7 @@ impl Live {
         self.loaded = loaded;
         let settings = &self.loaded.settings;
         for (name, downstream) in &settings.downstreams {
-            // Also where nothing changed: of the replicas whose files differ the last load wins.
+            // The options are passed on even if nothing changed: of the replicas whose files differ the last load wins.
             if let Some(control) = self.controls.get(name) {
                 control.reload(parts::options(settings, name, downstream));
             }

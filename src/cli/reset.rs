@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(global: &Global, args: Args) -> Exit {
     let outcome = async {
-        // Whoever has no right to change anything need not be asked first.
+        // A caller without the permission to change anything is not asked for a confirmation first.
         let daemon = Daemon::of(global)?;
         confirm(&args)?;
         let Args { downstream, limit, reason, .. } = args;
@@ -42,7 +42,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
     outcome.await.err().unwrap_or(Exit::Ok)
 }
 
-/// Asks on a terminal whether it is meant; elsewhere `--yes` has to say so.
+/// Asks for a confirmation on a terminal; elsewhere `--yes` is required.
 fn confirm(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
     if *yes {
         return Ok(());

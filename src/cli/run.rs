@@ -19,7 +19,7 @@ use super::{Global, parts};
 use crate::admin::{self, Access, Api, Operations, Readiness, StoreProbe};
 use crate::telemetry::Exporter;
 
-/// How long the connections may take to write the last acks and to close, beyond the drain.
+/// The time that the connections may take beyond the drain to write the last acks and to close.
 const CLOSING: Duration = Duration::from_secs(4);
 
 pub(super) async fn run(global: &Global) -> Exit {
@@ -32,7 +32,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let loaded = parts::load(global)?;
     let settings = loaded.settings.clone();
     let (mut signals, mut hangups) = (Signals::new()?, Hangups::new()?);
-    // First of all: what is measured before the exporter is there is lost.
+    // The exporter comes first: metrics that are recorded before it exists are lost.
     let watched = watched(&settings).await?;
     let store = parts::store(&settings).map_err(|error| {
         tracing::error!(%error, "no store");
@@ -88,19 +88,19 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         }
     };
     if let Some(server) = server {
-        // To the end it told that the daemon lives, and that it is not ready.
+        // Until the end the server reports that the daemon lives and is not ready.
         server.stop().await;
     }
     if failed { Err(Exit::Failed) } else { ended.exit() }
 }
 
-/// How the drain ended.
+/// The results of the drain.
 struct Ended {
-    /// A dispatcher panicked.
+    /// Whether a dispatcher panicked.
     failed: bool,
-    /// Sends that had not ended in time.
+    /// The number of sends that had not ended in time.
     unfinished: usize,
-    /// The broker has taken in every ack.
+    /// Whether the broker has processed every ack.
     flushed: bool,
 }
 
@@ -141,8 +141,8 @@ async fn drain(mut running: JoinSet<Drained>, amqp: Amqp, end: Instant) -> Ended
     Ended { failed, unfinished, flushed }
 }
 
-/// The address for probes and scrapers, where the settings have one, and what they are shown: without
-/// it nothing is recorded.
+/// Binds the address for probes and scrapers, if there is one, and installs the exporter; without an address nothing is
+/// recorded.
 async fn watched(settings: &Settings) -> Result<Option<(TcpListener, Exporter)>, Exit> {
     let Some(listen) = &settings.admin.listen else { return Ok(None) };
     let listener = admin::bind(listen).await.map_err(|error| {
@@ -189,15 +189,15 @@ fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<Vec<(Strin
     Ok(dispatchers)
 }
 
-/// Says when the store answers and every consumer is attached; never ends.
+/// Logs when the store answers and every consumer is attached; never returns.
 async fn announce(amqp: &Amqp, store: Arc<StoreProbe>) {
     tokio::spawn(async move {
-        if let Err(error) = store.look().await {
+        if let Err(error) = store.check().await {
             tracing::warn!(error, "jobs are held until there is a store");
         }
     });
     amqp.ready().await;
-    // Tests and operators wait for this word.
+    // Tests and operators wait for this log line.
     tracing::info!("ready");
     std::future::pending().await
 }

@@ -13,14 +13,14 @@ pub(super) struct Signals {
 pub(super) struct Hangups(Signal);
 
 impl Hangups {
-    /// From now on the signal ends nothing by itself.
+    /// Installs the handler: from now on the signal does not end the process by itself.
     pub(super) fn new() -> Result<Self, Exit> {
         signal(SignalKind::hangup()).map(Self).map_err(|error| deaf(&error))
     }
 
-    /// The next one; several that come before this is asked count once. Cancel safe.
+    /// Waits for the next signal; several that arrive before count once. Cancel safe.
     pub(super) async fn next(&mut self) {
-        // It ends with the runtime.
+        // The stream ends with the runtime.
         if self.0.recv().await.is_none() {
             std::future::pending().await
         }
@@ -33,7 +33,7 @@ fn deaf(error: &std::io::Error) -> Exit {
 }
 
 impl Signals {
-    /// From now on the signals end nothing by themselves.
+    /// Installs the handlers: from now on the signals do not end the process by themselves.
     pub(super) fn new() -> Result<Self, Exit> {
         let listen = || -> std::io::Result<Self> {
             let terminate = signal(SignalKind::terminate())?;
@@ -42,7 +42,7 @@ impl Signals {
         listen().map_err(|error| deaf(&error))
     }
 
-    /// The next signal's name. Cancel safe.
+    /// Waits for the next signal, and returns its name. Cancel safe.
     pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,4 +1,4 @@
-//! A TOML text as a tree, with the place of every key and value.
+//! A TOML text as a tree, with the position of every key and value.
 
 use std::collections::HashMap;
 
@@ -7,21 +7,21 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::text::is_unsafe;
 
-/// A text, read.
+/// A text that was parsed.
 pub(super) struct Document {
-    /// The tree, as far as it could be read.
+    /// The tree, as far as it could be parsed.
     pub dict: Dict,
-    /// By path, such as `downstreams.billing.limits[0].rate`.
+    /// The positions by path, such as `downstreams.billing.limits[0].rate`.
     pub spans: HashMap<String, Span>,
     /// The first syntax error.
     pub broken: Option<Syntax>,
 }
 
-/// Where a key and its value begin: line and column, from 1.
+/// The positions at which a key and its value begin: line and column, from 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub key: (usize, usize),
-    /// A table is at its header, or at its key where it has none.
+    /// The position of the value; that of a table is its header, or its key where it has none.
     pub value: (usize, usize),
 }
 
@@ -39,7 +39,7 @@ impl Document {
         let mut walk = Walk { lines: &lines, spans: HashMap::new() };
         let dict = walk.table("", table.get_ref());
         let spans = walk.spans;
-        // Without a span the text ended too early.
+        // An error without a span means that the text ended too early.
         let first = errors.iter().min_by_key(|error| error.span().map_or(text.len(), |span| span.start));
         let broken = first.map(|error| Syntax {
             position: lines.position(error.span().map_or(text.len(), |span| span.start)),
@@ -116,14 +116,14 @@ impl Walk<'_> {
         let tag = Tag::Default;
         match value {
             DeValue::String(text) => Value::String(tag, text.to_string()),
-            // What does not fit is beyond the range of every key.
+            // A number that does not fit is beyond the range of every key.
             DeValue::Integer(number) => {
                 let number = i128::from_str_radix(number.as_str(), number.radix()).unwrap_or(i128::MAX);
                 Value::Num(tag, Num::I128(number))
             }
             DeValue::Float(number) => Value::Num(tag, Num::F64(number.as_str().parse().unwrap_or(f64::NAN))),
             DeValue::Boolean(truth) => Value::Bool(tag, *truth),
-            // No key is a date: the reader only has to say so.
+            // No key is a date, so the reader reports the wrong type.
             DeValue::Datetime(_) => Value::Empty(tag, Empty::Unit),
             DeValue::Array(array) => Value::Array(tag, self.array(path, array)),
             DeValue::Table(table) => Value::Dict(tag, self.table(path, table)),
@@ -131,9 +131,8 @@ impl Walk<'_> {
     }
 }
 
-/// A value given on its own, as `env` and `--set` do: tables and arrays are TOML, or as near to it
-/// as a shell lets one write (`[accept, x-request-id]`); everything else stays the text it is until
-/// the reader knows which type the key has.
+/// Parses a value given on its own, as `env` and `--set` do: tables and arrays are TOML, or as near to it as a shell
+/// allows (`[accept, x-request-id]`); everything else stays a text until the reader knows the type of the key.
 pub(super) fn lone_value(text: &str) -> Value {
     if !text.trim_start().starts_with(['[', '{']) {
         return Value::from(text);
@@ -144,13 +143,13 @@ pub(super) fn lone_value(text: &str) -> Value {
         Some(value) if document.broken.is_none() && document.dict.is_empty() => value,
         // figment's parser recurses without a bound.
         _ if text.matches(['[', '{']).count() > 80 => Value::from(text),
-        // It takes characters for bytes, and panics.
+        // figment's parser takes characters for bytes here, and panics.
         _ if text.contains('\\') && !text.is_ascii() => Value::from(text),
         _ => text.parse().unwrap_or_else(|_| Value::from(text)),
     }
 }
 
-/// The segments of a dotted TOML key; none if it is no key.
+/// The segments of a dotted TOML key; `None` if it is no key.
 pub(super) fn key_path(key: &str) -> Option<Vec<String>> {
     if key.contains(['\n', '=', '#']) {
         return None;
@@ -172,7 +171,7 @@ pub(super) fn key_path(key: &str) -> Option<Vec<String>> {
     }
 }
 
-/// Byte offsets to lines and columns.
+/// Converts byte offsets to lines and columns.
 struct Lines<'a> {
     text: &'a str,
     starts: Vec<usize>,

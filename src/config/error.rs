@@ -1,11 +1,11 @@
-//! What is wrong with a configuration, one line each.
+//! The mistakes of a configuration, one line each.
 
 use std::fmt::{self, Write as _};
 
 use crate::text::is_unsafe;
 
-/// Everything that is wrong with a configuration. Shown as one line per mistake, in the order of
-/// the sources and, within a file, of the lines:
+/// All mistakes of a configuration. They are shown as one line per mistake, in the order of the sources and, within a
+/// file, of the lines:
 ///
 /// `FILE:LINE:COLUMN: KEY: what is wrong; what would be right`
 ///
@@ -22,35 +22,35 @@ pub struct ConfigError {
     kind: Kind,
 }
 
-/// Whether a mistake can be an echo of another one.
+/// Whether a mistake may be a consequence of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It is wrong by itself.
+    /// The value is wrong by itself.
     Wrong,
-    /// It is wrong only because something else is absent, which a syntax error may have hidden.
+    /// Something is absent, which a syntax error may have hidden.
     Absence,
 }
 
-/// Where something was given. Ordered as the sources override each other, then by position.
+/// The place where something was given. Places are ordered as the sources override each other, then by position.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     /// The index of the source.
     pub layer: usize,
-    /// Line and column; a source other than a file has none.
+    /// Line and column; `None` for sources other than files.
     pub position: Option<(usize, usize)>,
-    /// `paced.toml`, `env PACED_A__B`, `--set`.
+    /// The name of the source: `paced.toml`, `env PACED_A__B`, `--set`.
     pub source: String,
 }
 
 impl ConfigErrors {
-    /// Sorts the mistakes; each is kept once.
+    /// Sorts the mistakes and removes duplicates.
     pub(super) fn new(mut errors: Vec<ConfigError>) -> Self {
         errors.sort_by(|a, b| (&a.place, &a.key, &a.problem).cmp(&(&b.place, &b.key, &b.problem)));
         errors.dedup();
         Self(errors)
     }
 
-    /// Each mistake; there is at least one.
+    /// The mistakes; there is at least one.
     pub fn iter(&self) -> std::slice::Iter<'_, ConfigError> {
         self.0.iter()
     }
@@ -70,7 +70,7 @@ impl ConfigError {
         Self { place, key: key.into(), problem: problem.into(), kind: Kind::Wrong }
     }
 
-    /// The same, of this kind.
+    /// The same mistake, of this kind.
     pub(super) fn of(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
@@ -103,7 +103,7 @@ impl fmt::Display for ConfigError {
         let Self { place, key, problem, .. } = self;
         let line =
             if key.is_empty() { format!("{place}: {problem}") } else { format!("{place}: {key}: {problem}") };
-        // Whatever a file name, a key or a value holds, it stays one line.
+        // A file name, a key or a value may contain line breaks, which are escaped.
         line.chars().try_for_each(|c| {
             if is_unsafe(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
         })
@@ -123,8 +123,8 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 impl std::error::Error for ConfigError {}
 
-/// What the system said, without its number.
-pub(super) fn said(error: &std::io::Error) -> String {
+/// The system's error text, without its number.
+pub(super) fn system_text(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }

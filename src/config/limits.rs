@@ -1,4 +1,4 @@
-//! The limits out of the merged tree: each algorithm, its keys and their defaults.
+//! Reads limits from the merged tree: each algorithm, its keys and their defaults.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const RATE_HINT: &str = "give a downstream a limit, such as rate = \"50/s\"";
 
 const DAY: Period = Period::Micros(86_400_000_000);
 
-/// Every key of a limit but `algorithm`, `name` and `rate`, and the algorithms that have it.
+/// Every key of a limit but `algorithm`, `name` and `rate`, with the algorithms that have it.
 const KEYS: [(&str, &[&str]); 6] = [
     ("burst", &["leaky-bucket", "gcra"]),
     ("capacity", &["token-bucket"]),
@@ -24,14 +24,14 @@ const KEYS: [(&str, &[&str]); 6] = [
     ("utc_offset", &["quota"]),
 ];
 
-/// A limit, and where to complain about its name.
-pub(super) struct Given<'v> {
+/// A limit, and the place for complaints about its name.
+pub(super) struct NamedLimit<'v> {
     pub limit: Limit,
     at: Found<'v>,
 }
 
 /// The limits of a downstream: `rate` first, then `limits`.
-pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Vec<Given<'v>>> {
+pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Vec<NamedLimit<'v>>> {
     let mut limits = Vec::new();
     let rate = reader.parsed(table, "rate", Absent::Unset, value::rate::<Rate>);
     if let Some(at) = table.has("rate").then(|| reader.given(table, "rate")).flatten() {
@@ -39,7 +39,7 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
             let limit = Limit::leaky_bucket(format!("{}-0", word::LEAKY_BUCKET), rate, 1);
             told(reader, table, limit)
         });
-        limits.push(limit.map(|limit| Given { limit, at }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at }));
     }
     if let Some((array, more)) = list(reader, table, limits.len(), "") {
         limits.extend(more);
@@ -53,7 +53,11 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
 }
 
 /// The limits of a plan.
-pub(super) fn of_plan<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: &str) -> Option<Vec<Given<'v>>> {
+pub(super) fn of_plan<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    name: &str,
+) -> Option<Vec<NamedLimit<'v>>> {
     const HINT: &str = "give a plan its limits, such as limits = [{ rate = \"5/s\" }]";
     let Some((array, limits)) = list(reader, table, 0, &format!("plan.{name}.")) else {
         if !table.has("limits") {
@@ -67,17 +71,17 @@ pub(super) fn of_plan<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: &str
     limits.into_iter().collect()
 }
 
-/// Limits that must all agree. What is wrong is told at the first limit that is one too much.
+/// Limits that must all allow a job. A mistake of the set is reported at the first limit that is one too many.
 pub(super) fn set<'v>(
     reader: &mut Reader<'v>,
-    limits: &[&Given<'v>],
+    limits: &[&NamedLimit<'v>],
     police: bool,
     whose: &str,
 ) -> Option<LimitSet> {
     for (index, given) in limits.iter().enumerate() {
         let name = given.limit.name();
         let own = name.rsplit('.').next().unwrap_or_default();
-        let differs = |other: &&&Given<'v>| other.limit.name() == name && other.limit != given.limit;
+        let differs = |other: &&&NamedLimit<'v>| other.limit.name() == name && other.limit != given.limit;
         if limits[..index].iter().any(|other| differs(&other)) {
             let problem =
                 format!("another limit with other numbers is called `{own}`; give each its own name");
@@ -93,7 +97,7 @@ pub(super) fn set<'v>(
     let set = LimitSet::new(limits.iter().map(|given| given.limit.clone()).collect()).ok()?;
     let set = if police { set.policing() } else { set };
     if set.max_cost() == 0 {
-        let unit = |given: &&&Given<'v>| {
+        let unit = |given: &&&NamedLimit<'v>| {
             set.iter()
                 .zip(set.unit())
                 .any(|(limit, times)| limit.name() == given.limit.name() && limit.max_cost() < times)
@@ -106,7 +110,7 @@ pub(super) fn set<'v>(
     Some(set)
 }
 
-type Limits<'v> = Vec<Option<Given<'v>>>;
+type Limits<'v> = Vec<Option<NamedLimit<'v>>>;
 
 /// The array `limits`, and what it holds. Names start with `prefix`, ordinals at `first`.
 fn list<'v>(
@@ -121,19 +125,19 @@ fn list<'v>(
     for (at, one) in tables {
         let limit = limit(reader, &one, first + limits.len(), prefix);
         let at = reader.given(&one, "name").unwrap_or(at);
-        limits.push(limit.map(|limit| Given { limit, at }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at }));
         shown.push(inline(reader.entries.split_off(mark)));
     }
     reader.note(table, "limits", format!("[{}]", shown.join(", ")), Some(&array));
     Some((array, limits))
 }
 
-/// The name is the key of the limit's state: never its numbers, so that they may change.
+/// Reads a limit. Its name is the key of its state and never depends on its numbers, so that these may change.
 fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix: &str) -> Option<Limit> {
     let algorithm = reader.parsed(table, "algorithm", Absent::Default(word::LEAKY_BUCKET), word::algorithm);
     let name = reader.parsed(table, "name", Absent::Unset, word::limit_name);
     let Some(algorithm) = algorithm else {
-        // Whatever it is to be, its keys are known.
+        // All keys are known, whichever algorithm it is.
         ["rate"].iter().chain(KEYS.iter().map(|(key, _)| key)).for_each(|key| drop(reader.given(table, key)));
         return None;
     };
@@ -146,7 +150,7 @@ fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix:
         reader.hint(table, key, hint);
     }
     if table.has("name") && name.is_none() {
-        // The other mistakes are told too.
+        // The other mistakes are reported too.
         numbers(reader, table, algorithm, String::new());
         return None;
     }
@@ -239,7 +243,7 @@ fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option
             let problem = "months are not equally long; use reset = \"calendar\", or days, such as 1000/30d";
             return wrong(reader, table, &["reset", "rate"], problem);
         }
-        // Local midnight comes so much earlier than that of UTC.
+        // Local midnight is earlier than that of UTC by the offset.
         (word::Reset::Fixed, _) => {
             let micros = i64::try_from(period.as_micros()).unwrap_or(i64::MAX);
             Edges::aligned(period, (i64::from(offset) * -60_000_000).rem_euclid(micros))
@@ -262,12 +266,12 @@ fn amount<'v, A>(
     reader.parsed(table, "rate", Absent::Mistake("write such as rate = \"1000/minute\""), parse)
 }
 
-/// The count, and the period at its longest.
+/// The count, and the longest length of the period.
 const fn parts(amount: Amount) -> (u64, Duration) {
     (amount.count(), amount.period().longest())
 }
 
-/// The limit, or what is wrong with its numbers, told at the key that is nearest to it.
+/// The limit; mistakes of its numbers are reported at the nearest key.
 fn built<'v>(reader: &mut Reader<'v>, table: &Table<'v>, limit: Result<Limit, LimitError>) -> Option<Limit> {
     let error = match limit {
         Ok(limit) => return Some(limit),
@@ -289,7 +293,7 @@ fn told<'v, T, E: Display>(reader: &mut Reader<'v>, table: &Table<'v>, read: Res
     }
 }
 
-/// Tells a mistake at the first of these keys that is there.
+/// Reports a mistake at the first of these keys that is present.
 fn wrong<'v, T>(reader: &mut Reader<'v>, table: &Table<'v>, keys: &[&str], problem: &str) -> Option<T> {
     let key = keys.iter().find(|key| table.has(key))?;
     let found = reader.given(table, key)?;

@@ -1,4 +1,4 @@
-//! `paced.toml`: read, checked, and every mistake named with its place.
+//! `paced.toml`: it is read and checked, and every mistake is reported with its place.
 //!
 //! Sources are merged, the later over the earlier: defaults, files, environment variables
 //! (`PACED_A__B` is the key `a.b`), `KEY=VALUE` arguments. Tables merge, arrays are replaced.
@@ -37,13 +37,13 @@ use error::Kind;
 use reader::{Entry, Reader};
 use source::Layers;
 
-/// The file of last resort.
+/// The file that is read if no other is given or found.
 const SYSTEM_FILE: &str = "/etc/paced/paced.toml";
 
-/// A configuration that is right.
+/// A valid configuration.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// What it says.
+    /// The settings.
     pub settings: Settings,
     /// The files it was read from, in order; secret files are not among them.
     pub files: Vec<PathBuf>,
@@ -53,17 +53,17 @@ pub struct Loaded {
 /// Reads, merges and checks a configuration. Reads files, so it blocks for a moment.
 ///
 /// # Errors
-/// Everything that is wrong, each with its place. A file with a syntax error has its first one
-/// reported, and what else is surely wrong: not what the rest of the file might have put right.
+/// All mistakes, each with its place. Of a file with a syntax error the first one is reported, with all other certain
+/// mistakes: not those that the rest of the file might have corrected.
 pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
     load_with(&sources, Path::new(SYSTEM_FILE))
 }
 
-/// Reads `[admin]` alone: for tools that ask a daemon, on machines that may have no more of its
-/// configuration. Reads files, so it blocks for a moment.
+/// Reads `[admin]` alone, for tools that call a daemon from machines that may have no more of its configuration. Reads
+/// files, so it blocks for a moment.
 ///
 /// # Errors
-/// What is wrong in `[admin]`, and files that cannot be read.
+/// The mistakes in `[admin]`, and files that cannot be read.
 pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
     let mut layers = Layers::collect(sources, Path::new(SYSTEM_FILE));
     let figment = layers.merge();

@@ -1,4 +1,4 @@
-//! What is wrong, and where each complaint points to.
+//! Notes mistakes, with the place that each complaint points to.
 
 use super::document::{Span, join};
 use super::error::{ConfigError, Kind, Place};
@@ -6,12 +6,12 @@ use super::reader::{Found, Reader, Table, type_of};
 use super::source::Layer;
 
 impl<'v> Reader<'v> {
-    /// Notes that `key` is missing, at the header of its table or of the nearest one there is.
+    /// Notes that `key` is missing, at the header of its table or of the nearest one that exists.
     pub fn missing(&mut self, table: &Table<'v>, key: &str, hint: &str) {
         self.missing_in(table, join(table.path(), key), hint);
     }
 
-    /// Notes that a table has nothing in it.
+    /// Notes that a table is empty.
     pub fn missing_table(&mut self, table: &Table<'v>, hint: &str) {
         self.missing_in(table, table.path().to_owned(), hint);
     }
@@ -36,7 +36,7 @@ impl<'v> Reader<'v> {
         self.errors.push(ConfigError::new(place, found.path, problem));
     }
 
-    /// The first source that has something at `path`, or below it.
+    /// The first source that has a value at `path`, or below it.
     fn lookup(&self, path: &str, of: impl Fn(&Span) -> (usize, usize)) -> Option<Place> {
         let below = |(key, _): &(String, String)| {
             let rest = key.strip_prefix(path);

@@ -1,4 +1,4 @@
-//! The settings out of the merged tree: every key, its default and its range.
+//! Reads the settings from the merged tree: every key, its default and its range.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use super::{limits, url, value};
 use crate::dispatch::{OnLimit, OnUnavailable, RefusalStatuses, RetryPolicy};
 use crate::job::nearest;
 
-/// The highest revision: any more is not the same number everywhere.
+/// The highest revision that every format can represent exactly.
 const MAX_REVISION: u64 = (1 << 53) - 1;
 
-/// `[plans.NAME]`, by name; no limits where they are wrong.
-type Plans<'v> = BTreeMap<String, Option<Vec<limits::Given<'v>>>>;
+/// The limits of `[plans.NAME]`, by name; `None` where they are wrong.
+type Plans<'v> = BTreeMap<String, Option<Vec<limits::NamedLimit<'v>>>>;
 
-/// None when something is wrong; the reader has all of it then.
+/// Reads all settings; `None` when there is a mistake, which the reader has noted.
 pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let root = reader.root();
     let precision = reader.parsed(&root, "precision", Absent::Default("fine"), value::precision);
@@ -84,7 +84,7 @@ fn reply<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Reply> {
     Some(Reply { allow: allow? })
 }
 
-/// What is wrong with it the reader has, also where a part is none.
+/// Reads `[admin]`. The reader has noted the mistakes, even if a part is `None`.
 pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let table = reader.table(root, "admin");
     let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
@@ -132,7 +132,7 @@ fn downstream<'v>(
     let police = on_limit == Some(OnLimit::Reject);
     let own: Option<Vec<_>> = own.as_ref().map(|own| own.iter().collect());
     let set = own.as_ref().and_then(|own| limits::set(reader, own, police, ""));
-    // A mistake in its own limits is told once, not for each plan too.
+    // A mistake in the downstream's own limits is reported once, not again for each plan.
     let own = own.filter(|_| set.is_some());
     let sets = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
@@ -164,17 +164,17 @@ fn downstream<'v>(
     })
 }
 
-/// What the downstream's jobs keep with each plan: its own limits, and then the plan's.
+/// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.
 fn plan_sets<'v>(
     reader: &mut Reader<'v>,
-    own: &[&limits::Given<'v>],
+    own: &[&limits::NamedLimit<'v>],
     plans: &Plans<'v>,
     downstream: &str,
     police: bool,
 ) -> Option<Vec<Plan>> {
     let mut sets = Some(Vec::new());
     for (name, limits) in plans {
-        // What is wrong with the plan itself has been told.
+        // Mistakes of the plan itself have been reported.
         let Some(limits) = limits else { continue };
         let all: Vec<_> = own.iter().copied().chain(limits).collect();
         let whose = format!(" together with those of downstream `{downstream}`");
@@ -206,14 +206,14 @@ fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>)
     Some(Lanes { default_plan })
 }
 
-/// Two downstreams on one queue would take each other's jobs.
+/// Rejects two downstreams on one queue, which would take each other's jobs.
 fn reject_shared_queues<'v>(
     reader: &mut Reader<'v>,
     all: &Table<'v>,
     prefix: &str,
     downstreams: &BTreeMap<String, Downstream>,
 ) {
-    // Those of paced's own names first: it is the given name that is to be changed.
+    // Queues with paced's own names come first: it is the configured name that must be changed.
     let mut owners: BTreeMap<String, &str> = BTreeMap::new();
     for (name, _) in downstreams.iter().filter(|(_, downstream)| downstream.queue.name.is_none()) {
         owners.insert(format!("{prefix}.jobs.{name}"), name);
@@ -279,7 +279,7 @@ fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String,
     headers
 }
 
-/// When jobs are tried again, and the longest pause.
+/// Reads the retry policy, and the longest pause.
 fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPolicy, Duration)> {
     let table = reader.table(downstream, "retry");
     let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
@@ -304,7 +304,7 @@ fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPo
     Some((policy, max_pause?))
 }
 
-/// The statuses that may mean that the credentials are refused.
+/// Reads the statuses that may mean that the credentials are refused.
 fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<RefusalStatuses> {
     let known = RefusalStatuses::KNOWN;
     let is_known = |number: u64| match u16::try_from(number) {
@@ -317,7 +317,7 @@ fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Ref
     }
 }
 
-/// Points at the one that was given; at the shortest if both were.
+/// Points at the backoff that was given, or at the shortest if both were.
 fn reject_backoffs<'v>(reader: &mut Reader<'v>, table: &Table<'v>, max_backoff: Duration) {
     let min: Option<Found<'v>> = reader.given(table, "min_backoff");
     let (found, problem) = match min {

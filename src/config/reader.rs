@@ -1,4 +1,4 @@
-//! Takes typed values out of the merged tree, and notes everything that is wrong on the way.
+//! Reads typed values from the merged tree, and notes all mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,47 +12,47 @@ use super::error::ConfigError;
 use super::settings::Secret;
 use super::source::Layer;
 
-/// A value as it takes effect, for `config show`: no secret in it.
+/// A value in effect, for `config show`, without secrets.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub table: String,
     pub key: String,
-    /// TOML.
+    /// The value as TOML.
     pub value: String,
-    /// `default`, `paced.toml:3:7`, `env PACED_A__B`, `--set`.
+    /// The origin: `default`, `paced.toml:3:7`, `env PACED_A__B`, `--set`.
     pub origin: String,
-    /// What `value` masks.
+    /// The secret that `value` masks.
     pub secret: Option<Secret>,
 }
 
 impl Entry {
-    /// The whole key.
+    /// The whole dotted key.
     pub fn path(&self) -> String {
         join_parts(&self.table, &self.key)
     }
 
-    /// Whether both say the same, wherever they come from.
-    pub fn says_as(&self, other: &Self) -> bool {
+    /// Whether both have the same value, whatever their origins.
+    pub fn has_same_value(&self, other: &Self) -> bool {
         (&self.value, &self.secret) == (&other.value, &other.secret)
     }
 }
 
-/// A key that is quoted already, under its table.
+/// Joins a table and a key that is quoted already.
 fn join_parts(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
-/// What a key has where nobody gives it.
+/// What applies to a key that nobody gives.
 #[derive(Clone, Copy)]
 pub(super) enum Absent {
     Default(&'static str),
     /// It may be absent.
     Unset,
-    /// What to write: its absence is a mistake.
+    /// Its absence is a mistake; the text says what to write.
     Mistake(&'static str),
 }
 
-/// What to write where a string belongs.
+/// The suggestion where a string belongs.
 pub(super) const IN_QUOTES: &str = "it in quotes";
 
 impl Absent {
@@ -64,7 +64,7 @@ impl Absent {
     }
 }
 
-/// A table of the merged tree, there or not.
+/// A table of the merged tree, which may be absent.
 #[derive(Clone)]
 pub(super) struct Table<'v> {
     /// The paths from the root to this table.
@@ -94,7 +94,7 @@ impl Table<'_> {
     }
 }
 
-/// A value of the merged tree.
+/// A value in the merged tree.
 #[derive(Clone)]
 pub(super) struct Found<'v> {
     pub path: String,
@@ -102,7 +102,7 @@ pub(super) struct Found<'v> {
     pub value: &'v Value,
 }
 
-/// Tables of an array, each with what to complain about.
+/// The tables of an array, each with the value that complaints refer to.
 pub(super) type Tables<'v> = Vec<(Found<'v>, Table<'v>)>;
 
 pub(super) struct Reader<'v> {
@@ -115,7 +115,7 @@ pub(super) struct Reader<'v> {
     pub asked: BTreeMap<String, Option<usize>>,
     /// The paths of tables.
     pub opened: BTreeSet<String>,
-    /// What to say of keys that are known elsewhere, by their paths.
+    /// Hints for keys that are known elsewhere, by path.
     pub hints: BTreeMap<String, String>,
 }
 
@@ -131,7 +131,7 @@ impl<'v> Reader<'v> {
         Table { lineage: vec![String::new()], dict: Some(self.root) }
     }
 
-    /// The table under `key`; something else in its place is noted by the search for unknown keys.
+    /// The table under `key`; any other value in its place is noted by the search for unknown keys.
     pub fn table(&mut self, parent: &Table<'v>, key: &str) -> Table<'v> {
         let found = self.find(parent, key);
         let path = join(parent.path(), key);
@@ -177,7 +177,7 @@ impl<'v> Reader<'v> {
         u32::try_from(number).ok()
     }
 
-    /// An integer within `range`, if anybody gives it.
+    /// An integer within `range`, if it is given.
     pub fn whole(&mut self, table: &Table<'v>, key: &str, range: RangeInclusive<u64>) -> Option<u64> {
         let found = self.find(table, key)?;
         self.number(table, key, &found, *range.start() + 1, range)
@@ -212,8 +212,8 @@ impl<'v> Reader<'v> {
         number
     }
 
-    /// The integers of an array such as `example`, each as `parse` makes it; `Some(None)` where nobody gives it,
-    /// which is shown as `default`.
+    /// The integers of an array such as `example`, each converted by `parse`; `Some(None)` where it is not given, which
+    /// is shown as `default`.
     pub fn numbers(
         &mut self,
         table: &Table<'v>,
@@ -232,7 +232,7 @@ impl<'v> Reader<'v> {
                 Value::Num(_, number) => {
                     let number =
                         number.to_i128().or_else(|| number.to_u128().and_then(|n| n.try_into().ok()));
-                    // One below zero is as wrong as any other that is none.
+                    // A negative number is as wrong as any other invalid one.
                     number.map(|number| u64::try_from(number).unwrap_or(0))
                 }
                 _ => None,
@@ -271,7 +271,7 @@ impl<'v> Reader<'v> {
         truth
     }
 
-    /// A text that `parse` understands. Its mistakes may be shown: no secrets here.
+    /// A text that `parse` accepts. The text may be shown in a mistake, so it must be no secret.
     pub fn parsed<T, E: fmt::Display>(
         &mut self,
         table: &Table<'v>,
@@ -298,7 +298,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The texts of an array such as `example`, each as `parse` makes it; `default` where nobody gives it.
+    /// The texts of an array such as `example`, each converted by `parse`; `default` where it is not given.
     pub fn texts(
         &mut self,
         table: &Table<'v>,
@@ -356,7 +356,7 @@ impl<'v> Reader<'v> {
         Some(items.iter().enumerate().map(item).collect())
     }
 
-    /// The text as `env` or `--set` gave it.
+    /// The text as it was given by `env` or `--set`.
     fn lone_text(&self, found: &Found<'v>) -> Option<&'v str> {
         let (path, text) = self.layers[found.layer].given.as_ref()?;
         (*path == found.path).then_some(text)
@@ -385,17 +385,17 @@ impl<'v> Reader<'v> {
         None
     }
 
-    /// What to say if somebody gives this key, which does not exist here.
+    /// Sets the hint that is shown if this key, which does not exist here, is given.
     pub fn hint(&mut self, table: &Table<'v>, key: &str, hint: String) {
         self.hints.insert(join(table.path(), key), hint);
     }
 
-    /// Whether nothing is in it.
+    /// Whether the value is empty.
     pub fn is_empty(found: &Found<'v>) -> bool {
         matches!(found.value, Value::Array(_, items) if items.is_empty())
     }
 
-    /// The value under `key`, to complain about it.
+    /// The value under `key`, for complaints about it.
     pub fn given(&mut self, table: &Table<'v>, key: &str) -> Option<Found<'v>> {
         self.find(table, key)
     }
@@ -409,7 +409,7 @@ impl<'v> Reader<'v> {
         self.entries.push(Entry { table, key, value, origin, secret: None });
     }
 
-    /// As [`Reader::note`], of a value that is shown masked.
+    /// As [`Reader::note`], for a value that is shown masked.
     pub fn note_secret(&mut self, table: &Table<'v>, key: &str, secret: &Secret, found: Option<&Found<'v>>) {
         self.note(table, key, quote(&secret.to_string()), found);
         if let Some(entry) = self.entries.last_mut() {
@@ -417,7 +417,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The keys of a table by what they stand for: `stem` makes `Accept` and `accept_file` one.
+    /// The keys of a table by their meaning: `stem` maps `Accept` and `accept_file` to one.
     pub fn spellings(table: &Table<'v>, stem: impl Fn(&str) -> String) -> BTreeMap<String, Vec<String>> {
         let mut spellings = BTreeMap::<String, Vec<String>>::new();
         for key in table.keys() {

@@ -1,4 +1,4 @@
-//! What a configuration that was read again changes in one that is in effect.
+//! The changes that take effect when the configuration is read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::reader::Entry;
 use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
-/// The keys that count at once; `*` stands for one name. Every other one needs a restart.
+/// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
 const LIVE: [&str; 16] = [
     "store.on_unavailable",
     "plans.*.limits",
@@ -26,12 +26,12 @@ const LIVE: [&str; 16] = [
     "downstreams.*.lanes.default_plan",
 ];
 
-/// What becomes of a configuration in effect when its sources are read again.
+/// The result of reading the sources of the configuration in effect again.
 #[derive(Clone, Debug)]
 pub struct Reload {
-    /// The configuration in effect from now on: the old one, and what of the new one counts at once.
+    /// The configuration in effect from now on: the old one, with the new values that take effect at once.
     pub loaded: Loaded,
-    /// The keys that have other values now.
+    /// The keys whose values changed.
     pub changed: Vec<String>,
     /// The keys whose change needs a restart: they keep their old values. A downstream or a plan that is
     /// there in only one of them is one key.
@@ -39,7 +39,7 @@ pub struct Reload {
 }
 
 impl Loaded {
-    /// What of `new` counts at once, if these are in effect now.
+    /// Determines what of `new` takes effect at once if `self` is in effect now.
     #[must_use]
     pub fn reload(&self, new: &Self) -> Reload {
         let (old, new_settings) = (&self.settings, &new.settings);
@@ -69,26 +69,26 @@ fn is_live(path: &str) -> bool {
     })
 }
 
-/// The paths that are there in one only, or say something else.
+/// The paths that exist in only one of the two, or have different values.
 fn differing(old: &[Entry], new: &[Entry]) -> BTreeSet<String> {
     let by_path = |entries: &[Entry]| -> BTreeMap<String, Entry> {
         entries.iter().map(|entry| (entry.path(), entry.clone())).collect()
     };
     let (old, new) = (by_path(old), by_path(new));
     let same = |path: &&String| match (old.get(*path), new.get(*path)) {
-        (Some(old), Some(new)) => old.says_as(new),
+        (Some(old), Some(new)) => old.has_same_value(new),
         _ => false,
     };
     old.keys().chain(new.keys()).filter(|path| !same(path)).cloned().collect()
 }
 
-/// The downstream or the plan that a key belongs to, where it is there in one only.
+/// The downstream or the plan that a key belongs to, if it exists in only one of the two.
 fn lone(path: &str, old: &Settings, new: &Settings) -> Option<String> {
     let mut parts = path.split('.');
     let (family, name) = (parts.next()?, parts.next()?);
     let there = |settings: &Settings| match family {
         "downstreams" => settings.downstreams.contains_key(name),
-        // Each downstream has all of them, and there is one at least.
+        // Each downstream has every plan, and there is at least one downstream.
         _ => has_plan(settings, name),
     };
     let named = matches!(family, "downstreams" | "plans");
@@ -99,7 +99,7 @@ fn has_plan(settings: &Settings, name: &str) -> bool {
     settings.downstreams.values().any(|downstream| downstream.plans.iter().any(|plan| plan.name == name))
 }
 
-/// The keys that would count at once, but depend on something that needs a restart.
+/// The keys that would take effect at once, but depend on a key that needs a restart.
 fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
     let mut stuck = BTreeSet::new();
     for (name, was) in &old.downstreams {
@@ -107,8 +107,8 @@ fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
         let mut key = |key: &str| {
             stuck.insert(format!("downstreams.{name}.{key}"));
         };
-        // Limits that wait and limits that reject are not the same; and there may be too many with those of
-        // a plan that stays until the restart.
+        // Limits that delay jobs and limits that reject them differ; and the limits may be too many together with those
+        // of a plan that stays until the restart.
         if was.on_limit != is.on_limit || plans(was, is).is_none() {
             ["rate", "limits", "revision"].into_iter().for_each(&mut key);
         }
@@ -120,7 +120,7 @@ fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
     stuck
 }
 
-/// The old plans with the new limits; one that the new settings do not have keeps its own.
+/// The old plans with the new limits; a plan that the new settings do not have keeps its own limits.
 fn plans(old: &Downstream, new: &Downstream) -> Option<Vec<Plan>> {
     let plan = |was: &Plan| {
         let is = new.plans.iter().find(|plan| plan.name == was.name);
@@ -136,15 +136,15 @@ fn plans(old: &Downstream, new: &Downstream) -> Option<Vec<Plan>> {
     old.plans.iter().map(plan).collect()
 }
 
-/// The old settings, with the new ones' values of these keys.
+/// The old settings with the new values of these keys.
 fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Settings {
     let mut settings = old.clone();
-    // Every key that is not asked for here is among those that are as before, or need a restart.
+    // Every key that is not compared here is unchanged, or needs a restart.
     settings.store.on_unavailable = new.store.on_unavailable;
     for (name, downstream) in &mut settings.downstreams {
         let Some(new) = new.downstreams.get(name) else { continue };
         let is = |key: &str| changed.contains(&format!("downstreams.{name}.{key}"));
-        // The limits may have changed with those of a plan too.
+        // The limits may also have changed with those of a plan.
         if let Some(plans) = plans(downstream, new).filter(|_| downstream.on_limit == new.on_limit) {
             (downstream.limits, downstream.plans) = (new.limits.clone(), plans);
             downstream.revision = new.revision;
@@ -162,7 +162,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
     settings
 }
 
-/// The old entries, with the new ones of these keys: each table's together, as `config show` has them.
+/// The old entries with the new ones of these keys, grouped by table as in `config show`.
 fn merged_entries(old: &[Entry], new: &[Entry], changed: &BTreeSet<String>) -> Vec<Entry> {
     let is_changed = |entry: &&Entry| changed.contains(&entry.path());
     let mut merged: Vec<Entry> = old.iter().filter(|entry| !is_changed(entry)).cloned().collect();

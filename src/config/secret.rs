@@ -1,9 +1,9 @@
-//! Secrets: given as they are, or in a file of their own.
+//! Secrets, which are given directly or in files of their own.
 
 use std::io;
 use std::path::Path;
 
-use super::error::said;
+use super::error::system_text;
 use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
 use super::settings::Secret;
 use super::source::read_text;
@@ -19,13 +19,13 @@ fn read(file: &Path) -> io::Result<String> {
 }
 
 impl Secret {
-    /// As it is in its file now; as it is, where it has none of its own. Blocks while it reads.
+    /// Reads the secret from its file again; a secret without a file is returned unchanged. It blocks while it reads.
     ///
     /// # Errors
     /// The file cannot be read. The text names neither the file nor what is in it.
     pub fn read_again(&self) -> Result<Self, String> {
         let Some(file) = self.file() else { return Ok(self.clone()) };
-        let text = read(file).map_err(|error| format!("its file cannot be read: {}", said(&error)))?;
+        let text = read(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
         Ok(Self::of_file(text, file.to_owned()))
     }
 }
@@ -57,7 +57,7 @@ impl<'v> Reader<'v> {
         for name in names {
             given.extend(self.find(table, name).map(|found| (name, found)));
         }
-        // A source overrides what lower ones say, whichever spelling each uses.
+        // A source overrides lower ones, whichever spelling each uses.
         let top = given.iter().map(|(_, found)| self.layers[found.layer].rank).max();
         given.retain(|(_, found)| Some(self.layers[found.layer].rank) == top);
         if let [(first, _), (second, found), ..] = &given[..] {
@@ -75,7 +75,7 @@ impl<'v> Reader<'v> {
             text = self.contents(&found, file)?;
         }
         let checked = check(&text).map(|secret| match file {
-            // Whoever keeps a value in a file of its own means all of it: a path may be a key.
+            // A value from a file of its own is hidden as a whole: a path may be a key.
             Some(file) => Secret::of_file(secret.expose(), file),
             None => secret,
         });
@@ -101,7 +101,7 @@ impl<'v> Reader<'v> {
             Err(error) => {
                 let problem = format!(
                     "the file it names cannot be read ({}); give a path, absolute or from {}",
-                    said(&error),
+                    system_text(&error),
                     dir.display()
                 );
                 self.wrong(found, problem);

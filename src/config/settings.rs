@@ -1,4 +1,4 @@
-//! The settings once they are known to be right.
+//! The settings, which are valid.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::limit::LimitSet;
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How punctual releases are.
+    /// The precision of releases.
     pub precision: Precision,
     /// `[amqp]`
     pub amqp: Amqp,
@@ -33,9 +33,9 @@ pub struct Settings {
 pub struct Amqp {
     /// `amqp://` or `amqps://`.
     pub url: Secret,
-    /// What the names of all exchanges and queues begin with.
+    /// The prefix of the names of all exchanges and queues.
     pub prefix: String,
-    /// False: exchanges and queues are checked passively only.
+    /// If false, exchanges and queues are only checked passively.
     pub declare: bool,
     /// The bytes of messages that this process holds unsettled, over all downstreams.
     pub window_bytes: u64,
@@ -46,29 +46,29 @@ pub struct Amqp {
 pub struct Store {
     /// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
     pub url: Secret,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub key_prefix: String,
-    /// For downstreams that do not say otherwise.
+    /// The policy of downstreams that set none.
     pub on_unavailable: OnUnavailable,
 }
 
 /// `[reply]`
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// What the name of a queue that replies go to begins with.
+    /// The allowed prefixes of the names of queues that replies go to.
     pub allow: Vec<String>,
 }
 
 /// `[admin]`
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// `HOST:PORT` of the server for probes and metrics; none: there is no such server. Port 0 takes
-    /// any that is free.
+    /// The `HOST:PORT` of the server for probes and metrics; `None` if there is no such server. Port 0 takes any free
+    /// port.
     pub listen: Option<String>,
-    /// What a request that changes something must know; none: such requests are refused.
+    /// The token of requests that change something; without one they are refused.
     pub token: Option<Secret>,
-    /// What the `Host` of a request may be besides this machine's own names: `HOST` (with any port) or
-    /// `HOST:PORT`, in lower case.
+    /// The allowed values of `Host` besides this machine's own names: `HOST` (with any port) or `HOST:PORT`, in lower
+    /// case.
     pub allow_hosts: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ pub struct Shutdown {
 pub struct Downstream {
     /// `rate` and `limits`.
     pub limits: LimitSet,
-    /// What its jobs keep with each of `[plans.NAME]`, by name.
+    /// The limits of its jobs under each of `[plans.NAME]`, by name.
     pub plans: Vec<Plan>,
     /// `on_limit`
     pub on_limit: OnLimit,
@@ -94,7 +94,7 @@ pub struct Downstream {
     pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
-    /// The highest cost of one job; none: what the limits release in a minute.
+    /// The highest cost of one job; `None` stands for what the limits release in a minute.
     pub max_cost: Option<u32>,
     /// Sends in flight per replica.
     pub concurrency: usize,
@@ -110,12 +110,12 @@ pub struct Downstream {
     pub lanes: Lanes,
 }
 
-/// `[plans.NAME]`, as it is for one downstream.
+/// A plan of `[plans.NAME]`, as it applies to one downstream.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Its name.
     pub name: String,
-    /// The downstream's limits, and then the plan's: each downstream keeps a state of its own for them.
+    /// The downstream's limits, and then the plan's: each downstream has states of its own for them.
     pub limits: LimitSet,
 }
 
@@ -142,9 +142,9 @@ pub struct Queue {
 pub struct Http {
     /// `http://` or `https://`, ending in `/`.
     pub base_url: Secret,
-    /// For one request, connecting included.
+    /// The time-out for one request, which includes connecting.
     pub timeout: Duration,
-    /// How old a connection may get; zero: there is no bound.
+    /// The longest age of a connection; zero stands for no bound.
     pub max_connection_age: Duration,
     /// The longest body of a job, in bytes.
     pub max_body: usize,
@@ -154,13 +154,13 @@ pub struct Http {
     pub headers: Vec<(String, Secret)>,
 }
 
-/// A text that may hold credentials: shown as `***`, or as a URL without its user information. One
-/// from a file of its own is always `***`.
+/// A text that may hold credentials: it is shown as `***`, or as a URL without its user information. One from a file of
+/// its own is always shown as `***`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: String,
     hidden: bool,
-    /// The file of its own that it was read from.
+    /// The file that it was read from, if it has one of its own.
     file: Option<PathBuf>,
 }
 
@@ -183,7 +183,7 @@ impl Secret {
         Self { text: text.into(), hidden: true, file: Some(file) }
     }
 
-    /// The file that it was read from, where it has one of its own.
+    /// The file that it was read from, if it has one of its own.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
@@ -195,8 +195,8 @@ impl Secret {
         &self.text
     }
 
-    /// What may be shown of a URL; none if anything about it is odd, as it is with a password that
-    /// holds an unencoded `/`, `?` or `#`, or with a password but no `@`.
+    /// The part of a URL that may be shown; `None` if anything about it is odd, such as a password with an unencoded
+    /// `/`, `?` or `#`, or a password without `@`.
     fn shown(&self) -> Option<String> {
         const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
         const SEVERAL: [&str; 4] = ["redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
@@ -213,7 +213,7 @@ impl Secret {
     }
 }
 
-/// A host, with a port that is one, if it has any: a password without a host has none.
+/// Whether the text is a host, with a valid port if it has one; a password without a host has none.
 fn is_host(host: &str) -> bool {
     let port = match host.strip_prefix('[') {
         Some(inner) => inner.split_once(']').map(|(_, port)| port),
@@ -246,13 +246,13 @@ impl Downstream {
         dispatch::window(self.queue.prefetch, &self.limits, self.on_limit)
     }
 
-    /// The highest cost of one job without a plan, and what sets it; see [`dispatch::max_cost`].
+    /// The highest cost of one job without a plan, and the bound that sets it; see [`dispatch::max_cost`].
     #[must_use]
     pub fn max_cost(&self) -> MaxCost {
         self.max_cost_in(&self.limits)
     }
 
-    /// What the plans accept.
+    /// The rules of the plans.
     #[must_use]
     pub fn plan_rules(&self) -> Vec<PlanRules> {
         let rules =
@@ -260,7 +260,7 @@ impl Downstream {
         self.plans.iter().map(rules).collect()
     }
 
-    /// The plan of jobs that name none, by its place in `plans`.
+    /// The plan of jobs that name none, as an index into `plans`.
     #[must_use]
     pub fn default_plan(&self) -> Option<usize> {
         let name = self.lanes.default_plan.as_deref()?;
@@ -296,19 +296,19 @@ mod tests {
                 "rediss+sentinel://:hunter2@a,b:1/my-master/3?sentinel_password=hunter2",
                 "rediss+sentinel://a,b:1/my-master/3",
             ),
-            // A password with an unencoded delimiter.
+            // The password has an unencoded delimiter.
             ("redis+cluster://u:hunter2,b", "***"),
             ("redis+cluster://a,u:hun/ter2@b", "***"),
             ("amqp://u:hun/ter2@rabbit/", "***"),
             ("amqp://u:hun?ter2@rabbit/", "***"),
             ("amqp://u:hun#ter2@rabbit/", "***"),
             ("amqp://u:5672/hunter2@rabbit/", "***"),
-            // A password without a host.
+            // The URL has a password without a host.
             ("amqp://guest:hunter2", "***"),
             ("amqp://guest:hunter2/", "***"),
             ("amqp://[::1:hunter2", "***"),
             ("amqp://[::1]hunter2", "***"),
-            // No URL of ours.
+            // The text is none of the accepted URLs.
             ("guest:hunter2@rabbit", "***"),
             ("hunter2://rabbit", "***"),
             ("Bearer hunter2", "***"),

@@ -1,4 +1,4 @@
-//! Shapers from the daemon's configuration.
+//! Builds shapers from the daemon's configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use crate::pace::{self, LaneId, OnLimit, PlanLimits};
 use crate::shaper::{BuildError, Shaper, ShaperBuilder};
 use crate::store::{MemoryStore, Store, StoreError};
 
-/// Why there is no shaper of a configuration.
+/// The reason why a configuration gives no shaper.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FromConfigError {
-    /// The configuration is not right.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// It has no such downstream.
+    /// The configuration has no such downstream.
     #[error("no downstream `{name}` in the configuration; it has {}", known.join(", "))]
     NoDownstream {
         /// The name asked for.
@@ -31,7 +31,7 @@ pub enum FromConfigError {
     /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It makes no shaper.
+    /// The shaper cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
@@ -51,8 +51,8 @@ impl Shaper {
 }
 
 impl ShaperBuilder {
-    /// What [`Shaper::from_config`] builds, to be refined: such as by one [`store`](Self::store) for several shapers, each
-    /// of which has a connection of its own otherwise.
+    /// The builder behind [`Shaper::from_config`], for further options: such as one [`store`](Self::store) for several
+    /// shapers, which otherwise have a connection each.
     ///
     /// # Errors
     /// As [`Shaper::from_config`].

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 use super::Loaded;
 use crate::text::escaped;
 
-/// The configuration in effect as TOML, the defaults included: behind each value a comment says
-/// where it comes from. Secrets are masked.
+/// The configuration in effect as TOML, including the defaults; a comment after each value names its origin. Secrets
+/// are masked.
 #[must_use]
 pub fn show(loaded: &Loaded) -> String {
     let mut text = String::new();
     let tables = loaded.entries.chunk_by(|one, other| one.table == other.table);
     for (index, entries) in tables.enumerate() {
         let gap = if index == 0 { "" } else { "\n" };
-        // What is in no table comes first.
+        // Keys outside of tables come first.
         if !entries[0].table.is_empty() {
             let _ = writeln!(text, "{gap}[{}]", entries[0].table);
         }

@@ -1,4 +1,4 @@
-//! Files, environment and `--set`, each as a layer of one tree.
+//! Files, environment and `--set`, each read into a layer of one tree.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,26 +11,26 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 
 use super::document::{Document, Span, join, key_path, lone_value};
-use super::error::{ConfigError, Place, said};
+use super::error::{ConfigError, Place, system_text};
 
-/// Where a configuration comes from. Later ones override earlier ones: the defaults, the files in
-/// their order, the environment, `--set`.
+/// The sources of a configuration. Later ones override earlier ones: the defaults, the files in their order, the
+/// environment, `--set`.
 #[derive(Clone, Default)]
 pub struct Sources {
-    /// Files named with `-c`, in order. Without any: those in `PACED_CONFIG` (separated by `:`),
-    /// else `./paced.toml`, else `/etc/paced/paced.toml`.
+    /// Files named with `-c`, in order. Without any, those in `PACED_CONFIG` (separated by `:`), else `./paced.toml`,
+    /// else `/etc/paced/paced.toml`.
     pub files: Vec<PathBuf>,
     /// Environment variables. `PACED_A__B` is the key `a.b`; a name without `__` is no key, since
     /// Kubernetes injects such names (`PACED_PORT`).
     pub env: Vec<(OsString, OsString)>,
     /// Each `KEY=VALUE`.
     pub set: Vec<String>,
-    /// What relative file names start from.
+    /// The directory that relative file names refer to.
     pub cwd: PathBuf,
 }
 
 impl Sources {
-    /// With the environment and the working directory of this process.
+    /// The sources of this process: its environment and its working directory.
     #[must_use]
     pub fn from_process(files: Vec<PathBuf>, set: Vec<String>) -> Self {
         let cwd = std::env::current_dir().unwrap_or_default();
@@ -49,25 +49,25 @@ impl fmt::Debug for Sources {
 /// The longest configuration file.
 const MAX_FILE: u64 = 16 << 20;
 
-/// One source, read.
+/// One source that was read.
 #[derive(Default)]
 pub(super) struct Layer {
-    /// `paced.toml`, `env PACED_A__B`, `--set`.
+    /// The name of the source: `paced.toml`, `env PACED_A__B`, `--set`.
     pub name: String,
-    /// Two ways to give one value contradict each other within a rank; a higher one overrides.
+    /// The rank of the source: two ways to give one value contradict each other within a rank; a higher rank overrides.
     pub rank: usize,
-    /// Where relative names of secret files start.
+    /// The directory that relative names of secret files refer to.
     pub dir: PathBuf,
     pub dict: Dict,
-    /// Files only.
+    /// The positions of keys, for files only.
     pub spans: HashMap<String, Span>,
-    /// Of `env` and `--set`: the path and the text as it was given.
+    /// For `env` and `--set`, the path and the text as it was given.
     pub given: Option<(String, String)>,
-    /// The line of the first syntax error: what follows is not to be trusted.
+    /// The line of the first syntax error: anything after it is unreliable.
     pub broken: Option<usize>,
 }
 
-/// All layers, lowest first, and what is wrong with them as texts.
+/// All layers, lowest first, and the mistakes that were found while reading them.
 #[derive(Default)]
 pub(super) struct Layers {
     pub all: Vec<Layer>,
@@ -76,7 +76,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Reads the sources; `system` is the file of last resort. Without any that is the mistake.
+    /// Reads the sources; `system` is the file of last resort. It is a mistake if there is none.
     pub fn read(sources: &Sources, system: &Path) -> Self {
         let mut layers = Self::collect(sources, system);
         if layers.all.is_empty() && layers.errors.is_empty() {
@@ -89,7 +89,7 @@ impl Layers {
         layers
     }
 
-    /// Reads the sources that there are.
+    /// Reads the sources that exist.
     pub fn collect(sources: &Sources, system: &Path) -> Self {
         let mut layers = Self::default();
         for file in discover(sources, system) {
@@ -102,7 +102,7 @@ impl Layers {
         layers
     }
 
-    /// Merges the layers; the tag of each value leads to its layer.
+    /// Merges the layers; the tag of each value identifies its layer.
     pub fn merge(&self) -> Figment {
         (0..self.all.len()).fold(Figment::new(), |figment, index| {
             figment.merge(Numbered { index, dict: &self.all[index].dict })
@@ -120,9 +120,9 @@ impl Layers {
         let text = match read_text(&path, MAX_FILE) {
             Ok(text) => text,
             Err(error) => {
-                let problem = format!("cannot be read ({}); name a file that can", said(&error));
+                let problem = format!("cannot be read ({}); name a file that can", system_text(&error));
                 self.error(name.clone(), None, "", problem);
-                // Keeps its place in the order of the errors.
+                // The layer keeps its place in the order of the errors.
                 self.all.push(Layer { name, broken: Some(0), rank: self.all.len(), ..Layer::default() });
                 return;
             }
@@ -162,7 +162,7 @@ impl Layers {
     }
 
     fn set(&mut self, number: usize, argument: &str, cwd: &Path) {
-        // The argument may hold a secret wherever its `=` is.
+        // The argument may hold a secret, wherever its `=` is.
         let Some((key, text)) = argument.split_once('=') else {
             let problem = format!("argument {number} has no `=`; write KEY=VALUE, such as store.url=memory:");
             return self.error("--set".to_owned(), None, "", problem);
@@ -178,9 +178,9 @@ impl Layers {
         }
     }
 
-    /// A layer of one value.
+    /// Adds a layer of one value.
     fn given(&mut self, name: String, rank: usize, path: &[String], text: &str, cwd: &Path) {
-        // Trees are walked recursively; no key is nearly as deep.
+        // Trees are walked recursively, and no key is nearly as deep.
         if path.len() > 20 {
             return self.error(name, None, "", "too many parts for a key; write SECTION.KEY".to_owned());
         }
@@ -212,7 +212,7 @@ fn discover(sources: &Sources, system: &Path) -> Vec<PathBuf> {
     if !named.is_empty() {
         return named;
     }
-    // A file that cannot be looked at is tried, so that the reason is told.
+    // A file that cannot be examined is opened, so that the error is reported.
     let there = |path: &Path| sources.cwd.join(path).try_exists().unwrap_or(true);
     let usual = [Path::new("./paced.toml"), system];
     usual.into_iter().find(|path| there(path)).map(Path::to_path_buf).into_iter().collect()
@@ -228,7 +228,7 @@ pub(super) fn read_text(path: &Path, max: u64) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
 }
 
-/// A layer for figment: its name is its index, which is how a tag leads back to it.
+/// A layer for figment: its name is its index, by which a tag identifies it.
 struct Numbered<'a> {
     index: usize,
     dict: &'a Dict,

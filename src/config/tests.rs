@@ -1,4 +1,4 @@
-//! What only the inside shows; the rest is in `tests/it/config.rs`.
+//! Tests of private parts; the others are in `tests/it/config.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -66,8 +66,8 @@ fn without_any_source_the_error_says_what_to_do() {
 const ALGORITHMS: [&str; 7] =
     ["leaky-bucket", "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
 
-/// Every key that the settings have, asked of a tree with one downstream, plan and header, and a limit
-/// of each algorithm.
+/// Every key of the settings, collected from a tree with one downstream, plan and header, and a limit of each
+/// algorithm.
 fn known_keys() -> BTreeSet<String> {
     let dir = tempdir().unwrap();
     let limits = ALGORITHMS.map(|algorithm| format!("{{ algorithm = \"{algorithm}\" }}")).join(", ");
@@ -86,7 +86,7 @@ fn known_keys() -> BTreeSet<String> {
 #[test]
 fn the_default_file_has_every_key() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/config/paced.toml")).unwrap();
-    // With what is commented out; then every leaf must be there, under its table.
+    // The file is read with its commented keys; then every key must be in it, under its table.
     let mut table = String::new();
     let mut there = BTreeSet::new();
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! Keys that nobody asked for, and the known key that was probably meant.
+//! Finds unknown keys, and for each the known key that was probably meant.
 
 use figment::value::{Dict, Value};
 
@@ -9,7 +9,7 @@ use super::source::Layer;
 use crate::job::nearest;
 
 impl Reader<'_> {
-    /// Notes every key, in any layer, that the settings do not have: call it last.
+    /// Notes every key in any layer that the settings do not have. It must be called last.
     pub fn reject_unknown(&mut self, layers: &[Layer]) {
         for (index, layer) in layers.iter().enumerate() {
             Search { reader: self, layer, index }.table("", &layer.dict);
@@ -24,7 +24,7 @@ impl Reader<'_> {
         if let Some(name) = nearest(key, &known) {
             return format!("did you mean `{name}`?");
         }
-        // The right key in the wrong table.
+        // The key exists in another table.
         let family: Vec<&str> = parent.split('.').take(2).collect();
         let family = family.join(".");
         let elsewhere = self.asked.keys().find(|path| {
@@ -39,7 +39,7 @@ impl Reader<'_> {
     }
 }
 
-/// The name of `path` in the table at `parent`, if it is right below it.
+/// The name of `path` in the table at `parent`, if it is a direct child.
 fn child<'p>(path: &'p str, parent: &str) -> Option<&'p str> {
     let name = if parent.is_empty() { path } else { path.strip_prefix(parent)?.strip_prefix('.')? };
     (!name.contains(['.', '['])).then_some(name)
@@ -78,7 +78,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Only in the layer whose array is in effect: others are replaced whole.
+    /// Checks only the layer whose array is in effect: arrays are replaced as a whole.
     fn items(&mut self, path: &str, items: &[Value]) {
         if self.reader.asked.get(path) != Some(&Some(self.index)) {
             return;

@@ -1,16 +1,15 @@
-//! URLs of the broker, the store and the downstreams. No problem repeats the URL: it may hold a
-//! password.
+//! Parses URLs of the broker, the store and the downstreams. No problem repeats the URL, since it may hold a password.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::settings::Secret;
 
-/// A URL in its parts, each as it was written.
+/// The parts of a URL, each as it was written.
 struct Parts<'a> {
     scheme: &'a str,
     user: Option<&'a str>,
     host: &'a str,
-    /// With its `:`, or empty.
+    /// The port with its `:`, or an empty text.
     port: &'a str,
     path: &'a str,
     query: Option<&'a str>,
@@ -36,7 +35,7 @@ pub(super) fn amqp(text: &str) -> Result<Secret, String> {
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         format!("{scheme}://{user}{host}{port}/%2f{query}")
     };
-    // Who connects has the last word, here rather than at the start of the daemon.
+    // The parser of the client has the last word, here rather than at the start of the daemon.
     #[cfg(feature = "amqp")]
     url.parse::<crate::amqp::Address>().map_err(|error| error.to_string())?;
     Ok(Secret::new(url))
@@ -79,7 +78,7 @@ fn one_server(parts: &Parts<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A URL of several hosts as one of each.
+/// Splits a URL of several hosts into one URL for each.
 fn each_host(text: &str) -> impl Iterator<Item = String> {
     let start = text.find("://").map_or(0, |at| at + 3);
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
@@ -133,7 +132,7 @@ impl<'a> Parts<'a> {
         let (rest, fragment) = cut(rest, '#');
         let (rest, query) = cut(rest, '?');
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        // A password with a plain delimiter ends the host too early.
+        // A password with an unencoded delimiter ends the host too early.
         let late = [Some(path), query, fragment].into_iter().flatten().any(|part| part.contains('@'));
         if late && !authority.contains('@') {
             return Err(
@@ -339,7 +338,7 @@ mod tests {
         );
     }
 
-    /// What the store itself refuses, when it is asked to open them.
+    /// Paths that the store itself refuses when it is opened.
     #[test]
     #[cfg(feature = "redis")]
     fn paths_of_several_hosts() {

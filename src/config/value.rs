@@ -1,4 +1,4 @@
-//! Texts that are durations, sizes, names and headers. The problems say what would be right.
+//! Parses texts that are durations, sizes, names and headers. The problems say what would be right.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,11 +11,10 @@ use crate::rate::RateError;
 /// The longest duration: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
-/// The duration that a text such as `30s` is: an integer and one of `us`, `ms`, `s`, `m`, `h`, `d`, at most
-/// a year.
+/// Parses a duration such as `30s`: an integer and one of `us`, `ms`, `s`, `m`, `h`, `d`, at most a year.
 ///
 /// # Errors
-/// What is wrong with the text, and what would be right.
+/// A text that says what is wrong, and what would be right.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let syntax =
         || format!("{} is no duration; write an integer and us, ms, s, m, h or d, such as 30s", shown(text));
@@ -51,7 +50,7 @@ pub(super) fn body_size(text: &str) -> Result<usize, String> {
     usize::try_from(size).map_err(|error| error.to_string())
 }
 
-/// As [`body_size`], for what is held in memory; from 1MiB to 1024GiB.
+/// As [`body_size`], for bytes that are held in memory; from 1MiB to 1024GiB.
 pub(super) fn window_size(text: &str) -> Result<u64, String> {
     size_within(text, 1 << 20, 1 << 40, "1MiB to 1024GiB")
 }
@@ -76,7 +75,7 @@ fn integer_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, unit))
 }
 
-/// A rate, or an amount.
+/// Parses a rate, or an amount.
 pub(super) fn rate<R: FromStr<Err = RateError>>(text: &str) -> Result<R, RateError> {
     text.parse().map_err(|error: RateError| match clipped(text) {
         clip if clip == text => error,
@@ -124,7 +123,7 @@ pub(super) fn name(thing: &str, name: &str) -> Result<(), String> {
     ))
 }
 
-/// The first part of names in the broker and the store.
+/// The prefix of names in the broker and the store.
 pub(super) fn prefix(text: &str) -> Result<String, String> {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=64).contains(&text.len()) && text.chars().all(safe) {
@@ -133,7 +132,7 @@ pub(super) fn prefix(text: &str) -> Result<String, String> {
     Err("no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`".to_owned())
 }
 
-/// What the name of a queue begins with; "" is what every name begins with.
+/// The prefix of the name of a queue; "" is the prefix of every name.
 pub(super) fn reply_prefix(text: &str) -> Result<String, String> {
     if text.len() <= 255 {
         return Ok(text.to_owned());
@@ -165,11 +164,11 @@ fn is_host(host: &str) -> bool {
     }
 }
 
-/// What a `Host` header may be: `HOST`, or `HOST:PORT`, in lower case.
+/// Checks the value of a `Host` header: `HOST`, or `HOST:PORT`, in lower case.
 pub(super) fn allowed_host(text: &str) -> Result<String, String> {
     const RIGHT: &str = "write HOST or HOST:PORT, such as paced.internal";
     let host = match text.rsplit_once(':') {
-        // The colons of an address in brackets.
+        // The colons belong to an address in brackets.
         Some((_, rest)) if rest.ends_with(']') => text,
         Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok() => host,
         Some(_) => return Err(format!("{} is no host; {RIGHT}", shown(text))),
@@ -181,7 +180,7 @@ pub(super) fn allowed_host(text: &str) -> Result<String, String> {
     Err(format!("{} is no host; {RIGHT}", shown(text)))
 }
 
-/// A token that requests carry in a header.
+/// Checks a token that requests carry in a header.
 pub(super) fn token(text: &str) -> Result<Secret, String> {
     if (1..=1024).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Secret::hidden(text));
@@ -242,7 +241,7 @@ pub(super) fn fixed_header(text: &str) -> Result<String, String> {
     Ok(name)
 }
 
-/// Whether the HTTP sink takes this URL, and a header of this name.
+/// Checks that the HTTP sink accepts this URL, and a header of this name.
 #[cfg(feature = "http")]
 pub(super) fn http_options(base_url: &str, header: Option<&str>) -> Result<(), String> {
     let headers = header.map(|name| (name.to_owned(), "value".to_owned())).into_iter().collect();
@@ -268,7 +267,7 @@ pub(super) fn header_value(text: &str) -> Result<Secret, String> {
     Ok(Secret::hidden(text))
 }
 
-/// The text for a message: quoted, short, and nothing that looks like a secret.
+/// The text as it appears in a message: quoted, short, and without anything that looks like a secret.
 pub(super) fn shown(text: &str) -> String {
     format!("`{}`", clipped(text))
 }

@@ -1,4 +1,4 @@
-//! Other options for a dispatcher that runs.
+//! Changes the options of a running dispatcher.
 
 use std::sync::Arc;
 
@@ -8,45 +8,44 @@ use super::Options;
 
 type Latest = Option<Arc<Options>>;
 
-/// A handle on a dispatcher, which it outlives.
+/// A handle on a dispatcher, which may outlive the dispatcher.
 #[derive(Clone, Debug)]
 pub struct Control(watch::Sender<Latest>);
 
-/// What a dispatcher hears of its handles.
+/// The dispatcher's end of its handles.
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct OptionsReceiver {
     control: Control,
     latest: watch::Receiver<Latest>,
 }
 
 impl Control {
-    /// Gives the dispatcher these options: its limits and its plans' (as many plans as before, in the same
-    /// order), revision, horizon, concurrency and when failed jobs are tried again. They count for every job
-    /// that was not yet handed to the sink. The rest stays as it was made.
+    /// Gives the dispatcher these options: its limits and its plans' (as many plans as before, in the same order),
+    /// revision, horizon, concurrency and when failed jobs are tried again. They apply to every job that was not yet
+    /// handed to the sink. All other options stay as they are.
     ///
-    /// The last of several that come before the dispatcher looks counts. Nothing happens once the dispatcher
-    /// has ended.
+    /// Of several calls in quick succession the last one applies. Nothing happens once the dispatcher has ended.
     pub fn reload(&self, options: Options) {
         self.0.send_replace(Some(Arc::new(options)));
     }
 }
 
-impl Default for News {
+impl Default for OptionsReceiver {
     fn default() -> Self {
         let (tell, latest) = watch::channel(None);
         Self { control: Control(tell), latest }
     }
 }
 
-impl News {
+impl OptionsReceiver {
     pub(super) fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// The options that were given since this last came back. Cancel safe.
+    /// Waits for options that were given since the last call. Cancel safe.
     pub(super) async fn next(&mut self) -> Arc<Options> {
         loop {
-            // It has a sender itself, so there is always one.
+            // There is always a sender, since this struct has one.
             if self.latest.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }

@@ -1,22 +1,22 @@
-//! What one job may cost: pure.
+//! The highest cost of one job. It has no I/O.
 
 use std::time::Duration;
 
 use crate::job::{CostBound, MaxCost};
 use crate::limit::{Limit, LimitSet};
 
-/// As long as this at most one job may hold up those behind it.
+/// The longest time that one job may hold up those behind it.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The highest cost of one job under these limits, and what sets it: `given` where there is one, otherwise the
-/// least over the limits of what each releases in a minute, at least its burst and 1. Never more than the
-/// limits can hold: such a job would be asked for over and over, and hold up all others.
+/// The highest cost of one job under these limits, and the bound that sets it: `given` where there is one, otherwise
+/// the least over the limits of what each releases in a minute, but at least its burst and 1. It is never more than the
+/// limits can hold: a call for such a job would be repeated for ever, and hold up all others.
 #[must_use]
 pub fn max_cost(limits: &LimitSet, given: Option<u32>) -> MaxCost {
     let each = || limits.iter().zip(limits.unit());
     let named = |limit: &Limit, units: u32, times: u32| (units / times.max(1), limit.name().to_owned());
     let held = each().map(|(limit, times)| named(limit, limit.max_cost(), times)).min();
-    // A set has at least one limit. One that was given so often that no unit fits is no use.
+    // A set has at least one limit. A limit that was given so often that no unit fits is useless anyway.
     let (held, holder) = held.unwrap_or((1, String::new()));
     let (units, bound) = match given {
         Some(given) => (given, CostBound::Given),

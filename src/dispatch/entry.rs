@@ -1,52 +1,32 @@
-//! A job in this replica's hands.
+//! A job that this replica holds.
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
-use super::retry::Tries;
+use super::retry::Attempts;
 use super::source::Ticket;
 use crate::job::Job;
-use crate::pace::{LaneId, Waiter};
+use crate::pace::{SlotRequest, Waiter};
 
-/// A job in this replica's hands, with the right to settle it.
+/// A job that this replica holds, with the right to settle it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) job: Arc<Job>,
-    /// The job's id is its producer's. Otherwise it was made up here, and again with each delivery.
+    /// Whether the job's id is its producer's. Otherwise it was generated here, and changes with each delivery.
     pub(super) has_own_id: bool,
     pub(super) ticket: Box<dyn Ticket>,
-    /// What became of the attempts at it so far.
-    pub(super) tries: Tries,
-    /// When it could have gone, had there been a slot.
-    pub(super) since: Instant,
-    /// Its place in the order of arrival, which it keeps when it comes back.
-    pub(super) seq: u64,
+    /// The results of the attempts so far.
+    pub(super) attempts: Attempts,
+    /// What it asks for, and its position in the order.
+    pub(super) request: SlotRequest,
 }
 
 impl Waiter for Entry {
-    fn lane(&self) -> LaneId {
-        LaneId::of_plan(self.job.plan)
+    fn request(&self) -> &SlotRequest {
+        &self.request
     }
 
-    fn priority(&self) -> u8 {
-        self.job.priority
-    }
-
-    fn cost(&self) -> u32 {
-        self.job.cost
-    }
-
-    fn seq(&self) -> u64 {
-        self.seq
-    }
-
-    fn since(&self) -> Instant {
-        self.since
-    }
-
-    fn may_go_from(&mut self, due: Instant) {
-        self.since = due;
+    fn request_mut(&mut self) -> &mut SlotRequest {
+        &mut self.request
     }
 
     fn is_live(&self) -> bool {

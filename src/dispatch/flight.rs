@@ -1,4 +1,4 @@
-//! The flight of one job: released to the sink at its slot, settled by the outcome.
+//! The flight of one job: it is released to the sink at its slot, and settled by the outcome.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use super::entry::Entry;
 use super::intake::expired;
 use super::meters::Meters;
 use super::retry::RetryPolicy;
-use super::sending::{Sending, Underway};
+use super::sending::{SendGuard, Sending};
 use super::source::{DeadLetter, Report, Ticket};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
@@ -20,43 +20,43 @@ use crate::pace::release::{Held, PauseGate, Tolerance};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 
-/// A job whose answers nobody can read is repeated so often: each time it may have been done.
+/// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
 
-/// What all flights of a downstream share.
+/// The parts that all flights of a downstream share.
 pub(super) struct FlightContext {
     pub(super) downstream: String,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) retry: RetryPolicy,
-    /// The longest that the downstream may ask to wait.
+    /// The longest pause that the downstream may ask for.
     pub(super) max_pause: Duration,
-    /// Closed for slots in a pause.
+    /// Closed for slots during a pause.
     pub(super) gate: Arc<PauseGate>,
     /// A slot missed by more than this is given up.
     pub(super) tolerance: Tolerance,
     pub(super) meters: Meters,
     /// The log of dead letters is bounded, since anybody who publishes can cause them.
     pub(super) letters: Arc<BoundedLog>,
-    /// What is being sent.
+    /// The sends in progress.
     pub(super) sending: Arc<Sending>,
 }
 
-/// What a flight tells its dispatcher.
+/// An event that a flight reports to its dispatcher.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The slot was given up: the job waits for another one, in its old place.
+    /// The slot was given up: the job waits for another one, in its old position.
     Back(Entry),
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
-    /// The downstream asks for a pause until then.
+    /// The downstream asks for a pause until this instant.
     Pause(Deadline),
-    /// The downstream refused the credentials that the job was sent with.
+    /// The downstream refused the credentials of the request.
     Refused(Box<Refused>),
-    /// Nothing is being sent any more.
-    Landed(Landed),
+    /// The send is over.
+    Ended(FlightEnd),
 }
 
-/// A job that was refused, and the letter that it becomes if that is its own fault.
+/// A job that was refused, and the dead letter that it becomes if the job itself is at fault.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) entry: Entry,
@@ -65,12 +65,12 @@ pub(super) struct Refused {
     pub(super) response: Response,
 }
 
-/// How a flight ended.
+/// The end of a flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Landed {
-    /// When it began.
+pub(super) struct FlightEnd {
+    /// The instant at which it began.
     pub(super) since: Instant,
-    /// How long the downstream took, where it answered.
+    /// How long the downstream took, if it answered.
     pub(super) took: Option<Duration>,
     pub(super) contact: Contact,
 }
@@ -78,76 +78,76 @@ pub(super) struct Landed {
 /// How far a job got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contact {
-    /// It was not to be sent after all.
+    /// The job was not sent.
     None,
     /// There was no connection.
     Unreachable,
-    /// It was sent, and not delivered.
+    /// The job was sent, and not delivered.
     Sent,
     Delivered,
 }
 
-/// Tells the dispatcher that the send is over, however the flight ends.
-pub(super) struct Place {
+/// Reports to the dispatcher that the send is over, however the flight ends.
+pub(super) struct FlightGuard {
     events: mpsc::UnboundedSender<Event>,
-    landed: Landed,
+    end: FlightEnd,
 }
 
 impl Event {
-    /// The job that comes back with it.
+    /// The job that was put back with it, if any.
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
             Self::Refused(refused) => Some(refused.entry),
-            Self::Pause(_) | Self::Landed(_) => None,
+            Self::Pause(_) | Self::Ended(_) => None,
         }
     }
 }
 
-impl Place {
+impl FlightGuard {
     pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        let landed = Landed { since: Instant::now(), took: None, contact: Contact::None };
-        Self { events, landed }
+        let end = FlightEnd { since: Instant::now(), took: None, contact: Contact::None };
+        Self { events, end }
     }
 
-    fn tell(&self, event: Event) {
-        // Without a dispatcher nobody waits; the job goes back to its broker with the connection.
+    fn send(&self, event: Event) {
+        // Without a dispatcher nobody receives the event; the job returns to its broker with the connection.
         let _ = self.events.send(event);
     }
 }
 
-impl Drop for Place {
+impl Drop for FlightGuard {
     fn drop(&mut self) {
-        self.tell(Event::Landed(self.landed));
+        self.send(Event::Ended(self.end));
     }
 }
 
 /// A job whose slot has come.
 pub(super) struct Flight {
     context: Arc<FlightContext>,
-    place: Place,
+    place: FlightGuard,
     entry: Entry,
     slot: Micros,
     deadline: Deadline,
-    underway: Underway,
+    underway: SendGuard,
 }
 
 impl Flight {
-    pub(super) fn new(context: Arc<FlightContext>, place: Place, held: Held<Entry>) -> Self {
+    pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Self {
         let Held { waiter: entry, slot, deadline } = held;
         let underway = context.sending.begin(&entry);
         Self { context, place, entry, slot, deadline, underway }
     }
 
-    /// Takes a last look, releases the job to the sink, and settles it by the outcome.
-    pub(super) async fn fly(self) {
+    /// Checks the job once more, releases it to the sink, and settles it by the outcome.
+    pub(super) async fn run(self) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
-        cleared.context.meters.dispatched(&outcome, cleared.place.landed.since.elapsed());
+        cleared.context.meters.dispatched(&outcome, cleared.place.end.since.elapsed());
         cleared.settle(outcome).await;
     }
 
-    /// The last look before the hand-over: is the job still ours, is the slot still one, and now?
+    /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
     async fn check(mut self) -> Option<Self> {
         let meters = &self.context.meters;
         if !self.entry.ticket.is_live() {
@@ -168,15 +168,14 @@ impl Flight {
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
             meters.abandoned(Abandoned::Expired);
             let report = self.report(None);
-            self.inherit();
+            self.adopt_redelivered_ticket();
             self.dead_letter(expired(deadline, report), Response::default()).await;
             return None;
         }
         Some(self)
     }
 
-    /// Hands the job to the sink, unless its slot is missed by the time that there is a connection, or lies
-    /// in a pause by then.
+    /// Hands the job to the sink, unless its slot is missed, or lies in a pause, once there is a connection.
     async fn release(&mut self) -> Outcome {
         let Self { context, entry, slot, deadline, .. } = self;
         let (counted, paused) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -187,7 +186,7 @@ impl Flight {
             }
             let late = deadline.late();
             let in_time = late <= context.tolerance.while_connecting;
-            // A connection that turns out to be gone is looked before twice, and the job sent once.
+            // If a connection turns out to be closed, the check runs twice, and the job is sent once.
             if in_time && !counted.swap(true, Ordering::Relaxed) {
                 context.meters.release(late);
             }
@@ -199,89 +198,88 @@ impl Flight {
             (true, _) => {}
             (false, true) if paused.into_inner() => context.meters.abandoned(Abandoned::Paused),
             (false, true) => context.meters.abandoned(Abandoned::Late),
-            // There was no connection to hand it over by.
+            // There was no connection for the hand-over.
             (false, false) => context.meters.abandoned(Abandoned::Unreachable),
         }
         if matches!(outcome, Outcome::Unreachable { .. }) {
-            entry.tries.unreachable += 1;
-            entry.tries.sent += u32::from(!context.retry.outlast);
+            entry.attempts.unreachable += 1;
+            entry.attempts.sent += u32::from(!context.retry.outlast);
         } else if !missed {
-            entry.tries.unreachable = 0;
-            entry.tries.sent += 1;
+            entry.attempts.unreachable = 0;
+            entry.attempts.sent += 1;
         }
-        let landed = &mut self.place.landed;
-        landed.contact = contact(&outcome);
+        let end = &mut self.place.end;
+        end.contact = contact(&outcome);
         if is_answered(&outcome) {
-            landed.took = Some(landed.since.elapsed());
+            end.took = Some(end.since.elapsed());
         }
         outcome
     }
 
-    /// The send is over. Where its message was delivered again meanwhile the job goes on with the ticket of
-    /// that delivery.
-    fn inherit(&mut self) {
-        if let Some(heir) = self.underway.end() {
-            self.entry.ticket = heir;
+    /// Ends the send. If its message was delivered again meanwhile, the job continues with the ticket of that delivery.
+    fn adopt_redelivered_ticket(&mut self) {
+        if let Some(redelivered) = self.underway.end() {
+            self.entry.ticket = redelivered;
         }
     }
 
-    /// The slot is not used: the job waits for another one.
+    /// Gives up the slot: the job waits for another one.
     fn give_up(mut self) {
-        self.inherit();
+        self.adopt_redelivered_ticket();
         let (downstream, late) = (&self.context.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used, reserving anew");
-        self.place.tell(Event::Back(self.entry));
+        self.place.send(Event::Back(self.entry));
     }
 
     async fn settle(mut self, outcome: Outcome) {
-        self.inherit();
+        self.adopt_redelivered_ticket();
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
             Outcome::Unreachable { detail } => {
                 self.context.meters.retry("connect");
-                let (retry, tries) = (self.context.retry, self.entry.tries);
+                let (retry, attempts) = (self.context.retry, self.entry.attempts);
                 let wait = match retry.outlast {
-                    true => Some(retry.wait(tries.unreachable, None)),
-                    false => retry.backoff(tries.failed(), None),
+                    true => Some(retry.wait(attempts.unreachable, None)),
+                    false => retry.backoff(attempts.failed(), None),
                 };
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Throttled { detail, status, after, response } => {
                 self.context.meters.retry("throttled");
-                self.entry.tries.throttled += 1;
+                self.entry.attempts.throttled += 1;
                 let after = after.map(|after| after.min(self.context.max_pause));
                 if let Some(span) = after.filter(|span| !span.is_zero()) {
-                    self.place.tell(Event::Pause(Deadline::at(Instant::now() + span)));
+                    self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
                 }
-                let wait = self.context.retry.throttled(self.entry.tries.throttled, after);
+                let wait = self.context.retry.throttled(self.entry.attempts.throttled, after);
                 self.try_again(wait, detail, Some(status), response).await;
             }
             Outcome::Unreadable { detail } => {
                 self.context.meters.retry("answer");
-                self.entry.tries.unreadable += 1;
-                if self.entry.tries.unreadable > MAX_UNREADABLE {
+                self.entry.attempts.unreadable += 1;
+                if self.entry.attempts.unreadable > MAX_UNREADABLE {
                     let letter = DeadLetter { reason: Reason::Status, detail, report: self.report(None) };
                     return self.dead_letter(letter, Response::default()).await;
                 }
-                let wait = self.context.retry.backoff(self.entry.tries.failed(), None);
+                let wait = self.context.retry.backoff(self.entry.attempts.failed(), None);
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Retry { reason, detail, status, after, response } => {
                 self.context.meters.retry(reason);
                 let after = after.map(|after| after.min(self.context.max_pause));
-                let wait = self.context.retry.backoff(self.entry.tries.failed(), after);
+                let wait = self.context.retry.backoff(self.entry.attempts.failed(), after);
                 self.try_again(wait, detail, status, response).await;
             }
             Outcome::Dead { reason, detail, status: Some(status), response }
                 if self.context.retry.on_unauthorized.contains(status) =>
             {
-                self.entry.tries.refused += 1;
+                self.entry.attempts.refused += 1;
                 let response = response.unwrap_or_else(|| Response::without_body(Some(status)));
                 let letter = DeadLetter { reason, detail, report: self.report(Some(status)) };
                 let Self { place, entry, .. } = self;
-                let sent = place.landed.since;
-                place.tell(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
+                let sent = place.end.since;
+                place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
             }
             Outcome::Dead { reason, detail, status, response } => {
                 let response = response.unwrap_or_else(|| Response::without_body(status));
@@ -291,11 +289,11 @@ impl Flight {
         }
     }
 
-    /// In this order: the reply confirmed, the ack.
+    /// The reply is confirmed first, then the job is acked.
     async fn deliver(self, receipt: Receipt) {
         let report = self.report(Some(receipt.response.status));
         let Self { context, place, entry, .. } = self;
-        // Nothing is being sent any more: a reply that takes long must not hold up others.
+        // The send is over: a reply that takes long must not hold up others.
         drop(place);
         let _settling = context.meters.settling();
         if entry.job.reply.is_some() {
@@ -305,7 +303,7 @@ impl Flight {
         entry.ticket.ack(receipt, report);
     }
 
-    /// The job waits so long for another attempt; without a wait none is left, and it is dead.
+    /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead.
     async fn try_again(
         self,
         wait: Option<Duration>,
@@ -321,7 +319,7 @@ impl Flight {
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");
         self.context.meters.retried.increment(1);
-        self.place.tell(Event::Retry(Instant::now() + wait, self.entry));
+        self.place.send(Event::Retry(Instant::now() + wait, self.entry));
     }
 
     async fn dead_letter(self, letter: DeadLetter, response: Response) {
@@ -332,7 +330,7 @@ impl Flight {
     }
 
     fn report(&self, status: Option<u16>) -> Report {
-        let attempts = self.entry.tries.sent;
+        let attempts = self.entry.attempts.sent;
         Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
     }
 }
@@ -342,7 +340,7 @@ const fn contact(outcome: &Outcome) -> Contact {
         Outcome::Missed => Contact::None,
         Outcome::Unreachable { .. } => Contact::Unreachable,
         Outcome::Delivered(_) => Contact::Delivered,
-        // Without a status it was found that it can never be sent.
+        // Without a status the request could not even be built.
         Outcome::Dead { status: None, .. } => Contact::None,
         Outcome::Throttled { .. }
         | Outcome::Unreadable { .. }
@@ -351,7 +349,7 @@ const fn contact(outcome: &Outcome) -> Contact {
     }
 }
 
-/// Whether it tells how long the downstream takes: a refused connection does not.
+/// Whether the time that it took is one of the downstream: that of a refused connection is not.
 const fn is_answered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Delivered(_) => true,
@@ -370,8 +368,8 @@ pub(super) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
     })
 }
 
-/// Makes a job a dead letter, in this order: the reply (where one is wanted) confirmed, the copy
-/// confirmed, the ack.
+/// Makes a job a dead letter, in this order: the reply (if one is wanted) is confirmed, the copy is confirmed, the job
+/// is acked.
 pub(super) async fn dead_letter(
     context: Arc<FlightContext>,
     ticket: Box<dyn Ticket>,
@@ -381,7 +379,7 @@ pub(super) async fn dead_letter(
     let _settling = context.meters.settling();
     let downstream = &context.downstream;
     if letter.reason == Reason::Rejected {
-        // As the configuration asks for.
+        // The statuses are expected, as the configuration names them.
         tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
     } else {
         context.letters.line(letter.reason.as_str(), || {
@@ -390,7 +388,7 @@ pub(super) async fn dead_letter(
     }
     if let Some(mut response) = reply {
         if response.status == 0 && response.body.is_empty() {
-            // It never got an answer: say what became of it.
+            // The job never got an answer, so the reply contains the reason.
             response.body = format!("{}: {}", letter.reason, letter.detail).into();
         }
         ticket.reply(&response).await;

@@ -1,8 +1,8 @@
-//! Whether this replica can use its downstream, or the fault lies between them: pure.
+//! Determines whether this replica can use its downstream, or the fault lies between them. It has no I/O.
 //!
-//! One replica may have lost its way to the API, or hold credentials that the API does not accept any more. Its
-//! jobs are not to blame: they must not use up their attempts, and the other replicas are to go on at the whole
-//! pace. So a replica that sees signs of it stops taking jobs, and tries until the downstream can be used again.
+//! One replica may have lost its way to the API, or hold credentials that the API does not accept any more. Its jobs
+//! are not to blame: they must not use up their attempts, and the other replicas are to continue at the whole pace. So
+//! a replica that detects such a fault stops taking jobs, and makes trials until the downstream can be used again.
 //!
 //! | state | what is seen | next state | verdict on the job, action |
 //! |---|---|---|---|
@@ -29,33 +29,33 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// This many connections in a row must fail.
+/// The number of connections in a row that must fail.
 const FAILED_CONNECTIONS: u32 = 5;
 
-/// This many different jobs in a row must be refused.
+/// The number of different jobs in a row that must be refused.
 const REFUSED_JOBS: u32 = 3;
 
-/// This many refusals in a row are enough, of however few jobs: a quiet downstream has no three of them.
+/// The number of refusals in a row that suffices, of however few jobs: a quiet downstream may not have three.
 const REFUSALS: u32 = 5;
 
-/// The wait before a trial connection: at first, and at most.
+/// The backoff of trial connections: the first wait, and the longest.
 const CONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// The wait before a trial job: at first, and at most.
+/// The backoff of trial jobs: the first wait, and the longest.
 const TRIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// Whether the downstream can be used, as far as this replica has seen.
+/// The usability of the downstream, as far as this replica has seen.
 #[derive(Debug)]
 pub(super) struct Health {
     state: State,
-    /// Connections that failed in a row.
+    /// The number of connections in a row that failed.
     failed_connections: u32,
     row: Row,
-    /// How often it was tried without a job being sent, or delivered, since.
+    /// The number of trials since the last success.
     trials: u32,
 }
 
-/// What a replica does about its downstream.
+/// The state of a replica towards its downstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// It takes jobs.
@@ -69,39 +69,39 @@ pub(super) enum State {
 /// How far a trial is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trial {
-    /// It is due then.
+    /// The trial is due at this instant.
     Due(Instant),
     /// A connection is being opened, or the secrets are being read.
     Started,
-    /// One job may go, and its end is awaited.
+    /// One job may be sent, and its outcome is awaited.
     Job,
 }
 
-/// Jobs that were refused in a row, with no success between them.
+/// Jobs that were refused in a row, without a success in between.
 #[derive(Debug, Default)]
 struct Row {
     number: u64,
     jobs: u32,
-    /// How often they were refused.
+    /// The number of their refusals.
     refusals: u32,
-    /// When the last of them was sent.
+    /// The instant at which the last of them was sent.
     last_sent: Option<Instant>,
 }
 
-/// A job was refused in the row of this number.
+/// The mark of a job that was refused in the row of this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion(u64);
 
-/// What becomes of a refused job.
+/// The decision on a refused job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Others succeed: it is the job's fault.
+    /// The job is dead: it is at fault, since others succeed.
     Dead,
-    /// Not decided: it waits, with this mark.
+    /// The job waits with this mark, as nothing is decided yet.
     Waits(Suspicion),
 }
 
-/// What changed.
+/// A change of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// No more jobs are to be taken.
@@ -125,12 +125,12 @@ impl Health {
         self.state == State::Serving
     }
 
-    /// How many different jobs were refused in a row.
+    /// The number of different jobs that were refused in a row.
     pub(super) const fn refused_jobs(&self) -> u32 {
         self.row.jobs
     }
 
-    /// A connection failed.
+    /// Records that a connection failed.
     pub(super) fn unreachable(&mut self, now: Instant) -> Option<Change> {
         self.failed_connections = self.failed_connections.saturating_add(1);
         let stops = self.is_serving() && self.failed_connections >= FAILED_CONNECTIONS;
@@ -140,14 +140,14 @@ impl Health {
         })
     }
 
-    /// A request was sent, whatever became of it.
+    /// Records that a request was sent, whatever its outcome.
     pub(super) const fn connected(&mut self) {
         if matches!(self.state, State::Serving) {
             self.failed_connections = 0;
         }
     }
 
-    /// A job that was sent then was refused; with its mark, if it was refused before.
+    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before.
     pub(super) fn refused(
         &mut self,
         before: Option<Suspicion>,
@@ -164,14 +164,14 @@ impl Health {
         let is_enough = self.row.jobs >= REFUSED_JOBS || self.row.refusals >= REFUSALS;
         let stops = self.is_serving() && is_enough;
         if stops {
-            // The first time at once: the secrets may be there already.
+            // The first trial is due at once, since the new secrets may be there already.
             let first = if self.trials == 0 { Trial::Due(now) } else { self.later(TRIAL_BACKOFF, now) };
             self.state = State::Unauthorized(first);
         }
         (Verdict::Waits(this), stops.then_some(Change::Stop))
     }
 
-    /// A job that was sent then was delivered.
+    /// Records that a job that was sent at `sent` was delivered.
     pub(super) fn delivered(&mut self, sent: Instant) -> Option<Change> {
         if self.row.last_sent.is_some_and(|last| sent <= last) {
             return None;
@@ -191,7 +191,7 @@ impl Health {
         }
     }
 
-    /// When the next trial is due.
+    /// The instant at which the next trial is due.
     pub(super) const fn trial_due(&self) -> Option<Instant> {
         match self.state {
             State::Unreachable(Trial::Due(due)) | State::Unauthorized(Trial::Due(due)) => Some(due),
@@ -199,7 +199,7 @@ impl Health {
         }
     }
 
-    /// A trial has begun.
+    /// Records that a trial has begun.
     pub(super) const fn try_now(&mut self) {
         match &mut self.state {
             State::Unreachable(trial) | State::Unauthorized(trial) => *trial = Trial::Started,
@@ -207,7 +207,7 @@ impl Health {
         }
     }
 
-    /// How the trial connection ended.
+    /// Records the result of a trial connection.
     pub(super) fn tried_connection(&mut self, is_open: bool, now: Instant) -> Option<Change> {
         let State::Unreachable(_) = self.state else { return None };
         if is_open {
@@ -217,26 +217,26 @@ impl Health {
         None
     }
 
-    /// The secrets were read again: a job may go.
+    /// Records that the secrets were read again: one job may be sent as a trial.
     pub(super) const fn secrets_read(&mut self) {
         if let State::Unauthorized(trial) = &mut self.state {
             *trial = Trial::Job;
         }
     }
 
-    /// Whether one job may go as a trial.
+    /// Whether one job may be sent as a trial.
     pub(super) const fn wants_trial_job(&self) -> bool {
         matches!(self.state, State::Unauthorized(Trial::Job))
     }
 
-    /// A job was sent, or could not be, and was not delivered.
+    /// Records that a trial job was not delivered, whether or not it was sent.
     pub(super) fn trial_job_failed(&mut self, now: Instant) {
         if let State::Unauthorized(Trial::Job) = self.state {
             self.state = State::Unauthorized(self.later(TRIAL_BACKOFF, now));
         }
     }
 
-    /// Nothing is left that could be a trial job, or another answer counts as a refusal from now on.
+    /// Records that there is no job left for a trial, or that the statuses that count as refusals have changed.
     pub(super) fn nothing_to_try(&mut self) -> Option<Change> {
         matches!(self.state, State::Unauthorized(_)).then(|| {
             self.end_row();
@@ -256,7 +256,7 @@ impl Health {
         }
     }
 
-    /// The next trial, later each time; at a random moment, so that replicas do not try in step.
+    /// The next trial, with a backoff; at a random instant, so that replicas do not try in step.
     fn later(&mut self, (first, most): (Duration, Duration), now: Instant) -> Trial {
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.trials)).min(most);
         self.trials = self.trials.saturating_add(1);

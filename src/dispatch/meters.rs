@@ -1,5 +1,5 @@
-//! What dispatching counts, through the `metrics` facade. Handles are made once per downstream, and
-//! with them every series, at 0: a rate over a series that appears with its first event misses it.
+//! The metrics of dispatching, recorded through the `metrics` facade. Handles are created once per downstream, and with
+//! them every series, at 0: a rate over a series that appears with its first event would miss that event.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::metric;
 use crate::pace::meters::{self as pace, Abandoned};
 use crate::sink::{Outcome, RETRY_REASONS};
 
-/// Why a replica may take no jobs.
+/// The reasons why a replica may take no jobs.
 const STOPPED_REASONS: [&str; 2] = ["unreachable", "unauthorized"];
 
 /// The series of one downstream.
@@ -37,11 +37,11 @@ pub(super) struct Meters {
     settling: Gauge,
 }
 
-/// A job whose outcome is known, while reply, copy or ack are under way.
+/// Counts a job whose outcome is known while its reply, copy or ack is in progress.
 pub(super) struct Settling(Gauge);
 
 impl Meters {
-    /// The series of this downstream, all at 0.
+    /// Creates the series of this downstream, all at 0.
     pub(super) fn new(downstream: &str, pace: &pace::Meters) -> Self {
         let series = Series(downstream);
         let settled = |outcome| series.counter(metric::JOBS_SETTLED.name, "outcome", outcome);
@@ -78,13 +78,13 @@ impl Meters {
         }
     }
 
-    /// An attempt failed in a way that may be repeated.
+    /// Counts an attempt that failed in a way that may be repeated.
     pub(super) fn retry(&self, reason: &'static str) {
         let downstream = self.downstream.clone();
         counter!(metric::JOB_RETRIES.name, "downstream" => downstream, "reason" => reason).increment(1);
     }
 
-    /// A job becomes a dead letter.
+    /// Counts a job that becomes a dead letter.
     pub(super) fn rejected(&self, reason: Reason) {
         let downstream = self.downstream.clone();
         let reason = reason.as_str();
@@ -93,18 +93,18 @@ impl Meters {
 }
 
 impl Meters {
-    /// A slot is given up on the way to the sink.
+    /// Counts a slot that is given up on the way to the sink.
     pub(super) fn abandoned(&self, reason: Abandoned) {
         self.pace.abandoned(1, reason);
     }
 
-    /// A job is handed to the sink, so long after its slot.
+    /// Records the hand-over of a job, this long after its slot.
     pub(super) fn release(&self, late: Duration) {
         self.released.increment(1);
         self.lateness.record(late.as_secs_f64());
     }
 
-    /// The sink answered, after so long.
+    /// Records an answer of the sink, after this time.
     pub(super) fn dispatched(&self, outcome: &Outcome, took: Duration) {
         let duration = match outcome {
             Outcome::Delivered(_) => &self.delivering,
@@ -118,15 +118,14 @@ impl Meters {
         duration.record(took.as_secs_f64());
     }
 
-    /// Whether this replica takes no jobs for this reason.
+    /// Sets whether this replica takes no jobs for this reason.
     pub(super) fn stopped_for(&self, reason: &'static str, stopped: bool) {
         Series(&self.downstream)
             .gauge(metric::STOPPED.name, "reason", reason)
             .set(f64::from(u8::from(stopped)));
     }
 
-    /// How many jobs wait for a slot or for when they are due, hold a slot that is still to come, and
-    /// are in the sink's hands.
+    /// Sets the number of jobs that wait, that hold a future slot, and that the sink is sending.
     #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
     pub(super) fn set_in_flight(&self, lane: usize, held: usize, sending: usize) {
         self.lane.set(lane as f64);
@@ -147,7 +146,7 @@ impl Drop for Settling {
     }
 }
 
-/// Makes the series of one downstream.
+/// Creates the series of one downstream.
 struct Series<'a>(&'a str);
 
 impl Series<'_> {

@@ -1,4 +1,4 @@
-//! The way of a job, one dispatcher per downstream and replica:
+//! The processing of jobs, by one dispatcher per downstream and replica:
 //!
 //! ```text
 //! source ─▶ intake ─▶ engine ─────────────────▶ flight ─▶ settle
@@ -6,9 +6,9 @@
 //!           validate  hold until the slot                 dead-letter
 //! ```
 //!
-//! The engine (`src/pace`) owns the jobs that wait, asks for slots and holds each job until its own; a flight
-//! takes one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the
-//! engine asks whether jobs may go now, and those that may not are dead-lettered.
+//! The engine (`src/pace`) owns the jobs that wait, reserves slots and holds each job until its slot; a flight takes
+//! one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the engine
+//! asks whether jobs may go now, and those that may not are dead-lettered.
 
 mod control;
 mod cost;
@@ -33,7 +33,7 @@ use crate::pace::{PlanLimits, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
-use control::News;
+use control::OptionsReceiver;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use crate::pace::{OnLimit, OnUnavailable, window};
@@ -42,34 +42,34 @@ pub use cost::max_cost;
 pub use retry::{RefusalStatuses, RetryPolicy};
 pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
 
-/// What one downstream's dispatcher goes by.
+/// The options of one downstream's dispatcher.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The downstream's name.
     pub downstream: String,
-    /// The limits, all of which must agree.
+    /// The limits, all of which must allow a job.
     pub limits: LimitSet,
-    /// For each of [`Rules::plans`], in their order: the limits again, and then those of the plan. All
-    /// must agree.
+    /// For each of [`Rules::plans`], in their order, the limits again and then those of the plan. All of them must
+    /// allow a job.
     pub plans: Vec<LimitSet>,
-    /// What becomes of a job that the limits do not allow at once.
+    /// The policy for a job that the limits do not allow at once.
     pub on_limit: OnLimit,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
-    /// Jobs that are being sent at once.
+    /// The most jobs that are sent at once.
     pub concurrency: usize,
     /// When a failed job is tried again.
     pub retry: RetryPolicy,
     /// The longest that a `Retry-After` may pause the downstream, or one of its jobs.
     pub max_pause: Duration,
-    /// What becomes of the jobs while the store cannot be reached.
+    /// The policy while the store cannot be reached.
     pub on_unavailable: OnUnavailable,
     /// The revision of the file that the limits come from: a lower one never replaces a higher one.
     pub revision: Option<u64>,
     /// The most messages that the source hands out unsettled; fewer where the limits do not release as many
     /// soon, see [`window`].
     pub prefetch: u16,
-    /// What a message must obey to be a job.
+    /// The rules for messages.
     pub rules: Rules,
     /// How long sends in flight may take to end once the dispatcher is stopped.
     pub drain_timeout: Duration,
@@ -82,10 +82,10 @@ pub struct Dispatcher {
     store: Arc<dyn Store>,
     sink: Arc<dyn Sink>,
     clock: Arc<dyn ReleaseClock>,
-    news: News,
+    news: OptionsReceiver,
 }
 
-/// How a dispatcher ended.
+/// The result of a dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Sends that had not ended within the drain time-out; their jobs will be delivered again.
@@ -93,7 +93,7 @@ pub struct Drained {
 }
 
 impl Options {
-    /// What the engine goes by.
+    /// The settings of the engine.
     fn settings(&self) -> Settings {
         let names = self.rules.plans.iter().map(|plan| &plan.name);
         Settings {
@@ -112,7 +112,7 @@ impl Options {
         }
     }
 
-    /// What they say that all replicas agree on: the limits, those of each plan by its name, the revision.
+    /// The options as terms, which all replicas share: the limits, those of each plan by its name, the revision.
     #[must_use]
     pub fn terms(&self) -> Terms {
         self.settings().terms()
@@ -120,7 +120,7 @@ impl Options {
 }
 
 impl Dispatcher {
-    /// A dispatcher between these parts. It does nothing before [`Dispatcher::run`].
+    /// A dispatcher of these parts. It does nothing before [`Dispatcher::run`].
     #[must_use]
     pub fn new(
         options: Options,
@@ -128,18 +128,17 @@ impl Dispatcher {
         sink: Arc<dyn Sink>,
         clock: Arc<dyn ReleaseClock>,
     ) -> Self {
-        Self { options, store, sink, clock, news: News::default() }
+        Self { options, store, sink, clock, news: OptionsReceiver::default() }
     }
 
-    /// A handle that gives it other options while it runs.
+    /// A handle that changes the options while the dispatcher runs.
     #[must_use]
     pub fn control(&self) -> Control {
         self.news.control()
     }
 
-    /// Runs until the source ends and every job of it is settled, or until `stop`: then jobs that
-    /// were not yet handed to the sink go back to the source at once, and sends in flight have the
-    /// drain time-out to end.
+    /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs that were not yet handed
+    /// to the sink go back to the source at once, and sends in flight have the drain time-out to end.
     ///
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but
     /// those just being sent will be sent again.

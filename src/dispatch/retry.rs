@@ -6,17 +6,17 @@ use tokio::time::Instant;
 
 use super::health::Suspicion;
 
-/// When a failed job is tried again.
+/// The policy for failed jobs: when they are tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Attempts in all, the first included.
     pub max_attempts: u32,
-    /// How often the downstream may ask for patience (429, and 503 with `Retry-After`) instead of taking the
-    /// job; none: until the job's deadline. Such an attempt is none of `max_attempts`.
+    /// How often the downstream may throttle the job (429, and 503 with `Retry-After`); `None` stands for no bound but
+    /// the job's deadline. Such an attempt does not count for `max_attempts`.
     pub max_throttled: Option<u32>,
-    /// Whether a downstream that cannot be reached is waited for: then it costs no attempt, and after several
-    /// connections in a row that fail no more jobs are taken until there is one. Otherwise it costs an attempt:
-    /// for a tool that people wait for.
+    /// Whether to wait for a downstream that cannot be reached: a failed connection costs no attempt then, and after
+    /// several in a row no more jobs are taken until one succeeds. Otherwise it costs an attempt, which suits a tool
+    /// that people wait for.
     pub outlast: bool,
     /// The answers that may mean that this replica's credentials are refused, whatever the job.
     pub on_unauthorized: RefusalStatuses,
@@ -31,18 +31,18 @@ pub struct RetryPolicy {
 pub struct RefusalStatuses(u8);
 
 impl RefusalStatuses {
-    /// The statuses that can be among them.
+    /// The statuses that the set can contain.
     pub const KNOWN: [u16; 3] = [401, 403, 407];
-    /// No status: each is about its job.
+    /// The empty set: each refusal concerns its job.
     pub const NONE: Self = Self(0);
 
-    /// These statuses; none where one of them is not among [`RefusalStatuses::KNOWN`].
+    /// The set of these statuses; `None` if one of them is not among [`RefusalStatuses::KNOWN`].
     #[must_use]
     pub fn new(statuses: &[u16]) -> Option<Self> {
         statuses.iter().try_fold(Self::NONE, |all, status| Some(Self(all.0 | Self::bit(*status)?)))
     }
 
-    /// Whether this status is among them.
+    /// Whether the set contains this status.
     #[must_use]
     pub fn contains(self, status: u16) -> bool {
         Self::bit(status).is_some_and(|bit| self.0 & bit != 0)
@@ -54,7 +54,7 @@ impl RefusalStatuses {
 }
 
 impl Default for RefusalStatuses {
-    /// 401 alone: a 403 is more often about what the job asks for.
+    /// The set of 401 alone: a 403 is more often about the job's request.
     fn default() -> Self {
         Self(1)
     }
@@ -68,13 +68,13 @@ impl RetryPolicy {
         (failed < self.max_attempts).then(|| self.wait(failed, after))
     }
 
-    /// As [`RetryPolicy::backoff`], after so many attempts that the downstream asked patience for.
+    /// As [`RetryPolicy::backoff`], after this many attempts that the downstream throttled.
     #[must_use]
     pub fn throttled(&self, throttled: u32, after: Option<Duration>) -> Option<Duration> {
         self.max_throttled.is_none_or(|most| throttled < most).then(|| self.wait(throttled, after))
     }
 
-    /// The wait after so many attempts, however many are left.
+    /// The wait after this many attempts, however many are left.
     #[must_use]
     pub fn wait(&self, failed: u32, after: Option<Duration>) -> Duration {
         let doubled = self.min_backoff.saturating_mul(2_u32.saturating_pow(failed));
@@ -85,26 +85,26 @@ impl RetryPolicy {
     }
 }
 
-/// What became of the attempts at one job so far.
+/// The results of the attempts at one job so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tries {
-    /// How often it was handed to the sink and sent, or may have been.
+pub(super) struct Attempts {
+    /// The number of hand-overs to the sink in which it was sent, or may have been.
     pub(super) sent: u32,
-    /// How many of these the downstream answered by asking for patience.
+    /// How many of these the downstream throttled.
     pub(super) throttled: u32,
     /// How many of these the downstream answered by refusing the credentials.
     pub(super) refused: u32,
-    /// How often in a row the downstream could not be reached.
+    /// The number of failed connections in a row.
     pub(super) unreachable: u32,
-    /// How often the downstream answered what nobody can read.
+    /// The number of unintelligible answers.
     pub(super) unreadable: u32,
-    /// In which row of refused jobs it was, if it may be the credentials' fault.
+    /// The mark of the row of refused jobs that it was in, if the credentials may be at fault.
     pub(super) suspicion: Option<Suspicion>,
-    /// Since when it has been refused, with no other answer since.
+    /// The instant of its first refusal since the last other answer.
     pub(super) refused_since: Option<Instant>,
 }
 
-impl Tries {
+impl Attempts {
     /// How many of [`RetryPolicy::max_attempts`] are used up.
     pub(super) const fn failed(self) -> u32 {
         self.sent - self.throttled - self.refused
@@ -147,8 +147,8 @@ mod tests {
         assert_eq!(POLICY.throttled(3, None), None);
         let unlimited = RetryPolicy { max_throttled: None, ..POLICY };
         assert!(unlimited.throttled(u32::MAX, None).unwrap() <= POLICY.max_backoff);
-        let tries = Tries { sent: 7, throttled: 5, refused: 1, unreachable: 9, ..Tries::default() };
-        assert_eq!(tries.failed(), 1);
+        let attempts = Attempts { sent: 7, throttled: 5, refused: 1, unreachable: 9, ..Attempts::default() };
+        assert_eq!(attempts.failed(), 1);
     }
 
     #[test]

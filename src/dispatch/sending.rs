@@ -1,12 +1,12 @@
-//! What is being sent, for messages that are delivered again meanwhile.
+//! The sends in progress, which are matched with messages that are delivered again meanwhile.
 //!
 //! A channel that is lost takes the right to settle its messages with it, and their broker delivers them
 //! again, while requests for some of them are still on their way. Such a message is not sent a second time:
 //! its ticket is handed to the send that is under way, which settles it by its own outcome.
 //!
-//! Only a message that says that it was delivered before takes part, and only a send whose own message
-//! came through an earlier channel. Each send takes one live ticket at most: two jobs that are equal are sent
-//! twice, whichever message settles which.
+//! Only a message that is flagged as delivered before is matched, and only a send whose own message came through an
+//! earlier channel. Each send takes one live ticket at most: two jobs that are equal are sent twice, whichever message
+//! settles which.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,14 +14,14 @@ use super::entry::Entry;
 use super::source::Ticket;
 use crate::job::Job;
 
-/// The sends of one downstream that are under way.
+/// The sends of one downstream that are in progress.
 ///
 /// Every send is noted, but only a message that is delivered again is looked for: so noting one is cheap, and
 /// looking for one goes over all of them.
 #[derive(Debug, Default)]
 pub(super) struct Sending(Mutex<Table>);
 
-/// Records by their places, which are used again.
+/// The records; free entries are reused.
 #[derive(Debug, Default)]
 struct Table {
     records: Vec<Option<Record>>,
@@ -34,42 +34,48 @@ struct Record {
     has_own_id: bool,
     /// As in [`Ticket::generation`].
     generation: u64,
-    /// Equal for equal jobs, and seldom for others.
-    glance: u64,
+    /// A fingerprint: equal for equal jobs, and seldom for others.
+    fingerprint: u64,
     /// The ticket of the message as it was delivered again.
-    heir: Option<Box<dyn Ticket>>,
+    redelivered: Option<Box<dyn Ticket>>,
 }
 
-/// One send that is under way. Dropped, it is so no more.
+/// One send in progress. When dropped, it is removed.
 #[derive(Debug)]
-pub(super) struct Underway {
+pub(super) struct SendGuard {
     sending: Arc<Sending>,
     place: Option<usize>,
 }
 
 impl Sending {
-    /// The job is being sent from now on.
-    pub(super) fn begin(self: &Arc<Self>, entry: &Entry) -> Underway {
+    /// Records that the job is being sent.
+    pub(super) fn begin(self: &Arc<Self>, entry: &Entry) -> SendGuard {
         let generation = entry.ticket.generation();
-        // A source whose messages never come again has but one.
+        // A source that never delivers a message again has only one generation, which is 0.
         let place = (generation > 0).then(|| {
             let (job, has_own_id) = (Arc::clone(&entry.job), entry.has_own_id);
-            self.lock().insert(Record { job, has_own_id, generation, glance: glance(entry), heir: None })
+            self.lock().insert(Record {
+                job,
+                has_own_id,
+                generation,
+                fingerprint: fingerprint(entry),
+                redelivered: None,
+            })
         });
-        Underway { sending: Arc::clone(self), place }
+        SendGuard { sending: Arc::clone(self), place }
     }
 
-    /// Hands the ticket of a message that was delivered again to the send of that message; the entry comes
-    /// back where there is none.
+    /// Hands the ticket of a message that was delivered again to the send of that message; returns the entry if there
+    /// is no such send.
     pub(super) fn hand_over(&self, entry: Entry) -> Option<Entry> {
         if !entry.ticket.is_redelivered() {
             return Some(entry);
         }
-        let (mut table, glance) = (self.lock(), glance(&entry));
-        let mut alike = table.records.iter_mut().flatten().filter(|record| record.glance == glance);
+        let (mut table, fingerprint) = (self.lock(), fingerprint(&entry));
+        let mut alike = table.records.iter_mut().flatten().filter(|record| record.fingerprint == fingerprint);
         match alike.find(|record| record.is_of(&entry)) {
             Some(record) => {
-                record.heir = Some(entry.ticket);
+                record.redelivered = Some(entry.ticket);
                 None
             }
             None => Some(entry),
@@ -77,7 +83,7 @@ impl Sending {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // No method leaves it half changed.
+        // No method leaves the table inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,12 +110,12 @@ impl Table {
 }
 
 impl Record {
-    /// Whether `entry` is of the message that is being sent, delivered again.
+    /// Whether `entry` is another delivery of the message that is being sent.
     fn is_of(&self, entry: &Entry) -> bool {
-        // An heir whose own channel was lost meanwhile is succeeded by a later one.
-        let newest = match &self.heir {
-            Some(heir) if heir.is_live() => return false,
-            Some(heir) => heir.generation(),
+        // If the channel of the redelivery was lost as well, a later one replaces its ticket.
+        let newest = match &self.redelivered {
+            Some(redelivered) if redelivered.is_live() => return false,
+            Some(redelivered) => redelivered.generation(),
             None => self.generation,
         };
         newest < entry.ticket.generation()
@@ -119,8 +125,8 @@ impl Record {
     }
 }
 
-/// The length of the body, and the end of what tells jobs apart.
-fn glance(entry: &Entry) -> u64 {
+/// The fingerprint of a job: the length of its body, and the end of the fields that tell jobs apart.
+fn fingerprint(entry: &Entry) -> u64 {
     let Job { id, body, .. } = &*entry.job;
     let text = if entry.has_own_id { id.as_bytes() } else { &body[..] };
     let mut end = [0; 8];
@@ -155,16 +161,16 @@ fn is_same_request(one: &Job, other: &Job) -> bool {
         && *body == other.body
 }
 
-impl Underway {
-    /// The send is over: the ticket of its message as it was delivered again, if it was.
+impl SendGuard {
+    /// Ends the send; returns the ticket of its redelivered message, if there was one.
     pub(super) fn end(&mut self) -> Option<Box<dyn Ticket>> {
         let place = self.place.take()?;
         let record = self.sending.lock().remove(place)?;
-        record.heir
+        record.redelivered
     }
 }
 
-impl Drop for Underway {
+impl Drop for SendGuard {
     fn drop(&mut self) {
         // A ticket that is dropped gives its message back.
         drop(self.end());

@@ -1,4 +1,4 @@
-//! Where jobs come from, and how each is settled: once, by value.
+//! Sources of jobs, and tickets, by which each job is settled: once, by value.
 
 use std::fmt;
 use std::future::Future;
@@ -8,42 +8,43 @@ use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
 use crate::time::Micros;
 
-/// Hands out messages, as many at once as its window allows.
+/// A source of messages: it hands out as many at once as its window allows.
 pub trait Source: Send + 'static {
-    /// The next message; `None` when there will be none any more.
+    /// The next message; `None` when the source has ended.
     ///
     /// A source that loses its broker reconnects by itself and goes on.
     /// Cancel safe: a dropped future loses no message.
     fn next(&mut self) -> impl Future<Output = Option<Delivery>> + Send;
 
-    /// No more than so many messages are to be handed out and not settled from now on: the limits have
-    /// changed. Returns at once.
+    /// Sets the most messages that may be unsettled from now on, since the limits have changed. Returns at once.
     ///
     /// A source that has no window ignores it.
     fn resize(&mut self, window: u16) {
         let _ = window;
     }
 
-    /// Hands out no new messages until [`Source::resume`]: what is given back is for others. What is unsettled
-    /// stays so. The future ends once that is so and all that had arrived can be had from [`Source::next`].
+    /// Stops new messages until [`Source::resume`], so that messages that are given back go to others. Unsettled
+    /// messages stay so. The future ends once no more arrive, and all that had arrived are available from
+    /// [`Source::next`].
     ///
     /// A source that cannot do so ignores it.
     fn pause(&mut self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Hands out messages again.
+    /// Continues after a pause.
     fn resume(&mut self) {}
 
-    /// Whether nothing more comes until something is settled, since what is unsettled is as long as it may be,
-    /// however few messages it is.
+    /// Whether no more messages come until one is settled, since the unsettled ones have as many bytes as they may,
+    /// however few they are.
     ///
     /// A source that does not bound bytes is never full.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// Stops new messages; [`Source::next`] then yields what has arrived already and ends.
+    /// Ends the source: it takes no new messages, and [`Source::next`] yields those that have arrived already and then
+    /// ends.
     ///
     /// Cancel safe.
     fn close(&mut self) -> impl Future<Output = ()> + Send;
@@ -54,7 +55,7 @@ pub trait Source: Send + 'static {
 pub struct Delivery {
     /// What came.
     pub message: Message,
-    /// Settles it.
+    /// The right to settle it.
     pub ticket: Box<dyn Ticket>,
 }
 
@@ -66,13 +67,13 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// it again, so this copy is never released.
     fn is_live(&self) -> bool;
 
-    /// The generation of the connection or channel that the message came through: one that is opened later has
-    /// a higher one. 0: its source loses no messages, and delivers none again.
+    /// The generation of the connection or channel that the message came through: one that is opened later has a higher
+    /// generation. 0 stands for a source that loses no messages, and delivers none again.
     fn generation(&self) -> u64 {
         0
     }
 
-    /// Whether the message was delivered before, here or elsewhere, and not settled.
+    /// Whether the message was delivered before, to any consumer, and not settled.
     fn is_redelivered(&self) -> bool {
         false
     }
@@ -80,28 +81,28 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// Acks a delivered job. Returns at once: acks leave in groups.
     fn ack(self: Box<Self>, receipt: Receipt, report: Report);
 
-    /// Publishes a copy to the dead letters, confirmed, and acks then. Retries until it is done
-    /// or the message is not live any more.
+    /// Publishes a copy to the dead letters, confirmed, and then acks. It retries until that is done or the message is
+    /// not live any more.
     fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;
 
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);
 
-    /// Whether the message may be given back for no fault of its own: false where its broker could take that
-    /// for a sign that nobody can process it, and drop it. Then it is held as long as it can be.
+    /// Whether the message may be given back through no fault of its own: false where its broker could conclude that
+    /// nobody can process it, and drop it. Then it is held as long as possible.
     fn may_be_given_back(&self) -> bool {
         true
     }
 
-    /// Publishes the outcome to the message's `reply_to`, confirmed. Retries until it is done, the
-    /// message is not live any more, or it is clear that nobody takes the reply.
+    /// Publishes the outcome to the message's `reply_to`, confirmed. It retries until that is done, the message is not
+    /// live any more, or it is clear that nobody takes the reply.
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()>;
 }
 
-/// How a job came to its end.
+/// The end of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// How often it was handed to the sink.
+    /// The number of hand-overs to the sink.
     pub attempts: u32,
     /// The last status, where there was one.
     pub status: Option<u16>,
@@ -110,11 +111,11 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of a job that never reached the sink.
+    /// The report of a job that was never handed to the sink.
     pub const UNSENT: Self = Self { attempts: 0, status: None, released_at: None };
 }
 
-/// Why a message is dead, for its `paced-` headers.
+/// The reason why a message is dead, for its `paced-` headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// `paced-reason`.

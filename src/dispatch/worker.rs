@@ -1,5 +1,5 @@
-//! The loop of a dispatcher: takes jobs in, has the engine give them slots, sends each off when its slot comes, and
-//! learns from what became of them.
+//! The loop of a dispatcher: it takes jobs in, has the engine reserve their slots, starts a flight when a slot comes,
+//! and learns from the outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
-use super::control::News;
+use super::control::OptionsReceiver;
 use super::entry::Entry;
-use super::flight::{self, Event, Flight, FlightContext, Place};
+use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{self, Intake, intake};
 use super::meters::Meters;
 use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
@@ -28,19 +29,19 @@ mod reload;
 
 use halt::{Halt, Steps};
 
-/// The most deliveries, or events, that are taken in at once before slots are looked at again.
+/// The most deliveries or events that are handled in a row before due slots are handled.
 const MAX_INPUTS_PER_TURN: usize = 32;
 
-/// A dispatcher that runs.
+/// A running dispatcher.
 pub(super) struct Worker {
     engine: Engine<Entry>,
-    /// Empty, but for its memory.
+    /// A buffer for effects, which is empty between calls.
     effects: Vec<Effect<Entry>>,
     context: Arc<FlightContext>,
     admission: Rules,
     halt: Halt,
     flights: Flights,
-    /// The source is to hand out so many unsettled messages at most.
+    /// A new bound of unsettled messages, for the source.
     resize: Option<u16>,
     /// How long sends in flight may take to end once it is stopped.
     drain_timeout: Duration,
@@ -50,26 +51,26 @@ pub(super) struct Worker {
 /// The jobs that are being sent or settled.
 struct Flights {
     tasks: TaskTracker,
-    /// Ends those that have not ended in time.
+    /// Ends flights that have not ended in time.
     abandon: CancellationToken,
-    /// What they tell.
-    tell: mpsc::UnboundedSender<Event>,
+    /// The sender for events of flights.
+    events: mpsc::UnboundedSender<Event>,
 }
 
-/// What the worker listens to.
+/// The inputs of the worker.
 struct Inputs {
     stop: CancellationToken,
     wakeups: Wakeups,
     events: mpsc::UnboundedReceiver<Event>,
-    /// What is done while this replica takes no jobs.
+    /// The asynchronous steps of a halt.
     steps: Steps,
-    news: News,
+    news: OptionsReceiver,
 }
 
 impl Flights {
     fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
-        let (tell, events) = mpsc::unbounded_channel();
-        (Self { tasks: TaskTracker::new(), abandon: CancellationToken::new(), tell }, events)
+        let (sender, events) = mpsc::unbounded_channel();
+        (Self { tasks: TaskTracker::new(), abandon: CancellationToken::new(), events: sender }, events)
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -78,8 +79,8 @@ impl Flights {
 }
 
 impl Admission<Entry> for Rules {
-    /// A job whose deadline has passed would waste a slot. One that was a job under other limits and costs more than
-    /// those in force can hold would be asked for in vain for ever.
+    /// Whether a job may still get a slot. A job whose deadline has passed would waste it. A job that was decoded under
+    /// other limits, and costs more than the present ones can hold, would never get one.
     fn admits(&self, entry: &Entry) -> bool {
         let is_expired = entry.job.deadline.is_some_and(|deadline| deadline < wall_now());
         !is_expired && self.fits(entry.job.plan, entry.job.cost).is_ok()
@@ -94,7 +95,8 @@ impl Worker {
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
         let inputs = Inputs { stop, wakeups, events, steps: Steps::new(), news };
-        worker.listen(source, inputs).await
+        let span = worker.engine.span();
+        worker.listen(source, inputs).instrument(span).await
     }
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
@@ -147,7 +149,7 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                // What flights tell may close the gate for slots that come now.
+                // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {
                     self.note(event);
                     let more = std::iter::from_fn(|| events.try_recv().ok());
@@ -171,22 +173,22 @@ impl Worker {
         self.drain(source, inputs.events).await
     }
 
-    /// Does what the engine tells.
+    /// Applies the effects of the engine.
     fn apply(&mut self) {
         let mut effects = std::mem::take(&mut self.effects);
         self.engine.take_effects(&mut effects);
         for effect in effects.drain(..) {
             match effect {
                 Effect::Release(held) => {
-                    let place = Place::new(self.flights.tell.clone());
-                    self.flights.spawn(Flight::new(Arc::clone(&self.context), place, held).fly());
+                    let place = FlightGuard::new(self.flights.events.clone());
+                    self.flights.spawn(Flight::new(Arc::clone(&self.context), place, held).run());
                 }
                 Effect::Refuse(entry, refusal) => self.refuse(entry, refusal),
-                // A connection takes as long to open as the call and the hold take together, or longer.
+                // Opening a connection may take as long as the call and the hold together, or longer.
                 Effect::Prepare(connections) => self.context.sink.warm(connections),
                 Effect::Follow(before) => self.follow(&before),
                 Effect::DropStale => self.halt.drop_stale(),
-                // The engine waits, or goes on alone; and it has handed out no slot but to flights, which look at the gate.
+                // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
                 Effect::Failing(_) | Effect::Recheck => {}
             }
         }
@@ -208,7 +210,7 @@ impl Worker {
                 entry.into_iter().for_each(|entry| self.engine.offer_later(due, entry));
             }
             Intake::Expired(entry, letter) => {
-                // A send that began in time is the outcome of its message, however late that comes again.
+                // A send that began in time decides on its message, however late that is delivered again.
                 if let Some(Entry { ticket, job, .. }) = self.unless_sending(entry) {
                     self.dead_letter(ticket, letter, job.reply.is_some());
                 }
@@ -220,7 +222,7 @@ impl Worker {
         }
     }
 
-    /// The job, unless it is of a message that was delivered again and is still being sent.
+    /// The job, unless its message was delivered again and is still being sent.
     fn unless_sending(&self, entry: Entry) -> Option<Entry> {
         let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
         let entry = self.context.sending.hand_over(entry);
@@ -235,7 +237,7 @@ impl Worker {
         entry
     }
 
-    /// Dead-letters a job that needs no slot for it.
+    /// Dead-letters a job that needs no slot.
     fn dead_letter(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
         let response = wants_reply.then(Response::default);
         self.flights.spawn(flight::dead_letter(Arc::clone(&self.context), ticket, letter, response));
@@ -249,9 +251,9 @@ impl Worker {
         }
     }
 
-    /// Why a job gets no slot; none where it may have one.
+    /// The dead letter of a job that gets no slot; `None` if it may get one.
     fn letter(&self, entry: &Entry, refusal: Refusal) -> Option<DeadLetter> {
-        let report = Report { attempts: entry.tries.sent, ..Report::UNSENT };
+        let report = Report { attempts: entry.attempts.sent, ..Report::UNSENT };
         if let Refusal::Limited { lane, limit, earliest } = refusal {
             let limit = self.engine.settings().limits_of(lane).get(limit);
             return Some(intake::rejected(limit, earliest, report));
@@ -263,7 +265,7 @@ impl Worker {
         Some(DeadLetter { reason: Reason::CostTooLarge, detail, report })
     }
 
-    /// Forgets jobs whose connection is gone.
+    /// Discards jobs whose connection is lost.
     fn purge(&mut self) {
         self.engine.drop_stale();
         self.halt.drop_stale();
@@ -274,17 +276,17 @@ impl Worker {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
             Event::Back(entry) => self.engine.offer(entry),
             Event::Retry(due, mut entry) => {
-                if entry.tries.unreachable == 0 {
-                    // The downstream answered, and refused no credentials: an earlier refusal says nothing now.
-                    (entry.tries.suspicion, entry.tries.refused_since) = (None, None);
+                if entry.attempts.unreachable == 0 {
+                    // The downstream answered without refusing the credentials, so an earlier refusal is obsolete.
+                    (entry.attempts.suspicion, entry.attempts.refused_since) = (None, None);
                 }
                 self.engine.offer_later(due, entry);
             }
             Event::Pause(end) => self.engine.penalize(end),
             Event::Refused(refused) => self.refused(*refused),
-            Event::Landed(landed) => {
-                self.engine.on_sent(landed.took);
-                self.judge(landed);
+            Event::Ended(end) => {
+                self.engine.on_sent(end.took);
+                self.judge(end);
             }
         }
     }

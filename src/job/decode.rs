@@ -1,4 +1,4 @@
-//! From a message to a job: every rule of publishing, in one place.
+//! Decodes a message into a job: every rule of publishing is here.
 
 use uuid::Uuid;
 
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::time::Micros;
 
-/// What a producer may set, without the `paced-`.
+/// The headers that a producer may set, without the `paced-`.
 const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
 
-/// What paced writes on dead letters: accepted, so that one can be published again as it is.
+/// The headers that paced writes on dead letters, which are accepted so that a letter can be published again unchanged.
 const STRIPPED: [&str; 6] = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
 
 const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
@@ -20,15 +20,15 @@ const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 /// The longest lane key, in bytes.
 const MAX_LANE: usize = 128;
 
-/// The highest priority; higher ones count as it.
+/// The highest priority; higher values count as this one.
 const MAX_PRIORITY: u8 = 9;
 
-/// The job that `message` means.
+/// Decodes the job of a message.
 ///
-/// Whether its deadline has passed is not decided here: that takes a clock.
+/// Whether its deadline has passed is not decided here, since that requires a clock.
 ///
 /// # Errors
-/// The first thing that is wrong with it. Nothing of what is wrong is ignored.
+/// The first thing that is wrong with it; nothing that is wrong is ignored.
 pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     if let Some(detail) = &message.malformed {
         return Err(Rejection::malformed(detail));
@@ -85,7 +85,7 @@ fn id(given: Option<&str>) -> Result<String, Rejection> {
     }
 }
 
-/// What the headers said.
+/// The values of the headers.
 #[derive(Default)]
 struct Fields {
     lane: Option<String>,
@@ -182,7 +182,7 @@ fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
     Ok(cost)
 }
 
-/// The cost, if the limits of its job can hold it.
+/// The cost, if the limits of the job can hold it.
 pub(super) fn fitting(cost: i128, most: &MaxCost) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
         let way = match most.bound {

@@ -1,9 +1,9 @@
-//! Names and values of HTTP headers that a job brings.
+//! The names and values of HTTP headers that a job brings.
 
 use super::{Reason, Rejection, Rules, Value, value};
 
-/// Never a job's to choose, whatever the allow list says: they frame the message, name the host,
-/// carry credentials, or are set from the job's id.
+/// Headers that no job may set, whatever the allow list contains: they frame the message, name the host, carry
+/// credentials, or are set from the job's id.
 const NEVER: [&str; 14] = [
     "authorization",
     "connection",
@@ -70,8 +70,8 @@ pub(super) fn property(name: &str, value: Option<&str>) -> Result<Option<String>
     }
 }
 
-/// `traceparent` or `tracestate`, if it can be passed on. It is metadata of others: a broken one
-/// must not cost the job.
+/// `traceparent` or `tracestate`, if it can be passed on. Malformed trace context is dropped, and does not cost the
+/// job.
 pub(super) fn trace(value: &Value) -> Option<String> {
     let Value::Text(bytes) = value else { return None };
     let fits = !bytes.is_empty() && bytes.len() <= MAX_TRACE && is_field_value(bytes);

@@ -1,4 +1,4 @@
-//! A job, its headers, and how a message becomes one: pure.
+//! A job, its headers, and the decoding of messages into jobs. It has no I/O.
 
 use std::fmt;
 
@@ -22,10 +22,10 @@ pub(crate) use header::is_never_a_jobs;
 pub(crate) use nearest::nearest;
 pub use reply::ReplyRules;
 
-/// A message as it came, without what only its broker understands.
+/// A message as it was delivered, without properties that concern only its broker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
-    /// The key it was published with.
+    /// The routing key that it was published with.
     pub routing_key: String,
     /// The body, opaque.
     pub body: Bytes,
@@ -37,18 +37,18 @@ pub struct Message {
     pub message_id: Option<String>,
     /// AMQP priority.
     pub priority: Option<u8>,
-    /// Given back with the reply.
+    /// The id that is returned with the reply.
     pub correlation_id: Option<String>,
     /// The queue for the reply.
     pub reply_to: Option<String>,
     /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`.
     pub headers: Vec<(String, Value)>,
-    /// What is wrong with the message as its broker delivered it: then it is no job, and what could not
-    /// be read of it is missing here.
+    /// What is wrong with the message as its broker delivered it. It is no job then, and parts that could not be read
+    /// are missing here.
     pub malformed: Option<String>,
 }
 
-/// The value of a header, as far as jobs use any.
+/// The value of a header, of a type that jobs use.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Any AMQP integer width.
@@ -72,17 +72,17 @@ pub struct Job {
     pub lane: String,
     /// Cost in units of the downstream's limits.
     pub cost: u32,
-    /// The plan whose limits it keeps too, by its place in [`Rules::plans`].
+    /// The plan whose limits it obeys too, as an index into [`Rules::plans`].
     pub plan: Option<usize>,
     /// 0 to 9, higher first.
     pub priority: u8,
-    /// Not released before, by the wall clock.
+    /// The job is not released before this instant, by the wall clock.
     pub not_before: Option<Micros>,
-    /// Dead-lettered as expired after, by the wall clock.
+    /// The job is dead-lettered as expired after this instant, by the wall clock.
     pub deadline: Option<Micros>,
     /// HTTP method, in upper case.
     pub method: &'static str,
-    /// Appended to the base URL; checked; without a leading slash.
+    /// The path appended to the base URL; checked, and without a leading slash.
     pub path: String,
     /// Allowed request headers, names in lower case.
     pub headers: Vec<(String, String)>,
@@ -92,20 +92,20 @@ pub struct Job {
     pub content_encoding: Option<String>,
     /// The body, opaque.
     pub body: Bytes,
-    /// Where the outcome is published, and the id to give back.
+    /// The queue that the outcome is published to, and the id to return.
     pub reply: Option<ReplyTo>,
 }
 
-/// Where a producer waits for the outcome.
+/// The queue in which a producer waits for the outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
     /// The queue.
     pub queue: String,
-    /// Given back as it came.
+    /// The id, which is returned as it came.
     pub correlation_id: Option<String>,
 }
 
-/// What a downstream accepts.
+/// The rules that a downstream has for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// The longest body, in bytes.
@@ -115,15 +115,15 @@ pub struct Rules {
     pub allow_headers: Vec<String>,
     /// The highest cost of a job without a plan.
     pub max_cost: MaxCost,
-    /// The plans that there are.
+    /// The plans.
     pub plans: Vec<PlanRules>,
-    /// The plan of a job that names none, by its place in `plans`.
+    /// The plan of a job that names none, as an index into `plans`.
     pub default_plan: Option<usize>,
-    /// Where a reply may go.
+    /// The queues that a reply may go to.
     pub reply: ReplyRules,
 }
 
-/// What a plan accepts.
+/// The rules of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanRules {
     /// Its name.
@@ -132,25 +132,25 @@ pub struct PlanRules {
     pub max_cost: MaxCost,
 }
 
-/// The highest cost of one job, and what sets it.
+/// The highest cost of one job, and the bound that sets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxCost {
-    /// Units; at least 1.
+    /// The units; at least 1.
     pub units: u32,
-    /// What sets it.
+    /// The bound that sets it.
     pub bound: CostBound,
-    /// What the configuration says, whether or not the limits hold as much.
+    /// The configured bound, even if the limits hold less.
     pub given: Option<u32>,
 }
 
-/// What sets the highest cost of one job.
+/// The bounds of the cost of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostBound {
     /// The configuration.
     Given,
-    /// What the limit of this name releases in a minute, or at once.
+    /// The units that the limit of this name releases in a minute, or at once.
     Minute(String),
-    /// What the limit of this name can hold at all.
+    /// The units that the limit of this name can hold at all.
     Held(String),
 }
 
@@ -169,7 +169,7 @@ impl Rules {
     /// Stands for every header in [`Rules::allow_headers`].
     pub const ANY_HEADER: &'static str = "*";
 
-    /// Whether a job of this plan may cost so much; what to tell whoever sent it if it may not.
+    /// Checks that a job of this plan may have this cost; the error is a text for its producer.
     #[cfg(feature = "dispatch")]
     pub(crate) fn fits(&self, plan: Option<usize>, cost: u32) -> Result<(), String> {
         let plan = plan.and_then(|plan| self.plans.get(plan));
@@ -177,7 +177,7 @@ impl Rules {
     }
 }
 
-/// Why a job is dead, as `paced-reason` says it.
+/// The reasons why a job is dead, as in `paced-reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// A header of the wrong type or form.
@@ -188,7 +188,7 @@ pub enum Reason {
     HeaderNotAllowed,
     /// A path that could leave the base URL.
     ForbiddenPath,
-    /// Over `http.max_body`.
+    /// The body is longer than `http.max_body`.
     BodyTooLarge,
     /// A message id that is no idempotency key.
     BadId,
@@ -196,7 +196,7 @@ pub enum Reason {
     CostTooLarge,
     /// The deadline has passed.
     Expired,
-    /// The limits police, and it did not fit when it came.
+    /// The limits police, and the job did not fit when it arrived.
     Rejected,
     /// The downstream's answer is final.
     Status,
@@ -238,7 +238,7 @@ impl Reason {
         }
     }
 
-    /// Whether [`decode`] gives it: the message never was a job.
+    /// Whether [`decode`] gives this reason: the message never was a job.
     #[must_use]
     pub const fn is_rejection(self) -> bool {
         match self {
@@ -260,13 +260,13 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why a message is no job: dead-lettered, never released.
+/// The reason why a message is no job: it is dead-lettered, never released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
 pub struct Rejection {
     /// The kind.
     pub reason: Reason,
-    /// What is wrong, and what would be right; no secret in it.
+    /// What is wrong, and what would be right, without any secret.
     pub detail: String,
 }
 
@@ -283,7 +283,7 @@ impl Rejection {
 /// The longest detail, in characters: it becomes a header of a dead letter.
 const MAX_DETAIL: usize = 300;
 
-/// Foreign text for a person's eye: what steers a terminal escaped, at most `max` characters.
+/// Foreign text for people: control characters are escaped, and it has at most `max` characters.
 pub(crate) fn shown(text: &[u8], max: usize) -> String {
     let text = String::from_utf8_lossy(text);
     let mut out = String::with_capacity(text.len().min(max));

@@ -1,5 +1,5 @@
-//! A job as one line of JSON, and the message that means the same: `publish` sends it, `pipe`
-//! decodes it at once, so that both share every rule of `decode`.
+//! Converts a job on one line of JSON to the equivalent message: `publish` sends it, `pipe` decodes it at once, so that
+//! both share every rule of `decode`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -28,51 +28,51 @@ const KEYS: [&str; 12] = [
     "deadline",
 ];
 
-/// A line that is a job, as far as JSON goes.
+/// A line that is a job as far as its JSON goes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
     /// The downstream that it names.
     pub downstream: Option<String>,
-    /// What an AMQP producer would have sent.
+    /// The message that an AMQP producer would have sent.
     pub message: Message,
 }
 
-/// Why a line is no job. The line itself is not in the text: it may hold secrets.
+/// The reason why a line is no job. The line itself is not in the text, since it may hold secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// No JSON.
+    /// The line is no JSON.
     #[error("not JSON (column {column}): {detail}; write one JSON object per line")]
     Syntax {
-        /// Where, 1-based, in bytes.
+        /// The position: 1-based, in bytes.
         column: usize,
-        /// What the parser said.
+        /// The error of the parser.
         detail: String,
     },
-    /// JSON, but no object.
+    /// The line is JSON, but no object.
     #[error("not an object; write one such as {{\"body\": \"hello\"}}")]
     NoObject,
-    /// A key that a job does not have.
+    /// The key is none of a job's.
     #[error("unknown key `{key}`; {hint}")]
     UnknownKey {
         /// The key.
         key: String,
-        /// The nearest known one, or all.
+        /// The nearest known key, or all of them.
         hint: String,
     },
-    /// A key, or a header in any case, that is there twice.
+    /// A key, or a header in any case, occurs twice.
     #[error("`{0}` is given twice; write it once")]
     Twice(String),
-    /// A value of the wrong type or out of range.
+    /// A value has the wrong type or is out of range.
     #[error("`{key}` must be {expected}")]
     Type {
         /// The key; `headers.NAME` for a header.
         key: String,
-        /// What would be right.
+        /// The expected value.
         expected: &'static str,
     },
 }
 
-/// The job on one line.
+/// Parses the job on one line.
 ///
 /// A body that is a string goes as it is; any other JSON goes byte by byte as it stands, as
 /// `application/json`. `content-type` and `content-encoding` among the headers are the message's
@@ -82,7 +82,7 @@ pub enum LineError {
 /// [`LineError`]: the first thing that is wrong.
 pub fn parse(line: &[u8]) -> Result<Line, LineError> {
     if !line.trim_ascii_start().starts_with(b"{") {
-        // Tells a word from a list: both parse, or do not, but neither is a job.
+        // Distinguishes a syntax error from other JSON: neither is a job.
         return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(line) {
             Ok(_) => LineError::NoObject,
             Err(error) => syntax(&error),
@@ -127,7 +127,7 @@ fn body(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
         message.body = Bytes::from(string("body", raw)?);
     } else {
         message.body = Bytes::copy_from_slice(raw.get().as_bytes());
-        // A header `content-type` wins, wherever it stands in the line.
+        // A header `content-type` takes precedence, wherever it stands in the line.
         message.content_type.get_or_insert_with(|| "application/json".to_owned());
     }
     Ok(())
@@ -195,7 +195,7 @@ fn unknown(key: &str) -> LineError {
 }
 
 fn syntax(error: &serde_json::Error) -> LineError {
-    // The parser's text ends in " at line 1 column N"; the column is told apart.
+    // The parser's text ends in " at line 1 column N"; the column is reported separately.
     let text = error.to_string();
     let detail = text.split(" at line ").next().unwrap_or_default();
     LineError::Syntax { column: error.column(), detail: shown(detail.as_bytes(), 120) }

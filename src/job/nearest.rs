@@ -2,7 +2,7 @@
 
 /// The name in `known` that `name` most likely meant; `None` when it resembles none.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    // Foreign text may be long; nothing that long is near.
+    // Foreign text may be long, and no long text is near to a name.
     if name.len() > 64 {
         return None;
     }
@@ -11,7 +11,7 @@ pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     (distance <= (name.chars().count() / 3).max(1)).then_some(best)
 }
 
-/// How many letters to insert, drop, replace or swap with their neighbour make one word the other.
+/// The number of letters to insert, drop, replace or swap with their neighbour that turn one word into the other.
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let mut before: Vec<usize> = Vec::new();

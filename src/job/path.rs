@@ -1,5 +1,5 @@
-//! What a job may append to the base URL: nothing that leads out of it, here or at any server
-//! that decodes once more.
+//! Checks paths that a job may append to the base URL: none leads out of it, here or at a server that decodes once
+//! more.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ const MAX_PATH: usize = 8000;
 /// and commonly holds encoded URLs.
 pub(super) fn check(raw: &str) -> Result<String, Rejection> {
     let refused = |what: &str| {
-        // The path itself stays out of the text: its query may hold a token.
+        // The path itself is not in the text, as its query may hold a token.
         Err(Rejection::new(Reason::ForbiddenPath, format!("`paced-path` {what}")))
     };
     if raw.len() > MAX_PATH {
@@ -64,7 +64,7 @@ fn forbidden_byte(byte: u8) -> Option<&'static str> {
     }
 }
 
-/// Servers that decode twice see what one decoding yields: it must be as harmless.
+/// Checks the path as decoded once, as servers see it that decode twice.
 fn decoded_once(path: &str) -> Option<&'static str> {
     let decoded: Cow<'_, [u8]> = percent_decode_str(path).into();
     let Cow::Owned(bytes) = decoded else { return None };
@@ -76,7 +76,7 @@ fn decoded_once(path: &str) -> Option<&'static str> {
         return Some("has an encoded control character; leave it out");
     }
     let twice = ["00", "2e", "2f", "5c"].iter().any(|code| contains_escape(text, code));
-    // Once more, since `%253f` is a `?` to a server that decodes twice.
+    // The text is decoded once more, since `%253f` is a `?` to a server that decodes twice.
     let again = percent_decode_str(text).decode_utf8_lossy();
     if twice || text.split('/').chain(again.split('/')).any(is_dots) {
         return Some("hides `.`, `/` or `\\` behind an encoding; write the path plainly");
@@ -84,8 +84,8 @@ fn decoded_once(path: &str) -> Option<&'static str> {
     None
 }
 
-/// Whether `segment` is `.` or `..` to some server: as it is; before parameters (`..;x`), a query or a fragment
-/// (`..?`, once `%3f` is decoded), which some cut first; before spaces, which some file systems ignore.
+/// Whether `segment` is `.` or `..` to some server: as it is; before parameters (`..;x`), a query or a fragment (`..?`,
+/// once `%3f` is decoded), which some servers cut first; before spaces, which some file systems ignore.
 fn is_dots(segment: &str) -> bool {
     let name = segment.split([';', '?', '#']).next().unwrap_or_default();
     matches!(name.trim_end_matches(' '), "." | "..")

@@ -1,23 +1,23 @@
-//! Where a reply may go: pure.
+//! Decides where a reply may go. It has no I/O.
 
 use super::shown;
 
-/// What every name of RabbitMQ's Direct Reply-To begins with.
+/// The prefix of every name of RabbitMQ's Direct Reply-To.
 const DIRECT: &str = "amq.rabbitmq.reply-to";
 
 /// Which queues a job may name as its `reply_to`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyRules {
-    /// What the name begins with; "" allows every name.
+    /// The allowed prefixes of the name; "" allows every name.
     pub allow: Vec<String>,
-    /// What the names of paced's own queues begin with, such as `paced.`: never allowed.
+    /// The prefix of paced's own queues, such as `paced.`, which are never allowed.
     pub own: Option<String>,
-    /// The queues that downstreams consume: never allowed.
+    /// The queues that downstreams consume, which are never allowed.
     pub consumed: Vec<String>,
 }
 
 impl Default for ReplyRules {
-    /// Every queue, of a paced that has none itself.
+    /// Allows every queue, since there are none of paced's own.
     fn default() -> Self {
         Self { allow: vec![String::new()], own: None, consumed: Vec::new() }
     }
@@ -27,7 +27,7 @@ impl ReplyRules {
     /// Whether a reply may go to this queue.
     ///
     /// # Errors
-    /// Why not, and what would be right.
+    /// A text that says why not, and what would be right.
     pub fn permit(&self, queue: &str) -> Result<(), String> {
         let name = shown(queue.as_bytes(), 60);
         let own = self.own.as_deref().is_some_and(|prefix| queue.starts_with(prefix));
@@ -50,8 +50,8 @@ impl ReplyRules {
 /// Whether this is the name of a requester as a broker makes them: the process of its channel and a key, each
 /// in base64.
 ///
-/// Brokers up to 4.1 decode these names without care: one that is something else crashes their channel, and
-/// with it the connection of whoever publishes to it.
+/// Brokers up to 4.1 decode these names without validation: a malformed one crashes their channel, and with it the
+/// connection that publishes to it.
 fn is_direct(queue: &str) -> bool {
     let parts = queue.strip_prefix(DIRECT).and_then(|rest| rest.strip_prefix('.'));
     let Some((process, key)) = parts.and_then(|rest| rest.split_once('.')) else { return false };
@@ -66,7 +66,7 @@ fn is_process(term: &[u8]) -> bool {
     const NEW_PID: u8 = 88;
     const PID: u8 = 103;
     let [VERSION, tag, rest @ ..] = term else { return false };
-    // Id, serial and creation.
+    // The fields are id, serial and creation.
     let numbers = match *tag {
         NEW_PID => 12,
         PID => 9,
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// As RabbitMQ 3.10 and 4 make them: `reply@<hash>`, `generated@<hash>`.
+    /// Names as RabbitMQ 3.10 and 4 make them: `reply@<hash>`, `generated@<hash>`.
     const REAL: [&str; 2] = [
         "amq.rabbitmq.reply-to.g1h3DnJlcGx5QDQxNjc0MTA2AAADOgAAAABnb1Vb.kZcTtkQJ0F5VRCmTRRgxCQ==",
         "amq.rabbitmq.reply-to.g2dkABJnZW5lcmF0ZWRANDE2NzQxMDYAAAM6AAAAAAM=.kZcTtkQJ0F5VRCmTRRgxCQ==",
@@ -170,7 +170,7 @@ mod tests {
             "amq.rabbitmq.reply-to.x.y".to_owned(),
             "amq.rabbitmq.reply-to..".to_owned(),
             "amq.rabbitmq.reply-tox".to_owned(),
-            // No base64, no term, no process, cut short, a node with a name.
+            // In turn: no base64, no term, no process, cut short, a node with a name.
             changed("g1h3", "g1h!"),
             changed("g1h3", "AAAA"),
             changed("g1h3", "g2FB"),

@@ -1,14 +1,14 @@
-//! Reading numbers, instants and texts out of header values, whatever type a producer chose.
+//! Reads numbers, instants and texts from header values of any type.
 
 use std::str;
 
 use super::{Rejection, Value, shown};
 use crate::time::Micros;
 
-/// How much of a wrong value a detail shows.
+/// The longest part of a wrong value that a detail shows, in characters.
 const SHOWN: usize = 40;
 
-/// Above it, doubles skip integers.
+/// 2^53, above which doubles skip integers.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// The UTF-8 text of `value`.
@@ -62,7 +62,7 @@ pub(super) fn instant(name: &str, value: &Value) -> Result<Micros, Rejection> {
 
 fn integer_text(text: &str) -> Option<i128> {
     text.parse().ok().or_else(|| {
-        // `inf` and `nan` are no numbers that a producer means.
+        // `inf` and `nan` are numbers to the parser, but not to a producer.
         let number = text.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b));
         if number { text.parse().ok().and_then(whole) } else { None }
     })

@@ -1,7 +1,7 @@
-//! Where the periods of a calendar begin: days, weeks and months at a fixed offset from UTC.
+//! The beginnings of calendar periods: days, weeks and months at a fixed offset from UTC.
 //!
-//! The only calendar arithmetic there is. Workers pass boundaries on to the store, which merely
-//! compares them with its clock.
+//! This is the only calendar arithmetic. Workers pass boundaries on to the store, which merely compares them with its
+//! clock.
 
 use jiff::civil::{Date, Time};
 use jiff::tz::Offset;
@@ -9,14 +9,14 @@ use jiff::{Error, Timestamp};
 
 use crate::time::Micros;
 
-/// What a calendar counts in.
+/// The unit of a calendar's periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
-    /// From midnight on.
+    /// A day, from midnight on.
     Day,
-    /// From midnight on Monday on.
+    /// A week, from midnight on Monday on.
     Week,
-    /// From midnight on the first on.
+    /// A month, from midnight on the first day on.
     Month,
 }
 
@@ -30,10 +30,10 @@ pub struct Calendar {
     offset_minutes: i16,
 }
 
-/// Why there is no such [`Calendar`].
+/// The reason why a [`Calendar`] cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CalendarError {
-    /// No place on Earth is so far from UTC.
+    /// The offset is larger than that of any place on Earth.
     #[error("an offset of {0} minutes from UTC is out of range; use -840 to 840")]
     Offset(i64),
 }
@@ -65,20 +65,20 @@ impl Calendar {
         Ok(Self { unit, offset_minutes })
     }
 
-    /// What it counts in.
+    /// The unit of its periods.
     #[must_use]
     pub const fn unit(self) -> Unit {
         self.unit
     }
 
-    /// How far east of UTC its midnight is kept, in minutes.
+    /// The offset of its midnight from that of UTC, in minutes to the east.
     #[must_use]
     pub const fn offset_minutes(self) -> i16 {
         self.offset_minutes
     }
 
-    /// The first boundary strictly after `at`; at most [`Micros::MAX`], where time ends: from the last
-    /// boundary on it is that, which is no boundary.
+    /// The first boundary strictly after `at`, or [`Micros::MAX`] after the last boundary; that is the end of time, and
+    /// no boundary.
     #[must_use]
     pub fn next(&self, at: Micros) -> Micros {
         self.period(at).1
@@ -91,14 +91,14 @@ impl Calendar {
         self.period(at).0
     }
 
-    /// [`current`](Self::current) and [`next`](Self::next) in one: the period that `at` is in, its
-    /// end excluded.
+    /// [`current`](Self::current) and [`next`](Self::next) in one: the beginning of the period that contains `at`, and
+    /// its exclusive end.
     ///
-    /// Instants beyond ±[`Micros::MAX`] are taken as that.
+    /// Instants beyond ±[`Micros::MAX`] are clamped to it.
     #[must_use]
     pub fn period(&self, at: Micros) -> (Micros, Micros) {
         let offset = i64::from(self.offset_minutes) * 60_000_000;
-        // The local time as if it were UTC's.
+        // The local time, read as if it were UTC.
         let local = at.0.clamp(-Micros::MAX.0, Micros::MAX.0) + offset;
         // Instants reach from 1684 to 2255, dates from -9999 to 9999: there is always a period.
         let (begin, end) = local_period(self.unit, local).unwrap_or((local, Micros::MAX.0 + offset));
@@ -106,14 +106,14 @@ impl Calendar {
     }
 }
 
-/// Where the period around `local` begins and ends.
+/// The beginning and the end of the period around `local`.
 fn local_period(unit: Unit, local: i64) -> Result<(i64, i64), Error> {
     around(unit, Offset::UTC.to_datetime(Timestamp::from_microsecond(local)?).date())
 }
 
 /// The midnights at which the period around `date` begins and ends.
 fn around(unit: Unit, date: Date) -> Result<(i64, i64), Error> {
-    // Without summer time every day is as long as the next.
+    // Without daylight saving time all days have one length.
     const DAY: i64 = 86_400_000_000;
     Ok(match unit {
         Unit::Day => {

@@ -1,4 +1,4 @@
-//! What a policer answers.
+//! The answer of a policer.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use crate::time::Micros;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Standing {
-    /// Units that may go at once after a rest: the burst, or N.
+    /// The units that may go at once after an idle period: the burst, or N.
     pub limit: u64,
-    /// Units that would fit now.
+    /// The units that would fit now.
     pub remaining: u64,
-    /// When it is whole again, if nothing more is taken: for the windows when the window ends, for a
-    /// log when its oldest entry leaves.
-    pub reset_at: Micros,
+    /// The time until the limit is full again, if nothing more is taken: for windows until the window ends, for a log
+    /// until its oldest entry leaves.
+    pub reset_after: Duration,
 }
 
-/// Whether something may go now, and how the limits stand then.
+/// Whether a request may go now, and how the limits stand then.
 ///
-/// `limit`, `remaining` and `reset_at` are those of the binding limit: of several that must all
-/// agree, when denied the one that allows it last, when allowed the one with the fewest units
-/// remaining; of alternatives, when denied the one that allows it first, when allowed the one with
-/// the most remaining of those that were charged (of all, where nothing was).
+/// `limit`, `remaining` and `reset_after` are those of the binding limit: of several that must all agree, when denied
+/// the one that allows it last, when allowed the one with the fewest units remaining; of alternatives, when denied the
+/// one that allows it first, when allowed the one with the most remaining of those that were charged (of all, if
+/// nothing was).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// Whether it may go now. If not, nothing was taken.
+    /// Whether the request may go now. If not, nothing was taken.
     pub allowed: bool,
-    /// The binding limit's units.
+    /// The units of the binding limit.
     pub limit: u64,
-    /// Units of it that would fit now, after this decision.
+    /// The units of the binding limit that would fit now, after this decision.
     pub remaining: u64,
-    /// When it is whole again, on the store's clock.
-    pub reset_at: Micros,
-    /// How long until it would be allowed, if nothing more is taken; zero when it was allowed.
+    /// The time until the binding limit is full again.
+    pub reset_after: Duration,
+    /// The time until the request would be allowed, if nothing more is taken; zero if it was allowed.
     pub retry_after: Duration,
-    /// The store's clock when it decided.
-    pub now: Micros,
-    /// Which limit is binding: its place in the set.
+    /// The store's clock at the decision.
+    pub(crate) now: Micros,
+    /// The place of the binding limit in the set.
     pub binding: usize,
     /// How each limit of the set stands, after this decision.
     pub standings: Vec<Standing>,

@@ -1,18 +1,18 @@
-//! Why numbers are no limit.
+//! The errors of limits with invalid numbers.
 
 use std::time::Duration;
 
 use super::{LONGEST_LOG, MAX_LIMITS};
 use crate::rate::{Rate, RateError};
 
-/// Numbers that are no limit, or that no exact arithmetic in 53 bits can hold.
+/// The reason why numbers make no limit, or why no exact arithmetic in 53 bits can hold them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// A burst of zero lets nothing through.
+    /// The burst is zero, which lets nothing through.
     #[error("a burst of 0 lets nothing through; use at least 1")]
     NoBurst,
-    /// The burst at this rate reaches beyond what is exact: one unit never does.
+    /// The burst at this rate is beyond exact numbers. A burst of one unit never is.
     #[error("a burst of {burst} at {rate} is beyond exact time; use a smaller burst or a shorter period")]
     BeyondExact {
         /// The burst.
@@ -20,16 +20,16 @@ pub enum LimitError {
         /// The rate.
         rate: Rate,
     },
-    /// The count and the period are no rate.
+    /// The count and the period make no rate.
     #[error(transparent)]
     Rate(#[from] RateError),
-    /// A sliding window needs buckets, and not too many.
+    /// The number of buckets is zero or too large.
     #[error("{buckets} buckets; use 1 to 120")]
     Buckets {
-        /// How many were asked for.
+        /// The number of buckets asked for.
         buckets: u32,
     },
-    /// Buckets are whole microseconds wide.
+    /// The buckets would not be a whole number of microseconds wide.
     #[error(
         "a period of {period:?} does not divide into {buckets} buckets of whole microseconds; \
          use {}",
@@ -41,14 +41,14 @@ pub enum LimitError {
     Uneven {
         /// The period.
         period: Duration,
-        /// How many were asked for.
+        /// The number of buckets asked for.
         buckets: u32,
-        /// The next lower number that divides it.
+        /// The next lower number of buckets that divides the period.
         below: u32,
-        /// The next higher one; where there is none, the next lower one again.
+        /// The next higher one, or the next lower one if there is none.
         above: u32,
     },
-    /// Count times bucket width is beyond what is exact.
+    /// Count times bucket width is beyond exact numbers.
     #[error(
         "{count} per {period:?} in {buckets} buckets is beyond exact numbers; {}",
         match enough {
@@ -61,35 +61,35 @@ pub enum LimitError {
         count: u64,
         /// The period.
         period: Duration,
-        /// How many were asked for.
+        /// The number of buckets asked for.
         buckets: u32,
-        /// How many would do.
+        /// The number of buckets that would be enough, if there is one.
         enough: Option<u32>,
     },
-    /// A log keeps an entry per unit.
+    /// The log would be too long, as it keeps an entry per unit.
     #[error("a log of {count} units; use at most {LONGEST_LOG}, or a sliding window, which counts")]
     LogTooLong {
         /// The count.
         count: u64,
     },
-    /// A fixed offset of a clock is out of range.
+    /// The offset of the calendar is out of range.
     #[error(transparent)]
     Calendar(#[from] super::calendar::CalendarError),
-    /// An offset beyond the period.
+    /// The offset of the windows is beyond their period.
     #[error("an offset of {offset} µs in windows of {period:?}; use 0 up to, not including, the period")]
     Offset {
-        /// µs.
+        /// The offset in µs.
         offset: i64,
         /// The period.
         period: Duration,
     },
-    /// Two limits of one name would share a state.
+    /// Two limits have the same name, and would share a state.
     #[error("two limits are called `{0}`; give each its own name")]
     SameName(String),
-    /// A set without a limit.
+    /// The set has no limit.
     #[error("no limit; give at least one, such as rate = \"50/s\"")]
     Empty,
-    /// More limits than one decision may take.
+    /// The set has more limits than one decision may take.
     #[error("{0} limits in one set; use at most {MAX_LIMITS}")]
     TooMany(usize),
 }

@@ -1,4 +1,4 @@
-//! The GCRA, and the token bucket, which is the same in other words.
+//! The GCRA, and the token bucket, which is the same algorithm in other terms.
 
 use super::LimitError;
 use super::tat::{Pace, Tat};
@@ -13,7 +13,7 @@ use crate::time::Micros;
 pub struct Gcra(Pace);
 
 impl Gcra {
-    /// At this rate in the long run, `burst` units at once after a rest.
+    /// A limit of this rate in the long run, and `burst` units at once after a rest.
     ///
     /// # Errors
     /// [`LimitError`] when the burst is 0 or the numbers are beyond exact time.
@@ -32,7 +32,7 @@ impl Gcra {
         self.0.rate()
     }
 
-    /// The burst: units that may go at one instant after a rest.
+    /// The burst: units that may be released at one instant after a rest.
     #[must_use]
     #[inline]
     pub const fn burst(self) -> u32 {
@@ -53,7 +53,7 @@ impl Gcra {
         self.0.due(tat, cost).max(now)
     }
 
-    /// TAT, or `at` where that is later, and `cost` emission intervals on.
+    /// The state after `cost` is committed at `at`: the later of TAT and `at`, plus `cost` emission intervals.
     #[must_use]
     #[inline]
     pub fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
@@ -68,9 +68,9 @@ impl Gcra {
 
 /// A bucket of `capacity` tokens that `rate` refills continuously; a cost takes as many tokens.
 ///
-/// Exactly a [`Gcra`] whose burst is the capacity: at `now` the bucket holds
-/// `capacity - (TAT - now) / T` tokens. Kept as a TAT it has no fraction of a token to round, and a
-/// clock that stepped back finds fewer tokens, never more.
+/// It is exactly a [`Gcra`] whose burst is the capacity: at `now` the bucket holds `capacity - (TAT - now) / T` tokens.
+/// As the state is a TAT, there is no fraction of a token to round, and a clock that stepped back finds fewer tokens,
+/// never more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket(Gcra);
 
@@ -90,14 +90,14 @@ impl TokenBucket {
         self.0.burst()
     }
 
-    /// How fast it refills.
+    /// The rate at which it refills.
     #[must_use]
     #[inline]
     pub const fn refill(self) -> Rate {
         self.0.rate()
     }
 
-    /// The algorithm that it is.
+    /// The GCRA that implements it.
     #[must_use]
     #[inline]
     pub const fn gcra(&self) -> &Gcra {

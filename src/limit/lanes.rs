@@ -1,9 +1,9 @@
 //! Jobs of several lanes in one call: limits of two levels.
 //!
-//! A job of a lane obeys the downstream's own limits and those of its lane. Granted is step by step: the next slot of
-//! the downstream goes to the first job, in the order of the call, whose lane is ready by then; if there is none, to
-//! the lane that is ready first, if that is soon. So both levels hold at every slot, and no lane that has to wait
-//! keeps the downstream from the others.
+//! A job of a lane obeys the downstream's own limits and those of its lane. Slots are granted step by step: the next
+//! slot of the downstream goes to the first job, in the order of the call, whose lane is ready by then; if there is
+//! none, to the lane that is ready first, if that is soon. So both levels hold at every slot, and no lane that has to
+//! wait keeps the downstream from the others.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,30 +13,31 @@ use super::{Limit, LimitSet, Passed, Plan, Refusal, Row, State};
 use crate::limit::Charge;
 use crate::time::Micros;
 
-/// A call takes two steps for each job and this many more. The jobs that are left then get no slot this time.
+/// The number of steps that a call takes beyond two for each job. Jobs that are left after the last step get no slot in
+/// this call.
 const SPARE: usize = 1024;
 
 /// The limits of lanes with their states. Lanes may share some of them.
 pub(crate) struct Keyed<'a> {
-    /// Each limit and key once.
+    /// Each pair of limit and key once.
     pub(crate) states: Vec<(&'a Limit, State)>,
-    /// Which of them each lane has.
+    /// The indices of each lane's states.
     pub(crate) lanes: Vec<Vec<usize>>,
-    /// For each job its lane, and what it costs.
+    /// The lane and the cost of each job.
     pub(crate) jobs: Vec<(Option<usize>, u32)>,
 }
 
-/// The instants between which slots are granted.
+/// The bounds of the slots of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) now: Micros,
-    /// The latest slot.
+    /// The latest slot that may be granted.
     pub(crate) until: Micros,
     /// The latest slot that the limits of a lane may set.
     pub(crate) soon: Micros,
 }
 
-/// The first job of a lane that got no slot yet, by when the lane is ready for it.
+/// The first job of a lane that got no slot yet, ordered by the instant at which the lane is ready for it.
 type Head = Reverse<(Micros, usize)>;
 
 struct Steps<'k, 'a> {
@@ -44,22 +45,23 @@ struct Steps<'k, 'a> {
     states: &'k mut [State],
     keyed: &'k mut Keyed<'a>,
     span: Span,
-    /// The jobs of each lane behind its head.
+    /// The jobs of each lane after its head.
     behind: Vec<VecDeque<usize>>,
-    /// Heads whose lanes are ready, by their order.
+    /// The heads whose lanes are ready, by their order in the call.
     ready: BinaryHeap<Reverse<usize>>,
     asleep: BinaryHeap<Head>,
-    /// The slot of each job that has one.
+    /// The slot of each job that got one.
     slots: Vec<Option<Micros>>,
-    /// Heads that wait for the end of a window of the downstream.
+    /// The heads that wait for the end of a window of the downstream.
     passed: Vec<usize>,
 }
 
 impl Keyed<'_> {
-    /// Slots for jobs of lanes. `states` are those of `own`, the downstream's limits; all are left as after the last.
+    /// Plans slots for jobs of lanes. `states` are those of `own`, the downstream's limits; all states are left as they
+    /// are after the last slot.
     ///
-    /// In the plan each job that got none is passed, and `refused` says when the downstream has its next slot, where
-    /// that ended it.
+    /// In the plan each job without a slot is among those passed over, and `refused` is the downstream's next slot, if
+    /// the downstream ended the call.
     pub(crate) fn plan(&mut self, own: &LimitSet, states: &mut [State], span: Span) -> Plan {
         let mut steps = Steps::new(own, states, self, span);
         let refused = steps.run();
@@ -71,7 +73,7 @@ impl Keyed<'_> {
         Plan { slots, charges, passed, refused, refused_job, dear: 0 }
     }
 
-    /// All limits of both levels are charged.
+    /// The charge of a job: all limits of both levels.
     pub(crate) fn charge(&self, own: &LimitSet, (lane, cost): (Option<usize>, u32)) -> Charge {
         let limits = own.len() + lane.map_or(0, |lane| self.lanes[lane].len());
         Charge::all(limits, cost)
@@ -106,7 +108,7 @@ impl<'k, 'a> Steps<'k, 'a> {
         steps
     }
 
-    /// When the lane of a job is ready for it, and the first of its limits that says so.
+    /// When the lane of a job is ready for it, and the first of its limits that requires that instant.
     fn due(&self, job: usize) -> (Micros, usize) {
         let (lane, cost) = self.keyed.jobs[job];
         let mut due = (self.span.now, 0);
@@ -126,9 +128,10 @@ impl<'k, 'a> Steps<'k, 'a> {
         row
     }
 
-    /// Grants slots as far as they go; tells the slot of the downstream's that ended it, and for which job.
+    /// Grants slots until the call ends. Returns the downstream's slot that ended it, if one did, and the job that it
+    /// was refused to.
     fn run(&mut self) -> Option<(Refusal, usize)> {
-        // Where many lanes share a limit, each slot that one of them takes has all others looked at again.
+        // Where many lanes share a limit, each slot that one of them takes requires all others to be examined again.
         for _ in 0..2 * self.slots.len() + SPARE {
             let base = self.own.choose(self.states, self.span.now, &self.row(1)).slot;
             while let Some(Reverse((_, job))) = self.asleep.peek().copied().filter(|head| head.0.0 <= base) {
@@ -141,7 +144,7 @@ impl<'k, 'a> Steps<'k, 'a> {
             };
             let (due, _) = self.due(job);
             if due > known {
-                // Another lane has taken from a limit that they share.
+                // Another lane has charged a limit that they share.
                 self.asleep.push(Reverse((due, job)));
                 continue;
             }
@@ -178,7 +181,8 @@ impl<'k, 'a> Steps<'k, 'a> {
         }
     }
 
-    /// Why each job got no slot that got none. Those behind the first one of a lane wait as long as it does at least.
+    /// The reason why each job without a slot got none. Jobs behind the first one of a lane wait at least as long as
+    /// that one.
     fn refusals(&self) -> Vec<Passed> {
         let base = self.own.choose(self.states, self.span.now, &self.row(1)).slot;
         let asleep = self.asleep.iter().map(|head| head.0.1);

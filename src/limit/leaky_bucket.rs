@@ -1,4 +1,4 @@
-//! The leaky bucket: a shaper, and as a meter a policer.
+//! The leaky bucket: a shaper, or a policer when used as a meter.
 
 use super::LimitError;
 use super::gcra::Gcra;
@@ -6,9 +6,9 @@ use super::tat::{Pace, Tat};
 use crate::rate::Rate;
 use crate::time::Micros;
 
-/// One unit per emission interval T = P/N µs, `burst` units at once at most.
+/// A leaky bucket: one unit per emission interval T = P/N µs, at most `burst` units at once.
 ///
-/// Virtual scheduling of the GCRA (ITU-T I.371), used to wait instead of to drop. The cost is
+/// It is the virtual scheduling of the GCRA (ITU-T I.371), used to delay jobs instead of dropping them. The cost is
 /// charged behind: a job's slot does not depend on its own cost, the next job's slot does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakyBucket(Pace);
@@ -29,7 +29,7 @@ impl LeakyBucket {
         self.0.rate()
     }
 
-    /// The burst: units that may go at one instant after a rest.
+    /// The burst: units that may be released at one instant after a rest.
     #[must_use]
     #[inline]
     pub const fn burst(self) -> u32 {
@@ -50,7 +50,7 @@ impl LeakyBucket {
         self.0.due(tat, 1).max(now)
     }
 
-    /// TAT, or `at` where that is later, and `cost` emission intervals on.
+    /// The state after `cost` is committed at `at`: the later of TAT and `at`, plus `cost` emission intervals.
     #[must_use]
     #[inline]
     pub fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
@@ -64,8 +64,8 @@ impl LeakyBucket {
         self.0.latest(cost)
     }
 
-    /// The same bucket as a meter: what would overflow it is refused instead of delayed, so the whole
-    /// cost has to fit. That is a GCRA on the same state.
+    /// The same bucket as a meter, which refuses what would overflow it instead of delaying it, so that the whole cost
+    /// has to fit. It is a GCRA on the same state.
     #[must_use]
     pub const fn meter(self) -> Gcra {
         Gcra::of(self.0)

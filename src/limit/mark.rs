@@ -1,37 +1,37 @@
-//! What tells two states of a limit apart, in three numbers: enough to give a slot back.
+//! Marks: a summary of a state in three numbers, which tells states apart and suffices to give a slot back.
 
 use super::{Level, Limit, SlidingLog, State, Tat, Window};
 use crate::time::Micros;
 
-/// A state, as far as giving the latest slot back needs it.
+/// A summary of a state, as far as giving the latest slot back needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mark {
-    /// All of a GCRA family's state.
+    /// The complete state of the GCRA family.
     Tat {
         /// The latest slot.
         last: Micros,
         /// The theoretical arrival time.
         tat: Tat,
     },
-    /// All of a window.
+    /// The complete state of a window.
     Window {
         /// The latest slot.
         last: Micros,
         /// The window.
         window: Window,
     },
-    /// The end of a log, or of buckets.
+    /// The end of a log, or the last bucket of a sliding window.
     Tail {
         /// The latest slot.
         last: Micros,
-        /// Units taken at it, or in its bucket.
+        /// The units taken at that slot, or in its bucket.
         units: u64,
     },
 }
 
 impl Mark {
-    /// Its numbers, as scripts tell them: the latest slot, and two more.
+    /// The mark as the scripts encode it: the latest slot, and two more numbers.
     #[must_use]
     pub const fn numbers(self) -> [i64; 3] {
         match self {
@@ -58,7 +58,7 @@ impl Limit {
         }
     }
 
-    /// The mark that these numbers of a script are; none for numbers that are none.
+    /// The mark that these numbers of a script encode; `None` if they are malformed.
     #[must_use]
     pub fn mark_of(&self, numbers: [i64; 3]) -> Option<Mark> {
         let [last, a, b] = numbers;
@@ -70,7 +70,7 @@ impl Limit {
         })
     }
 
-    /// The mark once `cost` is taken at `at`.
+    /// The mark after `cost` is committed at `at`.
     #[must_use]
     pub fn mark_commit(&self, mark: Mark, at: Micros, cost: u32) -> Mark {
         if cost == 0 {
@@ -95,7 +95,7 @@ impl Limit {
         }
     }
 
-    /// The state of a full mark, one that is all of it: of the GCRA family and of windows.
+    /// The state of a mark that is complete, as those of the GCRA family and of windows are.
     #[must_use]
     pub fn state_of(&self, mark: Mark) -> Option<State> {
         match mark {
@@ -105,8 +105,8 @@ impl Limit {
         }
     }
 
-    /// The state with the units of a slot given back, if nothing was taken after it: if `after` marks
-    /// it. `before` marks the state before the slot was taken.
+    /// The state with a slot given back, if `after` is its mark, which means that nothing was taken since. `before`
+    /// marks the state before the slot was taken.
     #[must_use]
     pub fn undo(
         &self,
@@ -129,7 +129,7 @@ impl Limit {
             (_, Level::Log(log)) => (Level::Log(SlidingLog::undo(log, slot, cost)), log.cleared),
             _ => return None,
         };
-        // Slots after this one that were given back too have dropped what counted before.
+        // Later slots that were given back as well have dropped entries that counted before.
         Some(State { last: last.max(cleared), level })
     }
 }

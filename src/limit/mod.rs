@@ -1,9 +1,9 @@
 //! The kernel: every algorithm is two pure functions over a compact state, `earliest` and
 //! `commit`. Neither reads a clock nor does I/O. The scripts in `store/redis/lua` compute the same.
 //!
-//! The windows evaluate at the latest slot taken where that is later than now (the frontier). So
-//! what fits at one instant fits at every later one until more is taken, and the latest of several
-//! limits' `earliest` fits all of them.
+//! The windows evaluate at the latest slot taken where that is later than now (the frontier). A cost that fits at one
+//! instant therefore fits at every later one until more is taken, and the latest of several limits' `earliest` fits all
+//! of them.
 
 pub mod calendar;
 mod decision;
@@ -45,7 +45,7 @@ pub use sliding_window::{Buckets, SlidingWindow};
 pub use tat::{Tat, Under};
 pub use window::{Counting, Edges, Window};
 
-/// The most jobs that one call reserves for.
+/// The most jobs of one call.
 pub const MAX_BATCH: usize = 1024;
 
 /// A named limit. The name is the key of its state, so numbers may change and the state stays.
@@ -59,38 +59,38 @@ pub struct Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// A shaper: slots T apart, the cost charged behind.
+    /// A shaper whose slots lie T apart, and which charges the cost behind.
     LeakyBucket(LeakyBucket),
-    /// T apart, the whole cost within the burst. The leaky bucket as a meter is one too.
+    /// A limit of one unit per T, where the whole cost must fit the burst. The leaky bucket as a meter is one too.
     Gcra(Gcra),
-    /// Tokens that are refilled continuously.
+    /// A bucket of tokens that is refilled continuously.
     TokenBucket(TokenBucket),
-    /// N units in each window.
+    /// At most N units in each window.
     FixedWindow(Counting),
-    /// N units per period, as buckets estimate them.
+    /// At most N units per period, as estimated by buckets.
     SlidingWindow(SlidingWindow),
-    /// N units in any period, exactly.
+    /// At most N units in any period, exactly.
     SlidingLog(SlidingLog),
-    /// N units in each day, week or month, or in each window of a longer period.
+    /// At most N units in each day, week or month, or in each window of a longer period.
     Quota(Counting),
 }
 
-/// What a limit remembers: a level, and the frontier.
+/// The state of a limit: a level, and the frontier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     /// The latest slot taken.
     pub last: Micros,
-    /// What was taken.
+    /// The units taken.
     pub level: Level,
 }
 
-/// What was taken, as the families of algorithms count it.
+/// The units taken, as each family of algorithms counts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Level {
-    /// The GCRA family's theoretical arrival time, and what it was written under.
+    /// The GCRA family's theoretical arrival time, and the numbers that it was written under.
     Tat(Tat, Under),
-    /// The window in force.
+    /// The present window.
     Window(Window),
     /// The buckets of a sliding window.
     Buckets(Buckets),
@@ -100,7 +100,7 @@ pub enum Level {
 
 #[cfg(feature = "redis")]
 impl State {
-    /// Whether its mark is less than all of it.
+    /// Whether the mark of the level is less than all of it.
     #[cfg(feature = "redis")]
     pub(crate) const fn is_partly_marked(&self) -> bool {
         matches!(self.level, Level::Buckets(_) | Level::Log(_))
@@ -128,7 +128,7 @@ impl Limit {
         &self.name
     }
 
-    /// The same limit under another name: with a state of its own.
+    /// The same limit under another name, and so with a state of its own.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
@@ -140,7 +140,7 @@ impl Limit {
         self.algorithm
     }
 
-    /// The state of a limit that was never used, or is whole again.
+    /// The state of a limit that was never used, or whose state equals absence.
     #[must_use]
     pub const fn fresh(&self) -> State {
         let level = match self.algorithm {
@@ -158,7 +158,7 @@ impl Limit {
         State { last: Micros(0), level }
     }
 
-    /// What states of the GCRA family are written under.
+    /// The numbers that states of the GCRA family are written under.
     const fn under(&self) -> Under {
         match self.tat() {
             Some((pace, _)) => pace.under(),
@@ -179,7 +179,7 @@ impl Limit {
         }
     }
 
-    /// Units that may go at one instant after a rest: the burst, or N.
+    /// The units that may be released at one instant after a rest: the burst, or N.
     #[must_use]
     pub const fn burst(&self) -> u64 {
         match self.algorithm {
@@ -192,7 +192,7 @@ impl Limit {
         }
     }
 
-    /// The highest cost of one job that can ever fit, and is exact.
+    /// The highest cost of one job that can ever fit and is exact.
     #[must_use]
     #[inline]
     pub fn max_cost(&self) -> u32 {
@@ -226,12 +226,12 @@ impl Limit {
                 window.earliest(buckets, last, now, cost)
             }
             (Algorithm::SlidingLog(log), Level::Log(entries)) => log.earliest(entries, last, now, cost),
-            // A state of another algorithm says nothing here: `adopt` replaces it.
+            // A state of another algorithm has no meaning here: `adopt` replaces it.
             _ => now.max(last),
         }
     }
 
-    /// The state once `cost` is taken at `at`. A cost of 0 takes nothing, and changes nothing.
+    /// The state after `cost` is committed at `at`. A cost of 0 changes nothing.
     #[must_use]
     pub fn commit(&self, state: &State, at: Micros, cost: u32) -> State {
         if cost == 0 {
@@ -262,8 +262,8 @@ impl Limit {
         State { last: at, level }
     }
 
-    /// Takes `cost` at the first instant at which it fits, if that is not after `until`: adopt, earliest
-    /// and commit in place. Otherwise when it would fit.
+    /// Commits `cost` at the first instant at which it fits, if that is not after `until`, by adopt, earliest and
+    /// commit in place. Otherwise returns when it would fit.
     #[inline]
     pub(crate) fn take(
         &self,
@@ -272,7 +272,7 @@ impl Limit {
         cost: u32,
     ) -> Result<Micros, Micros> {
         if let (Some((pace, behind)), Level::Tat(tat, under)) = (self.tat(), &mut state.level) {
-            // Written under other numbers it is kept as it is unless something is taken.
+            // A state that was written under other numbers is rewritten only if something is committed.
             let level = if *under == pace.under() { *tat } else { pace.retime(*tat, *under, state.last) };
             if cost > pace.max_cost() || (!behind && cost > pace.burst()) {
                 return Err(Micros::MAX);
@@ -313,8 +313,8 @@ impl Limit {
         }
     }
 
-    /// A stored state under these numbers: it may have been written under others, or by another
-    /// algorithm, of which only the frontier is kept.
+    /// A stored state under the present numbers. It may have been written under others, or by another algorithm, of
+    /// which only the frontier is kept.
     #[must_use]
     pub fn adopt(&self, state: State) -> State {
         let State { last, level } = state;
@@ -351,19 +351,18 @@ impl Limit {
         self.adopt(State { last: Micros((last.0 - back).max(0)), level })
     }
 
-    /// The state during and after a pause: nothing goes before `until`. Then the GCRA family goes on at its
-    /// pace, without a burst; a window has what is left of it. At `now` a pause that is long over says
-    /// nothing any more.
+    /// The state during and after a pause: nothing fits before `until`. After it the GCRA family continues at its pace,
+    /// without a burst; a window has what is left of it. A pause that ended long before `now` has no effect.
     #[must_use]
     pub fn pause(&self, state: State, until: Micros, now: Micros) -> State {
-        if !self.feels(until, now) {
+        if !self.is_affected_by_pause(until, now) {
             return state;
         }
         let State { last, level } = state;
         match (self.tat(), level) {
             (Some((pace, _)), Level::Tat(tat, under)) => {
                 let end = pace.paused(until);
-                // The burst is used up at its end: what is pending counts from there, under another rate too.
+                // The burst is used up at the end of the pause: pending units count from there, under another rate too.
                 let last = if tat < end { last.max(until) } else { last };
                 State { last, level: Level::Tat(tat.max(end), under) }
             }
@@ -371,8 +370,8 @@ impl Limit {
         }
     }
 
-    /// The state of a limit whose counts begin at 0: nothing goes before `from`, the latest slot there was.
-    /// The GCRA family goes on at its pace from there, without a burst; a window has all its units.
+    /// The state of a limit whose counts start again from 0: nothing fits before `from`, the latest slot there was. The
+    /// GCRA family continues at its pace from there, without a burst; a window has all its units.
     #[must_use]
     pub fn restarted(&self, from: Micros) -> State {
         let level = match self.tat() {
@@ -382,12 +381,12 @@ impl Limit {
         State { last: from, level }
     }
 
-    /// Whether a pause until then makes any difference at `now`: the burst has not all come back.
-    pub(crate) fn feels(&self, until: Micros, now: Micros) -> bool {
+    /// Whether a pause until then still has an effect at `now`: the burst has not come back completely.
+    pub(crate) fn is_affected_by_pause(&self, until: Micros, now: Micros) -> bool {
         self.tat().map_or(until, |(pace, _)| pace.paused(until).ceil()) > now
     }
 
-    /// When the state equals absence: the limit is whole again.
+    /// The instant from which the state equals absence: all units have come back.
     #[must_use]
     #[inline]
     pub fn whole_at(&self, state: &State) -> Micros {
@@ -406,7 +405,7 @@ impl Limit {
         }
     }
 
-    /// How the limit stands at `now`: what fits, and when it is whole again.
+    /// The standing of the limit at `now`: the remaining units, and when all have come back.
     #[must_use]
     pub fn standing(&self, state: &State, now: Micros) -> Standing {
         let last = state.last;

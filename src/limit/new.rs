@@ -1,4 +1,4 @@
-//! How limits are made, one constructor for each algorithm.
+//! The constructors of limits, one for each algorithm.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{
 use crate::rate::Rate;
 
 impl Limit {
-    /// A leaky bucket: `burst` slots at once at most, else T apart.
+    /// A leaky bucket: at most `burst` slots at once, the others T apart.
     ///
     /// # Errors
     /// [`LimitError`] when the burst is 0 or the numbers are beyond exact time.
@@ -16,7 +16,7 @@ impl Limit {
         Ok(Self::new(name, Algorithm::LeakyBucket(LeakyBucket::new(rate, burst)?)))
     }
 
-    /// A GCRA: the whole cost within the burst, else T apart.
+    /// A GCRA: the whole cost must fit the burst, which comes back one unit per T.
     ///
     /// # Errors
     /// [`LimitError`] when the burst is 0 or the numbers are beyond exact time.
@@ -54,7 +54,7 @@ impl Limit {
         Ok(Self::new(name, Algorithm::FixedWindow(Counting::new(count, edges)?)))
     }
 
-    /// A sliding-window counter: `count` units per `period`, estimated by so many buckets.
+    /// A sliding-window counter: `count` units per `period`, estimated by this many buckets.
     ///
     /// # Errors
     /// [`LimitError`]; see [`SlidingWindow::new`].
@@ -75,7 +75,7 @@ impl Limit {
         Ok(Self::new(name, Algorithm::SlidingLog(SlidingLog::new(count, period)?)))
     }
 
-    /// A quota: `count` units in each window that `edges` bound, a calendar's or others.
+    /// A quota: `count` units in each window that `edges` bound, those of a calendar or of fixed periods.
     ///
     /// # Errors
     /// [`LimitError`] when the count is 0 or more than a rate can be.

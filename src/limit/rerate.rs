@@ -1,25 +1,25 @@
-//! Another count and period for a limit: all else of it stays.
+//! Changes of a limit's count and period that keep everything else.
 
 use super::{Algorithm, Calendar, Counting, Edges, Limit, LimitError, LimitSet, calendar};
 use crate::rate::{Amount, Period, RateError};
 
-/// Why a rate is none for a limit.
+/// The reason why a rate cannot be set for a limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The numbers are no limit.
+    /// The numbers make no limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The numbers are no rate.
+    /// The numbers make no rate.
     #[error(transparent)]
     Rate(#[from] RateError),
-    /// A calendar counts in days, weeks and months.
+    /// The limit is a calendar's, which counts in days, weeks or months, and the period is none of these.
     #[error("its windows are those of a calendar; use one day, one week or one month, such as 1000/day")]
     Calendar,
-    /// Windows of one length cannot be months.
+    /// The limit's windows have one length, so they cannot be months.
     #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
     Month,
-    /// The limit was given several times, and holds fewer units.
+    /// The limit was given several times, and its count is less than one unit each.
     #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
     NoUnit,
 }
@@ -27,13 +27,13 @@ pub enum Problem {
 const DAY: Period = Period::Micros(86_400_000_000);
 
 impl Limit {
-    /// The limit at another rate, under its name.
+    /// The limit at another rate, under the same name.
     ///
     /// # Errors
-    /// [`Problem`] where that makes none.
+    /// [`Problem`] where that makes no limit.
     pub(crate) fn at_rate(&self, rate: Amount) -> Result<Self, Problem> {
         let (name, count) = (self.name(), rate.count());
-        // What is no quota has no calendar.
+        // Only a quota can have the period of a calendar.
         let plain = || match rate.period().is_calendar() {
             true => Err(RateError::QuotaUnit(rate.to_string())),
             false => Ok(rate.period().longest()),
@@ -83,7 +83,7 @@ fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
     let length = period.longest();
     Ok(match quota.edges() {
         Edges::Aligned { offset, .. } => {
-            // An amount has at least 1 µs. An edge of the old windows is one of the new.
+            // An amount has a period of at least 1 µs. Each edge of the old windows is an edge of the new ones.
             let micros = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
             Edges::aligned(length, offset.rem_euclid(micros))?
         }
@@ -91,13 +91,13 @@ fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
     })
 }
 
-/// The rate of a limit as people write it, such as `50/s` or `1000000/month`: read again, it gives the
-/// limit the numbers that it has.
+/// The rate of a limit as people write it, such as `50/s` or `1000000/month`. Parsed again, it gives the limit the same
+/// numbers.
 #[must_use]
 pub fn rate_text(limit: &Limit) -> String {
     let periods = |count, period| match Amount::per(count, period) {
         Ok(amount) => amount.to_string(),
-        // Whatever is a limit is an amount.
+        // The numbers of a limit always make an amount.
         Err(_) => limit.rate().to_string(),
     };
     let micros = |count, period: i64| periods(count, Period::Micros(period.unsigned_abs()));
@@ -129,7 +129,7 @@ pub fn rate_text(limit: &Limit) -> String {
 }
 
 impl LimitSet {
-    /// The set with these limits in place of those of their names; none if that is no set.
+    /// The set with these limits in place of those of the same names; `None` if that is no set.
     pub(crate) fn with(&self, limits: &[Limit]) -> Option<Self> {
         let with =
             |limit: &Limit| limits.iter().find(|other| other.name() == limit.name()).unwrap_or(limit).clone();

@@ -1,4 +1,4 @@
-//! Several limits on one job.
+//! Sets of limits that decide on a job together.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ pub const MAX_LIMITS: usize = 16;
 /// How the limits of a set combine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Combine {
-    /// All must agree: the slot is the latest of their `earliest`, and all are charged there.
+    /// All limits must allow the job: the slot is the latest of their `earliest`, and all are charged there.
     #[default]
     All,
-    /// One must agree: the slot is the earliest of their `earliest`, and all that agree then are
+    /// One limit must allow the job: the slot is the earliest of their `earliest`, and all that allow it then are
     /// charged.
     Any,
-    /// One is enough, and only it is charged: the first of those that agree earliest.
+    /// One limit must allow the job, and only it is charged: the first of those that allow it earliest.
     OneOf,
 }
 
@@ -28,25 +28,25 @@ pub enum Combine {
 pub struct LimitSet {
     pub(super) limits: Vec<Limit>,
     pub(super) combine: Combine,
-    /// For each limit as it was given: which of `limits` it is.
+    /// For each limit as it was given, its index in `limits`.
     given: Vec<usize>,
     /// How often each of `limits` was given.
     times: Vec<u32>,
 }
 
-/// The costs of one job, by limit's place; 0 beyond the last.
+/// The costs of one job by the index of the limit; 0 after the last limit.
 pub type Row = [u32; MAX_LIMITS];
 
 impl LimitSet {
-    /// Limits all of which must agree. One that is given twice counts twice.
+    /// A set in which all limits must allow a job. A limit that is given twice is charged twice.
     ///
     /// # Errors
-    /// [`LimitError`] when there is none, there are too many, or two that differ have one name.
+    /// [`LimitError`] when there is no limit, there are too many, or two that differ have one name.
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
         Self::combined(Combine::All, limits)
     }
 
-    /// Limits one of which must agree; all that agree are charged.
+    /// A set in which one limit must allow a job; all that allow it are charged.
     ///
     /// # Errors
     /// As [`LimitSet::new`].
@@ -54,7 +54,7 @@ impl LimitSet {
         Self::combined(Combine::Any, limits)
     }
 
-    /// Limits one of which must agree; only the first that agrees earliest is charged.
+    /// A set in which one limit must allow a job; only the first that allows it earliest is charged.
     ///
     /// # Errors
     /// As [`LimitSet::new`].
@@ -62,7 +62,7 @@ impl LimitSet {
         Self::combined(Combine::OneOf, limits)
     }
 
-    /// Limits that combine in this way.
+    /// A set of limits that combine in this way.
     ///
     /// # Errors
     /// As [`LimitSet::new`].
@@ -72,7 +72,8 @@ impl LimitSet {
         }
         let (mut limits, mut given, mut times) = (Vec::<Limit>::new(), vec![], Vec::<u32>::new());
         for limit in all {
-            // Read before write would undercount a limit that is there twice: it is one, at twice the cost.
+            // Two reads before one write would undercount a limit that is given twice, so it is stored once, at twice
+            // the cost.
             let place = limits.iter().position(|other| other.name == limit.name);
             match place {
                 Some(place) if limits[place] == limit => {
@@ -93,14 +94,14 @@ impl LimitSet {
         Ok(Self { limits, combine, given, times })
     }
 
-    /// The set as policers take it; see [`Limit::policing`].
+    /// The set for policers; see [`Limit::policing`].
     #[must_use]
     pub fn policing(self) -> Self {
         let limits = self.limits.into_iter().map(Limit::policing).collect();
         Self { limits, ..self }
     }
 
-    /// The same set, whose limits keep their state under `prefix` and their name.
+    /// The same set with `prefix` before the name of each limit, and so with other states.
     pub(crate) fn prefixed(self, prefix: &str) -> Self {
         let named = |limit: Limit| Limit { name: format!("{prefix}{}", limit.name), ..limit };
         let limits = self.limits.into_iter().map(named).collect();
@@ -112,18 +113,18 @@ impl LimitSet {
         self.limits.iter()
     }
 
-    /// The limits as they were given: one that was given twice is there twice.
+    /// The limits as they were given: one that was given twice is repeated.
     pub(crate) fn listed(&self) -> impl Iterator<Item = &Limit> {
         self.given.iter().map(|&place| &self.limits[place])
     }
 
-    /// The limit at a place.
+    /// The limit at an index.
     #[must_use]
     pub fn get(&self, place: usize) -> Option<&Limit> {
         self.limits.get(place)
     }
 
-    /// The only limit of a set that has one, given once.
+    /// The limit of a set of a single one that was given once.
     #[must_use]
     #[inline]
     pub fn single(&self) -> Option<&Limit> {
@@ -133,26 +134,26 @@ impl LimitSet {
         }
     }
 
-    /// How many there are: at least one.
+    /// The number of limits, each counted once: at least one.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub const fn len(&self) -> usize {
         self.limits.len()
     }
 
-    /// How many costs a job has in [`Costs::PerLimit`]: as many as limits were given.
+    /// The number of costs per job in [`Costs::PerLimit`]: one for each limit that was given.
     #[must_use]
     pub const fn given(&self) -> usize {
         self.given.len()
     }
 
-    /// How they combine.
+    /// The way in which they combine.
     #[must_use]
     pub const fn combine(&self) -> Combine {
         self.combine
     }
 
-    /// Whether all are of the GCRA family, whose slots follow from the first one.
+    /// Whether all limits are of the GCRA family, whose slots can be derived from the first one.
     #[must_use]
     pub fn is_tat(&self) -> bool {
         self.iter().all(|limit| limit.tat().is_some())
@@ -170,7 +171,7 @@ impl LimitSet {
         self.choose(states, now, &self.each(cost)).slot
     }
 
-    /// Takes `cost` at `at` from every limit.
+    /// Commits `cost` at `at` to every limit.
     pub fn commit(&self, states: &mut [State], at: Micros, cost: u32) {
         self.charge(states, at, &self.each(cost), Charge(u32::MAX));
     }
@@ -181,7 +182,7 @@ impl LimitSet {
         self.iter().map(|limit| limit.latest(cost)).min().unwrap_or(Micros::MAX)
     }
 
-    /// The decision that a verdict is.
+    /// The decision that a verdict stands for.
     #[must_use]
     pub fn decision(&self, now: Micros, verdict: Verdict) -> Decision {
         let Verdict { earliest, charge, limit, standings } = verdict;
@@ -191,16 +192,17 @@ impl LimitSet {
         let binding = match self.combine {
             _ if !allowed => limit,
             Combine::All => places.min_by_key(remaining).unwrap_or(limit),
-            // Of several with as many the first. A look charges nothing, and so looks at all.
+            // Of several limits with the same remainder, the first is reported. A job that costs nothing asks all
+            // limits.
             Combine::Any | Combine::OneOf => {
                 let charged = |place: &usize| charge == Charge::default() || charge.has(*place);
                 places.filter(charged).rev().max_by_key(remaining).unwrap_or(limit)
             }
         };
-        let Standing { limit, remaining, reset_at } =
-            standings.get(binding).copied().unwrap_or(Standing { limit: 0, remaining: 0, reset_at: now });
+        let unknown = Standing { limit: 0, remaining: 0, reset_after: Duration::ZERO };
+        let Standing { limit, remaining, reset_after } = standings.get(binding).copied().unwrap_or(unknown);
         let retry_after = earliest.since(now);
-        Decision { allowed, limit, remaining, reset_at, retry_after, now, binding, standings }
+        Decision { allowed, limit, remaining, reset_after, retry_after, now, binding, standings }
     }
 
     /// The marks of states.
@@ -209,22 +211,21 @@ impl LimitSet {
         self.iter().zip(states).map(|(limit, state)| limit.mark(state)).collect()
     }
 
-    /// The marks once a job is charged.
+    /// The marks after a job is charged.
     #[must_use]
     pub fn marks_after(&self, marks: &[Mark], at: Micros, row: &[u32]) -> Vec<Mark> {
         let each = self.iter().zip(marks).zip(row);
         each.map(|((limit, mark), &cost)| limit.mark_commit(*mark, at, cost)).collect()
     }
 
-    /// What a job of these costs was charged by each limit: 0 by those that it was not charged to.
+    /// The cost that each limit was charged for a job: 0 where it was not charged.
     #[must_use]
     pub fn charged(&self, row: &Row, charge: Charge) -> Vec<u32> {
         let cost = |(place, cost): (usize, &u32)| if charge.has(place) { *cost } else { 0 };
         row[..self.len()].iter().enumerate().map(cost).collect()
     }
 
-    /// The slowest rate of the set: what it releases in the long run, at cost 1. Of alternatives the
-    /// fastest.
+    /// The rate of the set in the long run, at cost 1: that of the slowest limit, or of the fastest alternative.
     #[must_use]
     pub fn rate(&self) -> Rate {
         let rates = self.iter().map(Limit::rate);
@@ -236,16 +237,16 @@ impl LimitSet {
         rate.unwrap_or_else(|| self.limits[0].rate())
     }
 
-    /// How much further ahead than a job of cost 1 one of this cost must reach: T for each unit more, of
-    /// the limits in which the whole cost has to fit, and comes back unit by unit. With less it would never
-    /// find them whole, while jobs of cost 1 take what fits at once. A fixed window or a quota comes back whole
-    /// at an edge that all see; a slot there would keep the rest of the window from others.
+    /// How much further ahead than a job of cost 1 a job of this cost must reach: T for each additional unit, of those
+    /// limits in which the whole cost has to fit and units come back one by one. With less reach it would never fit,
+    /// since jobs of cost 1 take each unit as it comes back. A fixed window or a quota gets all units back at an edge
+    /// that every job sees; a slot there would keep the rest of the window from others.
     #[must_use]
     pub fn reach(&self, cost: u32) -> Duration {
         self.reach_of(&self.each(cost))
     }
 
-    /// [`LimitSet::reach`] of a job that costs each limit its own.
+    /// [`LimitSet::reach`] of a job with a cost for each limit.
     pub(crate) fn reach_of(&self, row: &Row) -> Duration {
         let reach =
             |(limit, cost): (&Limit, &u32)| limit.rate().interval().saturating_mul(cost.saturating_sub(1));
@@ -263,12 +264,12 @@ impl LimitSet {
         let costs = self.iter().zip(&self.times).map(|(limit, times)| limit.max_cost() / times);
         match self.combine {
             Combine::All => costs.min().unwrap_or(1),
-            // A limit that it never fits is no alternative.
+            // A limit that the cost never fits is no alternative.
             Combine::Any | Combine::OneOf => costs.max().unwrap_or(1),
         }
     }
 
-    /// The first job that can never fit, and the most that its costs may be.
+    /// The index of the first job that can never fit, and the highest costs that it may have.
     #[must_use]
     pub fn unfit(&self, costs: Costs<'_>) -> Option<(usize, Vec<u32>)> {
         let never = |row: &Row| {
@@ -276,7 +277,8 @@ impl LimitSet {
             let fits = |place: usize| row[place] <= self.limits[place].max_cost();
             match self.combine {
                 Combine::All => !asked.all(fits),
-                // A limit that it never fits is no alternative, but one that cannot count it is none to skip.
+                // A limit that the cost never fits is no alternative, but one that cannot count it exactly must not be
+                // skipped.
                 Combine::Any | Combine::OneOf => {
                     let never = |limit: &Limit, cost| !limit.is_behind() && u64::from(cost) > limit.burst();
                     let exact = |place: usize| fits(place) || never(&self.limits[place], row[place]);
@@ -288,7 +290,7 @@ impl LimitSet {
         Some((job, self.iter().map(Limit::max_cost).collect()))
     }
 
-    /// How many jobs these costs are of.
+    /// The number of jobs that these costs are for.
     #[must_use]
     pub const fn jobs(&self, costs: Costs<'_>) -> usize {
         match costs {
@@ -315,7 +317,7 @@ impl LimitSet {
         })
     }
 
-    /// What a unit costs each limit: how often it was given.
+    /// The cost of one unit for each limit: the number of times that it was given.
     #[must_use]
     pub fn unit(&self) -> Row {
         self.each(1)
@@ -335,8 +337,8 @@ impl LimitSet {
         row
     }
 
-    /// The places of the limits that a job asks: those that it costs something, or all where it
-    /// costs nothing at all.
+    /// The indices of the limits that decide on a job: those that it costs something, or all where it costs nothing at
+    /// all.
     pub(super) fn asked<'a>(&'a self, row: &'a Row) -> impl Iterator<Item = usize> + 'a {
         let peek = row.iter().all(|&cost| cost == 0);
         (0..self.len()).filter(move |&place| peek || row[place] > 0)

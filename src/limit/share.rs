@@ -1,17 +1,17 @@
-//! One replica's part of limits that it cannot share: pure.
+//! One replica's share of limits while the replicas cannot share their state. It has no I/O.
 
 use std::time::Duration;
 
 use super::{Algorithm, Limit, LimitError, LimitSet};
 use crate::rate::Rate;
 
-/// The limits of one of so many replicas. What all of them release together is no more than these limits
-/// allow; `None` where that is too slow to be a limit.
+/// The limits of one of `of` replicas. All of them together release no more than the given limits allow; `None` where
+/// the share is too slow to be a limit.
 ///
-/// What counts evenly gets the same count in a period that many times as long, and that part of the burst, at
-/// least 1; where it shapes it charges behind, so that a job may cost more than that part. Windows get that
-/// part of the count. Sliding ones, and those of fewer units than there are replicas, become slots that are
-/// equally far apart: what was used of them before is not known here.
+/// A limit whose units come back one by one gets the same count in a period `of` times as long, and its share of the
+/// burst, at least 1; where it shapes it charges behind, so that a job may cost more than that share. Windows get their
+/// share of the count. Sliding windows, and those of fewer units than there are replicas, become equally spaced slots:
+/// what was used of them before is not known here.
 pub(crate) fn replica_share(set: &LimitSet, of: u32, is_policing: bool) -> Option<LimitSet> {
     let limits = set.listed().map(|limit| share_of(limit, of.max(1), is_policing));
     LimitSet::combined(set.combine(), limits.collect::<Option<_>>()?).ok()

@@ -15,13 +15,12 @@ pub struct SlidingLog {
     rate: Rate,
 }
 
-/// Units taken.
+/// The entries of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// By instant: rising.
+    /// The instants at which units were taken, in ascending order, and the units of each.
     pub entries: Vec<(Micros, u64)>,
-    /// The first instant at which none of the entries that were dropped would count: the frontier cannot
-    /// go back beyond it.
+    /// The first instant at which none of the dropped entries would count: the frontier cannot go back before it.
     pub cleared: Micros,
 }
 
@@ -29,7 +28,7 @@ pub struct Log {
 pub const LONGEST_LOG: u64 = 10_000;
 
 impl SlidingLog {
-    /// `count` units per `period`.
+    /// A log of `count` units per `period`.
     ///
     /// # Errors
     /// [`LimitError`] when the count is 0, over [`LONGEST_LOG`] or over what is a rate.
@@ -66,13 +65,13 @@ impl SlidingLog {
         u32::try_from(self.count).unwrap_or(u32::MAX)
     }
 
-    /// The entries that count at `at`, a whole period being `(at - period, at]`.
+    /// The entries that count at `at`: those in the period `(at - period, at]`.
     fn live(self, log: &Log, at: Micros) -> &[(Micros, u64)] {
         let gone = log.entries.partition_point(|(taken, _)| taken.0 <= at.0 - self.period);
         &log.entries[gone..]
     }
 
-    /// Now, or when so many of the oldest units have left that the cost fits.
+    /// The first instant at which the cost fits: now, or when enough of the oldest units have left.
     pub(super) fn earliest(self, log: &Log, last: Micros, now: Micros, cost: u32) -> Micros {
         let at = now.max(last);
         let live = self.live(log, at);
@@ -88,7 +87,7 @@ impl SlidingLog {
         first
     }
 
-    /// Entries that no instant from the frontier on needs are dropped.
+    /// The log after a commit, without the entries that no instant from the frontier on needs.
     pub(super) fn commit(self, log: &Log, last: Micros, at: Micros, cost: u32) -> Log {
         let mut entries = self.live(log, last).to_vec();
         let dropped = log.entries.len() - entries.len();
@@ -104,7 +103,7 @@ impl SlidingLog {
         Log { entries, cleared }
     }
 
-    /// Takes units of `at` back.
+    /// The log with units of `at` taken back.
     pub(super) fn undo(log: &Log, at: Micros, cost: u32) -> Log {
         let less = |&(taken, units): &(Micros, u64)| {
             let units = if taken == at { units.saturating_sub(cost.into()) } else { units };
@@ -135,6 +134,7 @@ impl SlidingLog {
         let live = self.live(log, at);
         let sum: u64 = live.iter().map(|(_, units)| units).sum();
         let reset_at = live.first().map_or(at, |(taken, _)| Micros(taken.0 + self.period));
-        Standing { limit: self.count, remaining: self.count.saturating_sub(sum), reset_at }
+        let reset_after = reset_at.since(now);
+        Standing { limit: self.count, remaining: self.count.saturating_sub(sum), reset_after }
     }
 }

@@ -7,15 +7,14 @@ use super::{LimitError, Standing};
 use crate::rate::Rate;
 use crate::time::Micros;
 
-/// Units taken, by bucket: pairs of a bucket's number (its start / width) and its units, rising.
+/// Units taken by bucket: pairs of the bucket's number (its start / width) and its units, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    /// The width that the numbers count in, µs.
+    /// The width of the buckets that the numbers refer to, in µs.
     pub width: i64,
-    /// Buckets that hold units.
+    /// The buckets that hold units.
     pub counts: Vec<(i64, u64)>,
-    /// The first instant at which none of the buckets that were dropped would count: the frontier cannot
-    /// go back beyond it.
+    /// The first instant at which none of the dropped buckets would count: the frontier cannot go back before it.
     pub cleared: Micros,
 }
 
@@ -33,16 +32,16 @@ pub struct SlidingWindow {
     rate: Rate,
 }
 
-/// The most buckets.
+/// The highest number of buckets.
 const MOST: u32 = 120;
 
-/// Whether the highest number on the way is exact: count * width, rounded up to a whole width.
+/// Whether the highest intermediate number is exact: count * width, rounded up to a whole width.
 fn is_exact(count: u64, width: u64) -> bool {
     (count + 1).checked_mul(width).is_some_and(|product| product <= EXACT)
 }
 
 impl SlidingWindow {
-    /// `count` units per `period`, in so many buckets; ten are usual.
+    /// A counter of `count` units per `period`, in this many buckets; ten are usual.
     ///
     /// # Errors
     /// [`LimitError`] when the count is 0 or over what is a rate, when there are 0 or over 120
@@ -53,7 +52,7 @@ impl SlidingWindow {
         if !(1..=MOST).contains(&buckets) {
             return Err(LimitError::Buckets { buckets });
         }
-        // A rate's period, reduced or not, is far from overflowing 64 bits here.
+        // The period of a rate, reduced or not, is far from overflowing 64 bits here.
         let micros = u64::try_from(period.as_micros()).map_err(|_| crate::RateError::Zero)?;
         if micros % u64::from(buckets) != 0 {
             let divides = |other: &u32| micros % u64::from(*other) == 0;
@@ -107,9 +106,9 @@ impl SlidingWindow {
         at.0.div_euclid(self.width)
     }
 
-    /// While bucket `now` is the current one: the units that count in full, those of the bucket that leaves,
-    /// and where those begin that leave after it. Buckets ahead of `now` were taken before the clock stepped
-    /// back: they count.
+    /// The sums while bucket `now` is the current one: the units that count in full, those of the bucket that is
+    /// leaving, and the index of the first bucket that leaves after it. Buckets ahead of `now` were filled before the
+    /// clock stepped back, and count.
     fn sums(self, state: &Buckets, now: i64) -> (u64, u64, usize) {
         let oldest = now - i64::from(self.buckets);
         let inside = state.counts.partition_point(|(number, _)| *number <= oldest);
@@ -131,14 +130,15 @@ impl SlidingWindow {
         loop {
             let start = number * self.width;
             if let Some(room) = self.count.checked_sub(full + u64::from(cost)) {
-                // room * width >= (width - e) * leaving, e being how far the bucket has gone.
+                // The estimate fits if room * width >= (width - e) * leaving, where e is the elapsed part of the
+                // bucket.
                 let gone = if leaving == 0 {
                     0
                 } else {
                     (self.width - (room as i64 * self.width) / leaving as i64).max(0)
                 };
                 let at = Micros(start + gone).max(from);
-                // With no room at all the bucket leaves just as the next one begins.
+                // Without any room the bucket leaves just as the next one begins.
                 if at.0 < start + self.width {
                     return at;
                 }
@@ -147,7 +147,7 @@ impl SlidingWindow {
             leaving = 0;
             if let Some(&(other, units)) = next.as_slice().first() {
                 let leaves = other + i64::from(self.buckets);
-                // Without room nothing changes until the next one leaves.
+                // Without room nothing changes until the next bucket leaves.
                 if leaves == number || full + u64::from(cost) > self.count {
                     (number, leaving, full) = (leaves, units, full - units);
                     next.next();
@@ -156,7 +156,7 @@ impl SlidingWindow {
         }
     }
 
-    /// Buckets that no instant from the frontier on needs are dropped.
+    /// The buckets after a commit, without those that no instant from the frontier on needs.
     pub(super) fn commit(self, state: &Buckets, last: Micros, at: Micros, cost: u32) -> Buckets {
         let (oldest, number) = (self.bucket(last) - i64::from(self.buckets), self.bucket(at));
         let mut counts: Vec<(i64, u64)> =
@@ -171,12 +171,12 @@ impl SlidingWindow {
         Buckets { width: self.width, counts, cleared }
     }
 
-    /// When a bucket has left the period.
+    /// The instant at which a bucket has left the period.
     fn leaves(self, number: i64) -> Micros {
         Micros(((number + 1 + i64::from(self.buckets)) * self.width).min(Micros::MAX.0))
     }
 
-    /// Takes units of `at` back.
+    /// The buckets with units of `at` taken back.
     pub(super) fn undo(self, state: &Buckets, at: Micros, cost: u32) -> Buckets {
         let number = self.bucket(at);
         let mut counts = state.counts.clone();
@@ -195,7 +195,8 @@ impl SlidingWindow {
         state.counts.iter().find(|(other, _)| *other == number).map_or(0, |(_, units)| *units)
     }
 
-    /// Buckets of another width become one, that of the latest slot: never fewer units than there are.
+    /// Adapts buckets of another width: all units move to the bucket of the latest slot, so that they never count for
+    /// less.
     pub(super) fn adopt(self, state: Buckets, last: Micros) -> Buckets {
         if state.width == self.width {
             return state;
@@ -205,7 +206,7 @@ impl SlidingWindow {
         Buckets { width: self.width, counts, cleared: state.cleared }
     }
 
-    /// Whole buckets move with the clock, and the part of one stays: units leave late, never early.
+    /// Moves the buckets by as many whole widths as the clock stepped back: units leave late, never early.
     pub(super) fn step_back(state: Buckets, back: i64) -> Buckets {
         let moved = back / state.width.max(1);
         let counts = state.counts.into_iter().map(|(number, units)| ((number - moved).max(0), units));
@@ -220,7 +221,7 @@ impl SlidingWindow {
         Buckets { width: state.width, counts: merged, cleared }
     }
 
-    /// When nothing of it counts any more.
+    /// The instant from which none of the units count any more.
     pub(super) fn whole_at(self, state: &Buckets) -> Micros {
         state.counts.last().map_or(Micros(0), |(number, _)| self.leaves(*number))
     }
@@ -230,10 +231,10 @@ impl SlidingWindow {
         let number = self.bucket(at);
         let (full, leaving, _) = self.sums(state, number);
         let left = (number + 1) * self.width - at.0;
-        // What the leaving bucket still weighs, begun units included.
+        // The weight of the leaving bucket, rounded up to whole units.
         let weighed = (left * leaving as i64 + self.width - 1) / self.width;
-        let reset_at = self.leaves(number);
+        let reset_after = self.leaves(number).since(now);
         let remaining = self.count.saturating_sub(full).saturating_sub(weighed as u64);
-        Standing { limit: self.count, remaining, reset_at }
+        Standing { limit: self.count, remaining, reset_after }
     }
 }

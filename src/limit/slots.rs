@@ -1,4 +1,4 @@
-//! When the jobs of one call go: slot by slot, in the order of the call.
+//! Plans the slots for the jobs of one call, in the order of the call.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::plan::{Charge, Costs, Passed, Plan, Refusal, Verdict};
 use super::{Combine, LimitSet, MAX_BATCH, Row, State};
 use crate::time::Micros;
 
-/// Where a job fits.
+/// The slot at which a job fits, with the binding limit and the charge.
 pub(super) struct Choice {
     pub(super) slot: Micros,
     pub(super) limit: usize,
@@ -14,11 +14,11 @@ pub(super) struct Choice {
 }
 
 impl LimitSet {
-    /// Slots for jobs of `costs`, as far as `until`. `states` is left as after the last.
+    /// Plans slots for jobs of `costs`, up to `until`. `states` are left as they are after the last slot.
     ///
-    /// The first job that does not fit ends it, but for one that waits for the end of a window: what is left of that
-    /// window is of no use to it, and jobs that cost less may have it. Where `until` reaches that end, it is granted there,
-    /// and as no slot lies before one that was granted, nothing goes meanwhile.
+    /// The first job that does not fit ends the plan, unless it waits for the end of a window: the rest of that window
+    /// is of no use to it, and jobs that cost less may take it. Where `until` reaches that end, the job is granted a
+    /// slot there, and as no slot lies before one that was granted, nothing is released in between.
     pub fn plan(&self, states: &mut [State], now: Micros, costs: Costs<'_>, until: Micros) -> Plan {
         let mut plan = Plan::default();
         let mut dear: Option<(Row, Refusal)> = None;
@@ -47,18 +47,18 @@ impl LimitSet {
         plan
     }
 
-    /// Whether jobs that cost less go before one of these costs that this limit refuses.
+    /// Whether a job of these costs, which this limit refuses, is passed over in favour of jobs that cost less.
     fn is_passed(&self, row: &Row, limit: usize) -> bool {
         self.waits_for_window(limit) && !is_as_dear(&self.unit(), row)
     }
 
-    /// Whether a job that this limit refuses waits for the end of a window, which all see.
+    /// Whether a job that this limit refuses waits for the end of a window, which is the same for all jobs.
     pub(crate) fn waits_for_window(&self, limit: usize) -> bool {
         self.combine() == Combine::All && self.get(limit).is_some_and(super::Limit::is_window)
     }
 
-    /// When the first `own` limits have their next slot for a job of cost 1, and how far behind it the one after it is.
-    /// `states` are used up.
+    /// The next slot of the first `own` limits for a job of cost 1, and the distance to the one after it. `states` are
+    /// modified.
     pub(crate) fn next_two(&self, states: &mut [State], now: Micros, own: usize) -> (Micros, Duration) {
         let mut row = self.unit();
         row.iter_mut().skip(own).for_each(|cost| *cost = 0);
@@ -67,7 +67,8 @@ impl LimitSet {
         (slot, self.choose(states, now, &row).slot.since(slot))
     }
 
-    /// Whether each job of `costs` fits now. One that does not takes nothing, and hinders no other.
+    /// Decides for each job of `costs` whether it fits now. A job that does not fit is charged nothing, and does not
+    /// affect the others.
     pub fn police(&self, states: &mut [State], now: Micros, costs: Costs<'_>) -> Vec<Verdict> {
         let decide = |row: Row| {
             let Choice { slot, limit, charge } = self.choose(states, now, &row);
@@ -104,13 +105,13 @@ impl LimitSet {
     }
 }
 
-/// Whether a job of these costs costs every limit as much as one of the others does, or more.
+/// Whether a job of the costs `row` costs every limit at least as much as one of the costs `other`.
 fn is_as_dear(row: &Row, other: &Row) -> bool {
     row.iter().zip(other).all(|(cost, other)| cost >= other)
 }
 
 impl Choice {
-    /// Takes one more limit in, which allows the job at `slot`.
+    /// Combines the choice with one more limit, which allows the job at `slot`.
     fn add(&mut self, combine: Combine, slot: Micros, place: usize) {
         let own = 1 << place;
         match combine {

@@ -9,23 +9,23 @@ use crate::time::Micros;
 /// Ordered lexicographically. The remainder keeps rates such as 1/3 s free of drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tat {
-    /// Whole µs.
+    /// The whole µs.
     pub at: Micros,
-    /// Parts of N.
+    /// The fraction of a µs, in parts of N.
     pub rem: u64,
 }
 
 impl Tat {
-    /// Long ago: nothing was taken yet.
+    /// The distant past: nothing was taken yet.
     pub const ZERO: Self = Self { at: Micros(0), rem: 0 };
 
-    /// Exactly `at`.
+    /// The TAT that is exactly `at`.
     #[must_use]
     pub const fn whole(at: Micros) -> Self {
         Self { at, rem: 0 }
     }
 
-    /// The first whole µs that is not before it.
+    /// TAT, rounded up to a whole µs.
     #[must_use]
     #[inline]
     pub const fn ceil(self) -> Micros {
@@ -48,8 +48,8 @@ pub struct Under {
     pub burst: u32,
 }
 
-/// One unit per emission interval T = P/N µs, `burst` units at once at most: what the leaky bucket,
-/// the GCRA and the token bucket have in common.
+/// One unit per emission interval T = P/N µs, at most `burst` units at once: the numbers that the leaky bucket, the
+/// GCRA and the token bucket have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
     rate: Rate,
@@ -61,9 +61,9 @@ pub(super) struct Pace {
     count: i64,
 }
 
-/// 2^53: from here on doubles, and so Lua, skip integers.
+/// 2^53, above which doubles, and so Lua, skip integers.
 pub(super) const EXACT: u64 = 1 << 53;
-/// What is left for spans once today's epoch, and 6 more years, are taken off.
+/// The longest span that is exact when added to an instant up to 6 years from now.
 pub(super) const SPAN: u64 = EXACT - 2_000_000_000_000_000;
 
 impl Pace {
@@ -73,8 +73,8 @@ impl Pace {
         if burst == 0 {
             return Err(LimitError::NoBurst);
         }
-        // Spans are (burst + cost) * T, and remainders stay below (burst + cost) * N: what begins later than
-        // `latest` is refused, so that a batch goes no further than one job.
+        // Spans are (burst + cost) * T, and remainders stay below (burst + cost) * N. Slots later than `latest` are
+        // refused, so a batch reaches no further than one job.
         let interval = rate.period_micros().div_ceil(rate.count());
         let units = (SPAN / interval).min(EXACT / rate.count());
         let max_cost = match units.saturating_sub(u64::from(burst)).saturating_sub(2) {
@@ -85,7 +85,7 @@ impl Pace {
         Ok(Self { rate, burst, max_cost, whole: period / count, part: period % count, count })
     }
 
-    /// What its states are written under.
+    /// The numbers that its states are written under.
     #[inline]
     pub(super) const fn under(self) -> Under {
         Under { rate: self.rate, burst: self.burst }
@@ -104,24 +104,24 @@ impl Pace {
         self.max_cost
     }
 
-    /// TAT less the tolerance for what `units` leave of the burst, rounded up to a whole µs.
+    /// TAT less the tolerance for what a cost of `units` leaves of the burst, rounded up to a whole µs.
     #[inline]
     pub(super) fn due(self, tat: Tat, units: u32) -> Micros {
         self.advance(tat, i64::from(units) - i64::from(self.burst)).ceil()
     }
 
-    /// TAT, or `at` where that is later, and `cost` emission intervals on.
+    /// TAT after `cost` is committed at `at`: the later of TAT and `at`, plus `cost` emission intervals.
     ///
-    /// `at` is a whole µs and TAT need not be: a slot at TAT rounded up is at TAT. Counted from
-    /// the slot instead, every rounding would stay, and 700001/s become 500000/s.
+    /// `at` is a whole µs and TAT need not be: a slot at TAT rounded up is at TAT. If it counted from the slot instead,
+    /// the rounding errors would add up, and 700001/s become 500000/s.
     #[inline]
     pub(super) fn commit(self, tat: Tat, at: Micros, cost: u32) -> Tat {
         let start = if tat.ceil() < at { Tat::whole(at) } else { tat };
         self.advance(start, i64::from(cost))
     }
 
-    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one. A
-    /// cost that never fits is as good as the highest that does.
+    /// The latest slot at which `cost` can be taken exactly, in doubles too: no store grants a later one. A cost that
+    /// never fits counts as the highest that does.
     #[inline]
     pub(super) fn latest(self, cost: u32) -> Micros {
         let cost = cost.min(self.max_cost);
@@ -129,14 +129,13 @@ impl Pace {
         Micros(Micros::MAX.0 - reach.at.0 - 1)
     }
 
-    /// A state under these numbers that was written under others: what is taken beyond the latest slot (`last`)
-    /// was so many units, and is as many still. Else a limit that rose from 1/min to 10/s would stand still for
-    /// a minute, and one that fell would let a burst through. Where the burst is another one TAT moves by as many
-    /// units, so that as many as were left are left: a lowered burst is not waited off, and one that is lowered
-    /// and raised again has gained nothing. It moves to the latest slot at most: more than the lowered burst is
-    /// never left.
+    /// Adapts a state that was written under other numbers: as many units are pending beyond the latest slot (`last`)
+    /// as before. Otherwise a limit that rose from 1/min to 10/s would stand still for a minute, and one that fell
+    /// would let a burst through. Where the burst differs, TAT moves by as many units, so that the remaining units stay
+    /// the same: a lowered burst causes no wait, and one that is lowered and raised again has gained nothing. TAT moves
+    /// back to the latest slot at most, so that never more than the lowered burst remains.
     ///
-    /// Under another rate in doubles, as the scripts compute it, and rounded up: it is exact again from the next
+    /// Under another rate it is computed in doubles, as the scripts do, and rounded up; it is exact again from the next
     /// unit on.
     pub(super) fn retime(self, tat: Tat, under: Under, last: Micros) -> Tat {
         if under == self.under() {
@@ -144,13 +143,13 @@ impl Pace {
         }
         let more = i64::from(self.burst) - i64::from(under.burst);
         let ahead = tat.at.0 - last.0;
-        // What lies beyond exact time is refused either way.
+        // Slots beyond exact time are refused either way.
         let latest = Tat::whole(self.latest(1));
         if under.rate == self.rate {
             return if ahead < 0 { tat } else { self.advance(tat, more).max(Tat::whole(last)).min(latest) };
         }
         if ahead < 0 {
-            // Nothing is pending.
+            // No units are pending.
             return Tat::whole(tat.ceil()).min(latest);
         }
         let units =
@@ -160,19 +159,19 @@ impl Pace {
         Tat::whole(Micros(last.0.saturating_add(span.ceil() as i64))).min(latest)
     }
 
-    /// TAT such that no unit goes before `until`, and then each at its pace: as if the burst had been
-    /// used up until then.
+    /// TAT such that no unit fits before `until`, and the following ones fit at the pace: as if the burst had been used
+    /// up until then.
     pub(super) fn paused(self, until: Micros) -> Tat {
         self.advance(Tat::whole(until), i64::from(self.burst) - 1)
     }
 
-    /// What fits at `now`: the burst, less the emission intervals, begun ones included, that TAT is ahead.
+    /// The standing at `now`: the burst, less the emission intervals that TAT is ahead, rounded up.
     pub(super) fn standing(self, tat: Tat, now: Micros) -> Standing {
         let ahead = i128::from(tat.at.0 - now.0) * i128::from(self.count) + i128::from(tat.rem);
         let period = i128::from(self.rate.period_micros());
         let taken = if ahead <= 0 { 0 } else { (ahead + period - 1) / period };
         let remaining = u64::from(self.burst).saturating_sub(u64::try_from(taken).unwrap_or(u64::MAX));
-        Standing { limit: self.burst.into(), remaining, reset_at: tat.ceil().max(now) }
+        Standing { limit: self.burst.into(), remaining, reset_after: tat.ceil().since(now) }
     }
 
     /// `units` emission intervals on from `tat` (or back), exactly.

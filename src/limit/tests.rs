@@ -1,5 +1,5 @@
-//! Properties of the kernel: each of every algorithm that it holds for, over random numbers and
-//! random timelines.
+//! Properties of the kernel, each checked for every algorithm that it holds for, over random numbers and random
+//! timelines.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn gcra() -> BoxedStrategy<Limit> {
     (rate(), 1_u32..20, any::<bool>()).prop_map(of).boxed()
 }
 
-/// Few units, so that limits are often full; and periods short enough for slow oracles.
+/// Counts are small, so that limits are often full and the periods are short enough for slow oracles.
 fn count() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 1_u64..8, 1 => 8_u64..40]
 }
@@ -98,7 +98,7 @@ pub(crate) fn any_limit() -> BoxedStrategy<Limit> {
     prop_oneof![leaky_bucket(), gcra(), counting(), sliding_window(), sliding_log()].boxed()
 }
 
-/// The span that the limit's numbers speak of, µs: what N units take.
+/// The time in which the limit allows N units, in µs.
 pub(crate) fn span(limit: &Limit) -> i64 {
     match limit.algorithm() {
         Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => counting.edges().longest(),
@@ -108,7 +108,7 @@ pub(crate) fn span(limit: &Limit) -> i64 {
     }
 }
 
-/// How far the clock moves, in hundredths of a limit's span: mostly on, now and then back.
+/// Moves of the clock in hundredths of a limit's span: mostly forward, now and then back.
 fn moves() -> impl Strategy<Value = i64> {
     prop_oneof![4 => Just(0_i64), 6 => 0_i64..60, 1 => 90_i64..130, 1 => 130_i64..500, 2 => -80_i64..0]
 }
@@ -118,11 +118,11 @@ fn clamp(limit: &Limit, cost: u32) -> u32 {
     cost.clamp(1, limit.max_cost())
 }
 
-/// What was taken: when, and how many units.
+/// The units taken, each with its instant.
 type Taken = Vec<(i64, u32)>;
 
-/// Takes slots on a clock that moves like this, each as soon as it fits; or, policing, those that fit at
-/// once. The state, and what was taken in turn.
+/// Takes slots on a clock that makes these moves: each as soon as it fits, or, when it polices, those that fit at once.
+/// Returns the state, and the units taken in order.
 fn run(limit: &Limit, police: bool, steps: &[(i64, u32)]) -> (State, Taken) {
     let (mut state, mut now, mut taken) = (limit.fresh(), TODAY, vec![]);
     for &(moved, cost) in steps {
@@ -141,7 +141,7 @@ fn steps() -> impl Strategy<Value = Vec<(i64, u32)>> {
     prop::collection::vec((moves(), prop_oneof![3 => Just(1_u32), 1 => 1_u32..6]), 1..60)
 }
 
-/// A policer of 5 a second by each algorithm; the quota's 5 are a day's.
+/// A policer of 5 units a second by each algorithm; those of the quota are for a day.
 fn five_of_each() -> [Limit; 8] {
     let second = Duration::from_secs(1);
     let rate: Rate = "5/s".parse().unwrap();

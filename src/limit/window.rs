@@ -1,8 +1,7 @@
-//! Windows that count: the fixed window and the quota.
+//! Windows that count units: the fixed window and the quota.
 //!
-//! At most N units are taken until the window's end; at its end a new one begins. Whoever takes N at
-//! the end of one window and N at the start of the next has taken 2N in little time: that is the price
-//! of a state of three numbers.
+//! At most N units are taken until the window's end; at its end a new one begins. N units at the end of one window and
+//! N at the start of the next are 2N in little time: this is the price of a state of three numbers.
 
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::{LimitError, Standing};
 use crate::rate::{Rate, RateError};
 use crate::time::Micros;
 
-/// A window in force: `used` units were taken that count until `end`.
+/// The present window: `used` units were taken that count until `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// The first instant that is no longer in it.
@@ -20,19 +19,19 @@ pub struct Window {
     pub used: u64,
 }
 
-/// When windows end.
+/// The kinds of windows, by when they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edges {
     /// At every multiple of the period since the Unix epoch, plus the offset (both in µs).
     Aligned {
-        /// µs.
+        /// The period, in µs.
         period: i64,
-        /// µs, less than the period.
+        /// The offset, in µs; less than the period.
         offset: i64,
     },
     /// One period (µs) after the first unit taken: a window begins when it is first used.
     FirstHit {
-        /// µs.
+        /// The period, in µs.
         period: i64,
     },
     /// At midnight of a day, of a Monday, or of the first of a month.
@@ -43,7 +42,7 @@ impl Edges {
     /// Windows of this period, aligned to the Unix epoch plus an offset in µs.
     ///
     /// # Errors
-    /// [`LimitError`] when the period is 0 or over 366 days, or the offset none within it.
+    /// [`LimitError`] when the period is 0 or over 366 days, or the offset is not within it.
     pub fn aligned(period: Duration, offset: i64) -> Result<Self, LimitError> {
         let micros = length(period)?;
         if !(0..micros).contains(&offset) {
@@ -60,7 +59,7 @@ impl Edges {
         Ok(Self::FirstHit { period: length(period)? })
     }
 
-    /// The end of the window that `at` opens.
+    /// The end of the window that a unit at `at` opens.
     #[must_use]
     pub fn after(self, at: Micros) -> Micros {
         let end = match self {
@@ -81,9 +80,9 @@ impl Edges {
     }
 }
 
-/// A period in µs.
+/// The length of a period, in µs.
 fn length(period: Duration) -> Result<i64, RateError> {
-    // One unit in it is a rate exactly when the period is one.
+    // One unit in a period is a rate exactly when the period is valid.
     let micros = Rate::new(1, period)?.period_micros();
     i64::try_from(micros).map_err(|_| RateError::TooLong(format!("1 per {period:?}")))
 }
@@ -97,15 +96,15 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// `count` units in each window that `edges` bound.
+    /// A count of units in each window that `edges` bound.
     ///
     /// # Errors
-    /// [`LimitError`] when the count is 0 or over what is a rate, or the offset none within the period.
+    /// [`LimitError`] when the count is 0 or over what is a rate, or the offset is not within the period.
     pub(super) fn new(count: u64, edges: Edges) -> Result<Self, LimitError> {
         let longest = u64::try_from(edges.longest()).map_err(|_| RateError::Zero)?;
         let period = Duration::from_micros(longest);
         let rate = Rate::new(count, period)?;
-        // Anybody may build the variant.
+        // Anybody may build the variant directly.
         if let Edges::Aligned { period: micros, offset } = edges
             && !(0..micros).contains(&offset)
         {
@@ -126,7 +125,7 @@ impl Counting {
         self.edges
     }
 
-    /// N in the longest window.
+    /// N per longest window.
     #[must_use]
     pub const fn rate(self) -> Rate {
         self.rate
@@ -138,8 +137,8 @@ impl Counting {
         u32::try_from(self.count).unwrap_or(u32::MAX)
     }
 
-    /// The first instant, `now` and the latest slot or later, at which the cost fits: now, or when a
-    /// new window begins.
+    /// The first instant at which the cost fits, not before `now` and the latest slot: that instant, or the end of the
+    /// window.
     pub(super) fn earliest(self, window: Window, last: Micros, now: Micros, cost: u32) -> Micros {
         let at = now.max(last);
         let fits = at >= window.end || window.used + u64::from(cost) <= self.count;
@@ -153,14 +152,13 @@ impl Counting {
         Window { used: window.used + u64::from(cost), ..window }
     }
 
-    /// A window that may be of another period: none lasts longer from its latest slot on than one
-    /// period of these.
+    /// Adapts a window that may be of another period: it ends at most one of the present periods after its latest slot.
     pub(super) fn adopt(self, window: Window, last: Micros) -> Window {
         Window { end: window.end.min(Micros(last.0 + self.edges.longest())), ..window }
     }
 
-    /// Where its end was counted from a slot, it moves with the clock. Otherwise the window is the
-    /// clock's own: it goes on to its end, as far as `adopt` allows.
+    /// A window that was opened by a slot moves with the clock. Any other is the clock's own: it lasts to its end, as
+    /// far as `adopt` allows.
     pub(super) const fn step_back(self, window: Window, back: i64) -> Window {
         match self.edges {
             Edges::FirstHit { .. } if window.end.0 > back => {
@@ -178,6 +176,10 @@ impl Counting {
             Edges::FirstHit { .. } => (0, at),
             edges => (0, edges.after(at)),
         };
-        Standing { limit: self.count, remaining: self.count.saturating_sub(used), reset_at }
+        Standing {
+            limit: self.count,
+            remaining: self.count.saturating_sub(used),
+            reset_after: reset_at.since(now),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Those who wait for a slot: first in, first out within each lane and priority.
+//! The waiters without a slot, first in, first out within each lane and priority.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use tokio::time::Instant;
 
 use super::{LaneId, Waiter};
 
-/// With fewer waiters than this nothing stale is looked for.
+/// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;
 
-/// The place of a waiter in its lane: by falling priority, then arrival.
+/// The position of a waiter in its lane: by descending priority, then by arrival.
 type Place = (u8, u64);
 
-/// Those who wait for a slot of one downstream: who may go now, and who may go later.
+/// The waiters of one downstream that have no slot yet: those that may have one now, and those that may have one later.
 #[derive(Debug)]
 pub(crate) struct Backlog<W> {
-    /// By lane. A waiter that comes back takes its old place.
+    /// The ready waiters of each lane. A waiter that returns takes its old position.
     ready: Vec<BTreeMap<Place, W>>,
-    /// Those who may not go yet, by when they may.
+    /// The waiters that are not ready yet, by the instant at which they become ready.
     later: BTreeMap<(Instant, u64), W>,
-    /// Those who wait for the end of a window while others go that cost less, by when the window ends.
+    /// The waiters that wait for the end of a window while cheaper ones are granted slots, by the end of the window.
     aside: BTreeMap<(Instant, u64), W>,
-    /// From this length on the stale ones are to be looked for.
+    /// The length from which on stale waiters are to be purged.
     purge_threshold: usize,
 }
 
 impl<W: Waiter> Backlog<W> {
-    /// An empty one with a lane for each of so many plans.
+    /// Creates an empty backlog with the downstream's own lane and one lane for each plan.
     pub(crate) fn new(plans: usize) -> Self {
         Self {
             ready: (0..=plans).map(|_| BTreeMap::new()).collect(),
@@ -37,25 +37,25 @@ impl<W: Waiter> Backlog<W> {
         }
     }
 
-    /// Adds one that may go now.
+    /// Adds a waiter that is ready now.
     pub(crate) fn push(&mut self, waiter: W) {
-        // There is a lane for every plan that a job can be decoded with.
+        // Every plan that a decoded job can have has a lane.
         let row = waiter.lane().row().min(self.ready.len() - 1);
         self.ready[row].insert((9 - waiter.priority().min(9), waiter.seq()), waiter);
     }
 
-    /// Adds one that may go from `due` on.
+    /// Adds a waiter that becomes ready at `due`.
     pub(crate) fn push_later(&mut self, due: Instant, mut waiter: W) {
-        waiter.may_go_from(due);
+        waiter.request_mut().since = due;
         self.later.insert((due, waiter.seq()), waiter);
     }
 
-    /// Puts one aside until its window ends: others go meanwhile.
+    /// Puts a waiter aside until its window ends; others may have slots meanwhile.
     pub(crate) fn put_aside(&mut self, ends: Instant, waiter: W) {
         self.aside.insert((ends, waiter.seq()), waiter);
     }
 
-    /// Moves those whose windows end by then back to where they may go.
+    /// Makes the waiters ready whose windows end by this instant.
     pub(crate) fn take_back(&mut self, by: Instant) {
         while let Some(first) = self.aside.first_entry().filter(|first| first.key().0 <= by) {
             let waiter = first.remove();
@@ -63,14 +63,13 @@ impl<W: Waiter> Backlog<W> {
         }
     }
 
-    /// Moves all that were put aside back to where they may go.
+    /// Makes all waiters ready that were put aside.
     pub(crate) fn take_all_back(&mut self) {
         std::mem::take(&mut self.aside).into_values().for_each(|waiter| self.push(waiter));
     }
 
-    /// Moves those who may go by `now` to where they may; and those who wait for the end of a window when that is
-    /// so much later.
-    pub(crate) fn promote(&mut self, now: Instant, early: Duration) {
+    /// Makes the waiters ready that are due at `now`, and those whose window ends at most `early` later.
+    pub(crate) fn tick(&mut self, now: Instant, early: Duration) {
         while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
             let waiter = first.remove();
             self.push(waiter);
@@ -78,38 +77,38 @@ impl<W: Waiter> Backlog<W> {
         self.take_back(now + early);
     }
 
-    /// When the next one is due that may not go yet, as [`Backlog::promote`] has it.
-    pub(crate) fn next_due(&self, early: Duration) -> Option<Instant> {
+    /// Returns the instant at which [`Backlog::tick`] makes the next waiter ready.
+    pub(crate) fn wake_at(&self, early: Duration) -> Option<Instant> {
         let later = self.later.first_key_value().map(|((due, _), _)| *due);
         let aside =
             self.aside.first_key_value().map(|((ends, _), _)| ends.checked_sub(early).unwrap_or(*ends));
         later.into_iter().chain(aside).min()
     }
 
-    /// The place of the first one in this lane.
+    /// Returns the position of the first ready waiter of this lane.
     pub(crate) fn first(&self, lane: LaneId) -> Option<Place> {
         self.ready[lane.row()].first_key_value().map(|(place, _)| *place)
     }
 
-    /// Takes the first one in this lane.
+    /// Takes the first ready waiter of this lane.
     pub(crate) fn pop(&mut self, lane: LaneId) -> Option<W> {
         self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter)
     }
 
-    /// Drops those at the head of this lane for whom nobody waits any more.
+    /// Drops the stale waiters at the head of this lane.
     pub(crate) fn drop_stale_first(&mut self, lane: LaneId) {
         while let Some(first) = self.ready[lane.row()].first_entry().filter(|first| !first.get().is_live()) {
             first.remove();
         }
     }
 
-    /// Takes the first one in this lane, if it is one of these.
+    /// Takes the first ready waiter of this lane, if it satisfies the condition.
     pub(crate) fn pop_if(&mut self, lane: LaneId, is_meant: impl FnOnce(&W) -> bool) -> Option<W> {
         let first = self.ready[lane.row()].first_entry()?;
         is_meant(first.get()).then(|| first.remove())
     }
 
-    /// Takes the one of this lane, priority and place in the order of arrival, if it is here.
+    /// Takes the waiter with this lane, priority and position in the order of arrival, if it is in the backlog.
     pub(crate) fn remove(&mut self, lane: LaneId, priority: u8, seq: u64) -> Option<W> {
         let row = lane.row().min(self.ready.len() - 1);
         let ready = self.ready[row].remove(&(9 - priority.min(9), seq));
@@ -120,12 +119,12 @@ impl<W: Waiter> Backlog<W> {
         ready.or_else(|| among(&mut self.later)).or_else(|| among(&mut self.aside))
     }
 
-    /// How many of this lane may go now.
+    /// Returns the number of ready waiters of this lane.
     pub(crate) fn ready(&self, lane: LaneId) -> usize {
         self.ready[lane.row()].len()
     }
 
-    /// How many there are, whether they may go or not.
+    /// Returns the number of all waiters, ready or not.
     pub(crate) fn len(&self) -> usize {
         self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len() + self.aside.len()
     }
@@ -134,12 +133,12 @@ impl<W: Waiter> Backlog<W> {
         self.len() == 0
     }
 
-    /// Whether there are so many that the stale ones are to be looked for.
+    /// Whether the backlog is so long that stale waiters are to be purged.
     pub(crate) fn is_crowded(&self) -> bool {
         self.len() >= self.purge_threshold
     }
 
-    /// Drops those for whom nobody waits any more.
+    /// Drops all stale waiters.
     pub(crate) fn drop_stale(&mut self) {
         self.ready.iter_mut().for_each(|lane| lane.retain(|_, waiter| waiter.is_live()));
         self.later.retain(|_, waiter| waiter.is_live());
@@ -147,7 +146,7 @@ impl<W: Waiter> Backlog<W> {
         self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
     }
 
-    /// Takes all.
+    /// Takes all waiters.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
         let later = std::mem::take(&mut self.later).into_values();
@@ -163,7 +162,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn seqs(callers: Vec<Caller>) -> Vec<u64> {
-        callers.into_iter().map(|caller| caller.seq).collect()
+        callers.into_iter().map(|caller| caller.seq()).collect()
     }
 
     fn popped(backlog: &mut Backlog<Caller>, lane: LaneId) -> Vec<u64> {
@@ -180,11 +179,11 @@ mod tests {
             (3, 9, plan),
             (4, 0, LaneId::DOWNSTREAM),
         ] {
-            backlog.push(Caller { priority, lane, ..Caller::new(seq) });
+            backlog.push(Caller::new(seq).priority(priority).lane(lane));
         }
         assert_eq!((backlog.ready(LaneId::DOWNSTREAM), backlog.ready(plan), backlog.len()), (4, 1, 5));
         let first = backlog.pop(LaneId::DOWNSTREAM).unwrap();
-        assert_eq!(first.seq, 1, "255 counts as 9, and came later");
+        assert_eq!(first.seq(), 1, "255 counts as 9, and came later");
         backlog.push(first);
         assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [1, 2, 0, 4]);
         assert_eq!(popped(&mut backlog, plan), [3]);
@@ -197,16 +196,16 @@ mod tests {
         let early = 10 * MS;
         backlog.push_later(start + 50 * MS, Caller::new(0));
         backlog.put_aside(start + 55 * MS, Caller::new(1));
-        assert_eq!(backlog.next_due(early), Some(start + 45 * MS), "so much before the window ends");
-        backlog.promote(start + 44 * MS, early);
+        assert_eq!(backlog.wake_at(early), Some(start + 45 * MS), "so much before the window ends");
+        backlog.tick(start + 44 * MS, early);
         assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [0; 0]);
-        backlog.promote(start + 45 * MS, early);
+        backlog.tick(start + 45 * MS, early);
         assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [1]);
-        assert_eq!(backlog.next_due(early), Some(start + 50 * MS));
-        backlog.promote(start + 50 * MS, early);
+        assert_eq!(backlog.wake_at(early), Some(start + 50 * MS));
+        backlog.tick(start + 50 * MS, early);
         let waited = backlog.pop(LaneId::DOWNSTREAM).unwrap();
-        assert_eq!(waited.since, start + 50 * MS, "it waits for a slot since it may go");
-        assert_eq!(backlog.next_due(early), None);
+        assert_eq!(waited.since(), start + 50 * MS, "it waits for a slot since it may go");
+        assert_eq!(backlog.wake_at(early), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -223,21 +222,21 @@ mod tests {
     async fn one_that_waits_no_longer_is_found_wherever_it_is() {
         let (mut backlog, later) = (Backlog::new(1), Instant::now() + MS);
         let plan = LaneId::of_plan(Some(0));
-        backlog.push(Caller { priority: 4, lane: plan, ..Caller::new(0) });
+        backlog.push(Caller::new(0).priority(4).lane(plan));
         backlog.push_later(later, Caller::new(1));
         backlog.put_aside(later, Caller::new(2));
         for (lane, priority, seq) in [(LaneId::DOWNSTREAM, 4, 0), (plan, 3, 0), (plan, 4, 1_000)] {
             assert!(backlog.remove(lane, priority, seq).is_none(), "another one");
         }
         for (lane, priority, seq) in [(plan, 4, 0), (LaneId::DOWNSTREAM, 0, 1), (LaneId::DOWNSTREAM, 0, 2)] {
-            assert_eq!(backlog.remove(lane, priority, seq).map(|caller| caller.seq), Some(seq));
+            assert_eq!(backlog.remove(lane, priority, seq).map(|caller| caller.seq()), Some(seq));
         }
         assert!(backlog.is_empty());
-        backlog.push(Caller { cost: 2, ..Caller::new(3) });
-        assert!(backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost == 1).is_none());
+        backlog.push(Caller::new(3).cost(2));
+        assert!(backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 1).is_none());
         assert!(backlog.pop_if(plan, |_| true).is_none());
-        let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost == 2);
-        assert_eq!((popped.map(|caller| caller.seq), backlog.len()), (Some(3), 0));
+        let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 2);
+        assert_eq!((popped.map(|caller| caller.seq()), backlog.len()), (Some(3), 0));
     }
 
     #[tokio::test(start_paused = true)]

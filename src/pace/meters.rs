@@ -1,5 +1,5 @@
-//! What the engine counts, through the `metrics` facade. Handles are made once per downstream, and with them every
-//! series, at 0: a rate over a series that appears with its first event misses it.
+//! The engine's metrics, through the `metrics` facade. Handles are created once per downstream, and with them every
+//! series, at 0: a rate over a series that appears with its first event misses that event.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use super::OnLimit;
 use crate::metric;
 
-/// Why a slot is not used.
+/// The reason why a slot was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Abandoned {
-    /// It was missed by more than is tolerated.
+    /// It was missed by more than the tolerance.
     Late,
     /// The connection that its job came through was lost.
     Stale,
@@ -19,7 +19,7 @@ pub(crate) enum Abandoned {
     Stepped,
     /// It lies in a pause.
     Paused,
-    /// It is of a pace of this replica's own, and the store is there again.
+    /// It was granted by this replica's local pace, and the store is available again.
     StoreBack,
     /// There was no connection to the downstream.
     Unreachable,
@@ -32,7 +32,7 @@ pub(crate) enum Abandoned {
 }
 
 impl Abandoned {
-    /// Every reason, in the order of their declaration.
+    /// Every reason, in the order of declaration.
     pub(crate) const ALL: [Self; 9] = [
         Self::Late,
         Self::Stale,
@@ -45,7 +45,7 @@ impl Abandoned {
         Self::Stopped,
     ];
 
-    /// The value of the label `reason`.
+    /// Returns the value of the label `reason`.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Late => "late",
@@ -74,7 +74,7 @@ pub(crate) struct Meters {
     shaping_delay: Histogram,
 }
 
-/// What is counted of calls to the store.
+/// The metrics of calls to the store.
 #[derive(Clone)]
 struct CallMeters {
     errors: Counter,
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Meters {
 }
 
 impl Meters {
-    /// The series of this downstream, all at 0.
+    /// Creates the series of this downstream, all at 0.
     pub(crate) fn new(downstream: &str, on_limit: OnLimit) -> Self {
         let op = match on_limit {
             OnLimit::Wait => "reserve",
@@ -138,7 +138,7 @@ impl Meters {
         self.abandoned[reason as usize].increment(slots as u64);
     }
 
-    /// The store answered a call for slots, and granted so many.
+    /// Records that the store answered a reserve call, and granted this number of slots.
     pub(crate) fn reserved(&self, round_trip: Duration, granted: usize) {
         self.calls.round_trip.record(round_trip.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "a histogram of at most 1024")]
@@ -146,38 +146,39 @@ impl Meters {
         self.slots.increment(granted as u64);
     }
 
-    /// The store answered a call about the record.
+    /// Records that the store answered a call about the record.
     pub(crate) fn record_answered(&self, round_trip: Duration) {
         self.calls.record_round_trip.record(round_trip.as_secs_f64());
     }
 
-    /// A call for slots failed.
+    /// Counts a failed reserve call.
     pub(crate) fn reserve_failed(&self) {
         self.calls.errors.increment(1);
     }
 
-    /// A call about the record failed.
+    /// Counts a failed call about the record.
     pub(crate) fn record_failed(&self) {
         self.calls.record_errors.increment(1);
     }
 
-    /// Whether the store is there.
+    /// Sets whether the store is available.
     pub(crate) fn connected(&self, is_there: bool) {
         self.connected.set(f64::from(u8::from(is_there)));
     }
 
-    /// Whether the downstream is paused.
+    /// Sets whether the downstream is paused.
     pub(crate) fn paused(&self, is_paused: bool) {
         self.paused.set(f64::from(u8::from(is_paused)));
     }
 
-    /// A slot was granted: how long that was waited for, and how long the slot is still away.
+    /// Records that a slot was granted: the time that its waiter waited for the grant, and the time until the slot
+    /// comes.
     pub(crate) fn granted(&self, waited: Duration, ahead: Duration) {
         self.queue_wait.record(waited.as_secs_f64());
         self.shaping_delay.record(ahead.as_secs_f64());
     }
 
-    /// The rate in force, and whether an operator set it: the series of the other source is 0.
+    /// Sets the rate in force, and whether an operator set it. The series of the other source is 0.
     pub(crate) fn rate_in_force(&self, jobs_per_second: f64, is_override: bool) {
         for (source, counts) in [("config", !is_override), ("override", is_override)] {
             let rate = if counts { jobs_per_second } else { 0.0 };

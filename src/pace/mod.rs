@@ -1,13 +1,13 @@
-//! The engine: gives a slot to each of those who wait, in the order that is fair among them, and says when it has
-//! come. It is generic over what waits.
+//! The engine assigns a slot to each waiter, in a fair order, and reports when the slot has come. It is generic over
+//! the type of the waiter.
 //!
-//! | module | what it keeps |
+//! | module | responsibility |
 //! |---|---|
-//! | [`backlog`] | those who wait for a slot, first in, first out within each lane and priority |
-//! | [`schedule`] | whose turn it is, when to ask the store, and for how many |
-//! | [`pacing`] | what one replica paces by, as the store is there or away; its calls for slots, its lease and its clock |
-//! | [`terms`] | what all replicas hold in common: the limits in force, and pauses |
-//! | [`release`] | those who hold a slot until it comes, how many may be sent at once, and the release clock |
+//! | [`backlog`] | the waiters without a slot, first in, first out within each lane and priority |
+//! | [`schedule`] | the choice of the next lane, the instant of the next reserve call, and its size |
+//! | [`pacing`] | the source of this replica's slots, as the store is available or not; its reserve calls, its lease and its slot clock |
+//! | [`terms`] | the state that all replicas share: the limits in force, and pauses |
+//! | [`release`] | the waiters that hold a slot until it comes, the concurrency of sends, and the release clock |
 
 mod backlog;
 mod engine;
@@ -21,9 +21,10 @@ mod terms;
 pub(crate) mod testing;
 mod waiter;
 
-pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Unused, Wakeups};
+pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Wakeups};
+pub(crate) use release::Unused;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings};
 pub use settings::{OnLimit, OnUnavailable, window};
 #[cfg(test)]
 pub(crate) use waiter::Caller;
-pub(crate) use waiter::{LaneId, Waiter};
+pub(crate) use waiter::{LaneId, SlotRequest, Waiter};

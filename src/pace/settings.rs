@@ -1,4 +1,4 @@
-//! What the engine goes by.
+//! The settings of the engine.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::LaneId;
 use crate::limit::{Limit, LimitSet};
 use crate::terms::Terms;
 
-/// How far ahead of now slots are granted, where nothing else is said.
+/// The default horizon: how far ahead of now a slot may be granted.
 pub(crate) const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
 
-/// What becomes of a job that the limits do not allow at once.
+/// The handling of a job that the limits do not allow at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnLimit {
     /// It waits for its slot: the limits shape.
@@ -19,14 +19,14 @@ pub enum OnLimit {
     Reject,
 }
 
-/// What becomes of the jobs while the store cannot be reached.
+/// The handling of jobs while the store cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnUnavailable {
     /// They wait: nothing is released without a slot.
     #[default]
     Hold,
-    /// Each replica releases its part of the pace: the limits divided by the replicas last known. One that has
-    /// not reached the store yet knows of none, and waits.
+    /// Each replica releases its share of the pace: the limits divided by the last known number of replicas. A replica
+    /// that has not reached the store yet does not know this number, and waits.
     Local,
     /// They are released as fast as the downstream takes them.
     Open,
@@ -37,31 +37,31 @@ pub enum OnUnavailable {
 pub(crate) struct PlanLimits {
     /// The plan's name.
     pub(crate) name: String,
-    /// The downstream's limits, and then those of the plan.
+    /// The downstream's limits, followed by those of the plan.
     pub(crate) limits: LimitSet,
 }
 
-/// What the engine of one downstream goes by, as it is in force.
+/// The settings in force for the engine of one downstream.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// The downstream's name.
     pub(crate) downstream: String,
-    /// The limits of all who wait for the downstream.
+    /// The limits of all waiters of the downstream.
     pub(crate) limits: LimitSet,
     /// The plans, in the order of [`LaneId::plan`].
     pub(crate) plans: Vec<PlanLimits>,
-    /// What becomes of those whom the limits do not allow at once.
+    /// The handling of waiters that the limits do not allow at once.
     pub(crate) on_limit: OnLimit,
-    /// What becomes of them while the store cannot be reached.
+    /// The handling of waiters while the store cannot be reached.
     pub(crate) on_unavailable: OnUnavailable,
     /// How far ahead of now a slot may be granted.
     pub(crate) horizon: Duration,
-    /// How many may be sent at once.
+    /// The most sends that may be in progress at once.
     pub(crate) concurrency: usize,
-    /// How many the driver has in hand at most, where the limits do not release fewer soon.
-    /// None where all who wait are in hand.
+    /// The most jobs that the driver holds at once, unless the limits release fewer soon. It is `None` if the driver
+    /// holds all waiters.
     pub(crate) prefetch: Option<u16>,
-    /// The revision of the configuration that the limits come from: a lower one never replaces a higher one.
+    /// The revision of the configuration that the limits come from. A lower revision never replaces a higher one.
     pub(crate) revision: Option<u64>,
 }
 
@@ -71,29 +71,29 @@ impl Settings {
         std::iter::once(&self.limits).chain(self.plans.iter().map(|plan| &plan.limits))
     }
 
-    /// The limits that decide on this lane. A plan that there is not has the downstream's.
+    /// The limits that apply to this lane. An unknown plan has the downstream's limits.
     pub(crate) fn limits_of(&self, lane: LaneId) -> &LimitSet {
         let plan = lane.plan().and_then(|plan| self.plans.get(plan));
         plan.map_or(&self.limits, |plan| &plan.limits)
     }
 
-    /// How many the driver has in hand at most; see [`window`].
+    /// The most jobs that the driver holds at once; see [`window`].
     pub(crate) fn window(&self) -> u16 {
         window(self.prefetch.unwrap_or(u16::MAX), &self.limits, self.on_limit)
     }
 
-    /// Whether more may wait elsewhere while so many are in hand.
+    /// Whether more jobs may wait elsewhere while the driver holds `in_hand` of them.
     pub(crate) fn may_more_wait(&self, in_hand: usize) -> bool {
         self.prefetch.is_some() && in_hand >= usize::from(self.window())
     }
 
-    /// What all replicas are to agree on: the limits, those of each plan by its name, and the revision.
+    /// The terms that all replicas have to agree on: the limits, those of each plan by its name, and the revision.
     pub(crate) fn terms(&self) -> Terms {
         let plans = self.plans.iter().map(|plan| (plan.name.clone(), plan.limits.clone()));
         Terms::new(self.limits.clone(), plans.collect(), self.revision)
     }
 
-    /// The same where the limits only police, if that is wanted.
+    /// Returns the settings with policing limits if `on_limit` asks for them.
     pub(crate) fn policing(mut self) -> Self {
         if self.on_limit == OnLimit::Reject {
             self.limits = self.limits.policing();
@@ -105,9 +105,9 @@ impl Settings {
     }
 }
 
-/// How many messages a replica has in hand at most, where `prefetch` is what was asked for: at most the slots
-/// that the limits have in 60 s after a rest, and at least 1. More would only be held here, out of reach of
-/// other replicas. Where the limits police nothing is held.
+/// Returns the most messages that a replica holds at once, given the configured `prefetch`: at most as many as the
+/// limits release in 60 s after an idle period, and at least 1. More messages would only be held here, out of reach of
+/// other replicas. If the limits police, nothing is held.
 #[must_use]
 pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
     const HOLD_MAX: Duration = Duration::from_secs(60);

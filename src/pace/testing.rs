@@ -1,11 +1,11 @@
-//! What the tests of several owners need.
+//! Helpers for the tests of several modules.
 
 use std::time::Duration;
 
 use super::{OnLimit, OnUnavailable, Settings};
 use crate::limit::{Limit, LimitSet};
 
-/// One leaky bucket of this rate, shaping.
+/// Returns settings with one shaping leaky bucket of this rate.
 pub(crate) fn settings(rate: &str) -> Settings {
     let limit = Limit::leaky_bucket("rate", rate.parse().unwrap(), 1).unwrap();
     Settings {

@@ -1,17 +1,17 @@
-//! What waits for a slot.
+//! The waiters of the engine, and their requests for slots.
 
 use tokio::time::Instant;
 
-/// A lane: those who wait for slots of the same limits. The first one has the downstream's own limits alone, and each
-/// plan has one of its own.
+/// A lane: the waiters whose slots keep the same limits. The first lane has the downstream's own limits alone, and each
+/// plan has a lane of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(usize);
 
 impl LaneId {
-    /// The lane that only the downstream's own limits apply to.
+    /// The lane to which only the downstream's own limits apply.
     pub(crate) const DOWNSTREAM: Self = Self(0);
 
-    /// The lane of a job with this plan, or without one.
+    /// Returns the lane of a job with this plan, or without one.
     pub(crate) const fn of_plan(plan: Option<usize>) -> Self {
         match plan {
             Some(plan) => Self(plan + 1),
@@ -19,90 +19,110 @@ impl LaneId {
         }
     }
 
-    /// The lane in this row of a table that has one row for each lane.
+    /// Returns the lane in this row of a table that has one row for each lane.
     pub(crate) const fn at(row: usize) -> Self {
         Self(row)
     }
 
-    /// Its row in such a table.
+    /// Returns the row of this lane in such a table.
     pub(crate) const fn row(self) -> usize {
         self.0
     }
 
-    /// Its plan; none for the downstream's own lane.
+    /// Returns the plan of this lane; `None` for the downstream's own lane.
     pub(crate) const fn plan(self) -> Option<usize> {
         self.0.checked_sub(1)
     }
 }
 
-/// One who waits for a slot: a job in the daemon.
+/// The request of a waiter for a slot, and its position in the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotRequest {
+    /// The lane in which the waiter waits.
+    pub(crate) lane: LaneId,
+    /// The priority from 0 to 9; the higher priority goes first.
+    pub(crate) priority: u8,
+    /// The number of units that it takes from its limits.
+    pub(crate) cost: u32,
+    /// The position in the order of arrival, which a waiter keeps when it returns to the backlog.
+    pub(crate) seq: u64,
+    /// The instant since which the waiter has been ready for a slot.
+    pub(crate) since: Instant,
+}
+
+/// A waiter for a slot: a job in the daemon, a call of `acquire` in the library.
 pub(crate) trait Waiter {
-    /// The lane that it waits in.
-    fn lane(&self) -> LaneId;
+    fn request(&self) -> &SlotRequest;
 
-    /// 0 to 9; the higher one goes first.
-    fn priority(&self) -> u8;
+    fn request_mut(&mut self) -> &mut SlotRequest;
 
-    /// How many units of its limits it takes.
-    fn cost(&self) -> u32;
-
-    /// Its place in the order of arrival, which it keeps when it comes back.
-    fn seq(&self) -> u64;
-
-    /// Since when it waits for a slot.
-    fn since(&self) -> Instant;
-
-    /// It may go from `due` on, and waits for a slot since then.
-    fn may_go_from(&mut self, due: Instant);
-
-    /// False once nobody waits for the outcome any more: then it is dropped.
+    /// Whether the outcome still has a receiver. A waiter without one is dropped.
     fn is_live(&self) -> bool;
+
+    fn lane(&self) -> LaneId {
+        self.request().lane
+    }
+
+    fn priority(&self) -> u8 {
+        self.request().priority
+    }
+
+    fn cost(&self) -> u32 {
+        self.request().cost
+    }
+
+    fn seq(&self) -> u64 {
+        self.request().seq
+    }
+
+    fn since(&self) -> Instant {
+        self.request().since
+    }
 }
 
 /// A waiter for tests.
 #[cfg(test)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
-    pub(crate) lane: LaneId,
-    pub(crate) priority: u8,
-    pub(crate) cost: u32,
-    pub(crate) seq: u64,
-    pub(crate) since: Instant,
+    pub(crate) request: SlotRequest,
     pub(crate) is_live: bool,
 }
 
 #[cfg(test)]
 impl Caller {
-    /// One of cost 1 in the downstream's own lane.
+    /// Creates a waiter of cost 1 in the downstream's own lane.
     pub(crate) fn new(seq: u64) -> Self {
-        Self { lane: LaneId::DOWNSTREAM, priority: 0, cost: 1, seq, since: Instant::now(), is_live: true }
+        let (lane, since) = (LaneId::DOWNSTREAM, Instant::now());
+        Self { request: SlotRequest { lane, priority: 0, cost: 1, seq, since }, is_live: true }
+    }
+
+    /// Sets the cost.
+    pub(crate) fn cost(mut self, cost: u32) -> Self {
+        self.request.cost = cost;
+        self
+    }
+
+    /// Sets the lane.
+    pub(crate) fn lane(mut self, lane: LaneId) -> Self {
+        self.request.lane = lane;
+        self
+    }
+
+    /// Sets the priority.
+    pub(crate) fn priority(mut self, priority: u8) -> Self {
+        self.request.priority = priority;
+        self
     }
 }
 
 #[cfg(test)]
 impl Waiter for Caller {
-    fn lane(&self) -> LaneId {
-        self.lane
+    fn request(&self) -> &SlotRequest {
+        &self.request
     }
 
-    fn priority(&self) -> u8 {
-        self.priority
-    }
-
-    fn cost(&self) -> u32 {
-        self.cost
-    }
-
-    fn seq(&self) -> u64 {
-        self.seq
-    }
-
-    fn since(&self) -> Instant {
-        self.since
-    }
-
-    fn may_go_from(&mut self, due: Instant) {
-        self.since = due;
+    fn request_mut(&mut self) -> &mut SlotRequest {
+        &mut self.request
     }
 
     fn is_live(&self) -> bool {

@@ -1,26 +1,26 @@
-//! Lines of bounded length from a reader, one at a time.
+//! Reads lines of bounded length, one at a time.
 
 use std::io;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
-/// What some editors put before the first line.
+/// The byte order mark, which some editors put before the first line.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// What a reader yields.
+/// An item of a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
     /// One line, without its end; the first without a byte order mark.
     Whole(Vec<u8>),
-    /// One line over the bound; it is gone.
+    /// One line over the bound, which was skipped.
     TooLong,
 }
 
-/// Reads lines; an unfinished one waits here, so that a dropped future loses nothing.
+/// Reads lines. An unfinished line is kept here, so that a dropped future loses nothing.
 #[derive(Debug)]
 pub struct Lines<R> {
     reader: R,
-    /// Nothing was yielded yet.
+    /// Whether nothing was yielded yet.
     first: bool,
     longest: usize,
     partial: Vec<u8>,
@@ -28,7 +28,7 @@ pub struct Lines<R> {
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
-    /// Lines of at most `longest` bytes each.
+    /// A reader of lines of at most `longest` bytes each.
     pub const fn new(reader: R, longest: usize) -> Self {
         Self { reader, first: true, longest, partial: Vec::new(), too_long: false }
     }
@@ -38,7 +38,7 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     /// Cancel safe.
     ///
     /// # Errors
-    /// The reader's.
+    /// An error of the reader.
     pub async fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let available = self.reader.fill_buf().await?;

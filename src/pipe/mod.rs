@@ -1,4 +1,4 @@
-//! Jobs from lines of JSON, and a line of JSON for what became of each: the source of `paced pipe`.
+//! Reads jobs from lines of JSON, and writes a line of JSON for the outcome of each: the source of `paced pipe`.
 //!
 //! ```text
 //! reader ─▶ NdjsonSource ─▶ dispatcher ─▶ ticket ─▶ OutcomeWriter ─▶ writer
@@ -22,13 +22,13 @@ pub use lines::{Line, Lines};
 pub use outcome::{OutcomeWriter, Progress, Totals};
 pub use source::NdjsonSource;
 
-/// Jobs read and not settled and written out yet, at most.
+/// The most jobs that were read and whose outcomes were not written yet.
 pub const WINDOW: usize = 1000;
 
 /// The longest line, in bytes; a longer one is skipped.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// What a person wants to know of and no line of output says.
+/// An event that people should see and that no line of output reports.
 #[derive(Debug, thiserror::Error)]
 pub enum Notice {
     /// A line is no job; it was skipped.
@@ -36,7 +36,7 @@ pub enum Notice {
     Skipped {
         /// Its number, from 1.
         line: u64,
-        /// Why.
+        /// The reason.
         error: SkipError,
     },
     /// A job was not delivered.
@@ -46,22 +46,22 @@ pub enum Notice {
         line: u64,
         /// The job id, control characters escaped.
         id: String,
-        /// The kind.
+        /// The kind of failure.
         reason: Reason,
         /// What happened, or what would be right.
         detail: String,
     },
-    /// The input cannot be read any further; what was read goes on.
+    /// The input cannot be read any further; the jobs that were read continue.
     #[error("the input breaks off after line {line}: {error}")]
     Unreadable {
         /// The last line that was read whole.
         line: u64,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
 }
 
-/// Why a line was skipped.
+/// The reason why a line was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SkipError {
     /// It is no job.
@@ -72,12 +72,12 @@ pub enum SkipError {
     TooLong,
 }
 
-/// Takes notices as they come; must not block for long.
+/// A callback for notices, which must not block for long.
 #[derive(Clone)]
 pub struct Notify(Arc<dyn Fn(&Notice) + Send + Sync>);
 
 impl Notify {
-    /// Calls `take` with each notice.
+    /// Wraps `take`, which is called with each notice.
     pub fn new(take: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
         Self(Arc::new(take))
     }
@@ -95,8 +95,8 @@ impl fmt::Debug for Notify {
 
 /// A source that reads jobs from `reader`, and the writer of their outcomes to `writer`.
 ///
-/// Nothing is written before [`OutcomeWriter::run`]; run it beside the dispatcher. It ends when the
-/// source and every ticket are gone.
+/// Nothing is written before [`OutcomeWriter::run`], which is to run beside the dispatcher. It ends when the source and
+/// every ticket are gone.
 pub fn open<R, W>(reader: R, writer: W, notify: Notify) -> (NdjsonSource<R>, OutcomeWriter<W>)
 where
     R: AsyncBufRead + Unpin + Send + 'static,

@@ -1,4 +1,4 @@
-//! One line of JSON for what became of each job, in the order in which they ended.
+//! Writes one line of JSON for the outcome of each job, in the order in which the jobs ended.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::job::Reason;
 use crate::text::escaped_json;
 use crate::time::Micros;
 
-/// Outcomes written in one go, at most, when they come faster than the writer takes them.
+/// The most outcomes that are written at once when they come faster than the writer takes them.
 const BATCH: usize = 256;
 
 /// An outcome, and its job's place in the window until it is written.
@@ -21,7 +21,7 @@ const BATCH: usize = 256;
 pub(super) struct Record {
     pub(super) line: u64,
     pub(super) id: String,
-    /// None: delivered.
+    /// The reason of a failure; `None` if the job was delivered.
     pub(super) reason: Option<Reason>,
     pub(super) report: Report,
     #[expect(dead_code, reason = "held, then dropped")]
@@ -61,7 +61,7 @@ impl Record {
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),
         };
-        // The id is whatever the line said.
+        // The id is foreign text, so it is escaped.
         out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
         out.push(b'\n');
         Ok(())
@@ -77,7 +77,7 @@ pub(super) enum Kind {
     Rejected,
 }
 
-/// UTC with microseconds, always six digits, so that texts sort as instants do.
+/// Formats an instant in UTC with six digits of microseconds, so that texts sort as instants do.
 fn rfc3339(at: Micros) -> Option<String> {
     let at = jiff::Timestamp::from_microsecond(at.0).ok()?;
     Some(format!("{at:.6}"))
@@ -96,17 +96,17 @@ impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
         Self { writer, records, progress }
     }
 
-    /// The counts so far, to be read while it runs.
+    /// The counts so far, which can be read while it runs.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }
 
-    /// Writes until the source and all tickets are gone, and says what became of all jobs.
+    /// Writes until the source and all tickets are gone, and returns the counts of all outcomes.
     ///
     /// # Errors
-    /// What the writer said. The source then ends, and jobs that were not yet released stay so:
-    /// their outcome could not be told.
+    /// An error of the writer. The source then ends, and jobs that were not yet released stay so, since their outcome
+    /// could not be reported.
     ///
     /// Not cancel safe: outcomes that were taken and not written are lost.
     pub async fn run(mut self) -> io::Result<Totals> {
@@ -123,7 +123,7 @@ impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
             self.writer.write_all(&out).await?;
             self.writer.flush().await?;
             out.clear();
-            // Only now do they leave the window: whoever reads slowly slows the intake.
+            // The places are freed only now, so that a slow reader slows the intake.
             drop(written);
         }
         self.writer.shutdown().await?;
@@ -182,21 +182,21 @@ impl Progress {
     }
 }
 
-/// What became of all lines.
+/// The counts of the outcomes of all lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Jobs that the downstream has.
+    /// Jobs that were delivered.
     pub delivered: u64,
     /// Jobs whose failure is final.
     pub dead: u64,
-    /// Jobs that were refused: before any release, or by limits that police.
+    /// Jobs that were refused, either before any release or by limits that police.
     pub rejected: u64,
     /// Lines that are no job.
     pub skipped: u64,
     /// Jobs that were read and then given up, because the pipe was stopped: some of them may have
     /// been sent.
     pub returned: u64,
-    /// The input broke off.
+    /// Whether the input broke off.
     pub unreadable: bool,
 }
 

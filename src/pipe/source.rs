@@ -1,4 +1,4 @@
-//! Reads jobs line by line, no more at once than the window holds.
+//! Reads jobs line by line, at most as many at once as the window holds.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use crate::job::{Message, Reason, ndjson, shown};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
 
-/// Jobs from lines of JSON. What a line names as `downstream` is not looked at: there is one.
+/// A source of jobs from lines of JSON. The `downstream` of a line is ignored, since there is only one.
 #[derive(Debug)]
 pub struct NdjsonSource<R> {
     lines: Lines<R>,
-    /// The last line that was read.
+    /// The number of the last line that was read.
     number: u64,
     ended: bool,
     window: Arc<Semaphore>,
     /// The next job's place in the window; kept when [`Source::next`] is dropped.
     place: Option<OwnedSemaphorePermit>,
-    office: Office,
+    shared: Shared,
 }
 
-/// What a source and its tickets share.
+/// The state that a source and its tickets share.
 #[derive(Clone, Debug)]
-struct Office {
+struct Shared {
     records: mpsc::UnboundedSender<Record>,
     progress: Progress,
     notify: Notify,
@@ -48,11 +48,11 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
             ended: false,
             window: Arc::new(Semaphore::new(WINDOW)),
             place: None,
-            office: Office { records, progress, notify },
+            shared: Shared { records, progress, notify },
         }
     }
 
-    /// The next line that means a job; `None` at the end of the input.
+    /// The message of the next line that is a job; `None` at the end of the input.
     ///
     /// Cancel safe.
     async fn message(&mut self) -> Option<Message> {
@@ -61,8 +61,8 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
                 Ok(Some(line)) => line,
                 Ok(None) => return None,
                 Err(error) => {
-                    self.office.progress.unreadable();
-                    self.office.notify.tell(&Notice::Unreadable { line: self.number, error });
+                    self.shared.progress.unreadable();
+                    self.shared.notify.tell(&Notice::Unreadable { line: self.number, error });
                     return None;
                 }
             };
@@ -77,17 +77,17 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
             match parsed {
                 Ok(line) => return Some(line.message),
                 Err(error) => {
-                    self.office.progress.skipped();
-                    self.office.notify.tell(&Notice::Skipped { line: self.number, error });
+                    self.shared.progress.skipped();
+                    self.shared.notify.tell(&Notice::Skipped { line: self.number, error });
                 }
             }
         }
     }
 
     fn deliver(&mut self, mut message: Message, place: OwnedSemaphorePermit) -> Delivery {
-        // Told in the outcome and sent as the key, so it cannot wait until decoding.
+        // The id is reported in the outcome and sent as the key, so it is needed before decoding.
         let id = message.message_id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
-        let ticket = NdjsonTicket { line: self.number, id, place: Some(place), office: self.office.clone() };
+        let ticket = NdjsonTicket { line: self.number, id, place: Some(place), shared: self.shared.clone() };
         Delivery { message, ticket: Box::new(ticket) }
     }
 }
@@ -97,12 +97,12 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> Source for NdjsonSource<R> {
         if self.ended {
             return None;
         }
-        let records = self.office.records.clone();
+        let records = self.shared.records.clone();
         let place = match self.place.take() {
             Some(place) => place,
             None => tokio::select! {
                 biased;
-                // No outcome can be told any more.
+                // No outcome can be written any more.
                 () = records.closed() => return None,
                 place = Arc::clone(&self.window).acquire_owned() => place.ok()?,
             },
@@ -125,37 +125,37 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> Source for NdjsonSource<R> {
     }
 }
 
-/// Tells what became of one job, once. Dropped or given back, the job counts as returned.
+/// Reports the outcome of one job, once. When it is dropped or given back, the job counts as returned.
 #[derive(Debug)]
 struct NdjsonTicket {
     line: u64,
     id: String,
-    /// None once it is settled.
+    /// The job's place in the window; `None` once it is settled.
     place: Option<OwnedSemaphorePermit>,
-    office: Office,
+    shared: Shared,
 }
 
 impl NdjsonTicket {
     fn settle(&mut self, reason: Option<Reason>, report: Report) {
         let Some(place) = self.place.take() else { return };
         let record = Record { line: self.line, id: std::mem::take(&mut self.id), reason, report, place };
-        self.office.progress.settled(record.kind());
-        // Without a writer nobody listens; its error is told already.
-        let _ = self.office.records.send(record);
+        self.shared.progress.settled(record.kind());
+        // Without a writer nobody receives it; the writer's error is reported already.
+        let _ = self.shared.records.send(record);
     }
 }
 
 impl Drop for NdjsonTicket {
     fn drop(&mut self) {
         if self.place.is_some() {
-            self.office.progress.returned();
+            self.shared.progress.returned();
         }
     }
 }
 
 impl Ticket for NdjsonTicket {
     fn is_live(&self) -> bool {
-        !self.office.records.is_closed()
+        !self.shared.records.is_closed()
     }
 
     fn ack(mut self: Box<Self>, _receipt: Receipt, report: Report) {
@@ -166,13 +166,13 @@ impl Ticket for NdjsonTicket {
         Box::pin(async move {
             let DeadLetter { reason, detail, report } = letter;
             let id = shown(self.id.as_bytes(), 255);
-            self.office.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
+            self.shared.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
             self.settle(Some(reason), report);
         })
     }
 
     fn give_back(self: Box<Self>) {
-        // Dropping it counts it.
+        // Dropping the ticket counts it.
     }
 
     fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {

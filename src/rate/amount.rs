@@ -1,4 +1,4 @@
-//! Amounts as they are written: windows and quotas count up to the N that somebody wrote.
+//! Amounts as they are written: windows and quotas count up to the N as written.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::{LONGEST, Rate, RateError, micros, suggestion, text};
 
-/// A number of units per period, as written: `1000/minute` stays a thousand a minute, where a [`Rate`]
-/// is reduced to 1 in 60 ms.
+/// A number of units per period, as written: `1000/minute` stays a thousand a minute, while a [`Rate`] is reduced to 1
+/// in 60 ms.
 ///
-/// At least 1 unit in at least 1 µs; at most a million units a second, in at most 366 days. The text
-/// form is that of [`Rate`], and week(s), w, month(s) besides, each without a number before it. What
-/// [`Display`](fmt::Display) writes reads back as the same amount:
+/// It is at least 1 unit in at least 1 µs, and at most a million units a second, in at most 366 days. The text form is
+/// that of [`Rate`], with the additional units week(s), w, month(s), each without a number before it. The output of
+/// [`Display`](fmt::Display) reads back as the same amount:
 ///
 /// ```
 /// use paced::{Amount, Period};
@@ -30,23 +30,23 @@ pub struct Amount {
 /// The period of an [`Amount`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Period {
-    /// A number of microseconds. A day is 86 400 000 000 of them; a quota decides whether it means a
-    /// day of the calendar.
+    /// A number of microseconds. A day has 86 400 000 000 of them; a quota decides whether it means a day of the
+    /// calendar.
     Micros(u64),
-    /// A week of the calendar, from Monday on. Only quotas have it.
+    /// A week of the calendar, which begins on Monday. Only quotas have it.
     Week,
     /// A month of the calendar. Only quotas have it.
     Month,
 }
 
 impl Period {
-    /// Whether only a calendar says when it ends.
+    /// Whether only a calendar determines when the period ends.
     #[must_use]
     pub const fn is_calendar(self) -> bool {
         matches!(self, Self::Week | Self::Month)
     }
 
-    /// The longest that it lasts: a week 7 days, a month 31.
+    /// Returns its longest duration: 7 days for a week, and 31 for a month.
     #[must_use]
     pub const fn longest(self) -> Duration {
         match self {
@@ -58,7 +58,7 @@ impl Period {
 }
 
 impl Amount {
-    /// `count` units in each `period`.
+    /// Creates an amount of `count` units in each `period`.
     ///
     /// # Errors
     /// [`RateError`] when either is zero, the period has a fraction of a µs or is over 366 days, or
@@ -69,7 +69,7 @@ impl Amount {
         Self::checked(count, Period::Micros(micros), text)
     }
 
-    /// `count` units in each `period`: the way to weeks and months.
+    /// Creates an amount of `count` units in each `period`, which may be a week or a month.
     ///
     /// # Errors
     /// As [`Amount::new`].
@@ -85,36 +85,36 @@ impl Amount {
         if micros > LONGEST.into() {
             return Err(RateError::TooLong(text()));
         }
-        // So the count is below 2^53 too: 366 days have fewer microseconds.
+        // This keeps the count below 2^53 too, since 366 days have fewer microseconds.
         if u128::from(count) > micros {
             return Err(RateError::TooHigh(text()));
         }
         Ok(Self { count, period })
     }
 
-    /// The units of one period, as written.
+    /// Returns the units of one period, as written.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.count
     }
 
-    /// The period, as written.
+    /// Returns the period, as written.
     #[must_use]
     pub const fn period(self) -> Period {
         self.period
     }
 
-    /// The same as a rate, reduced. A week counts as 7 days and a month as 31: that is for waits and
-    /// gauges, never for the slots of a quota.
+    /// Returns the same as a rate, reduced. A week counts as 7 days and a month as 31, which is for waits and gauges,
+    /// never for the slots of a quota.
     ///
     /// # Errors
-    /// [`RateError`], but what is an amount is a rate.
+    /// [`RateError`]; it does not occur, since every amount is a rate.
     pub fn rate(self) -> Result<Rate, RateError> {
         Rate::new(self.count, self.period.longest())
     }
 }
 
-// What `Amount::checked` says of counts.
+// `Amount::checked` relies on this bound of counts.
 const _: () = assert!(LONGEST < 1 << 53);
 
 impl FromStr for Amount {
@@ -127,7 +127,7 @@ impl FromStr for Amount {
     }
 }
 
-/// The amount that `text` is; none when it has not even the form.
+/// Reads an amount; `None` if the text does not even have the form.
 pub(super) fn read(text: &str) -> Option<Result<Amount, RateError>> {
     let written = text::read(text)?;
     let shown = || text.to_owned();
@@ -157,7 +157,7 @@ impl fmt::Display for Amount {
             Period::Week => write!(f, "{count}/week"),
             Period::Month => write!(f, "{count}/month"),
             Period::Micros(period) => {
-                // Every number is whole microseconds: the last unit always fits.
+                // Every period is whole microseconds, so that the last unit always fits.
                 let whole = UNITS.into_iter().find(|(micros, _)| period % micros == 0);
                 let (micros, unit) = whole.unwrap_or(UNITS[5]);
                 match period / micros {

@@ -1,22 +1,22 @@
-//! What somebody meant who wrote a rate in another notation.
+//! Suggestions for rates that were written in another notation.
 
 use super::amount;
 
-/// No rate is longer; and what is longer may be anything, a secret too.
+/// The longest text that is considered. No rate is longer, and a longer text may be anything, even a secret.
 const LONGEST: usize = 40;
 
-/// What one calls the units of a rate.
+/// Usual names of the units of a rate.
 const NOUNS: [&str; 15] = [
     "r", "req", "reqs", "request", "requests", "call", "calls", "job", "jobs", "msg", "msgs", "message",
     "messages", "token", "tokens",
 ];
 
-/// Shorthands for a separator and a unit at once.
+/// Shorthands for a separator together with a unit.
 const SHORTHANDS: [(&str, &str); 7] =
     [("rps", "s"), ("qps", "s"), ("tps", "s"), ("hz", "s"), ("rpm", "m"), ("rph", "h"), ("rpd", "d")];
 
-/// The amount that `text` evidently means, as a text that reads as one. It is made of the numbers and
-/// the unit that were understood, and repeats nothing else of `text`.
+/// Returns the amount that `text` evidently means, as a text in the grammar of amounts. It consists of the numbers and
+/// the unit that were recognized, and repeats nothing else of `text`.
 pub(super) fn of(text: &str) -> Option<String> {
     if text.len() > LONGEST || !text.is_ascii() {
         return None;
@@ -28,14 +28,14 @@ pub(super) fn of(text: &str) -> Option<String> {
         let rest = rest.trim_start().strip_prefix(prefix)?;
         Some((count.times(by)?, rest))
     };
-    // `5M/day` is millions, but `5m/day` is nothing that is evident.
+    // `5M/day` means millions, but `5m/day` is ambiguous.
     let readings = [Some((count, rest)), scaled('k', 1_000), scaled('K', 1_000), scaled('M', 1_000_000)];
     readings.into_iter().flatten().find_map(|(count, rest)| amount_of(count, rest))
 }
 
 fn amount_of(count: Fraction, rest: &str) -> Option<String> {
     let (number, unit) = period(rest)?;
-    // a/b units in c/d periods are a*d units in b*c periods.
+    // A rate of a/b units in c/d periods is a*d units in b*c periods.
     let written = count.top.checked_mul(number.bottom)?;
     let text = match count.bottom.checked_mul(number.top)? {
         1 => format!("{written}/{unit}"),
@@ -45,7 +45,7 @@ fn amount_of(count: Fraction, rest: &str) -> Option<String> {
     Some(text)
 }
 
-/// The number of units in the period, and the unit.
+/// Reads the number of time units in the period, and the unit.
 fn period(text: &str) -> Option<(Fraction, &'static str)> {
     let spaced = text.starts_with(' ');
     let text = text.trim_start();
@@ -57,7 +57,7 @@ fn period(text: &str) -> Option<(Fraction, &'static str)> {
     let noun = NOUNS.iter().any(|noun| word.eq_ignore_ascii_case(noun));
     let text = if noun { text[word.len()..].trim_start() } else { text };
     let Some(per) = text.strip_prefix('/').or_else(|| strip_per(text)) else {
-        // `10 s`; but `10s` is a duration.
+        // This is `10 s`; but `10s` is a duration.
         return Some((Fraction::ONE, unit_of(text)?)).filter(|_| spaced && !noun);
     };
     let per = per.trim_start();
@@ -78,9 +78,9 @@ fn strip_per(text: &str) -> Option<&str> {
     per.eq_ignore_ascii_case("per").then_some(rest)
 }
 
-/// The unit as the grammar has it, by any of its usual names.
+/// Returns the unit of the grammar for any of its usual names.
 fn unit_of(text: &str) -> Option<&'static str> {
-    // Minutes, months or millions: nobody knows.
+    // `M` may be minutes, months or millions.
     if text == "M" {
         return None;
     }
@@ -107,7 +107,7 @@ struct Fraction {
 impl Fraction {
     const ONE: Self = Self { top: 1, bottom: 1 };
 
-    /// The number at the beginning of `text`, and what follows it.
+    /// Reads the number at the beginning of `text`. Returns it with the rest of the text.
     fn read(text: &str) -> Option<(Self, &str)> {
         let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '_' | '.')).unwrap_or(text.len());
         let (number, rest) = text.split_at(end);
@@ -118,7 +118,7 @@ impl Fraction {
             None => (number.as_str(), ""),
         };
         let bottom = 10_u64.checked_pow(decimals.len().try_into().ok()?)?;
-        // Two decimal points are left in it: then it is no number.
+        // Parsing fails if a second decimal point is left.
         let top: u64 = format!("{whole}{decimals}").parse().ok()?;
         Some((Self { top, bottom }.reduced(), rest))
     }
@@ -128,7 +128,7 @@ impl Fraction {
     }
 
     fn reduced(self) -> Self {
-        // A divisor of either fits as they do; of 1 and 0 it is 1.
+        // A divisor of either fits as they do; for 1 and 0 it is 1.
         let divisor = u64::try_from(super::gcd(self.top.into(), self.bottom.into())).unwrap_or(1);
         Self { top: self.top / divisor, bottom: self.bottom / divisor }
     }

@@ -2,17 +2,18 @@
 
 use super::Period;
 
-/// What a text says; nothing is judged yet.
+/// The parts of a text, not validated yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Written {
     pub(super) count: u64,
-    /// N; 1 when it is left out.
+    /// The number N; 1 if it is left out.
     pub(super) number: u64,
-    /// One UNIT.
+    /// The period of one UNIT.
     pub(super) unit: Period,
 }
 
-/// Lower case; spaces around `/` and `per`; digits grouped by `_` if one likes.
+/// Reads a text in lower case, with optional spaces around `/`, spaces around `per`, and digits that may be grouped by
+/// `_`.
 pub(super) fn read(text: &str) -> Option<Written> {
     let (count, per) = text.split_once('/').or_else(|| text.split_once(" per "))?;
     let per = per.trim();

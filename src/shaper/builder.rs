@@ -1,4 +1,4 @@
-//! How a [`Shaper`] is put together.
+//! The builder of a [`Shaper`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::rate::Rate;
 use crate::store::{MemoryStore, Store, StoreError, check_downstream};
 use crate::terms::RATE_LIMIT;
 
-/// Numbers and a store for a [`Shaper`].
+/// A builder of a [`Shaper`], with its limits and its store.
 #[derive(Debug)]
 #[must_use = "a shaper is there after `build`"]
 pub struct ShaperBuilder {
@@ -26,7 +26,7 @@ pub struct ShaperBuilder {
     shared: Shared,
 }
 
-/// How it goes with others.
+/// The settings for sharing the pace and for waiting.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     horizon: Duration,
@@ -34,36 +34,36 @@ struct Shared {
     precision: Precision,
 }
 
-/// What the pace is made of.
+/// The source of the limits.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only configurations have plans"))]
 enum Base {
     Rate(Rate),
     Set(LimitSet),
-    /// A configuration's downstream, and the lane of the plan that its calls are of.
+    /// A configuration's downstream, and the lane of the plan of its calls.
     Given(Box<Settings>, LaneId),
 }
 
-/// Why there is no shaper, or no limiter.
+/// The reason why a shaper or a limiter was not built.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The limits are none that can be kept.
+    /// The limits are invalid.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The name is none that a store can use.
+    /// The name is invalid for a store.
     #[error(transparent)]
     Name(StoreError),
-    /// A burst or a limit beside a whole set: how they combine is the set's to say.
+    /// A burst or a limit was given beside a whole set, which alone says how limits combine.
     #[error("a burst or a limit beside a set of limits; put it into the set")]
     BesideSet,
-    /// The horizon is none that can be shared.
+    /// The horizon is out of range.
     #[error("a horizon of {0:?}; use 1ms to 10s")]
     Horizon(Duration),
 }
 
-/// How many may hold a slot at once: what a caller does with its slot has no end that is known here, so that nothing
-/// waits for it.
+/// The most waiters that hold a slot at once. The shaper does not know when a caller's work ends, so that concurrency
+/// does not bind.
 const CONCURRENCY: usize = 1 << 16;
 
 impl ShaperBuilder {
@@ -75,7 +75,7 @@ impl ShaperBuilder {
         Self::of(name, Base::Set(limits))
     }
 
-    /// A builder of a configuration's downstream.
+    /// Creates a builder for a configuration's downstream.
     #[cfg(feature = "config")]
     pub(crate) fn of_settings(given: Settings, lane: LaneId, precision: Precision) -> Self {
         let (horizon, on_unavailable) = (given.horizon, given.on_unavailable);
@@ -94,70 +94,71 @@ impl ShaperBuilder {
         Self { name, base, burst: None, max_wait, store: None, per_key: false, further: vec![], shared }
     }
 
-    /// How many calls may go at once after a rest; 1 unless set. Beside a whole set of limits it is an
-    /// error.
+    /// Sets how many calls may start at once after an idle period; 1 unless set. It is an error beside a whole set of
+    /// limits.
     pub const fn burst(mut self, burst: u32) -> Self {
         self.burst = Some(burst);
         self
     }
 
-    /// How long a caller may have to wait for its slot; beyond, the queue is full. One minute unless set. The calls to the
-    /// store are part of it: less than some ten round trips is too short for [`Shaper::acquire`](super::Shaper::acquire).
+    /// Sets how long a caller may have to wait for its slot; beyond it the queue is full. It is one minute unless set.
+    /// The calls to the store are part of it: less than some ten round trips is too short for
+    /// [`Shaper::acquire`](super::Shaper::acquire).
     ///
-    /// After the store has lost its state nobody gets a slot for the horizon; where slots were reserved further ahead, for as
-    /// long as they may lie, at most for a minute. And who only waits
-    /// ([`Reservation::wait`](super::Reservation::wait)) may after a forward step
-    /// of the store's clock run beside new reservations for as long.
+    /// After the store has lost its state, no slots are granted for the horizon or, if slots were reserved further
+    /// ahead, for as long as they may lie ahead, at most for a minute. After a forward step of the store's clock, a
+    /// caller that only waits ([`Reservation::wait`](super::Reservation::wait)) may run beside new reservations for as
+    /// long.
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;
         self
     }
 
-    /// Where the state lives; in this process alone unless set. An `Arc` of a store is a store.
+    /// Sets the store of the state, which is in this process alone unless set. An `Arc` of a store is a store.
     pub fn store(mut self, store: impl Store) -> Self {
         self.store = Some(Arc::new(store));
         self
     }
 
-    /// Gives each key the limits for itself, instead of one pace for the whole downstream.
+    /// Applies the limits to each key separately, instead of one pace for the whole downstream.
     pub const fn per_key(mut self) -> Self {
         self.per_key = true;
         self
     }
 
-    /// How far ahead of now slots are granted to those who wait here ([`Shaper::acquire`]); 100 ms unless set, 1 ms to 10 s. All who
-    /// share a pace should have the same.
+    /// Sets how far ahead of now slots are granted to callers that wait ([`Shaper::acquire`]): 1 ms to 10 s, and 100 ms
+    /// unless set. All processes that share a pace should have the same horizon.
     pub const fn horizon(mut self, horizon: Duration) -> Self {
         self.shared.horizon = horizon;
         self
     }
 
-    /// What becomes of those who wait here while the store cannot be reached; they wait unless this says otherwise.
+    /// Sets the handling of waiting callers while the store cannot be reached; they keep waiting unless set.
     /// Reservations ([`Shaper::reserve`]) fail meanwhile.
     pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
         self.shared.on_unavailable = on_unavailable;
         self
     }
 
-    /// How punctual slots are. [`Precision::Fine`] unless set: one thread for all shapers of the process. Tests in tokio's
-    /// paused time need [`Precision::Coarse`].
+    /// Sets the punctuality of slots. It is [`Precision::Fine`] unless set: one thread for all shapers of the process.
+    /// Tests in tokio's paused time need [`Precision::Coarse`].
     pub const fn precision(mut self, precision: Precision) -> Self {
         self.shared.precision = precision;
         self
     }
 
-    /// A further limit beside the rate: a slot keeps all of them. Its state is kept under its name, so
-    /// that all with one name, store and limit's name share it; `leaky-bucket-0` is the name of the builder's
-    /// own, as of `rate` in a configuration. Beside a whole set of limits it is an error.
+    /// Adds a further limit beside the rate: a slot keeps all of them. Its state is kept under its name, so that
+    /// shapers with the same name, store and limit's name share it. `leaky-bucket-0` is the name of the builder's own
+    /// limit, as of `rate` in a configuration. A further limit is an error beside a whole set of limits.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.further.push(limit);
         self
     }
 
-    /// The shaper. Nothing is asked of the store yet.
+    /// Builds the shaper. It does not call the store yet.
     ///
     /// # Errors
-    /// [`BuildError`] when the limits or the name cannot be.
+    /// [`BuildError`] when the limits, the name or the horizon are invalid.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
         let horizon = self.shared.horizon;
@@ -193,7 +194,8 @@ impl ShaperBuilder {
     }
 }
 
-/// The clock of all shapers of this process: as precise as asked for, or tokio's where the system has no thread left.
+/// Returns the clock of all shapers of this process with this precision, or tokio's timer if the system has no thread
+/// left.
 fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
     static FINE: OnceLock<Arc<dyn ReleaseClock>> = OnceLock::new();
     match precision {

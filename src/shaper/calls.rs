@@ -1,4 +1,4 @@
-//! Calls to the store by key: one at a time for each, on behalf of all who wait under it.
+//! Calls to the store by key: one at a time for each key, for all requests under it.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -8,17 +8,17 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::store::BoxFuture;
 
-/// What waits under each key, and the calls that are under way. A key is kept as long as something waits under it or
-/// is asked for it.
+/// The queue of each key, and the calls in flight. A key is kept as long as its queue is not empty or it has a call in
+/// flight.
 pub(super) struct Calls<K, L, D> {
     keys: HashMap<K, Waiting<L>>,
-    /// Those that no call is under way for.
+    /// The keys without a call in flight.
     idle: VecDeque<K>,
     under_way: FuturesUnordered<BoxFuture<'static, (K, D)>>,
 }
 
 struct Waiting<L> {
-    line: L,
+    queue: L,
     is_called: bool,
 }
 
@@ -27,30 +27,30 @@ impl<K: Clone + Eq + Hash + Send + 'static, L: Default, D: Send + 'static> Calls
         Self { keys: HashMap::new(), idle: VecDeque::new(), under_way: FuturesUnordered::new() }
     }
 
-    /// What waits under the key.
-    pub(super) fn line(&mut self, key: K) -> &mut L {
+    /// Returns the queue of the key.
+    pub(super) fn queue(&mut self, key: K) -> &mut L {
         let idle = &mut self.idle;
         let waiting = self.keys.entry(key).or_insert_with_key(|key| {
             idle.push_back(key.clone());
-            Waiting { line: L::default(), is_called: false }
+            Waiting { queue: L::default(), is_called: false }
         });
-        &mut waiting.line
+        &mut waiting.queue
     }
 
-    /// Takes what waits under each key that no call is under way for.
+    /// Takes the queues of all keys without a call in flight.
     pub(super) fn take_idle(&mut self) -> Vec<L> {
         let idle = std::mem::take(&mut self.idle);
-        idle.into_iter().filter_map(|key| self.keys.remove(&key)).map(|waiting| waiting.line).collect()
+        idle.into_iter().filter_map(|key| self.keys.remove(&key)).map(|waiting| waiting.queue).collect()
     }
 
-    /// Makes a call for each key that has none, where `call` has something to ask for.
+    /// Starts a call for each key without one, if `call` returns one for the key's queue.
     pub(super) fn start<F>(&mut self, mut call: impl FnMut(&K, &mut L) -> Option<F>)
     where
         F: Future<Output = D> + Send + 'static,
     {
         while let Some(key) = self.idle.pop_front() {
             let Some(waiting) = self.keys.get_mut(&key) else { continue };
-            match call(&key, &mut waiting.line) {
+            match call(&key, &mut waiting.queue) {
                 Some(call) => {
                     waiting.is_called = true;
                     self.under_way.push(Box::pin(async move { (key, call.await) }));
@@ -60,7 +60,8 @@ impl<K: Clone + Eq + Hash + Send + 'static, L: Default, D: Send + 'static> Calls
         }
     }
 
-    /// The key of the next call that ended, and how; never, while none is under way. Cancel safe.
+    /// Waits for the next call that ends: its key and its result. It waits forever if no call is in flight. Cancel
+    /// safe.
     pub(super) async fn next(&mut self) -> (K, D) {
         let Some((key, done)) = self.under_way.next().await else { return std::future::pending().await };
         if let Some(waiting) = self.keys.get_mut(&key) {
@@ -70,12 +71,12 @@ impl<K: Clone + Eq + Hash + Send + 'static, L: Default, D: Send + 'static> Calls
         (key, done)
     }
 
-    /// Whether no call is under way.
+    /// Whether no call is in flight.
     pub(super) fn is_quiet(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// Whether nothing waits, and no call is under way.
+    /// Whether all queues are empty, and no call is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What all clones of a shaper share, and its reservations.
+//! The state that all clones of a shaper and its reservations share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::ReserveError;
 use super::driver::{Driver, Message};
@@ -16,17 +17,17 @@ use crate::pace::{LaneId, Settings, Stamp};
 use crate::store::{Scope, SlotClock, Status, Store};
 use crate::time::Micros;
 
-/// How often a driver may end before its answer, and another one is asked: one ends with the runtime that it was
-/// started in.
+/// The number of drivers that a request is sent to. A driver may end before its answer, with the runtime in which it
+/// was started.
 pub(super) const TRIES: u32 = 3;
 
-/// How long the driver is waited for to take in what the store told.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait until the driver has taken in an answer of the store.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What all clones share.
+/// The state that all clones share.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// What the shaper was built with.
+    /// The settings with which the shaper was built.
     pub(super) given: Settings,
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Arc<dyn ReleaseClock>,
@@ -36,24 +37,24 @@ pub(super) struct Core {
     driver: Task<Message>,
     /// The next place in the order of arrival.
     next_seq: AtomicU64,
-    /// How many units those who wait here take, by lane.
+    /// The units of the waiting callers of each lane.
     units: Box<[AtomicU64]>,
 }
 
-/// What the driver knows, for those who look at it without asking.
+/// The driver's state that callers read directly.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// The settings in force, and how late a slot may be used under them.
+    /// The settings in force, and the tolerance under them.
     in_force: Mutex<(Arc<Settings>, Tolerance)>,
     /// Maps slots to this process's clock.
     pub(super) slots: Arc<SlotClock>,
-    /// Closed for slots in a pause.
+    /// The gate that is closed for slots in a pause.
     pub(super) gate: Arc<PauseGate>,
-    /// The store's clock stepped, or a pause began or ended.
+    /// Notified when the store's clock stepped, or a pause began or ended.
     pub(super) recheck: Notify,
-    /// Why the store gives no slots, since it last gave one.
+    /// The error of the last call, if the store has granted no slots since.
     trouble: Mutex<Option<ReserveError>>,
-    /// This shaper's name at the store, once a driver was started.
+    /// This shaper's name at the store, once a driver has started.
     pub(super) replica: OnceLock<Arc<str>>,
 }
 
@@ -74,13 +75,13 @@ impl Known {
         Arc::clone(&locked(&self.in_force).0)
     }
 
-    /// These settings are in force from now on.
+    /// Sets the settings in force.
     pub(super) fn follow(&self, settings: Arc<Settings>) {
         let tolerance = Tolerance::of(&settings);
         *locked(&self.in_force) = (settings, tolerance);
     }
 
-    /// How late a slot may be used.
+    /// Returns how late a slot may be used.
     pub(super) fn tolerance(&self) -> Duration {
         locked(&self.in_force).1.at_handover
     }
@@ -94,7 +95,7 @@ impl Known {
     }
 }
 
-/// Nothing panics while it holds one of these locks.
+/// Locks a mutex. Nothing panics while it holds one of these locks.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -120,12 +121,12 @@ impl Core {
         }
     }
 
-    /// The settings in force, as far as this process knows.
+    /// Returns the settings in force, as far as this process knows.
     pub(super) fn settings(&self) -> Arc<Settings> {
         self.known.settings()
     }
 
-    /// The key under which the store keeps what `key` takes.
+    /// Returns the key under which the store keeps the state of `key`.
     pub(super) fn key_of<'a>(&self, key: &'a str) -> &'a str {
         if self.per_key { key } else { "" }
     }
@@ -134,12 +135,12 @@ impl Core {
         Scope { downstream: &self.given.downstream, key }
     }
 
-    /// How many units those of this lane take who wait here.
+    /// Returns the units of the waiting callers of this lane.
     pub(super) fn units(&self, lane: LaneId) -> &AtomicU64 {
         &self.units[lane.row().min(self.units.len() - 1)]
     }
 
-    /// How many units all take who wait here.
+    /// Returns the units of all waiting callers.
     #[cfg(test)]
     pub(super) fn all_units(&self) -> u64 {
         self.units.iter().map(|units| units.load(Ordering::Relaxed)).sum()
@@ -150,38 +151,43 @@ impl Core {
         self.next_seq.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Tells the driver, and starts one if there is none; false without a runtime that it could run on.
+    /// Sends a message to the driver, and starts one if none runs. Returns false without a runtime to start it on.
     pub(super) fn send(self: &Arc<Self>, message: Message) -> bool {
-        self.driver.send(message, |inbox| Driver::new(self).run(inbox))
+        self.driver.send(message, |inbox| {
+            let driver = Driver::new(self);
+            let span = driver.span();
+            driver.run(inbox).instrument(span)
+        })
     }
 
-    /// Tells the driver where there is one: it is not started for what matters only to those who wait for slots here.
-    pub(super) fn tell(&self, message: Message) -> bool {
-        self.driver.tell(message)
+    /// Sends a message to the driver if one runs. None is started for messages that only matter to waiting callers.
+    pub(super) fn send_if_running(&self, message: Message) -> bool {
+        self.driver.send_if_running(message)
     }
 
-    /// For how long the downstream is paused, where it is and that is known; none in it: until somebody resumes.
+    /// Returns for how long the downstream is paused, if a pause is known; `Some(None)` if until an operator resumes.
     pub(super) fn paused_for(&self) -> Option<Option<Duration>> {
         let end = self.known.gate.closed_until(&self.known.slots)?.deadline.left();
         let is_stopped = self.known.gate.is_closed_for_good();
         (is_stopped || !end.is_zero()).then(|| (!is_stopped).then_some(end))
     }
 
-    /// Has the driver take in what the store told in answer to a call made here.
-    pub(super) async fn heard(&self, sent: Instant, now: Micros, epoch: Micros, status: Status) {
+    /// Has the driver take in the store's answer to a call that it did not make itself.
+    pub(super) async fn forward_answer(&self, sent: Instant, now: Micros, epoch: Micros, status: Status) {
         let stamp = Stamp { sent, received: Instant::now(), now, epoch, status };
         let (done, taken_in) = oneshot::channel();
-        if self.tell(Message::Heard(stamp, done)) {
-            // Where the driver ends instead, the next one asks the store itself; and its runtime may stand still.
-            let _ = tokio::time::timeout(PATIENCE, taken_in).await;
+        if self.send_if_running(Message::Answered(stamp, done)) {
+            // If the driver ends instead, the next one calls the store itself. The time-out is needed because its
+            // runtime may be blocked.
+            let _ = tokio::time::timeout(DRIVER_TIMEOUT, taken_in).await;
         }
     }
 
-    /// Has the store asked for its clock, unless that is known well enough. Waits for the answer until `deadline` at most:
-    /// slots must not wait for a store that hangs.
+    /// Has the driver read the store's clock, unless that is known well enough. Waits for the answer until `deadline`
+    /// at most, since slots must not wait for a store that hangs.
     pub(super) async fn refresh(&self, deadline: Instant) {
         let (done, refreshed) = oneshot::channel();
-        if self.tell(Message::Refresh(done)) {
+        if self.send_if_running(Message::Refresh(done)) {
             let _ = tokio::time::timeout_at(deadline, refreshed).await;
         }
     }

@@ -1,23 +1,23 @@
-//! What requests cost, alone and in a batch.
+//! The costs of requests, alone and in a batch.
 
 use std::slice;
 
 use crate::limit::{Combine, Costs, LimitSet, Row};
 
-/// What one request costs: every limit the same, or each its own.
+/// The cost of one request: the same for every limit, or one per limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cost {
     Each(u32),
-    /// In the order in which the limits were given.
+    /// The costs in the order in which the limits were given.
     PerLimit(Box<[u32]>),
 }
 
-/// Why a cost is none that the limits can ever take.
+/// The reason why the limits can never take a cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum InvalidCost {
-    /// Not one for each limit.
+    /// There is not one cost for each limit.
     Count { given: usize, limits: usize },
-    /// More than the limit holds.
+    /// The cost is more than the limit holds.
     TooLarge { cost: u32, highest: u32, limit: String },
 }
 
@@ -29,18 +29,18 @@ impl Cost {
         }
     }
 
-    /// What it costs each limit of the set.
+    /// Returns the cost for each limit of the set.
     pub(super) fn row(&self, limits: &LimitSet) -> Row {
         limits.rows(self.costs()).next().unwrap_or_default()
     }
 
-    /// Whether nothing is taken.
+    /// Whether the cost is zero for all limits.
     pub(super) fn is_nothing(&self) -> bool {
         let (Costs::Each(costs) | Costs::PerLimit(costs)) = self.costs();
         costs.iter().all(|&cost| cost == 0)
     }
 
-    /// Whether it can ever fit.
+    /// Checks that the limits can ever take the cost.
     pub(super) fn check(&self, limits: &LimitSet) -> Result<(), InvalidCost> {
         if let Self::PerLimit(costs) = self
             && costs.len() != limits.given()
@@ -52,12 +52,13 @@ impl Cost {
         }
         let row = self.row(limits);
         let too_high = limits.iter().enumerate().filter(|(place, limit)| row[*place] > limit.max_cost());
-        // All must hold it: the first that cannot. Of alternatives the one that holds the most.
+        // If all limits must hold it, the error names the first that cannot; of alternatives, the one that holds the
+        // most.
         let limit = match limits.combine() {
             Combine::All => too_high.min_by_key(|(place, _)| *place),
             Combine::Any | Combine::OneOf => too_high.max_by_key(|(_, limit)| limit.max_cost()),
         };
-        // What is unfit is too high for one of them.
+        // An unfit cost is too high for one of them.
         let Some((place, limit)) = limit else { return Ok(()) };
         let (cost, highest) = match self {
             Self::Each(cost) => (*cost, limit.max_cost() / limits.unit()[place]),
@@ -67,9 +68,9 @@ impl Cost {
     }
 }
 
-/// What tells apart the slots of requests that are made at once: those of equal ones are the same.
+/// Returns the kind of a request: of requests that are made at once, those of the same kind would get the same slot.
 ///
-/// A leaky bucket charges behind, so that its slot does not depend on what the request costs.
+/// A leaky bucket charges behind, so that its slot does not depend on the cost of the request.
 pub(super) fn kind(limits: &LimitSet, cost: &Cost) -> Row {
     let mut row = cost.row(limits);
     for (limit, cost) in limits.iter().zip(&mut row) {
@@ -80,7 +81,7 @@ pub(super) fn kind(limits: &LimitSet, cost: &Cost) -> Row {
     row
 }
 
-/// What the requests of one call cost: one cost for each of them, unless one has a cost for each limit.
+/// The costs of the requests of one call: one for each request, or one for each limit if any request has those.
 #[derive(Debug)]
 pub(super) struct BatchCosts {
     costs: Vec<u32>,

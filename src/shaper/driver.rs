@@ -1,4 +1,4 @@
-//! The task of a shaper: it drives the engine for those who wait here, and calls the store for those who reserve.
+//! The task of a shaper: it drives the engine for waiting callers, and calls the store for reservations.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,40 +9,40 @@ use tokio::time::{Instant, timeout};
 use super::ReserveError;
 use super::core::{Core, Known};
 use super::cost::Cost;
-use super::far::{Done, Far, Given, Returned};
-use super::line::{Told, Waiting};
+use super::far::{Done, Far, ReserveResult, Returned};
+use super::line::{WaitOutcome, Waiting};
 use super::queue::Request;
 use super::reservation::Reservation;
 use crate::pace::release::Held;
 use crate::pace::release::clock::ReleaseClock;
-use crate::pace::{Admission, Effect, Engine, LaneId, Settings, Stamp, Unused};
+use crate::pace::{Admission, Effect, Engine, LaneId, Settings, Stamp, Unused, Waiter as _};
 use crate::store::{BoxFuture, Store};
 
-/// What the driver is told.
+/// A message to the driver.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// One waits for a slot; it had this one before, and missed it.
+    /// A caller waits for a slot; `missed` is the slot that it had before and missed.
     Wait { waiting: Waiting, missed: Option<Unused> },
-    /// The slot of one has come, and it does not use it.
+    /// The slot of a waiter has come, and its caller does not use it.
     Unused(Unused),
-    /// The one of this lane and place in the order of arrival waits no longer.
-    Leave(LaneId, u64),
-    /// One asks for a slot, however far ahead.
-    Reserve { lane: LaneId, key: String, request: Request<Given> },
-    /// A slot is not used.
+    /// The waiter with this lane and position in the order of arrival does not wait any longer.
+    Withdraw(LaneId, u64),
+    /// A caller reserves a slot, however far ahead.
+    Reserve { lane: LaneId, key: String, request: Request<ReserveResult> },
+    /// A reserved slot is not used.
     Return(Returned),
-    /// The store told this in answer to a call made elsewhere; that it was taken in is told back.
-    Heard(Stamp, oneshot::Sender<()>),
-    /// The store's clock is to be known well; that it is, as well as can be, is told back.
+    /// The store answered a call that the driver did not make. The sender is notified once the answer is taken in.
+    Answered(Stamp, oneshot::Sender<()>),
+    /// The store's clock is to be read. The sender is notified once it is known as well as possible.
     Refresh(oneshot::Sender<()>),
-    /// The counts of the limits began at 0.
+    /// The counts of the limits were reset to 0.
     Reset,
 }
 
-/// The most messages that are taken in at once before slots are looked at again.
+/// The most messages that are handled before slots are checked again.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
-/// How long slots that are given back at the end may take.
+/// The longest time to give slots back at the end.
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// Drives the engine of a shaper.
@@ -51,22 +51,22 @@ pub(super) struct Driver {
     known: Arc<Known>,
     clock: Arc<dyn ReleaseClock>,
     engine: Engine<Waiting>,
-    /// Empty, but for its memory.
+    /// An empty buffer, kept for its memory.
     effects: Vec<Effect<Waiting>>,
     far: Far,
     refresh: Refresh,
-    /// The last call failed that the engine made.
+    /// Whether the engine's last call failed.
     is_failing: bool,
-    /// Why the last call that failed did.
+    /// The error of the last call that failed.
     last_error: ReserveError,
 }
 
-/// Lets those wait for slots that the limits in force can ever hold.
+/// Admits waiters whose cost the limits in force can ever hold.
 struct Fits(Arc<Settings>);
 
 impl Admission<Waiting> for Fits {
     fn admits(&self, waiting: &Waiting) -> bool {
-        Cost::Each(waiting.cost).check(self.0.limits_of(waiting.lane)).is_ok()
+        Cost::Each(waiting.cost()).check(self.0.limits_of(waiting.lane())).is_ok()
     }
 }
 
@@ -75,13 +75,13 @@ impl Driver {
         let known = Arc::clone(&core.known);
         let engine = Engine::new(core.given.clone(), Arc::clone(&core.store));
         let engine = match known.replica.get() {
-            Some(replica) => engine.succeeding(Arc::clone(replica)),
+            Some(replica) => engine.continuing_as(Arc::clone(replica)),
             None => engine,
         };
         Self {
             core: Arc::downgrade(core),
             clock: Arc::clone(&core.clock),
-            engine: engine.knowing(Arc::clone(&known.slots), Arc::clone(&known.gate)),
+            engine: engine.with_clock_and_gate(Arc::clone(&known.slots), Arc::clone(&known.gate)),
             known,
             effects: Vec::new(),
             far: Far::new(Arc::clone(&core.store), core.max_wait),
@@ -91,7 +91,12 @@ impl Driver {
         }
     }
 
-    /// Runs until nobody is left who could tell it anything.
+    /// Returns the tracing span of its work.
+    pub(super) fn span(&self) -> tracing::Span {
+        self.engine.span()
+    }
+
+    /// Runs until all senders of messages are dropped.
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         let mut wakeups = self.engine.wakeups(&*self.clock);
         loop {
@@ -100,7 +105,7 @@ impl Driver {
             self.apply();
             self.settle();
             match self.engine.generation() {
-                // While this process goes on alone, what the store grants besides would be too much.
+                // While this process follows its fallback, slots from the store would exceed the limits.
                 _ if self.engine.is_absent() => self.far.fail(&self.last_error),
                 Some(generation) => {
                     self.far.call(self.engine.settings(), (generation, self.engine.replica()))
@@ -120,7 +125,7 @@ impl Driver {
                 () = self.engine.next(&mut wakeups, None) => {}
             }
         }
-        // Those who were the last to go may have given slots back.
+        // The last clones may have given slots back when they were dropped.
         let settings = Arc::clone(self.engine.settings());
         let generation = self.engine.generation().unwrap_or_default();
         self.far.call(&settings, (generation, self.engine.replica()));
@@ -140,12 +145,12 @@ impl Driver {
                 }
             }
             Message::Unused(slot) => self.engine.pass_on(slot),
-            Message::Leave(lane, seq) => self.engine.withdraw((lane, 0, seq)),
+            Message::Withdraw(lane, seq) => self.engine.withdraw((lane, 0, seq)),
             Message::Reserve { lane, key, request } => self.far.ask((lane, key), request),
             Message::Return(returned) => self.far.give_back(returned),
-            Message::Heard(stamp, done) => {
+            Message::Answered(stamp, done) => {
                 self.engine.on_stamp(stamp);
-                // A pause counts from when its maker is told that it is there.
+                // A pause must be applied before its maker is notified.
                 self.apply();
                 let _ = done.send(());
             }
@@ -157,7 +162,7 @@ impl Driver {
         }
     }
 
-    /// Does what the engine tells.
+    /// Carries out the engine's effects.
     fn apply(&mut self) {
         let mut effects = std::mem::take(&mut self.effects);
         self.engine.take_effects(&mut effects);
@@ -173,10 +178,10 @@ impl Driver {
                     if self.engine.generation().is_none() {
                         self.far.fail(&self.last_error);
                     }
-                    // It will say the same again until somebody mends the cause.
+                    // The store will refuse the call again until an operator fixes the cause.
                     if !error.is_away() {
-                        let refused = || Told::Refused(error.clone().into());
-                        self.engine.take_waiting().into_iter().for_each(|waiting| tell(waiting, refused()));
+                        let refused = || WaitOutcome::Refused(error.clone().into());
+                        self.engine.take_waiting().into_iter().for_each(|waiting| answer(waiting, refused()));
                     }
                 }
                 Effect::Recheck => self.known.recheck.notify_waiters(),
@@ -186,19 +191,19 @@ impl Driver {
         self.effects = effects;
     }
 
-    /// Notices that the limits in force are known, and that the store answers.
+    /// Takes note once the limits in force are known and the store answers.
     fn settle(&mut self) {
         if self.engine.generation().is_none() || self.engine.is_failing() {
             return;
         }
-        // A driver that is started in place of this one is no start.
+        // A driver that is started in place of this one continues with its name.
         self.known.replica.get_or_init(|| Arc::clone(self.engine.replica()));
         if std::mem::take(&mut self.is_failing) {
             self.known.set_trouble(None);
         }
     }
 
-    /// Until others propose limits that this process can go by, nobody gets a slot.
+    /// Fails all reservations, since this process cannot use the limits in force.
     fn has_no_limits(&mut self) {
         let error = ReserveError::NoLimits;
         self.far.fail(&error);
@@ -206,27 +211,27 @@ impl Driver {
         self.known.set_trouble(Some(error));
     }
 
-    /// The slot of this one has come.
+    /// Hands a slot that has come to its caller.
     fn release(&mut self, held: Held<Waiting>) {
-        // What its caller does with it has no end that is known here.
+        // The driver does not know when the caller's work ends.
         self.engine.on_sent(None);
-        let come = Told::Come(Unused::of(&held));
-        if let Err(Told::Come(unused)) = held.waiter.answer.send(come) {
+        let come = WaitOutcome::Come(Unused::of(&held));
+        if let Err(WaitOutcome::Come(unused)) = held.waiter.answer.send(come) {
             self.engine.pass_on(unused);
         }
     }
 
-    /// The limits in force never hold what this one costs.
+    /// Refuses a waiter whose cost the limits in force can never hold.
     fn refuse(&mut self, waiting: Waiting) {
         let settings = self.engine.settings();
-        match Cost::Each(waiting.cost).check(settings.limits_of(waiting.lane)) {
-            Err(invalid) => tell(waiting, Told::Refused(invalid.into())),
-            // They held it no longer, and do again.
+        match Cost::Each(waiting.cost()).check(settings.limits_of(waiting.lane())) {
+            Err(invalid) => answer(waiting, WaitOutcome::Refused(invalid.into())),
+            // The limits have changed again, and hold its cost now.
             Ok(()) => self.engine.offer(waiting),
         }
     }
 
-    /// A call for slots far ahead has ended.
+    /// Handles the end of a call for reservations.
     fn on_far(&mut self, done: Done) {
         if let Some(stamp) = done.stamp() {
             self.engine.on_stamp(stamp);
@@ -246,24 +251,24 @@ impl Driver {
     }
 }
 
-/// A caller that is gone needs no answer.
-fn tell(waiting: Waiting, told: Told) {
-    let _ = waiting.answer.send(told);
+/// Answers a waiter. A caller that is gone needs no answer.
+fn answer(waiting: Waiting, outcome: WaitOutcome) {
+    let _ = waiting.answer.send(outcome);
 }
 
-/// A mapping of slots is asked for anew once it is this old.
+/// The age from which on the mapping of slots is refreshed.
 const STALE: Duration = Duration::from_secs(5);
 
-/// How long the store may take to tell its clock.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest time for reading the store's clock.
+const CLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Asks the store for its clock for those who wait long for a slot.
+/// Reads the store's clock for callers that wait long for a slot.
 struct Refresh {
     store: Arc<dyn Store>,
     downstream: String,
     tried: Option<Instant>,
     call: Option<BoxFuture<'static, Option<Stamp>>>,
-    /// Those who want to know when it is known.
+    /// The callers to notify once the clock is known.
     asked: Vec<oneshot::Sender<()>>,
 }
 
@@ -272,30 +277,30 @@ impl Refresh {
         Self { store, downstream, tried: None, call: None, asked: Vec::new() }
     }
 
-    /// Asks, unless what is known is no older than that, or it was tried lately.
+    /// Starts a read, unless the mapping is fresh or a read was tried recently.
     fn start(&mut self, age: Option<Duration>, done: oneshot::Sender<()>) {
         let now = Instant::now();
         let is_fresh = age.is_some_and(|age| age < STALE);
         if is_fresh || self.tried.is_some_and(|at| now - at < STALE) {
-            // The caller is told by the end of the channel.
+            // Dropping the sender notifies the caller.
             return;
         }
         self.tried = Some(now);
         self.asked.push(done);
         let (store, downstream) = (Arc::clone(&self.store), self.downstream.clone());
         self.call = Some(Box::pin(async move {
-            let record = timeout(PATIENCE, store.read_record(&downstream)).await.ok()?.ok()?;
+            let record = timeout(CLOCK_TIMEOUT, store.read_record(&downstream)).await.ok()?.ok()?;
             let (now_there, epoch, status) = (record.now, record.epoch, record.status);
             Some(Stamp { sent: now, received: Instant::now(), now: now_there, epoch, status })
         }));
     }
 
-    /// What the store told; never, where it is not asked. Cancel safe.
+    /// Waits for the store's answer; forever, if there is no call. Cancel safe.
     async fn next(&mut self) -> Option<Stamp> {
         let Some(call) = &mut self.call else { return std::future::pending().await };
         let stamp = call.as_mut().await;
         self.call = None;
-        // They look at the mapping once this is taken in: nothing is awaited before.
+        // The callers read the mapping once the stamp is taken in; the driver awaits nothing in between.
         self.asked.clear();
         stamp
     }

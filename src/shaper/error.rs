@@ -1,4 +1,4 @@
-//! Why there is no reservation, and no decision.
+//! The reasons why there is no reservation, or no decision.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use tokio::time::Instant;
 use super::cost::InvalidCost;
 use crate::store::StoreError;
 
-/// Why there is no reservation.
+/// The reason why there is no reservation.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// The slot would lie further ahead than `max_wait`. Nothing was taken.
     #[error("the queue is full for `{limit}`; try again in {retry_after:?}")]
     QueueFull {
-        /// How long until a slot within `max_wait` can be had, if nobody else takes it.
+        /// The time until a slot within `max_wait` is available, unless another caller takes it.
         retry_after: Duration,
         /// The name of the binding limit: the first that allows nothing earlier.
         limit: String,
     },
-    /// Others work on the downstream, and the slot lies beyond the horizon: one so far ahead would starve them. Nothing was
-    /// taken.
+    /// Other processes work on the downstream, and the slot lies beyond the horizon: a slot so far ahead would starve
+    /// them. Nothing was taken.
     #[error("the slot is not near enough yet; try again in {:?}", retry_at.saturating_duration_since(Instant::now()))]
     NotYet {
-        /// When the slot can be had, if nobody else takes it.
+        /// The instant at which the slot is available, unless another caller takes it.
         retry_at: Instant,
     },
     /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an
@@ -33,15 +33,15 @@ pub enum ReserveError {
         None => " until somebody resumes it".to_owned(),
     })]
     Paused {
-        /// How long until a slot within `max_wait` can be had; `None`: not before somebody resumes.
+        /// The time until a slot within `max_wait` is available; `None` if not before an operator resumes.
         retry_after: Option<Duration>,
     },
-    /// The limits never hold so high a cost, or not exactly.
+    /// The limits can never hold so high a cost, or not exactly.
     #[error("a cost of {cost} is more than `{limit}` holds; use at most {highest}")]
     CostTooLarge {
         /// The cost asked for.
         cost: u32,
-        /// The highest that is possible.
+        /// The highest cost that is possible.
         highest: u32,
         /// The name of the limit that does not hold it; of alternatives the one that holds the most.
         limit: String,
@@ -49,23 +49,23 @@ pub enum ReserveError {
     /// There must be one cost for each limit.
     #[error("{given} costs for {limits} limits; give one for each, in the order of the limits")]
     CostCount {
-        /// How many were given.
+        /// The number of costs that were given.
         given: usize,
-        /// How many limits were given.
+        /// The number of limits that were given.
         limits: usize,
     },
     /// The store did not decide.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Others have put limits into force that this process cannot go by: they are of a newer version, or are none with its
-    /// plans.
+    /// Other processes have put limits into force that this process cannot use: they are of a newer version, or are
+    /// invalid with its plans.
     #[error(
         "this process cannot go by the limits in force (its log says why); run the same version of paced, and the same \
          configuration, everywhere"
     )]
     NoLimits,
-    /// The task that asks the store was ended again and again, as by runtimes that shut down, or there is no tokio runtime
-    /// to start it in.
+    /// The task that calls the store was ended repeatedly, for example by runtimes that shut down, or there is no tokio
+    /// runtime to start it in.
     #[error("nobody asks the store: call this within a tokio runtime; if it was, reserve again")]
     Stopped,
 }
@@ -91,16 +91,16 @@ impl From<InvalidCost> for ReserveError {
     }
 }
 
-/// Why there is no decision. A denial is none of these: it is a decision.
+/// The reason why there is no decision. A denial is a decision, and none of these errors.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The limits never hold so high a cost.
+    /// The limits can never hold so high a cost.
     #[error("a cost of {cost} is more than `{limit}` ever allows at once; use at most {highest}")]
     CostTooLarge {
         /// The cost asked for.
         cost: u32,
-        /// The highest that is possible.
+        /// The highest cost that is possible.
         highest: u32,
         /// The name of the limit that does not hold it; of alternatives the one that holds the most.
         limit: String,
@@ -108,22 +108,22 @@ pub enum CheckError {
     /// There must be one cost for each limit.
     #[error("{given} costs for {limits} limits; give one for each, in the order of the limits")]
     CostCount {
-        /// How many were given.
+        /// The number of costs that were given.
         given: usize,
-        /// How many limits were given.
+        /// The number of limits that were given.
         limits: usize,
     },
-    /// The store did not decide. It may have: an answer can be lost after something was taken.
+    /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The task that asked the store was ended: its runtime shut down, or the store panicked.
+    /// The task that called the store was ended: its runtime shut down, or the store panicked.
     #[error("the call to the store was broken off; check again")]
     Stopped,
 }
 
 impl CheckError {
-    /// Whether the same call may be decided later. What to answer meanwhile is the caller's to choose:
-    /// let it pass, or refuse it.
+    /// Whether the same call may be decided later. Meanwhile the caller chooses whether to let the request pass or to
+    /// refuse it.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! Slots however far ahead: calls to the store for those who reserve, and for slots that are given back.
+//! Slots however far ahead: calls to the store for reservations, and for slots that are given back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,72 +15,72 @@ use crate::pace::{LaneId, Settings, Stamp};
 use crate::store::{Cancel, Granted, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError};
 use crate::time::Micros;
 
-/// What one who reserves is told.
-pub(super) type Given = Result<Reservation, ReserveError>;
+/// The answer to a caller that reserves.
+pub(super) type ReserveResult = Result<Reservation, ReserveError>;
 
-/// The state that a slot is taken from: the lane of its limits, and the key.
+/// The state from which a slot is taken: the lane of its limits, and the key.
 pub(super) type Place = (LaneId, String);
 
-/// A slot that nobody uses.
+/// A slot that is not used.
 #[derive(Debug)]
 pub(super) struct Returned {
     pub(super) place: Place,
-    /// The settings that it was granted under.
+    /// The settings under which it was granted.
     pub(super) settings: Arc<Settings>,
     pub(super) granted: Granted,
 }
 
-/// Those who reserve, and the slots that are given back.
+/// The pending reservations, and the slots that are given back.
 pub(super) struct Far {
     store: Arc<dyn Store>,
     max_wait: Duration,
-    calls: Calls<Place, Line, Done>,
+    calls: Calls<Place, KeyQueue, Done>,
 }
 
-/// What waits for the store under one key.
+/// The requests and returned slots of one key that wait for a call.
 #[derive(Debug, Default)]
-struct Line {
-    requests: Queue<Given>,
+struct KeyQueue {
+    requests: Queue<ReserveResult>,
     returned: Vec<Returned>,
 }
 
-/// What one call asks.
+/// The contents of one call.
 struct Ask {
     store: Arc<dyn Store>,
     settings: Arc<Settings>,
     max_wait: Duration,
     generation: u64,
     replica: Arc<str>,
-    requests: Vec<Request<Given>>,
+    requests: Vec<Request<ReserveResult>>,
     returned: Vec<Returned>,
 }
 
-/// How a call ended.
+/// The result of a call.
 pub(super) struct Done {
     place: Place,
     settings: Arc<Settings>,
-    requests: Vec<Request<Given>>,
-    /// When it was sent and received, and what was answered; none where nobody reserved.
+    requests: Vec<Request<ReserveResult>>,
+    /// The instants at which it was sent and received, and the answer; `None` if it had no requests.
     answer: Option<(Instant, Instant, Result<Reserved, StoreError>)>,
-    /// How many slots were given back, and the first one that could not be.
+    /// The number of slots that were given back, and the first one that could not be.
     given_back: usize,
     kept: Option<Micros>,
 }
 
-/// How many slots are given back before the next look at who waits: each is a round trip.
-const RETURNS: usize = 32;
+/// The most slots that one call gives back before the queue is read again; each takes a round trip.
+const MAX_RETURNS_PER_CALL: usize = 32;
 
-impl Line {
-    /// What the next call is made for.
-    fn take(&mut self) -> (Vec<Request<Given>>, Vec<Returned>) {
+impl KeyQueue {
+    /// Takes the contents of the next call.
+    fn take(&mut self) -> (Vec<Request<ReserveResult>>, Vec<Returned>) {
         let requests = self.requests.take_batch();
         // Only the tail can be given back, so the latest goes first. Stable, and read from the end:
         // among equal slots (a burst) the last one taken goes first.
         self.returned.sort_by_key(|returned| returned.granted.slot);
-        let keep = self.returned.len().saturating_sub(RETURNS);
+        let keep = self.returned.len().saturating_sub(MAX_RETURNS_PER_CALL);
         let returned = self.returned.split_off(keep);
         if !requests.is_empty() {
-            // Those who wait must not wait for more round trips. The remaining slots stay empty: the pace is kept.
+            // Callers must not wait for more round trips. The remaining slots stay unused, which keeps the pace.
             self.returned.clear();
         }
         (requests, returned)
@@ -92,33 +92,33 @@ impl Far {
         Self { store, max_wait, calls: Calls::new() }
     }
 
-    /// One asks for a slot.
-    pub(super) fn ask(&mut self, place: Place, request: Request<Given>) {
-        self.calls.line(place).requests.push(request);
+    /// Adds a request for a slot.
+    pub(super) fn ask(&mut self, place: Place, request: Request<ReserveResult>) {
+        self.calls.queue(place).requests.push(request);
     }
 
-    /// A slot is not used.
+    /// Adds a slot that is to be given back.
     pub(super) fn give_back(&mut self, returned: Returned) {
-        self.calls.line(returned.place.clone()).returned.push(returned);
+        self.calls.queue(returned.place.clone()).returned.push(returned);
     }
 
-    /// Nobody gets a slot for the time being.
+    /// Refuses the pending requests with this error.
     pub(super) fn fail(&mut self, error: &ReserveError) {
-        for mut line in self.calls.take_idle() {
-            while !line.requests.is_empty() {
-                refuse(line.requests.take_batch(), error);
+        for mut queue in self.calls.take_idle() {
+            while !queue.requests.is_empty() {
+                refuse(queue.requests.take_batch(), error);
             }
         }
     }
 
-    /// Makes the calls that are due, by limits of this generation.
+    /// Starts the calls that are due, under limits of this generation.
     pub(super) fn call(&mut self, settings: &Arc<Settings>, (generation, replica): (u64, &Arc<str>)) {
         let (store, max_wait) = (&self.store, self.max_wait);
-        self.calls.start(|place, line| {
-            let (requests, returned) = line.take();
+        self.calls.start(|place, queue| {
+            let (requests, returned) = queue.take();
             let mut requests = fitting(settings.limits_of(place.0), requests);
-            while requests.is_empty() && !line.requests.is_empty() {
-                requests = fitting(settings.limits_of(place.0), line.requests.take_batch());
+            while requests.is_empty() && !queue.requests.is_empty() {
+                requests = fitting(settings.limits_of(place.0), queue.requests.take_batch());
             }
             let is_needed = !requests.is_empty() || !returned.is_empty();
             is_needed.then(|| {
@@ -130,12 +130,12 @@ impl Far {
         });
     }
 
-    /// How the next call ended; never, while none is under way. Cancel safe.
+    /// Waits for the result of the next call; forever, if none is in flight. Cancel safe.
     pub(super) async fn next(&mut self) -> Done {
         self.calls.next().await.1
     }
 
-    /// Waits for the calls under way, and gives back what they are granted.
+    /// Waits for the calls in flight, and gives the slots back that they are granted.
     pub(super) async fn end(&mut self) {
         while !self.calls.is_quiet() {
             let Done { place, settings, requests, answer, .. } = self.calls.next().await.1;
@@ -152,7 +152,7 @@ impl Far {
         }
     }
 
-    /// Hands out what a call was granted. `reservation` makes one, where anybody is left who could have it.
+    /// Hands out the slots that a call was granted. `reservation` creates one, if the shaper still exists.
     pub(super) fn on_done(
         &mut self,
         done: Done,
@@ -161,8 +161,8 @@ impl Far {
     ) {
         let Done { place, settings, requests, answer, kept, .. } = done;
         if let Some(last) = kept {
-            // Those before it cannot be given back either.
-            self.calls.line(place.clone()).returned.retain(|returned| returned.granted.slot > last);
+            // Earlier slots cannot be given back either.
+            self.calls.queue(place.clone()).returned.retain(|returned| returned.granted.slot > last);
         }
         let reserved = match answer {
             None => return,
@@ -170,8 +170,8 @@ impl Far {
             Some((.., Ok(reserved))) => reserved,
         };
         if reserved.outdated {
-            // They are asked for anew once it is known which limits are in force.
-            return self.calls.line(place).requests.put_back(requests);
+            // The requests are repeated once the limits in force are known.
+            return self.calls.queue(place).requests.put_back(requests);
         }
         let limits = settings.limits_of(place.0);
         let costs = batch_costs(limits, &requests);
@@ -186,8 +186,8 @@ impl Far {
             let answer = match slot.and_then(|granted| reservation(place.0, &place.1, granted, &settings)) {
                 Some(reservation) => Ok(reservation),
                 None => {
-                    // The store decided on the first of them. Those alike would get the same slot; the others
-                    // may fit, and must not be refused because of others in the same call.
+                    // The store decided on the first of them. Requests of the same kind would get the same slot; the
+                    // others may fit, and must not be refused because of others in the same call.
                     let kind = kind(limits, &request.cost);
                     if job >= decided && *refused.get_or_insert(kind) != kind {
                         again.push(request);
@@ -197,26 +197,27 @@ impl Far {
                     Err(refusal(&settings, place.0, latest, outcome, &not_yet))
                 }
             };
-            // The slot of one that is gone goes back before others are asked for. A refusal needs no hearer.
+            // The slot of a caller that is gone is given back before more are requested. A refusal without a receiver
+            // is dropped.
             if let Err(Ok(reservation)) = request.answer.send(answer) {
-                self.calls.line(place.clone()).returned.extend(reservation.into_returned());
+                self.calls.queue(place.clone()).returned.extend(reservation.into_returned());
             }
         }
         if !again.is_empty() {
-            self.calls.line(place).requests.put_back(again);
+            self.calls.queue(place).requests.put_back(again);
         }
     }
 }
 
 impl Done {
-    /// What the store told with its answer.
+    /// Returns the stamp of the store's answer.
     pub(super) fn stamp(&self) -> Option<Stamp> {
         let Some((sent, received, Ok(reserved))) = &self.answer else { return None };
         let (sent, received) = (*sent, *received);
         Some(Stamp { sent, received, now: reserved.now, epoch: reserved.epoch, status: reserved.status })
     }
 
-    /// Whether the next slot is an earlier one now.
+    /// Whether slots were given back, so that the next slot is earlier.
     pub(super) const fn has_given_back(&self) -> bool {
         self.given_back > 0
     }
@@ -231,10 +232,11 @@ impl Ask {
             let limits = settings.limits_of(place.0);
             let costs = batch_costs(limits, &requests);
             let scope = Scope { downstream: &settings.downstream, key: &place.1 };
-            // What costs more than one unit has to reach as much further ahead: the first of them decides for all.
+            // A cost of more than one unit has to reach as much further ahead; the first request determines the reach
+            // of all.
             let reach = requests.first().map(|request| limits.reach_of(&request.cost.row(limits)));
             let horizon = settings.horizon.saturating_add(reach.unwrap_or_default());
-            // What each key has for itself nobody else can be starved of.
+            // Limits of a key of its own cannot starve other callers.
             let shared = place.1.is_empty().then_some(SharedHorizon { replica: &replica, horizon });
             let call = Reserve {
                 generation,
@@ -250,8 +252,8 @@ impl Ask {
     }
 }
 
-/// Gives slots back, the last one first, until one cannot be; says how many, and which one that was. It stays empty,
-/// as those before it do: the pace is kept either way.
+/// Gives slots back, the last one first, until one cannot be. Returns how many were, and the one that was not. That one
+/// and earlier ones stay unused, which keeps the pace.
 async fn give_back(store: &dyn Store, returned: Vec<Returned>) -> (usize, Option<Micros>) {
     let mut given_back = 0;
     for returned in returned.into_iter().rev() {
@@ -259,7 +261,8 @@ async fn give_back(store: &dyn Store, returned: Vec<Returned>) -> (usize, Option
             Ok(true) => given_back += 1,
             Ok(false) => return (given_back, Some(returned.granted.slot)),
             Err(error) => {
-                tracing::debug!(%error, "a slot that nobody wants could not be given back");
+                let downstream = returned.settings.downstream.as_str();
+                tracing::debug!(downstream, %error, "a slot that nobody wants could not be given back");
                 return (given_back, Some(returned.granted.slot));
             }
         }
@@ -268,7 +271,7 @@ async fn give_back(store: &dyn Store, returned: Vec<Returned>) -> (usize, Option
 }
 
 impl Returned {
-    /// Gives the slot back if it lies ahead and nobody took a later one; says whether it did.
+    /// Gives the slot back if it lies ahead and no later one was taken. Returns whether it did.
     pub(super) async fn cancel(&self, store: &dyn Store) -> Result<bool, StoreError> {
         let Self { place: (lane, key), settings, granted } = self;
         let call = Cancel {
@@ -285,9 +288,9 @@ impl Returned {
     }
 }
 
-/// Those whose costs these limits can ever hold; the others are told that they cannot. The limits in force may be others
-/// than those that a cost was checked against first.
-fn fitting(limits: &LimitSet, requests: Vec<Request<Given>>) -> Vec<Request<Given>> {
+/// Returns the requests whose costs these limits can ever hold, and refuses the others. The limits in force may differ
+/// from those against which a cost was checked first.
+fn fitting(limits: &LimitSet, requests: Vec<Request<ReserveResult>>) -> Vec<Request<ReserveResult>> {
     let mut fitting = Vec::with_capacity(requests.len());
     for request in requests {
         match request.cost.check(limits) {
@@ -298,14 +301,14 @@ fn fitting(limits: &LimitSet, requests: Vec<Request<Given>>) -> Vec<Request<Give
     fitting
 }
 
-fn refuse(requests: Vec<Request<Given>>, error: &ReserveError) {
+fn refuse(requests: Vec<Request<ReserveResult>>, error: &ReserveError) {
     for Request { answer, .. } in requests {
         // A caller that is gone needs no answer.
         let _ = answer.send(Err(error.clone()));
     }
 }
 
-/// Why one got no slot up to `latest`.
+/// Returns the reason why a request got no slot up to `latest`.
 fn refusal(
     settings: &Settings,
     lane: LaneId,

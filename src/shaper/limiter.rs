@@ -1,4 +1,4 @@
-//! Policing: may this go now? The same limits, sets and stores as a shaper's.
+//! Policing: decides whether a request may go now, with the same limits, sets and stores as a shaper.
 
 mod builder;
 
@@ -15,29 +15,29 @@ use crate::limit::{Decision, LimitSet};
 use crate::store::{Check, Checked, Scope, Store, StoreError};
 pub use builder::LimiterBuilder;
 
-/// Tells at once whether something may go, alone or together with all limiters that share its store.
+/// Decides at once whether a request may go, alone or together with all limiters that share its store.
 ///
-/// Where a [`Shaper`](super::Shaper) makes its callers wait for their slots, a limiter answers them:
-/// allowed, and charged; or denied, until when, and nothing is taken. All limits are policed as
+/// While a [`Shaper`](super::Shaper) makes its callers wait for their slots, a limiter answers them: the request is
+/// allowed and charged, or denied until an instant and nothing is taken. All limits are policed as
 /// [`Limit::policing`](crate::Limit::policing) says.
 ///
-/// By default each key has the limits for itself, where a shaper keeps one pace for all keys: what is
-/// policed is each caller's share, and what is shaped is the load on one downstream. With
-/// [`LimiterBuilder::shared`] the limits are those of all keys together.
+/// By default the limits apply to each key separately, while a shaper keeps one pace for all keys: a limiter polices
+/// each caller's share, and a shaper shapes the load on one downstream. With [`LimiterBuilder::shared`] the limits are
+/// those of all keys together.
 ///
-/// Limiters share state when they have one store, name, set of limits and scope (each key's own, or
-/// shared). Nobody else's state is touched: a shaper, or the daemon, of the same name and with limits of the
-/// same names has another one.
+/// Limiters share state if they have the same store, name, set of limits and scope (each key's own, or shared). Their
+/// state is separate from all others: a shaper, or the daemon, of the same name and with limits of the same names has
+/// its own.
 ///
-/// A Redis that restarted, or lost its data, may have forgotten what was taken. Limits of the GCRA family
-/// then start empty, also those of keys never seen: nobody gets a burst twice, and each unit comes back at
-/// the rate. Windows, logs and quotas start anew.
+/// A Redis that restarted, or lost its data, may have lost what was taken. Limits of the GCRA family then start empty,
+/// even for keys never seen: no caller gets a burst twice, and each unit returns at the rate. Windows, logs and quotas
+/// start anew.
 ///
-/// Calls are batched per key: checks that arrive while the store is asked about their key are made with the
-/// next call, and each gets the decision that it would have got alone. Different keys go side by side.
-/// When nothing is under way a check leaves at once.
+/// Calls are batched per key: checks that arrive while a call for their key is in flight are made with the next call,
+/// and each gets the decision that it would have got alone. Calls for different keys run concurrently. If no call is in
+/// flight, a check is made at once.
 ///
-/// Cheap to clone; clones are one limiter.
+/// It is cheap to clone; clones are the same limiter.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,24 +61,24 @@ pub struct Limiter {
     core: Arc<Core>,
 }
 
-/// What one who checks is told.
+/// The answer to a check.
 type Answer = Result<Decision, CheckError>;
 
-/// What all clones share.
+/// The state that all clones share.
 #[derive(Debug)]
 struct Core {
     policy: Arc<Policy>,
-    /// Asks the store where that cannot be done at once.
+    /// The task that calls the store if that has to be awaited.
     task: Task<Ask>,
 }
 
-/// What is decided by.
+/// The limits, and the store that decides.
 #[derive(Debug)]
 struct Policy {
     name: String,
     /// The limits as they were given, policing.
     limits: LimitSet,
-    /// The same limits under the names that the store knows.
+    /// The same limits under the names that the store uses.
     stored: LimitSet,
     store: Arc<dyn Store>,
     shared: bool,
@@ -88,38 +88,36 @@ struct Policy {
 type Ask = (String, Request<Answer>);
 
 impl Limiter {
-    /// A limiter of `name`, which needs limits still.
+    /// Returns a builder of a limiter of `name`, which still needs limits.
     pub fn builder(name: impl Into<String>) -> LimiterBuilder {
         LimiterBuilder::new(name.into())
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.core.policy.name
     }
 
-    /// Its limits as they are policed, in the order of [`Limiter::check_costs`] and of
-    /// [`Decision::standings`].
+    /// Returns its limits as they are policed, in the order of [`Limiter::check_costs`] and of [`Decision::standings`].
     #[must_use]
     pub fn limits(&self) -> &LimitSet {
         &self.core.policy.limits
     }
 
-    /// Whether `key` may go now, at cost 1. If so, it is charged.
+    /// Decides whether `key` may go now, at cost 1. If so, it is charged.
     ///
-    /// A check whose future is dropped before its call left takes nothing. Dropped later it may have been
-    /// charged: nobody knows then what was decided, and nothing is given back. Others in the
-    /// same call are not disturbed.
+    /// A check whose future is dropped before its call is sent takes nothing. If it is dropped later it may have been
+    /// charged: the decision is then unknown, and nothing is given back. Others in the same call are not affected.
     ///
     /// # Errors
-    /// [`CheckError`] when there is no decision; a denial is one.
+    /// [`CheckError`] when there is no decision; a denial is a decision.
     pub async fn check(&self, key: &str) -> Result<Decision, CheckError> {
         self.submit(key, Cost::Each(1)).answer().await
     }
 
-    /// [`Limiter::check_cost`] without awaiting: for callers that must not. `None` where the store cannot decide in this
-    /// process, and nothing was decided.
+    /// Makes the check of [`Limiter::check_cost`] without awaiting, for callers that must not. Returns `None` if the
+    /// store cannot decide within this process; nothing was decided then.
     ///
     /// # Errors
     /// As [`Limiter::check_cost`].
@@ -131,7 +129,7 @@ impl Limiter {
         self.core.policy.decide_at_once(key, &cost)
     }
 
-    /// [`Limiter::check`] for what costs more than 1: all of it fits now, or nothing is taken.
+    /// Makes the check of [`Limiter::check`] at a cost of more than 1: all of it fits now, or nothing is taken.
     ///
     /// Cancel safety as of [`Limiter::check`].
     ///
@@ -141,8 +139,8 @@ impl Limiter {
         self.submit(key, Cost::Each(cost)).answer().await
     }
 
-    /// [`Limiter::check`] for what costs each limit its own: one cost per limit, in the order in which they
-    /// were given. A limit that it costs 0 is not asked.
+    /// Makes the check of [`Limiter::check`] with one cost per limit, in the order in which they were given. A limit
+    /// with cost 0 is not consulted.
     ///
     /// Cancel safety as of [`Limiter::check`].
     ///
@@ -152,12 +150,12 @@ impl Limiter {
         self.submit(key, Cost::PerLimit(costs.into())).answer().await
     }
 
-    /// Several checks at once, keys with costs: one answer for each, in their order. Those of one key are
-    /// decided in their order, each by itself: a denial hinders no other, and nothing is undone.
+    /// Makes several checks at once, of keys with costs. Returns one answer for each, in their order. Those of one key
+    /// are decided in their order, each by itself: a denial does not affect others, and nothing is undone.
     ///
     /// Cancel safety as of [`Limiter::check`], for each.
     pub async fn check_many<K: AsRef<str>>(&self, checks: &[(K, u32)]) -> Vec<Result<Decision, CheckError>> {
-        // All are under way before the first is waited for.
+        // All checks are submitted before the first is awaited.
         let pending: Vec<Pending> =
             checks.iter().map(|(key, cost)| self.submit(key.as_ref(), Cost::Each(*cost))).collect();
         let mut answers = Vec::with_capacity(pending.len());
@@ -167,10 +165,10 @@ impl Limiter {
         answers
     }
 
-    /// How the limits of `key` stand: a check at cost 0, which takes nothing and changes nothing.
+    /// Returns how the limits of `key` stand: a check at cost 0, which takes nothing and changes nothing.
     ///
-    /// It is allowed unless what was taken reaches beyond now; ask [`Decision::remaining`] and
-    /// [`Decision::standings`] what would fit.
+    /// It is allowed unless the units taken reach beyond now; [`Decision::remaining`] and [`Decision::standings`] say
+    /// what would fit.
     ///
     /// Cancel safe.
     ///
@@ -180,8 +178,8 @@ impl Limiter {
         self.submit(key, Cost::Each(0)).answer().await
     }
 
-    /// Forgets what was taken under `key` (with [`LimiterBuilder::shared`]: under all keys). Checks that
-    /// are under way come before or after it.
+    /// Forgets what was taken under `key` (with [`LimiterBuilder::shared`]: under all keys). Checks in flight come
+    /// before or after it.
     ///
     /// Cancel safe: it is forgotten, or not.
     ///
@@ -202,7 +200,7 @@ impl Limiter {
         let (answer, decided) = oneshot::channel();
         let policy = &self.core.policy;
         let ask = (policy.key_of(key).to_owned(), Request { cost, answer });
-        // Without a runtime nobody asks, which the end of the channel tells.
+        // Without a runtime the channel is closed, which the caller sees as `CheckError::Stopped`.
         self.core.task.send(ask, |inbox| run(Arc::clone(policy), inbox));
         Pending::Asked(decided)
     }
@@ -226,7 +224,7 @@ impl Pending {
 }
 
 impl Policy {
-    /// The key under which the store keeps what `key` takes.
+    /// Returns the key under which the store keeps the state of `key`.
     fn key_of<'a>(&self, key: &'a str) -> &'a str {
         if self.shared { "" } else { key }
     }
@@ -235,7 +233,7 @@ impl Policy {
         Scope { downstream: &self.name, key }
     }
 
-    /// The decision, where the store needs not be awaited: neither a call nor a task is made for it.
+    /// Returns the decision if the store does not have to be awaited; this needs neither a call nor a task.
     fn decide_at_once(&self, key: &str, cost: &Cost) -> Option<Answer> {
         let batch = BatchCosts::of(&self.stored, std::iter::once(cost));
         let (scope, costs) = (self.scope(self.key_of(key)), batch.costs());
@@ -267,10 +265,10 @@ impl Policy {
     }
 }
 
-/// The most checks that are taken in at once before the store is asked.
+/// The most checks that are taken in before the store is called.
 const MAX_CHECKS_PER_TURN: usize = 1024;
 
-/// The task of a limiter: asks the store for each key until nobody is left who could check.
+/// Runs the task of a limiter: it calls the store for each key, until all clones are dropped.
 async fn run(policy: Arc<Policy>, mut inbox: mpsc::UnboundedReceiver<Ask>) {
     let mut calls = Calls::<String, Queue<Answer>, ()>::new();
     let mut is_open = true;
@@ -286,7 +284,7 @@ async fn run(policy: Arc<Policy>, mut inbox: mpsc::UnboundedReceiver<Ask>) {
             ask = inbox.recv(), if is_open => match ask {
                 Some(ask) => {
                     let more = std::iter::from_fn(|| inbox.try_recv().ok()).take(MAX_CHECKS_PER_TURN);
-                    std::iter::once(ask).chain(more).for_each(|(key, request)| calls.line(key).push(request));
+                    std::iter::once(ask).chain(more).for_each(|(key, request)| calls.queue(key).push(request));
                 }
                 None => is_open = false,
             },

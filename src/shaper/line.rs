@@ -1,4 +1,4 @@
-//! Those who wait for their slots here, in order.
+//! The callers that wait for their slots in this process, in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,50 +11,31 @@ use super::ReserveError;
 use super::core::{Core, TRIES};
 use super::driver::Message;
 use crate::limit::{Combine, Limit};
-use crate::pace::{LaneId, Settings, Unused, Waiter};
+use crate::pace::{LaneId, Settings, SlotRequest, Unused, Waiter};
 
-/// One who waits for a slot.
+/// A caller that waits for a slot.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) lane: LaneId,
-    pub(super) cost: u32,
-    pub(super) seq: u64,
-    pub(super) since: Instant,
-    pub(super) answer: oneshot::Sender<Told>,
+    pub(super) request: SlotRequest,
+    pub(super) answer: oneshot::Sender<WaitOutcome>,
 }
 
-/// What one who waits is told.
+/// The outcome of waiting.
 #[derive(Debug)]
-pub(super) enum Told {
-    /// Its slot has come.
+pub(super) enum WaitOutcome {
+    /// The slot has come.
     Come(Unused),
-    /// It gets none.
+    /// The waiter gets no slot.
     Refused(ReserveError),
 }
 
 impl Waiter for Waiting {
-    fn lane(&self) -> LaneId {
-        self.lane
+    fn request(&self) -> &SlotRequest {
+        &self.request
     }
 
-    fn priority(&self) -> u8 {
-        0
-    }
-
-    fn cost(&self) -> u32 {
-        self.cost
-    }
-
-    fn seq(&self) -> u64 {
-        self.seq
-    }
-
-    fn since(&self) -> Instant {
-        self.since
-    }
-
-    fn may_go_from(&mut self, due: Instant) {
-        self.since = due;
+    fn request_mut(&mut self) -> &mut SlotRequest {
+        &mut self.request
     }
 
     fn is_live(&self) -> bool {
@@ -62,25 +43,22 @@ impl Waiter for Waiting {
     }
 }
 
-/// A slot that lies within `max_wait` may be told a little later.
+/// The time by which the answer may be later than a slot within `max_wait`.
 const GRACE: Duration = Duration::from_millis(5);
 
-/// A place among those who wait here. Dropped, it is left.
-pub(super) struct InLine<'a> {
+/// A place in the queue of waiting callers, which is given up when it is dropped.
+pub(super) struct QueuePlace<'a> {
     core: &'a Arc<Core>,
-    lane: LaneId,
-    cost: u32,
-    seq: u64,
-    since: Instant,
-    /// What the driver tells; none while it does not know of this place.
-    told: Option<oneshot::Receiver<Told>>,
+    request: SlotRequest,
+    /// The receiver of the driver's answer; `None` while the driver does not know of this place.
+    outcome: Option<oneshot::Receiver<WaitOutcome>>,
 }
 
-impl<'a> InLine<'a> {
+impl<'a> QueuePlace<'a> {
     /// Takes the last place.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] where so many wait that it cannot have a slot within `max_wait`.
+    /// [`ReserveError::QueueFull`] if the queue is so long that no slot can lie within `max_wait`.
     pub(super) fn join(core: &'a Arc<Core>, lane: LaneId, cost: u32) -> Result<Self, ReserveError> {
         let settings = core.settings();
         if let Some((limit, excess)) = full(core, &settings, lane) {
@@ -88,34 +66,34 @@ impl<'a> InLine<'a> {
             return Err(ReserveError::QueueFull { retry_after, limit: limit.name().to_owned() });
         }
         core.units(lane).fetch_add(cost.into(), Ordering::Relaxed);
-        Ok(Self { core, lane, cost, seq: core.next_seq(), since: Instant::now(), told: None })
+        let (seq, since) = (core.next_seq(), Instant::now());
+        Ok(Self { core, request: SlotRequest { lane, priority: 0, cost, seq, since }, outcome: None })
     }
 
     /// Waits until the slot has come.
     pub(super) async fn acquire(mut self) -> Result<(), ReserveError> {
-        let until = self.since.checked_add(self.core.max_wait.saturating_add(GRACE));
+        let until = self.request.since.checked_add(self.core.max_wait.saturating_add(GRACE));
         let (mut tries, mut missed) = (TRIES, None);
         loop {
-            let (answer, told) = oneshot::channel();
-            let Self { lane, cost, seq, since, .. } = self;
-            let waiting = Waiting { lane, cost, seq, since, answer };
+            let (answer, outcome) = oneshot::channel();
+            let waiting = Waiting { request: self.request, answer };
             if !self.core.send(Message::Wait { waiting, missed }) {
                 return Err(ReserveError::Stopped);
             }
-            let told = self.told.insert(told);
-            let told = match until {
-                Some(until) => match timeout_at(until, told).await {
-                    Ok(told) => told,
+            let outcome = self.outcome.insert(outcome);
+            let outcome = match until {
+                Some(until) => match timeout_at(until, outcome).await {
+                    Ok(outcome) => outcome,
                     Err(_) => return Err(self.too_late()),
                 },
-                None => told.await,
+                None => outcome.await,
             };
-            self.told = None;
-            match told {
-                Ok(Told::Come(slot)) if self.may_use(slot) => return Ok(()),
-                Ok(Told::Come(slot)) => missed = Some(slot),
-                Ok(Told::Refused(error)) => return Err(error),
-                // The driver ended with its runtime. The next one does not know of the slots of this one.
+            self.outcome = None;
+            match outcome {
+                Ok(WaitOutcome::Come(slot)) if self.may_use(slot) => return Ok(()),
+                Ok(WaitOutcome::Come(slot)) => missed = Some(slot),
+                Ok(WaitOutcome::Refused(error)) => return Err(error),
+                // The driver ended with its runtime. The next one does not know the slots of this one.
                 Err(_) => {
                     (tries, missed) = (tries - 1, None);
                     if tries == 0 {
@@ -126,13 +104,13 @@ impl<'a> InLine<'a> {
         }
     }
 
-    /// Whether work may start now: this process may have stood still since the slot came.
+    /// Whether work may start now, since this process may have been stopped since the slot came.
     fn may_use(&self, Unused { slot, deadline, .. }: Unused) -> bool {
         let known = &self.core.known;
         deadline.late() <= known.tolerance() && !known.gate.refuses(slot, deadline)
     }
 
-    /// Why there was no slot within `max_wait`.
+    /// Returns the reason why there was no slot within `max_wait`.
     fn too_late(&self) -> ReserveError {
         if let Some(left) = self.core.paused_for() {
             let retry_after = left.map(|left| left.saturating_sub(self.core.max_wait));
@@ -141,8 +119,9 @@ impl<'a> InLine<'a> {
         if let Some(error) = self.core.known.trouble() {
             return error;
         }
-        let (settings, units) = (self.core.settings(), self.core.units(self.lane).load(Ordering::Relaxed));
-        let limits = settings.limits_of(self.lane).iter();
+        let (settings, units) =
+            (self.core.settings(), self.core.units(self.request.lane).load(Ordering::Relaxed));
+        let limits = settings.limits_of(self.request.lane).iter();
         let slowest = limits
             .min_by_key(|limit| limit.rate().units_in(self.core.max_wait).saturating_add(limit.burst()));
         ReserveError::QueueFull {
@@ -152,30 +131,30 @@ impl<'a> InLine<'a> {
     }
 }
 
-impl Drop for InLine<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
-        self.core.units(self.lane).fetch_sub(self.cost.into(), Ordering::Relaxed);
-        let Some(mut told) = self.told.take() else { return };
-        told.close();
-        match told.try_recv() {
-            // It came, and nobody uses it.
-            Ok(Told::Come(slot)) => self.core.tell(Message::Unused(slot)),
-            Ok(Told::Refused(_)) => true,
-            Err(_) => self.core.tell(Message::Leave(self.lane, self.seq)),
+        let SlotRequest { lane, cost, seq, .. } = self.request;
+        self.core.units(lane).fetch_sub(cost.into(), Ordering::Relaxed);
+        let Some(mut outcome) = self.outcome.take() else { return };
+        outcome.close();
+        match outcome.try_recv() {
+            // The slot came, and is not used.
+            Ok(WaitOutcome::Come(slot)) => self.core.send_if_running(Message::Unused(slot)),
+            Ok(WaitOutcome::Refused(_)) => true,
+            Err(_) => self.core.send_if_running(Message::Withdraw(lane, seq)),
         };
     }
 }
 
-/// A limit by which one more of this lane can surely not have a slot within `max_wait`, and by how many units more than it
-/// then has wait here.
+/// Returns a limit by which another waiter of this lane can certainly have no slot within `max_wait`, and the units in
+/// excess of it.
 fn full<'a>(core: &Core, settings: &'a Settings, lane: LaneId) -> Option<(&'a Limit, u64)> {
     let limits = settings.limits_of(lane);
     if limits.combine() != Combine::All {
         return None;
     }
     let units = core.units(lane).load(Ordering::Relaxed);
-    // What one costs beyond its first unit may come behind its slot; and in a window others may go before those that cost
-    // more.
+    // The cost beyond the first unit may be charged behind the slot, and in a window cheaper waiters may go first.
     let excess = |limit: &'a Limit| {
         let most = limit.rate().units_in(core.max_wait).saturating_add(limit.burst());
         let excess = (units + 1).saturating_sub(most);
@@ -184,7 +163,7 @@ fn full<'a>(core: &Core, settings: &'a Settings, lane: LaneId) -> Option<(&'a Li
     limits.iter().filter(|limit| limit.is_even()).find_map(excess)
 }
 
-/// How long the limit takes for so many units.
+/// Returns how long the limit takes for this number of units.
 fn span(limit: &Limit, units: u64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "it is told to people, and to those who try again")]
     Duration::try_from_secs_f64(units as f64 / limit.rate().per_second()).unwrap_or(Duration::MAX)

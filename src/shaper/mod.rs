@@ -1,5 +1,5 @@
-//! Limits inside a program. A [`Shaper`] makes calls wait for their slots; a [`Limiter`] tells at once
-//! whether one may go.
+//! Limits inside a program. A [`Shaper`] makes calls wait for their slots; a [`Limiter`] decides at once whether a call
+//! may go.
 
 mod builder;
 mod calls;
@@ -26,39 +26,38 @@ use self::core::Core;
 use crate::limit::{Costs, LimitSet};
 use crate::pace::LaneId;
 use crate::store::{Change, LONGEST_PAUSE, Reserve, StoreError};
-use crate::time::Micros;
 pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
 use driver::Message;
 pub use error::{CheckError, ReserveError};
 pub use limiter::{Limiter, LimiterBuilder};
-use line::InLine;
+use line::QueuePlace;
 use queue::Request;
 pub use rates::SetRateError;
 pub use reservation::Reservation;
 
 /// Keeps the pace of one downstream, alone or together with all that share its store: other shapers, and the daemon.
 ///
-/// Shapers and daemons share a pace where they have one store and one name. What they go by then is what they agree on
-/// in the store: the limits of whoever started or was reloaded last, the rates that operators set over them
-/// ([`Shaper::set_rate`], `paced rate set`), and pauses. Whose own limits differ logs a warning, and goes by those of the others.
-/// A [`Limiter`] of the same name has states of its own.
+/// Shapers and daemons share a pace if they have the same store and the same name. They then follow what they agree on
+/// in the store: the limits of the process that started or was reloaded last, the rates that operators set over them
+/// ([`Shaper::set_rate`], `paced rate set`), and pauses. A process whose own limits differ logs a warning, and follows
+/// those in force. A [`Limiter`] of the same name has states of its own.
 ///
-/// | method | where the wait is |
+/// | method | where the caller waits |
 /// |---|---|
-/// | [`acquire`](Self::acquire), [`schedule`](Self::schedule) | here, in order; a slot is granted shortly before it comes |
-/// | [`reserve`](Self::reserve) | nowhere: the slot is told, however far it lies, and [`Reservation::wait`] waits for it |
+/// | [`acquire`](Self::acquire), [`schedule`](Self::schedule) | in the call, in order; a slot is granted shortly before it comes |
+/// | [`reserve`](Self::reserve) | in [`Reservation::wait`]; the call returns the slot at once, however far ahead it lies |
 ///
-/// Prefer the former. A process that is killed has then taken no more slots than lie in the horizon, changes of rates
-/// and pauses count at once for all who wait, and replicas that share the pace each get their part.
+/// Prefer the former. Then a process that is killed has taken no more slots than lie in the horizon, changes of rates
+/// and pauses apply to all waiting callers at once, and replicas that share the pace each get their share.
 ///
-/// Cheap to clone; clones are one shaper.
+/// It is cheap to clone; clones are the same shaper.
 ///
-/// By default the whole downstream has one pace: the keys of its methods only say who asks. With
-/// [`ShaperBuilder::per_key`] each key has the limits for itself.
+/// By default the whole downstream has one pace, and the keys of its methods only identify the caller. With
+/// [`ShaperBuilder::per_key`] the limits apply to each key separately.
 ///
-/// The first call starts a task on the tokio runtime that it is made in. It ends with the last clone, or with that
-/// runtime; then the next call starts another one.
+/// The first call starts a task on the current tokio runtime. The task ends with the last clone, or with that runtime;
+/// then the next call starts another one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,27 +69,17 @@ pub use reservation::Reservation;
 #[derive(Clone, Debug)]
 pub struct Shaper {
     core: Arc<Core>,
-    /// The lane of the plan that its calls are of.
+    /// The lane of the plan of its calls.
     lane: LaneId,
 }
 
-/// Where the next slot lies; see [`Shaper::peek`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NextSlot {
-    /// The instant on the store's clock.
-    pub slot: Micros,
-    /// How long after the store's now that is.
-    pub wait: Duration,
-}
-
 impl Shaper {
-    /// A shaper of `name` at `rate`, to be refined.
+    /// Returns a builder of a shaper of `name` at `rate`.
     pub fn builder(name: impl Into<String>, rate: crate::Rate) -> ShaperBuilder {
         ShaperBuilder::new(name.into(), rate)
     }
 
-    /// A shaper of `name` that keeps a set of limits, of any algorithm and however they combine.
+    /// Returns a builder of a shaper of `name` that keeps a set of limits, of any algorithm and in any combination.
     ///
     /// ```
     /// use std::time::Duration;
@@ -110,20 +99,20 @@ impl Shaper {
         ShaperBuilder::with_limits(name.into(), limits)
     }
 
-    /// Its limits as they were given, in the order of the costs of [`Shaper::reserve_costs`].
+    /// Returns its limits as they were given, in the order of the costs of [`Shaper::reserve_costs`].
     #[must_use]
     pub fn limits(&self) -> &LimitSet {
         self.core.given.limits_of(self.lane)
     }
 
-    /// The downstream's name.
+    /// Returns the downstream's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.core.given.downstream
     }
 
-    /// The same shaper for the calls of a plan, which keep its limits too; none where there is no such plan. Plans come
-    /// from a configuration (`[plans.NAME]`).
+    /// Returns the same shaper for the calls of a plan, which keep its limits too; `None` if there is no such plan.
+    /// Plans come from a configuration (`[plans.NAME]`).
     #[must_use]
     pub fn of_plan(&self, name: &str) -> Option<Self> {
         let plan = self.core.given.plans.iter().position(|plan| plan.name == name)?;
@@ -132,27 +121,27 @@ impl Shaper {
 
     /// Waits for the next slot, and returns when it has come: the work may start now.
     ///
-    /// Those who wait here have their slots in the order in which they called, but for those that cost more than a window has
-    /// left: others have that. A slot is asked for shortly before it comes. If it is missed (see [`Reservation::is_missed`]), since
-    /// this process stood still or the downstream was paused, another one is waited for: late work never catches up in a
-    /// burst.
+    /// Waiting callers get their slots in the order in which they called; only a call that costs more than a window has
+    /// left lets others go first. A slot is requested shortly before it comes. If it is missed (see
+    /// [`Reservation::is_missed`]), because this process was stopped or the downstream was paused, this waits for
+    /// another one: late work never catches up in a burst.
     ///
-    /// While the store cannot be reached this waits, or goes on alone: see [`ShaperBuilder::on_unavailable`].
+    /// While the store cannot be reached this waits, or follows a fallback; see [`ShaperBuilder::on_unavailable`].
     ///
-    /// Cancel safe: dropped while it waits, it takes no slot. One that was granted already goes to the next who waits
-    /// here, or back to the store.
+    /// Cancel safe: if it is dropped while it waits, it takes no slot. A slot that was granted already goes to the next
+    /// waiting caller, or back to the store.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] when there is no slot within `max_wait`: at once where so many wait here that it is
-    /// certain, otherwise after as long; [`ReserveError::Paused`] when the downstream is paused for longer;
-    /// [`ReserveError::Store`] when the store refuses to decide, or could not be reached for so long (with
-    /// [`ShaperBuilder::per_key`] at once); [`ReserveError::CostTooLarge`] when the limits in force do not hold its cost any
-    /// more; [`ReserveError::NoLimits`] and [`ReserveError::Stopped`] as they say.
+    /// [`ReserveError::QueueFull`] when there is no slot within `max_wait`: at once if the queue is so long that this
+    /// is certain, and otherwise after `max_wait`; [`ReserveError::Paused`] when the downstream is paused for longer;
+    /// [`ReserveError::Store`] when the store refuses to decide, or could not be reached for that time (with
+    /// [`ShaperBuilder::per_key`] at once); [`ReserveError::CostTooLarge`] when the limits in force do not hold its
+    /// cost any more; [`ReserveError::NoLimits`] and [`ReserveError::Stopped`] as they say.
     pub async fn acquire(&self, key: &str) -> Result<(), ReserveError> {
         self.acquire_cost(key, 1).await
     }
 
-    /// [`Shaper::acquire`] for work that costs more than 1; see [`Shaper::reserve_cost`].
+    /// Waits as [`Shaper::acquire`] does, for work that costs more than 1; see [`Shaper::reserve_cost`].
     ///
     /// Cancel safe, as [`Shaper::acquire`] is.
     ///
@@ -161,7 +150,7 @@ impl Shaper {
     pub async fn acquire_cost(&self, key: &str, cost: u32) -> Result<(), ReserveError> {
         if !self.core.per_key {
             self.check(&Cost::Each(cost))?;
-            return InLine::join(&self.core, self.lane, cost)?.acquire().await;
+            return QueuePlace::join(&self.core, self.lane, cost)?.acquire().await;
         }
         loop {
             let mut reservation = self.grant(key, Cost::Each(cost)).await?;
@@ -169,11 +158,11 @@ impl Shaper {
                 reservation.keep();
                 return Ok(());
             }
-            // Dropped, it is given back if it still lies ahead.
+            // The dropped reservation is given back if it still lies ahead.
         }
     }
 
-    /// [`Shaper::acquire`], and runs `work` then.
+    /// Waits as [`Shaper::acquire`] does, and then runs `work`.
     ///
     /// Cancel safe until `work` starts, as [`Shaper::acquire`] is. From then on it is as cancel safe as `work`.
     ///
@@ -184,27 +173,28 @@ impl Shaper {
         Ok(work.await)
     }
 
-    /// Reserves the next slot for `key`, at cost 1, however far ahead up to `max_wait`. Never waits for the slot
+    /// Reserves the next slot for `key`, at cost 1, however far ahead up to `max_wait`. It never waits for the slot
     /// itself.
     ///
-    /// Slots far ahead would starve those who wait for theirs in order. So while a daemon, or another process that waits by
-    /// [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted, or as much further ahead as
-    /// a higher cost has to reach. (With `on_unavailable = "local"` a daemon counts also while it has nothing to do.) It takes
-    /// no turn, so that many callers of it may have more than their part: where a pace is shared, prefer [`Shaper::acquire`].
+    /// Slots far ahead would starve callers that wait for theirs in order. So while a daemon, or another process that
+    /// waits by [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted, or as
+    /// much further ahead as a higher cost has to reach. (With `on_unavailable = "local"` a daemon counts even while it
+    /// has nothing to do.) It takes no turn, so that many callers of it may get more than their share: if a pace is
+    /// shared, prefer [`Shaper::acquire`].
     ///
-    /// Cancel safe: a slot that was granted to a dropped future is given back if nobody has taken
-    /// a later one by then. Others in the same call are not disturbed.
+    /// Cancel safe: a slot that was granted to a dropped future is given back unless a later one was taken by then.
+    /// Others in the same call are not affected.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] when the slot is too far ahead; [`ReserveError::NotYet`] when others work on the
-    /// downstream and it lies beyond the horizon; others when the store fails.
+    /// [`ReserveError::QueueFull`] when the slot is too far ahead; [`ReserveError::NotYet`] when other processes work
+    /// on the downstream and it lies beyond the horizon; other errors when the store fails.
     pub async fn reserve(&self, key: &str) -> Result<Reservation, ReserveError> {
         self.reserve_cost(key, 1).await
     }
 
-    /// [`Shaper::reserve`] for work that costs more than 1. A leaky bucket, and so [`Shaper::builder`]'s
-    /// rate, charges it behind: this slot does not depend on it, the next one does. All other limits
-    /// need the whole cost to fit at the slot.
+    /// Reserves as [`Shaper::reserve`] does, for work that costs more than 1. A leaky bucket, and so
+    /// [`Shaper::builder`]'s rate, charges the cost behind: this slot does not depend on it, the next one does. All
+    /// other limits need the whole cost to fit at the slot.
     ///
     /// Cancel safe, as [`Shaper::reserve`] is.
     ///
@@ -214,8 +204,8 @@ impl Shaper {
         self.grant(key, Cost::Each(cost)).await
     }
 
-    /// [`Shaper::reserve`] for work that costs each limit its own: one cost per limit, in the order in
-    /// which they were given ([`Shaper::limits`]). A limit that it costs 0 is not asked.
+    /// Reserves as [`Shaper::reserve`] does, with one cost per limit, in the order in which they were given
+    /// ([`Shaper::limits`]). A limit with cost 0 is not consulted.
     ///
     /// Cancel safe, as [`Shaper::reserve`] is.
     ///
@@ -225,41 +215,40 @@ impl Shaper {
         self.grant(key, Cost::PerLimit(costs.into())).await
     }
 
-    /// When the next slot for `key` would be, at cost 1, if nobody else takes it. Nothing is taken, and it
-    /// may lie beyond `max_wait`.
+    /// Returns how long from now the next slot for `key` lies, at cost 1, unless another caller takes it. Nothing is
+    /// taken, and it may lie beyond `max_wait`.
     ///
     /// Cancel safe.
     ///
     /// # Errors
     /// [`StoreError`] when the store did not answer.
-    pub async fn peek(&self, key: &str) -> Result<NextSlot, StoreError> {
+    pub async fn peek(&self, key: &str) -> Result<Duration, StoreError> {
         let (core, settings) = (&self.core, self.core.settings());
         let limits = settings.limits_of(self.lane);
         let call = Reserve::new(core.scope(core.key_of(key)), limits, Costs::Each(&[]), Duration::ZERO);
         let sent = Instant::now();
         let reserved = core.store.reserve(call).await?;
-        core.heard(sent, reserved.now, reserved.epoch, reserved.status).await;
-        Ok(NextSlot { slot: reserved.next, wait: reserved.next.since(reserved.now) })
+        core.forward_answer(sent, reserved.now, reserved.epoch, reserved.status).await;
+        Ok(reserved.next.since(reserved.now))
     }
 
-    /// No slot lies within `span` of now, for every worker on this downstream, the daemon's too: for a downstream that
-    /// asks for a pause ([`retry_after`](crate::retry_after)). Of several the latest end counts.
+    /// Pauses the downstream for `span` from now, for every worker on it, the daemon included. It is meant for a
+    /// downstream that asks for a pause ([`retry_after`](crate::retry_after)). Of several pauses the latest end counts.
     ///
-    /// Slots that lie before it are missed ([`Reservation::is_missed`]); [`Shaper::acquire`] gives them up
-    /// and waits for another one. When it is over work goes on at the pace of its limits, without a burst. Others
-    /// learn of it at once where the store can tell them (Redis: pub/sub), and with their next call at the
-    /// latest.
+    /// Slots before its end are missed ([`Reservation::is_missed`]); [`Shaper::acquire`] gives them up and waits for
+    /// others. After the pause, work continues at the pace of its limits, without a burst. Other processes are notified
+    /// at once if the store can do so (Redis: pub/sub), and see the pause with their next call at the latest.
     ///
     /// Cancel safe: the pause is made, or not.
     ///
     /// # Errors
-    /// [`StoreError`] when the store did not do it. Nothing is paused then, but it may be tried again.
+    /// [`StoreError`] when the store did not do it. Nothing is paused then, and the call may be repeated.
     pub async fn penalize(&self, span: Duration) -> Result<(), StoreError> {
         if !span.is_zero() {
             let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
             let sent = Instant::now();
             let record = self.core.store.update_record(self.name(), Change::Penalize(span)).await?;
-            self.core.heard(sent, record.now, record.epoch, record.status).await;
+            self.core.forward_answer(sent, record.now, record.epoch, record.status).await;
         }
         Ok(())
     }
@@ -274,11 +263,11 @@ impl Shaper {
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
         let scope = self.core.scope(self.core.key_of(key));
         self.core.store.reset(scope, self.core.settings().limits_of(self.lane)).await?;
-        self.core.tell(Message::Reset);
+        self.core.send_if_running(Message::Reset);
         Ok(())
     }
 
-    /// Whether it can ever be granted.
+    /// Checks that the cost can ever be granted.
     fn check(&self, cost: &Cost) -> Result<(), ReserveError> {
         cost.check(self.limits())?;
         if cost.is_nothing() {

@@ -1,4 +1,4 @@
-//! Those who wait for an answer of the store, in their order.
+//! The requests that wait for an answer of the store, in their order.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use super::cost::{BatchCosts, Cost};
 use crate::limit::LimitSet;
 use crate::store::MAX_BATCH;
 
-/// One that waits for an answer of the store.
+/// A request that waits for an answer of the store.
 #[derive(Debug)]
 pub(super) struct Request<A> {
     pub(super) cost: Cost,
     pub(super) answer: oneshot::Sender<A>,
 }
 
-/// Those who wait, in their order.
+/// The waiting requests, in their order.
 #[derive(Debug)]
 pub(super) struct Queue<A>(VecDeque<Request<A>>);
 
@@ -24,7 +24,7 @@ impl<A> Queue<A> {
         self.0.push_back(request);
     }
 
-    /// Takes those that the next call is made for; those whose callers are gone are dropped.
+    /// Takes the requests of the next call, and drops those whose callers are gone.
     pub(super) fn take_batch(&mut self) -> Vec<Request<A>> {
         let mut batch = vec![];
         while batch.len() < MAX_BATCH {
@@ -41,7 +41,7 @@ impl<A> Queue<A> {
         self.0.is_empty()
     }
 
-    /// Takes them back, before all others.
+    /// Puts requests back, before all others.
     pub(super) fn put_back(&mut self, requests: Vec<Request<A>>) {
         for request in requests.into_iter().rev() {
             self.0.push_front(request);
@@ -55,7 +55,7 @@ impl<A> Default for Queue<A> {
     }
 }
 
-/// What they cost, as the store is told.
+/// Returns the costs of the requests, in the form for the store.
 pub(super) fn batch_costs<A>(limits: &LimitSet, requests: &[Request<A>]) -> BatchCosts {
     BatchCosts::of(limits, requests.iter().map(|request| &request.cost))
 }

@@ -1,4 +1,4 @@
-//! Rates that are set while a downstream is in use.
+//! Changes of rates while a downstream is in use.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::Shaper;
 use crate::rate::Amount;
 use crate::terms::{self, ChangeError, Override, TermsError};
 
-/// Why a rate was not set.
+/// The reason why a rate was not set.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct SetRateError(#[from] ChangeError);
@@ -22,19 +22,19 @@ impl SetRateError {
 }
 
 impl Shaper {
-    /// Sets another rate for everybody who works on the downstream, as `paced rate set` does: at once, over that of
-    /// the configuration, for `span` or until it is unset. It counts for the builder's own rate, or else for the only limit of
-    /// the set; [`Shaper::set_rate_of`] takes the limit's name.
+    /// Sets another rate for all processes that work on the downstream, as `paced rate set` does: at once, over that of
+    /// the configuration, for `span` or until it is unset. It applies to the builder's own rate, or else to the only
+    /// limit of the set; [`Shaper::set_rate_of`] takes the limit's name.
     ///
     /// Cancel safe: the rate is set, or not.
     ///
     /// # Errors
-    /// [`SetRateError`] when the rate is none for the limit, or the store did not do it.
+    /// [`SetRateError`] when the rate is invalid for the limit, or the store did not do it.
     pub async fn set_rate(&self, rate: Amount, span: Option<Duration>) -> Result<(), SetRateError> {
         self.change(|terms, set| terms.set_rate(None, set).map(drop), (rate, span)).await
     }
 
-    /// [`Shaper::set_rate`] for the limit of this name.
+    /// Sets the rate of the limit of this name, as [`Shaper::set_rate`] does.
     ///
     /// Cancel safe, as [`Shaper::set_rate`] is.
     ///
@@ -60,7 +60,7 @@ impl Shaper {
             set_rate(terms, Override { rate, until, reason: None, set_at: now })
         });
         let record = changed.await?.record;
-        self.core.heard(sent, record.now, record.epoch, record.status).await;
+        self.core.forward_answer(sent, record.now, record.epoch, record.status).await;
         Ok(())
     }
 }

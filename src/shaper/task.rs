@@ -1,12 +1,12 @@
-//! A task of a shaper's or a limiter's own.
+//! The background task of a shaper or a limiter.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-/// A task that takes messages. It is started with the first one, on the runtime of whoever sends it; and again where it
-/// ended with that runtime. It is to end when its end of the channel says that nobody is left to send any.
+/// A task that takes messages. It is started by the first message, on the runtime of its sender, and again if it ended
+/// with that runtime. It has to end when all senders of its channel are dropped.
 #[derive(Debug)]
 pub(super) struct Task<M>(Mutex<Option<mpsc::UnboundedSender<M>>>);
 
@@ -17,13 +17,14 @@ impl<M> Default for Task<M> {
 }
 
 impl<M> Task<M> {
-    /// Sends a message where the task is there; false where it is not.
-    pub(super) fn tell(&self, message: M) -> bool {
+    /// Sends a message if the task runs. Returns false if it does not.
+    pub(super) fn send_if_running(&self, message: M) -> bool {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         running.as_ref().is_some_and(|sender| sender.send(message).is_ok())
     }
 
-    /// Sends a message, and has `run` take it where the task is not there; false without a runtime to start it in.
+    /// Sends a message, and starts the task by `run` if it does not run. Returns false without a runtime to start it
+    /// in.
     pub(super) fn send<F>(&self, mut message: M, run: impl FnOnce(mpsc::UnboundedReceiver<M>) -> F) -> bool
     where
         F: Future<Output = ()> + Send + 'static,
@@ -38,7 +39,7 @@ impl<M> Task<M> {
         }
         let Ok(runtime) = Handle::try_current() else { return false };
         let (sender, inbox) = mpsc::unbounded_channel();
-        // The other end is here.
+        // The receiver still exists, so that this cannot fail.
         let _ = sender.send(message);
         *running = Some(sender);
         runtime.spawn(run(inbox));

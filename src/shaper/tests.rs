@@ -1,5 +1,6 @@
 mod acquire;
 pub(super) mod bench;
+#[cfg(feature = "daemon")]
 mod pauses;
 pub(super) mod sets;
 mod shared;
@@ -75,7 +76,7 @@ async fn callers_share_calls() {
     }
     let (first, last) = (slots.first().unwrap(), slots.last().unwrap());
     assert_eq!((slots.len(), last - first), (3000, 2_999_000), "without a gap");
-    // The first may leave alone; the others need three more calls of 1024.
+    // The first request may be sent alone; the others need three more calls of 1024.
     assert!(bench.count() <= 4, "{} calls", bench.count());
 }
 
@@ -142,7 +143,7 @@ async fn those_who_left_before_the_call_take_no_slot() {
         settle().await;
     }
     bench.arrival().await;
-    // 0 is under way; 1 to 4 wait for the next call.
+    // Request 0 is in flight; 1 to 4 wait for the next call.
     for gone in [1, 3] {
         tasks[gone].abort();
     }
@@ -183,7 +184,7 @@ async fn the_whole_tail_of_those_who_left_is_given_back() {
     settle().await;
     bench.open(2);
     assert_eq!(slot.since(first.slot()), ms(100));
-    // Those of the tail were in the call already; all four slots come back, the last one first.
+    // The last requests were in the call already; all four slots are given back, the last one first.
     let next = shaper.reserve("any").await.unwrap();
     assert_eq!(next.slot().since(slot), ms(100));
     assert_eq!(bench.cancelled.load(Ordering::SeqCst), 4);
@@ -279,7 +280,7 @@ async fn slots_that_many_left_are_no_round_trip_each_for_who_waits() {
         gone.spawn(async move { shaper.reserve("any").await.map(drop) });
     }
     bench.arrival().await;
-    // They are in this call already when they leave, and one comes.
+    // They are in this call already when they are dropped, and another request arrives.
     gone.abort_all();
     let last = tokio::spawn({
         let shaper = shaper.clone();

@@ -1,9 +1,9 @@
-//! What every store checks of a call before it decides, so that all refuse the same.
+//! The checks that every store makes of a call before it decides, so that all stores refuse the same calls.
 
 use std::time::Duration;
 
 use super::{
-    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_LIFE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
+    Asker, Cancel, Check, LONGEST_LEASE, LONGEST_TURN_LEASE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
     SharedHorizon, Status, StoreError,
 };
 use crate::limit::{Charge, Costs, Keyed, Limit, LimitSet, Plan, Refusal, Row, Span, State, Verdict};
@@ -11,14 +11,14 @@ use crate::time::Micros;
 
 impl Scope<'_> {
     /// # Errors
-    /// [`StoreError::Invalid`] when the downstream's name is no hash tag.
+    /// [`StoreError::Invalid`] when the downstream's name cannot serve as a hash tag.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         check_downstream(self.downstream)
     }
 }
 
 /// # Errors
-/// [`StoreError::Invalid`] when the name is no hash tag.
+/// [`StoreError::Invalid`] when the name cannot serve as a hash tag.
 pub(crate) fn check_downstream(name: &str) -> Result<(), StoreError> {
     if name.is_empty() || name.contains(['{', '}']) {
         let text = format!("`{name}` cannot name a downstream; use a text that is not empty, without braces");
@@ -70,8 +70,8 @@ impl Reserve<'_> {
         Ok(())
     }
 
-    /// Slots at `now`, as far as the terms of the caller are in force and nobody has stopped them.
-    /// Granted are those from `from` on.
+    /// Plans slots at `now`: none where the caller's terms are not in force or the downstream is stopped by a pause
+    /// without end. No slot lies before `from`.
     pub(super) fn plan(&self, states: &mut [State], (now, from): (Micros, Micros), status: &Status) -> Plan {
         if !status.is_current(self.generation) {
             return Plan::default();
@@ -99,26 +99,27 @@ impl Reserve<'_> {
         keyed.plan(self.limits, states, Span { now: from, until, soon: now.plus(lead).max(from) })
     }
 
-    /// What is planned while nothing goes.
+    /// The plan of a call that is granted nothing, since the downstream is stopped or the terms are outdated.
     fn stopped(&self) -> Plan {
         let jobs = self.limits.jobs(self.costs);
         let refused = (jobs > 0).then_some(Refusal { slot: Micros::MAX, limit: 0 });
         Plan { refused, ..Plan::default() }
     }
 
-    /// The latest slot that may be granted at `now`: as far as the caller wants and its turn goes, and exact.
+    /// The latest slot that may be granted at `now`: the horizon and the end of the caller's turn bound it, and it must
+    /// be exact in a double.
     pub(super) fn until(&self, now: Micros) -> Micros {
         let turn = self.asker.and_then(|asker| asker.turn);
         let turn = turn.map_or(Micros::MAX, |turn| turn.until(now));
         now.plus(self.ahead).min(self.exact()).min(turn)
     }
 
-    /// How many units the asker has left that wait for the downstream's pace, and the cost of the job that ended the
-    /// call; none where it books no turn: it has none left, or the whole downstream keeps none of them waiting.
-    /// `free` is the next slot of a unit.
+    /// Returns how many units the asker has left that wait for the downstream's pace, and the cost of the job that
+    /// ended the call. `None` means that no turn is booked: no job is left, or none of those left waits for the whole
+    /// downstream. `free` is the next slot of a unit.
     pub(super) fn left(&self, asker: &Asker, plan: &Plan, free: Micros) -> Option<(u64, u32)> {
         let own = |row: Row| u64::from(row[0] / self.limits.unit()[0].max(1));
-        // A job that waits for the end of a window, or for a limit of its plan or lane, needs no turn meanwhile.
+        // A job that waits for the end of a window, or for a limit of its plan or lane, needs no turn until then.
         let waits =
             |refusal: &Refusal| refusal.limit < asker.own && !self.limits.waits_for_window(refusal.limit);
         let mut passed = plan.passed.iter().peekable();
@@ -144,7 +145,7 @@ impl Reserve<'_> {
         (left > 0).then_some((left, u32::try_from(cost).unwrap_or(u32::MAX)))
     }
 
-    /// The latest slot at which each of these costs is exact.
+    /// The latest slot at which each of these costs can be computed exactly.
     pub(super) fn exact(&self) -> Micros {
         let highest = highest(self.costs);
         let lanes = self.lanes.iter().flat_map(|lanes| lanes.all);
@@ -161,7 +162,8 @@ impl Check<'_> {
         check_costs(self.limits, self.costs)
     }
 
-    /// Verdicts at `now`, as far as the terms of the caller are in force and nobody has stopped all.
+    /// Decides on each job at `now`; no job is allowed where the caller's terms are not in force or the downstream is
+    /// stopped.
     pub(super) fn police(&self, states: &mut [State], now: Micros, status: &Status) -> Vec<Verdict> {
         if !status.is_current(self.generation) {
             return vec![];
@@ -207,7 +209,7 @@ fn check_costs(limits: &LimitSet, costs: Costs<'_>) -> Result<(), StoreError> {
 }
 
 impl<'a> Cancel<'a> {
-    /// The limits that it was charged to, and the key of each.
+    /// The limits that the reservation was charged to, each with its key.
     pub(super) fn states(&self) -> impl Iterator<Item = (&'a Limit, &'a str)> + Clone + use<'a> {
         let key = self.scope.key;
         let lane = self.lane.into_iter().flat_map(|lane| lane.limits.iter().zip(lane.keys.iter().copied()));
@@ -230,7 +232,7 @@ impl<'a> Cancel<'a> {
 
 fn check_asker(asker: &Asker, limits: &LimitSet) -> Result<(), StoreError> {
     let lead = asker.turn.map_or(Duration::ZERO, |turn| turn.lead);
-    if !(1..=limits.len()).contains(&asker.own) || asker.reach.max(lead) > LONGEST_LIFE {
+    if !(1..=limits.len()).contains(&asker.own) || asker.reach.max(lead) > LONGEST_TURN_LEASE {
         return Err(StoreError::Invalid(format!("{asker:?} cannot take turns at {} limits", limits.len())));
     }
     Ok(())

@@ -1,13 +1,14 @@
-//! How those who work on a downstream learn that its record was changed.
+//! Notifications that the record of a downstream was changed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// Tells that somebody changed the record of a downstream ([`Store::update_record`](super::Store::update_record)).
+/// Notifies of changes that others make to the record of a downstream
+/// ([`Store::update_record`](super::Store::update_record)).
 ///
-/// It tells no more than that, and may tell it once too often: ask the store what holds now.
+/// A notification carries no content and may be spurious: read the record from the store.
 #[derive(Clone, Debug)]
 pub struct Changes(watch::Receiver<()>);
 
@@ -17,13 +18,13 @@ impl Changes {
     /// Cancel safe.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // The store is gone: nothing will change.
+            // The store was dropped, so no further change will be reported.
             std::future::pending().await
         }
     }
 }
 
-/// Those who want to know, by downstream.
+/// The subscribers to changes, by downstream.
 #[derive(Debug, Default)]
 pub(super) struct Watchers(Mutex<HashMap<String, watch::Sender<()>>>);
 
@@ -38,14 +39,14 @@ impl Watchers {
         Changes(receiver)
     }
 
-    pub(super) fn tell(&self, downstream: &str) {
+    pub(super) fn notify(&self, downstream: &str) {
         let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = senders.get(downstream) {
             sender.send_replace(());
         }
     }
 
-    /// All whose changes somebody waits for.
+    /// The names of all downstreams that have ever been subscribed to.
     #[cfg(feature = "redis")]
     pub(super) fn watched(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
@@ -63,9 +64,9 @@ mod tests {
         let watchers = Watchers::default();
         let (mut a, mut b) = (watchers.subscribe("a"), watchers.subscribe("b"));
         assert!(a.next().now_or_never().is_none());
-        watchers.tell("a");
-        watchers.tell("a");
-        watchers.tell("c");
+        watchers.notify("a");
+        watchers.notify("a");
+        watchers.notify("c");
         assert!(a.next().now_or_never().is_some() && a.next().now_or_never().is_none());
         assert!(b.next().now_or_never().is_none());
         let mut late = watchers.subscribe("a");
@@ -73,7 +74,7 @@ mod tests {
         let mut all = watchers.watched();
         all.sort_unstable();
         assert_eq!(all, ["a", "b"]);
-        all.iter().for_each(|downstream| watchers.tell(downstream));
+        all.iter().for_each(|downstream| watchers.notify(downstream));
         assert!(a.next().now_or_never().is_some() && b.next().now_or_never().is_some());
         drop(watchers);
         assert!(late.next().now_or_never().is_some() && late.next().now_or_never().is_none());

@@ -1,4 +1,4 @@
-//! States as texts: how tests compare what stores keep.
+//! Records and states as text, by which tests compare what two stores hold.
 
 use super::turns::Queue;
 use super::{GRACE, Status};
@@ -15,23 +15,24 @@ pub(super) struct Record {
     pub(super) queue: Queue,
 }
 
-/// A state, with what it was written under.
+/// A state, with the shift and the epoch of the record when it was written.
 #[derive(Clone)]
-pub(super) struct Kept {
+pub(super) struct DumpedState {
     pub(super) state: State,
     pub(super) shift: i64,
     pub(super) epoch: Micros,
 }
 
-/// The texts of a downstream that was never used.
-pub(super) fn nothing(limits: &LimitSet) -> Vec<String> {
+/// The texts for a downstream that was never used.
+pub(super) fn unused(limits: &LimitSet) -> Vec<String> {
     vec!["none".to_owned(); 1 + limits.len()]
 }
 
-/// The record, then each state. One that has equalled absence for long is none, kept or not.
-pub(super) fn texts(limits: &LimitSet, record: Record, kept: Vec<Option<Kept>>) -> Vec<String> {
+/// The text of the record, then that of each state. A state that has equalled absence for longer than [`GRACE`] counts
+/// as absent, whether or not it is still stored.
+pub(super) fn texts(limits: &LimitSet, record: Record, kept: Vec<Option<DumpedState>>) -> Vec<String> {
     let states = limits.iter().zip(kept).map(|(limit, kept)| {
-        let present = kept.filter(|Kept { state, shift, .. }| {
+        let present = kept.filter(|DumpedState { state, shift, .. }| {
             let back = (record.shift - shift).max(0);
             let state = match back {
                 0 => limit.adopt(state.clone()),
@@ -41,7 +42,7 @@ pub(super) fn texts(limits: &LimitSet, record: Record, kept: Vec<Option<Kept>>) 
         });
         present.map_or_else(
             || "none".to_owned(),
-            |Kept { state, shift, epoch }| format!("{state:?} shift {shift} epoch {epoch}"),
+            |DumpedState { state, shift, epoch }| format!("{state:?} shift {shift} epoch {epoch}"),
         )
     });
     let Record { epoch, high, shift, status, queue } = record;

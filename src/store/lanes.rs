@@ -1,4 +1,4 @@
-//! Jobs of many keys in one call, and what each job of a call is answered.
+//! Jobs of several lanes in one call, and the outcome of each job of a call.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::time::Micros;
 /// 16.
 pub const MAX_STATES: usize = 2048;
 
-/// What the jobs of one lane obey besides the downstream's own limits: all limits of a set, each with the key whose
-/// state it is. Lanes of one tenant share the states of the tenant's limits.
+/// The limits that the jobs of one lane obey besides the downstream's own: all limits of a set, each with the key of
+/// its state. Lanes of one tenant share the states of the tenant's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane<'a> {
     /// The limits. All of them must agree.
@@ -27,42 +27,43 @@ pub struct Lane<'a> {
 pub struct Lanes<'a> {
     /// Each lane once.
     pub all: &'a [Lane<'a>],
-    /// The lane of each job, by its place in `all`. One without a lane obeys the downstream's own limits alone.
+    /// The lane of each job, as an index into `all`. A job without a lane obeys the downstream's own limits alone.
     pub of: &'a [Option<u16>],
-    /// How far ahead of now a slot may lie that the limits of a lane set: until then the downstream stands still.
+    /// How far ahead of now a slot may lie where the limits of a lane determine it: the downstream is idle until that
+    /// slot.
     pub lead: Duration,
 }
 
-/// What a job of a call is answered.
+/// The outcome of one job of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has this slot.
+    /// The job was granted this slot.
     Granted(Micros),
-    /// No slot lies so near. It takes nothing.
+    /// The first slot of the job lies beyond the horizon, or its lane is not ready. The job takes nothing.
     NotYet {
-        /// Before then it gets none, as things stand.
+        /// The earliest instant at which the job can get a slot, as far as this call knows.
         retry_at: Micros,
-        /// The limit that says so, as in [`Refusal::limit`].
+        /// The binding limit, as in [`Refusal::limit`].
         limit: usize,
     },
-    /// It would wait longer than [`Reserve::max_wait`] allows. It takes nothing.
+    /// The job would wait longer than [`Reserve::max_wait`] allows. It takes nothing.
     QueueFull {
-        /// How long it is until a job waits no longer than that, as things stand.
+        /// The time until a job would wait no longer than that, as far as this call knows.
         retry_after: Duration,
         /// As in [`Outcome::NotYet`].
         limit: usize,
     },
-    /// The downstream is paused, as an operator or its API asked for. It takes nothing.
+    /// The downstream is paused by an operator or by its API. The job takes nothing.
     Paused {
-        /// Until then; none: until somebody resumes it.
+        /// The end of the pause; `None` if it lasts until somebody resumes the downstream.
         until: Option<Micros>,
     },
-    /// Other terms are in force than those of [`Reserve::generation`]. It takes nothing.
+    /// The terms in force are not those of [`Reserve::generation`]. The job takes nothing.
     Outdated,
 }
 
-/// The states that the lanes of a call touch, each once, and which of them each lane has.
+/// The states that the lanes of a call touch, each listed once, and the indices of each lane's states.
 pub(super) struct States<'a> {
     pub(super) all: Vec<(&'a Limit, &'a str)>,
     pub(super) lanes: Vec<Vec<usize>>,
@@ -70,7 +71,7 @@ pub(super) struct States<'a> {
 
 impl<'a> Lanes<'a> {
     /// # Errors
-    /// [`StoreError::Invalid`] when no store may decide on them.
+    /// [`StoreError::Invalid`] when the lanes are malformed.
     pub(super) fn check(&self, own: &LimitSet, jobs: usize) -> Result<(), StoreError> {
         let invalid = |text: String| Err(StoreError::Invalid(text));
         let sets = self.all.iter().map(|lane| lane.limits).chain([own]);
@@ -101,7 +102,7 @@ impl<'a> Lanes<'a> {
     }
 
     /// # Errors
-    /// [`StoreError::Invalid`] when one state is two limits'.
+    /// [`StoreError::Invalid`] when two different limits would share one state.
     pub(super) fn states(&self) -> Result<States<'a>, StoreError> {
         let mut places = std::collections::HashMap::new();
         let mut states = States { all: vec![], lanes: Vec::with_capacity(self.all.len()) };
@@ -122,7 +123,7 @@ impl<'a> Lanes<'a> {
         Ok(states)
     }
 
-    /// What each job is charged to if it is granted: all limits of both levels.
+    /// The charge of each job if it is granted: it covers all limits of both levels.
     #[cfg(feature = "redis")]
     pub(super) fn charges(&self, own: &LimitSet, costs: Costs<'_>) -> Vec<Charge> {
         let charge = |(job, row): (usize, Row)| {
@@ -138,21 +139,21 @@ impl<'a> Lanes<'a> {
 }
 
 impl Reserved {
-    /// The places in the call of the jobs that were granted a slot, in the order of [`Reserved::slots`].
+    /// The indices of the jobs that were granted a slot, in the order of [`Reserved::slots`].
     pub fn jobs(&self) -> impl Iterator<Item = usize> {
         let mut passed = self.passed.iter().map(|passed| passed.job).peekable();
         let is_granted = move |job: &usize| passed.next_if_eq(job).is_none();
         (0..self.jobs_decided()).filter(is_granted)
     }
 
-    /// The number of jobs that were granted a slot or passed over: in a call without lanes the place of the one that
-    /// ended it.
+    /// The number of jobs that were granted a slot or passed over. In a call without lanes it is the index of the job
+    /// that ended the call.
     pub(crate) fn jobs_decided(&self) -> usize {
         self.slots.len() + self.passed.len()
     }
 
-    /// What each job of the call is answered. In a call without lanes those behind the job that ended it are told what
-    /// that one is: they were not decided on, and one that costs less might have had a slot.
+    /// The outcome of each job of the call. In a call without lanes, the jobs behind the one that ended it get its
+    /// outcome: they were not decided on, and one that costs less might have got a slot.
     #[must_use]
     pub fn outcomes(&self, call: &Reserve<'_>) -> Vec<Outcome> {
         let jobs = call.limits.jobs(call.costs);
@@ -168,7 +169,7 @@ impl Reserved {
     }
 
     fn refusal(&self, call: &Reserve<'_>, Refusal { slot, limit }: Refusal) -> Outcome {
-        // A pause that is over before a job has waited too long is part of its wait.
+        // A pause that ends before the job's longest wait counts as part of that wait.
         let latest = call.max_wait.map(|wait| self.now.plus(wait));
         match self.status.paused_until() {
             Micros::MAX => Outcome::Paused { until: None },
@@ -189,19 +190,19 @@ impl Reserved {
         }
         let mut granted: Vec<(usize, Granted)> = Vec::with_capacity(self.slots.len());
         self.take_in_lanes(call, |place, marks, limits, (slot, cost)| {
-            let told = |marks: &[Mark]| limits.iter().map(|(_, at)| marks[*at]).collect();
-            let before = told(marks);
+            let marks_of = |marks: &[Mark]| limits.iter().map(|(_, at)| marks[*at]).collect();
+            let before = marks_of(marks);
             commit(marks, limits, slot, cost);
             granted.push((
                 place,
-                Granted { slot, charged: vec![cost; limits.len()], before, after: told(marks) },
+                Granted { slot, charged: vec![cost; limits.len()], before, after: marks_of(marks) },
             ));
         });
         granted.sort_unstable_by_key(|(place, _)| *place);
         granted.into_iter().map(|(_, granted)| granted).collect()
     }
 
-    /// The mark of each state after all slots.
+    /// The mark of each state after all slots were taken.
     #[cfg(feature = "redis")]
     pub(super) fn marks_after(&self, call: &Reserve<'_>) -> Vec<Mark> {
         let limits = call.limits;
@@ -217,8 +218,8 @@ impl Reserved {
         })
     }
 
-    /// Runs `take` on each slot granted to a call with lanes, in the order in which they were taken, with the limits
-    /// of its job and the places of their marks. Returns the marks that it leaves.
+    /// Calls `take` for each slot granted to a call with lanes, in the order in which they were taken, with the limits
+    /// of the job and the indices of their marks. Returns the final marks.
     fn take_in_lanes(
         &self,
         call: &Reserve<'_>,
@@ -230,7 +231,7 @@ impl Reserved {
         };
         let own = call.limits.len();
         let costs: Vec<u32> = call.limits.rows(call.costs).map(|row| row[0]).collect();
-        // By slot, and of jobs that have the same one by their order in the call.
+        // Sorted by slot; jobs that share a slot keep their order in the call.
         let mut taken: Vec<(usize, usize)> = self.jobs().enumerate().collect();
         taken.sort_by_key(|&(place, job)| (self.slots[place], job));
         let mut limits: Vec<(&Limit, usize)> = vec![];
@@ -245,7 +246,7 @@ impl Reserved {
     }
 }
 
-/// Takes `cost` at `slot` from the limits with marks at these places.
+/// Commits `cost` at `slot` to the limits, whose marks are at these indices.
 fn commit(marks: &mut [Mark], limits: &[(&Limit, usize)], slot: Micros, cost: u32) {
     for (limit, at) in limits {
         marks[*at] = limit.mark_commit(marks[*at], slot, cost);

@@ -1,4 +1,4 @@
-//! State in this process: the reference that every other store must agree with.
+//! State in this process: the reference implementation that every other store must agree with.
 
 mod downstream;
 mod handle;
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{
-    Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_LIFE, Lease, NextTurn,
-    Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError,
-    TICK, check_downstream, dump,
+    Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease,
+    NextTurn, Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store,
+    StoreError, TICK, check_downstream, dump,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::store::changes::Watchers;
@@ -20,7 +20,7 @@ use crate::time::{Clock, Micros, SystemClock};
 use downstream::Downstream;
 pub use handle::MemoryHandle;
 
-/// Keeps state in memory: exact, and gone with the process.
+/// Keeps state in memory: exact, and lost with the process.
 ///
 /// States that are whole again are forgotten, so memory is bounded by the keys in use.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     downstreams: Mutex<HashMap<String, Arc<Mutex<Downstream>>>>,
     watchers: Watchers,
-    /// A clock further behind than this has stepped back.
+    /// The clock has stepped back if it is behind the highest instant seen by more than this.
     step: Duration,
 }
 
@@ -45,20 +45,20 @@ impl MemoryStore {
         Self { clock, downstreams: Mutex::default(), watchers: Watchers::default(), step: STEP }
     }
 
-    /// A store on a clock whose instants are taken as they are: nothing is corrected for one that goes back. For
-    /// recorded decisions.
+    /// A store on a clock whose instants are taken as they are: no correction is made for a clock that steps back. It
+    /// serves to replay recorded decisions.
     #[doc(hidden)]
     #[must_use]
     pub fn replaying(clock: Arc<dyn Clock>) -> Self {
         Self { step: Duration::MAX, ..Self::with_clock(clock) }
     }
 
-    /// The record of `name`; on none, it is not created.
+    /// The record of `name`; it is not created if there is none.
     fn find(&self, name: &str) -> Option<Arc<Mutex<Downstream>>> {
         locked(&self.downstreams).get(name).map(Arc::clone)
     }
 
-    /// The record of `name`, begun at `now` if there is none.
+    /// The record of `name`, created at `now` if there is none.
     fn open(&self, name: &str, now: impl FnOnce() -> Micros) -> Arc<Mutex<Downstream>> {
         let mut downstreams = locked(&self.downstreams);
         if let Some(downstream) = downstreams.get(name) {
@@ -69,7 +69,7 @@ impl MemoryStore {
         downstream
     }
 
-    /// Runs `decide` on the states of the limits under `scope`, and keeps those that it says were taken from.
+    /// Runs `decide` on the states of the limits under `scope`, and stores those that it reports as charged.
     fn decide<T>(
         &self,
         scope: Scope<'_>,
@@ -78,7 +78,7 @@ impl MemoryStore {
     ) -> T {
         let downstream = self.open(scope.downstream, || self.clock.now());
         let mut downstream = locked(&downstream);
-        // Read under the lock: two threads must not see their instants in the wrong order.
+        // The clock is read under the lock, so that two threads cannot see their instants in the wrong order.
         let now = self.clock.now();
         downstream.follow(now);
         let mut states: Vec<State> =
@@ -118,24 +118,24 @@ impl MemoryStore {
         })
     }
 
-    /// Puts the state of a limit of the whole downstream in place of what there is.
+    /// Replaces the state of a limit of the whole downstream.
     pub(crate) fn put_state(&self, downstream: &str, limit: &Limit, state: State) {
         let downstream = self.open(downstream, || self.clock.now());
         locked(&downstream).write(limit, "", state);
     }
 
-    /// The record of the downstream, and the states of the limits, as texts. For tests.
+    /// The record of the downstream and the states of the limits, as text. It serves tests.
     #[doc(hidden)]
     #[must_use]
     pub fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
         match self.find(scope.downstream) {
             Some(downstream) => locked(&downstream).dump(scope.key, limits),
-            None => dump::nothing(limits),
+            None => dump::unused(limits),
         }
     }
 
     #[cfg(test)]
-    fn held(&self, name: &str) -> usize {
+    fn key_count(&self, name: &str) -> usize {
         self.find(name).map_or(0, |downstream| locked(&downstream).keys())
     }
 }
@@ -146,13 +146,13 @@ impl Default for MemoryStore {
     }
 }
 
-/// Every write leaves a whole state, so a panic elsewhere does no harm.
+/// Each critical section leaves the state consistent, so a poisoned lock is ignored.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryStore {
-    /// What holds for a whole downstream, after a change to it if there is one.
+    /// Returns the record of a downstream, after the change if one is given.
     async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
         check_downstream(downstream)?;
         change.map_or(Ok(()), |change| change.check())?;
@@ -166,7 +166,7 @@ impl MemoryStore {
             (RecordState { now, epoch, status, terms }, is_changed)
         };
         if is_changed {
-            self.watchers.tell(downstream);
+            self.watchers.notify(downstream);
         }
         Ok(state)
     }
@@ -199,7 +199,7 @@ impl Store for MemoryStore {
             let Some(downstream) = self.find(call.scope.downstream) else { return Ok(false) };
             let mut downstream = locked(&downstream);
             let now = self.clock.now();
-            // After a step back the slot is an instant of a clock that is no more.
+            // After a step back the slot is an instant of the clock before the step.
             if downstream.has_stepped(now) || (now >= call.slot && !call.is_unused) {
                 return Ok(false);
             }

@@ -32,58 +32,60 @@ pub use record::{Change, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 pub use redis::{Options as RedisOptions, RedisStore};
 pub use turns::{Asker, Booking, NextTurn, Turn};
 
-/// A clock that falls behind the highest instant seen by more than this has stepped back.
+/// The clock has stepped back if it falls behind the highest instant seen by more than this.
 const STEP: Duration = Duration::from_millis(100);
-/// The highest instant seen is written down when it has risen by as much: not with every call.
+/// The highest instant seen is stored when it has risen by this much, rather than with every call.
 const TICK: Duration = Duration::from_millis(25);
 /// The longest [`Lease`] that can be asked for.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
-/// One who has booked a turn lives at least twice as long as until then, but no longer than this.
-const LONGEST_LIFE: Duration = Duration::from_secs(600);
+/// The lease of an asker that has booked a turn lasts at least twice the time until that turn, but no longer than this.
+const LONGEST_TURN_LEASE: Duration = Duration::from_secs(600);
 /// How long a state is kept once it equals absence.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// A future that a trait object hands out.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Whose state a call touches: one downstream, and inside it one key.
+/// The states that a call touches: those of one downstream, and within it of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope<'a> {
     /// The downstream's name; in Redis also the hash tag of all its keys.
     pub downstream: &'a str,
-    /// The key of a limit that each key has for itself; empty: the limit is the whole downstream's.
+    /// The key of a keyed limit; empty for limits that are the whole downstream's.
     pub key: &'a str,
 }
 
 /// One call for the slots of up to [`MAX_BATCH`] jobs.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
-    /// Whose limits.
+    /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
     /// The limits, which decide together.
     pub limits: &'a LimitSet,
-    /// What each job costs, in the order in which they take their slots.
+    /// The cost of each job, in the order in which the jobs take their slots.
     pub costs: Costs<'a>,
     /// How far after the store's now a slot may lie; a job whose slot lies further gets none.
     pub ahead: Duration,
-    /// Says that this replica is alive, and asks how many are; not needed with every call.
+    /// Renews the replica's lease, and asks for the number of replicas; it is not needed with every call.
     pub lease: Option<Lease<'a>>,
-    /// Says how far ahead a slot may lie while others work on the downstream; not together with a lease or with lanes.
+    /// How far ahead a slot may lie while other replicas work on the downstream; not allowed together with a lease or
+    /// with lanes.
     pub shared: Option<SharedHorizon<'a>>,
-    /// The generation of the terms that the limits are from: slots are granted only while these are in force. 0: they
-    /// are nobody's business.
+    /// The generation of the terms that the limits are from: slots are granted only while these are in force. 0 stands
+    /// for any.
     pub generation: u64,
-    /// Takes turns with others; not for who asks once, whenever slots are free.
+    /// Books turns in the queue of askers. A caller that asks once, whenever slots are free, needs none.
     pub asker: Option<Asker>,
-    /// The lanes of the jobs. Then `limits` are the downstream's own, under no key, and take the same of each job.
+    /// The lanes of the jobs. With lanes, `limits` are the downstream's own, under no key, and each job costs all of
+    /// them the same.
     pub lanes: Option<Lanes<'a>>,
-    /// How long a job may wait at most. It decides on nothing, but says whom [`Reserved::outcomes`] calls refused for
-    /// good.
+    /// The longest wait that a job accepts. It does not change the decision, but which jobs [`Reserved::outcomes`]
+    /// reports as [`Outcome::QueueFull`].
     pub max_wait: Option<Duration>,
 }
 
 impl<'a> Reserve<'a> {
-    /// Asks once for slots up to `ahead` of now, under whatever terms are in force.
+    /// A call that asks once for slots up to `ahead` of now, under any terms.
     #[must_use]
     pub const fn new(scope: Scope<'a>, limits: &'a LimitSet, costs: Costs<'a>, ahead: Duration) -> Self {
         Self {
@@ -101,71 +103,72 @@ impl<'a> Reserve<'a> {
     }
 }
 
-/// A replica's word that it works on a downstream, good for a while.
+/// A replica's lease on a downstream: for a while it counts among the replicas that work on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease<'a> {
-    /// Tells the replicas of a downstream apart: 1 to 64 bytes.
+    /// The id of the replica, 1 to 64 bytes long, unique among the replicas of a downstream.
     pub replica: &'a str,
-    /// How long it counts as alive from the store's now on: up to [`LONGEST_LEASE`].
+    /// How long the lease lasts from the store's now on, up to [`LONGEST_LEASE`].
     pub ttl: Duration,
 }
 
-/// How far ahead a slot may lie while other replicas hold leases on the downstream: slots far ahead would starve them.
+/// How far ahead a slot may lie while other replicas hold leases on the downstream: slots far ahead would starve these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedHorizon<'a> {
-    /// The caller: a lease of its own does not count. 1 to 64 bytes.
+    /// The id of the caller, 1 to 64 bytes long. A lease under this id does not count.
     pub replica: &'a str,
-    /// A slot lies at most so far after the store's now then; without such leases as far as [`Reserve::ahead`].
+    /// How far after the store's now a slot may lie while others hold leases; without such leases [`Reserve::ahead`]
+    /// bounds it.
     pub horizon: Duration,
 }
 
-/// The answer to [`Reserve`]: slots for the first jobs that fit, and why there are no more.
+/// The answer to [`Reserve`]: the slots for the first jobs that fit, and the reason why there are no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// The store's clock when it decided.
     pub now: Micros,
     /// When the store's record of the downstream began; another value means that state was lost.
     pub epoch: Micros,
-    /// The mark of each limit before the first slot was taken; behind them those of the states of lanes, in the order
-    /// in which the lanes name them first.
+    /// The mark of each limit before the first slot was taken, then those of the states of lanes, in the order in which
+    /// the lanes first name them.
     pub before: Vec<Mark>,
     /// The slots granted, in the order of [`Reserve::costs`]; see [`Reserved::jobs`].
     pub slots: Vec<Micros>,
-    /// Which limits each of those jobs was charged to: the downstream's, then its lane's.
+    /// The limits that each granted job was charged to: the downstream's, then its lane's.
     pub charges: Vec<Charge>,
-    /// The jobs that were passed over while later ones got slots: those that wait for the end of a window, of which
-    /// a job that costs less may have what is left. In a call with lanes, all that got none.
+    /// The jobs that were passed over while later ones got slots: each waits for the end of a window, the rest of which
+    /// a job that costs less may use. In a call with lanes these are all jobs without a slot.
     pub passed: Vec<Passed>,
-    /// The first slot that was not granted to the jobs behind all these. In a call with lanes, the downstream's next
-    /// one, where that ended it.
+    /// The first slot that was not granted to the remaining jobs. In a call with lanes, the downstream's next slot, if
+    /// the downstream ended the call.
     pub refused: Option<Refusal>,
-    /// The first slot of a job of cost 1 after those granted, as far as this call knows: the downstream's.
+    /// The downstream's first slot for a job of cost 1 after those granted, as far as this call knows.
     pub next: Micros,
-    /// The replicas of the downstream that live, the caller among them; `None` without a lease.
+    /// The number of replicas of the downstream that hold a lease, including the caller; `None` without a lease.
     pub replicas: Option<u32>,
-    /// The next turn of one who takes turns.
+    /// The next turn of the caller, if it takes turns.
     pub booking: Option<Booking>,
-    /// What else holds for the downstream.
+    /// Pauses and the generation of the terms in force.
     pub status: Status,
-    /// Other terms are in force than those of [`Reserve::generation`]: nothing was granted for it.
+    /// The terms in force are not those of [`Reserve::generation`], so nothing was granted.
     pub outdated: bool,
 }
 
-/// A granted slot, and what giving it back needs.
+/// A granted slot, with the data needed to give it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The slot.
     pub slot: Micros,
-    /// What each limit was charged; 0: nothing.
+    /// The cost charged to each limit; 0 where it was not charged.
     pub charged: Vec<u32>,
-    /// The mark of each limit before it was taken.
+    /// The mark of each limit before the slot was taken.
     pub before: Vec<Mark>,
-    /// The mark of each limit after it was taken.
+    /// The mark of each limit after the slot was taken.
     pub after: Vec<Mark>,
 }
 
 impl Reserved {
-    /// The slots granted to a call without lanes, with what giving them back needs. `limits` and `costs` are the
+    /// The slots granted to a call without lanes, with the data needed to give them back. `limits` and `costs` are the
     /// call's.
     #[must_use]
     pub fn granted(&self, limits: &LimitSet, costs: Costs<'_>) -> Vec<Granted> {
@@ -183,15 +186,15 @@ impl Reserved {
     }
 }
 
-/// One call that asks whether up to [`MAX_BATCH`] jobs fit now, and takes those that do.
+/// One call that asks whether up to [`MAX_BATCH`] jobs fit now, and charges those that do.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// Whose limits.
+    /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
     /// The limits.
     pub limits: &'a LimitSet,
-    /// What each job costs. Those that do not fit take nothing, and hinder no other. One that costs
-    /// nothing only looks.
+    /// The cost of each job. A job that does not fit is charged nothing, and does not affect the others. A job that
+    /// costs nothing only reads the state.
     pub costs: Costs<'a>,
     /// As in [`Reserve::generation`].
     pub generation: u64,
@@ -204,7 +207,7 @@ pub struct Checked {
     pub now: Micros,
     /// As in [`Reserved::epoch`].
     pub epoch: Micros,
-    /// One for each job; none where other terms are in force.
+    /// The verdict on each job; empty where other terms are in force.
     pub verdicts: Vec<Verdict>,
     /// As in [`Reserved::status`].
     pub status: Status,
@@ -215,11 +218,11 @@ pub struct Checked {
 /// A reservation to give back: its slot and the marks before and after it was taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Cancel<'a> {
-    /// Whose limits.
+    /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
-    /// The same limits as when it was reserved.
+    /// The limits of the reservation.
     pub limits: &'a LimitSet,
-    /// The job's lane, if it had one.
+    /// The job's lane, if it has one.
     pub lane: Option<Lane<'a>>,
     /// The slot.
     pub slot: Micros,
@@ -229,11 +232,12 @@ pub struct Cancel<'a> {
     pub before: &'a [Mark],
     /// As in [`Granted::after`].
     pub after: &'a [Mark],
-    /// Whether the slot is given back although it has passed: for those who know that they did not use it.
+    /// Whether the slot is given back although it has passed: set by callers that know that they did not use it.
     pub is_unused: bool,
 }
 
-/// Keeps the state of limits and decides on it atomically: [`MemoryStore`] and `RedisStore`, and an [`Arc`] of either.
+/// Keeps the state of limits and decides on it atomically. [`MemoryStore`] and `RedisStore` implement it, and an
+/// [`Arc`] of either.
 ///
 /// All callers of one store see one clock: the store's. It is sealed: its methods are the protocol of this version of
 /// paced, and change with it.
@@ -246,59 +250,59 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
 
     /// Asks in one round trip whether jobs fit now, and takes those that do. A denial consumes nothing.
     ///
-    /// Not cancel safe: what was taken for a dropped future stays taken. Not retried, as
-    /// [`Store::reserve`] is not.
+    /// Not cancel safe: what was taken for a dropped future stays taken. It is not retried, for the same reason as
+    /// [`Store::reserve`].
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>>;
 
-    /// [`Store::check`] where that needs no waiting; `None` where it does, and nothing is decided.
+    /// Answers [`Store::check`] if that needs no waiting; otherwise returns `None`, and nothing is decided.
     fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
         let _ = call;
         None
     }
 
-    /// Gives a slot back if it lies ahead, or was not used ([`Cancel::is_unused`]), and nobody took a later one; says
-    /// whether it did.
+    /// Gives a slot back if it lies ahead, or was not used ([`Cancel::is_unused`]), and nobody took a later one.
+    /// Returns whether it did.
     ///
     /// Cancel safe: the slot is given back, or not.
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>>;
 
-    /// Forgets the state of the limits under `scope`: the next slot is now, whatever was reserved.
+    /// Discards the state of the limits under `scope`: the next slot is now, whatever was reserved.
     ///
-    /// Cancel safe: it is forgotten, or not.
+    /// Cancel safe: the state is discarded, or not.
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Tells what holds for a whole downstream: pauses, and the terms in force.
+    /// Reads the record of a downstream: pauses, and the terms in force.
     ///
     /// Cancel safe.
     fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>>;
 
-    /// Changes what holds for a whole downstream, and tells what does then. Others who work on it learn of it through
-    /// [`Store::changes`].
+    /// Changes the record of a downstream, and returns it as it is then. Others who work on the downstream are notified
+    /// through [`Store::changes`].
     ///
-    /// Cancel safe: it is changed, or not. Not retried by itself; each change may be made again.
+    /// Cancel safe: the record is changed, or not. It is not retried by itself; each change is idempotent.
     fn update_record<'a>(
         &'a self,
         downstream: &'a str,
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>>;
 
-    /// Says how far ahead slots are granted at most to those who work on the downstream: a store that has lost its
-    /// state grants none so near, also where the caller that finds the loss asks for none.
+    /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
+    /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
         let _ = (downstream, horizon);
     }
 
-    /// Tells from now on when somebody changed what holds for a downstream. Changes may be missed while the
-    /// store is away; who depends on them looks now and then.
+    /// Subscribes to changes of a downstream's record. Notifications may be missed while the store is away; a caller
+    /// that depends on them also reads the record periodically.
     fn changes(&self, downstream: &str) -> Changes;
 
-    /// Asks the store for its clock: is it there?
+    /// Reads the store's clock, which shows whether the store is reachable.
     ///
     /// Cancel safe.
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>>;
 }
 
-/// Keeps others from being stores: each must decide as all others do, to the microsecond.
+/// Keeps other crates from implementing stores: each store must decide as all others do, to the microsecond.
 pub(crate) mod sealed {
     pub trait Sealed {}
 }
@@ -351,34 +355,34 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// Why a store did not answer.
+/// The reason why a store gave no usable answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// It cannot be reached, did not answer in time, or says that it cannot serve just now.
+    /// The store cannot be reached, did not answer in time, or reports that it cannot serve at the moment.
     #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]
     Unreachable {
-        /// Where, without credentials.
+        /// The address, without credentials.
         address: String,
-        /// What the connection said.
+        /// The error of the connection.
         detail: String,
     },
-    /// The call or the URL is wrong; trying again does not help.
+    /// The call or the URL is wrong, and a retry does not help.
     #[error("{0}")]
     Invalid(String),
-    /// It answered what paced does not understand.
+    /// The store gave an answer that paced does not understand.
     #[error("the store at {address} answered unexpectedly: {detail}")]
     Unexpected {
-        /// Where, without credentials.
+        /// The address, without credentials.
         address: String,
-        /// The answer, and what to do.
+        /// The answer, and what to do about it.
         detail: String,
     },
 }
 
 impl StoreError {
-    /// Whether the store is away: it was not reached, did not answer in time, or says that it cannot serve just now.
-    /// Any other error is an answer that it will give again until somebody mends the cause.
+    /// Whether the store is away: it was not reached, did not answer in time, or reports that it cannot serve at the
+    /// moment. Any other error persists until somebody fixes its cause.
     #[must_use]
     pub const fn is_away(&self) -> bool {
         matches!(self, Self::Unreachable { .. })

@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use crate::time::{Deadline, Micros, suspended};
 
-/// What a sample said about the mapping so far.
+/// The effect of a sample on the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Observed {
-    /// It agrees: slots that were mapped before still stand.
+    /// The sample agrees with the mapping: slots that were mapped before stay valid.
     Consistent,
-    /// The store's clock stepped back: the mapping starts anew from this sample. The store has moved
-    /// what it granted back by no more than the step, so what it grants from now on comes after the
-    /// slots that were mapped before: keep the local instants that they had.
+    /// The store's clock stepped back: the mapping starts anew from this sample. The store has moved the slots that it
+    /// granted back by no more than the step, so the slots that it grants from now on come after those mapped before:
+    /// keep the local instants that they had.
     SteppedBack,
-    /// The store's clock stepped forward, or it lost its state: the mapping starts anew from this
-    /// sample. Slots that were reserved before belong to a clock that is no more; give them up.
+    /// The store's clock stepped forward, or it lost its state: the mapping starts anew from this sample. Slots that
+    /// were reserved before belong to the clock before the step; give them up.
     Stepped,
 }
 
@@ -50,20 +50,20 @@ pub struct SlotClock {
     window: Mutex<Window>,
 }
 
-/// The window slides by whole buckets: 5 of 2 s.
+/// The window slides by whole buckets: 5 buckets of 2 s.
 const BUCKETS: usize = 5;
 const BUCKET: i128 = 2_000_000_000;
-/// How far two clocks may drift apart without a step: 1 ms a second, twice what NTP slews at most.
-/// It has no bound in all: after an idle hour any clock has drifted far, and that is no step.
+/// How far two clocks may drift apart without a step: 1 ms a second, which is twice what NTP slews at most. There is no
+/// absolute bound: after an idle hour any clock has drifted far without a step.
 const DRIFT: i128 = 1000;
-/// The store's `now` is a floor: its clock may have been almost 1 µs further.
+/// The store's `now` is rounded down: its clock may have been up to 1 µs further.
 const FLOOR: i128 = 1000;
-/// Where slots lie that are further ahead than instants reach: 30 years.
+/// The deadline of slots that lie further ahead than instants can express: 30 years.
 const FAR: i128 = 30 * 365 * 86_400 * 1_000_000_000;
-/// No call takes that long: suspends that lie closer together count as one.
+/// No call takes this long, so suspends that lie closer together count as one.
 const APART: Duration = Duration::from_secs(60);
 
-/// All in ns: local instants since the anchor, offsets as local less store.
+/// The bounds of the offset, in ns: local instants count from the anchor, offsets are local less store.
 #[derive(Debug, Default)]
 struct Window {
     epoch: Option<Micros>,
@@ -80,18 +80,18 @@ struct Window {
 /// What this clock knows of suspends of the machine.
 #[derive(Debug, Default)]
 struct Suspends {
-    /// For how long it has been, as it was last read.
+    /// The total time that the machine has been suspended, as last read.
     known: Duration,
-    /// The last one was noticed then, and before it had been this long.
+    /// When the last suspend was noticed, and the total before it.
     noticed: Option<(Instant, Duration)>,
 }
 
-/// Where a slot lies on the local clock, and under which window.
+/// A slot on the local clock, and the window that it was mapped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// How often the window had been discarded before.
+    /// How often the window had been discarded when the slot was mapped.
     pub(crate) generation: u64,
-    /// How often of these because the store's clock had stepped forward.
+    /// How often it had been discarded because the store's clock had stepped forward.
     pub(crate) jumps: u64,
     /// As in [`SlotClock::hold`].
     pub(crate) deadline: Deadline,
@@ -105,7 +105,7 @@ struct Bucket {
 }
 
 impl SlotClock {
-    /// A clock that knows nothing yet.
+    /// A clock without samples.
     #[must_use]
     pub fn new() -> Self {
         let suspends = Suspends { known: suspended(), noticed: None };
@@ -113,8 +113,8 @@ impl SlotClock {
         Self { anchor: Deadline::now(), window }
     }
 
-    /// Takes in one call: when it was sent and its answer received, and the store's `now` and
-    /// `epoch` in the answer.
+    /// Adds the sample of one call: when it was sent and its answer received, and the store's `now` and `epoch` in the
+    /// answer.
     pub fn observe(&self, sent: Instant, now: Micros, epoch: Micros, received: Instant) -> Observed {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, after) = window.suspends.around(sent, suspended(), Instant::now());
@@ -142,34 +142,34 @@ impl SlotClock {
     /// The local instant by which the store's clock has surely reached `slot`; `None` before the
     /// first sample.
     ///
-    /// A suspend of this machine that is yet to come brings it nearer: see [`SlotClock::hold`].
+    /// A later suspend of this machine brings it nearer: see [`SlotClock::hold`].
     #[must_use]
     pub fn deadline(&self, slot: Micros) -> Option<Instant> {
         self.hold(slot).map(Deadline::instant)
     }
 
-    /// [`SlotClock::deadline`] for work that is held until then: it knows of suspends of this machine
-    /// that come in between, and how late it is afterwards.
+    /// [`SlotClock::deadline`] for work that is held until then: it accounts for suspends of this machine in between,
+    /// and knows how late it is afterwards.
     #[must_use]
     pub fn hold(&self, slot: Micros) -> Option<Deadline> {
         self.mapping(slot).map(|mapping| mapping.deadline)
     }
 
-    /// [`SlotClock::hold`], and what it rests on.
+    /// [`SlotClock::hold`], with the window that it was computed from.
     pub(crate) fn mapping(&self, slot: Micros) -> Option<Mapping> {
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let local = i128::from(slot.0) * 1000 + window.high()?;
         let Window { generation, jumps, .. } = *window;
         drop(window);
         let deadline = self.anchor.plus_ns(local).or_else(|| {
-            // Beyond what instants reach: before the machine was started it is past already.
+            // The slot lies beyond the range of instants; one before the machine's start has passed already.
             let bound = if local < 0 { 0 } else { FAR };
             self.anchor.plus_ns(bound)
         });
         Some(Mapping { generation, jumps, deadline: deadline.unwrap_or(self.anchor) })
     }
 
-    /// The store's clock now, never ahead of it; `None` before the first sample.
+    /// The store's clock now, rounded so that it is never ahead; `None` before the first sample.
     #[must_use]
     pub fn store_now(&self) -> Option<Micros> {
         let now = Deadline::now().ns_since(self.anchor);
@@ -178,7 +178,7 @@ impl SlotClock {
         Some(Micros(i64::try_from(store).unwrap_or(0)).clamp(Micros(0), Micros::MAX))
     }
 
-    /// How long ago the newest sample was received, and its epoch.
+    /// The time since the newest sample was received, and its epoch.
     pub(crate) fn newest(&self) -> Option<(Duration, Micros)> {
         let now = Deadline::now().ns_since(self.anchor);
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,8 +205,8 @@ enum Step {
 }
 
 impl Suspends {
-    /// How long the machine had been suspended when a call was sent, at least, and when its answer
-    /// was received, at most; `read` is how long it has been until `now`.
+    /// The least time that the machine had been suspended when a call was sent, and the most when its answer was
+    /// received; `read` is the total until `now`.
     fn around(&mut self, sent: Instant, read: Duration, now: Instant) -> (Duration, Duration) {
         if read > self.known {
             let before = match self.noticed {
@@ -228,7 +228,7 @@ impl Window {
         self.buckets.iter().flatten().map(|bucket| bucket.high).min()
     }
 
-    /// Which step it takes to satisfy both the window and the sample, beyond what clocks drift.
+    /// The step that explains the sample, if it contradicts the window by more than clocks drift.
     fn step(&self, sample: &Bucket, received: i128) -> Option<Step> {
         self.buckets.iter().flatten().find_map(|bucket| {
             let slack = (received - bucket.index * BUCKET).max(0) / DRIFT;
@@ -243,7 +243,7 @@ impl Window {
     fn add(&mut self, sample: Bucket, received: i128) {
         let oldest = sample.index - BUCKETS as i128;
         for slot in &mut self.buckets {
-            // What is too old goes, and what has drifted out of the sample's bounds.
+            // Buckets that are too old or have drifted out of the sample's bounds are dropped.
             let stale = |bucket: &Bucket| {
                 bucket.index <= oldest || bucket.high < sample.low || bucket.low > sample.high
             };
@@ -257,7 +257,7 @@ impl Window {
                 bucket.low = bucket.low.max(sample.low);
                 bucket.high = bucket.high.min(sample.high);
             }
-            // A late answer: its place belongs to newer samples already.
+            // A late answer: its bucket has been reused for newer samples.
             Some(bucket) if bucket.index > sample.index => {}
             _ => *place = Some(sample),
         }

@@ -1,4 +1,4 @@
-//! What holds for a whole downstream, whoever asks for slots: pauses, and the terms in force.
+//! The record of a downstream, apart from the states of its limits: pauses, and the terms in force.
 
 use std::time::Duration;
 
@@ -6,40 +6,40 @@ use super::StoreError;
 use crate::limit::Limit;
 use crate::time::Micros;
 
-/// What a downstream's record says besides slots.
+/// The pauses of a downstream and the generation of its terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// No slot lies before it, since the downstream asked for a pause; 0: it never did.
+    /// The end of the pause that the downstream asked for: no slot lies before it. 0 if it never asked for one.
     pub penalty: Micros,
     /// An operator's pause.
     pub pause: Pause,
-    /// The generation of the terms in force; 0: there are none.
+    /// The generation of the terms in force; 0 if there are none.
     pub generation: u64,
-    /// Rises with every [`Change::Reset`]; 0: there was none. What is remembered of limits from before it
-    /// says nothing any more.
+    /// Rises with every [`Change::Reset`]; 0 if there was none. Counts of limits remembered from before a reset are
+    /// obsolete.
     pub reset: u64,
 }
 
 /// An operator's pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
-    /// No slot lies before it; 0: none was paused. [`Micros::MAX`]: there are no slots until somebody
-    /// resumes.
+    /// The end of the pause: no slot lies before it. 0 stands for no pause, [`Micros::MAX`] for one that lasts until
+    /// somebody resumes.
     pub until: Micros,
-    /// Rises with every pause and every resume, also over losses, so that the later one is known: not below
-    /// the store's now.
+    /// The version rises with every pause and every resume, and is never below the store's now, so that the later one
+    /// is known even across losses.
     pub version: u64,
 }
 
 impl Status {
-    /// No slot lies before it: the later end of both pauses.
+    /// The later end of both pauses: no slot lies before it.
     #[must_use]
     #[inline]
     pub fn paused_until(&self) -> Micros {
         self.penalty.max(self.pause.until)
     }
 
-    /// Whether there are no slots at all, until somebody resumes.
+    /// Whether the downstream is stopped until somebody resumes it.
     #[must_use]
     #[inline]
     pub const fn is_stopped(&self) -> bool {
@@ -55,7 +55,8 @@ impl Status {
         }
     }
 
-    /// Whether a caller who goes by the terms of `generation` (0: by any) goes by those in force.
+    /// Whether a caller may be granted slots under the terms of `generation`: 0 stands for any, others must be in
+    /// force.
     #[must_use]
     #[inline]
     pub(super) const fn is_current(&self, generation: u64) -> bool {
@@ -63,39 +64,39 @@ impl Status {
     }
 }
 
-/// What is to change in a downstream's record; see [`Store::update_record`](super::Store::update_record).
+/// A change to a downstream's record; see [`Store::update_record`](super::Store::update_record).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// No slot for so long from the store's now on. Of several the latest end counts.
+    /// Pauses for this long from the store's now on, as the downstream asked for. The latest end of several counts.
     Penalize(Duration),
-    /// An operator's pause for so long from the store's now on, or until somebody resumes.
+    /// An operator's pause for this long from the store's now on, or until somebody resumes.
     Pause(Option<Duration>),
     /// Ends the operator's pause, and one that the downstream asked for.
     Resume,
-    /// These terms, if those in force are still of generation `of`: then theirs is the next one.
+    /// Puts these terms in force, if those in force are still of generation `of`; they get the next generation.
     Terms {
-        /// As in [`Status::generation`].
+        /// The generation to replace, as in [`Status::generation`].
         of: u64,
-        /// Opaque to the store.
+        /// The text of the terms, which is opaque to the store.
         text: &'a str,
     },
-    /// The counts of these limits of the whole downstream begin at 0, behind the latest slot that each of
-    /// them granted. The GCRA family goes on at its pace from there, without a burst, and whatever else was
-    /// charged is forgotten; a window has all its units.
+    /// The counts of these limits of the whole downstream start again from 0, after the latest slot that each of them
+    /// granted. The GCRA family continues at its pace from there, without a burst, and any other charge is discarded; a
+    /// window has all its units.
     Reset {
-        /// As they are in force.
+        /// The limits with the numbers in force.
         limits: &'a [Limit],
     },
-    /// What a worker knows of a record that the store has lost.
+    /// Restores what a worker remembers of a record that the store has lost.
     Recall(Recall<'a>),
 }
 
-/// A worker's memory of a record. Each part counts only where it is newer than the store's.
+/// A worker's memory of a record. Each part is applied only where it is newer than the store's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recall<'a> {
-    /// How much of the pause that the downstream asked for is left.
+    /// The remaining time of the pause that the downstream asked for.
     pub penalty: Duration,
-    /// How much of the operator's pause is left; `None`: all, it lasts until somebody resumes.
+    /// The remaining time of the operator's pause; `None` if it lasts until somebody resumes.
     pub pause: Option<Duration>,
     /// As in [`Pause::version`].
     pub version: u64,
@@ -110,7 +111,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 86_400);
 
 impl Change<'_> {
     /// # Errors
-    /// [`StoreError::Invalid`] for a pause that is none, or too long.
+    /// [`StoreError::Invalid`] for a pause of zero length, or a longer one than [`LONGEST_PAUSE`].
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let span = match self {
             Change::Penalize(span) | Change::Pause(Some(span)) => *span,
@@ -124,14 +125,14 @@ impl Change<'_> {
     }
 }
 
-/// The answer to a [`Change`]: how the record is after it.
+/// The answer to a [`Change`]: the record after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordState {
     /// The store's clock when it decided.
     pub now: Micros,
     /// As in [`Reserved::epoch`](super::Reserved::epoch).
     pub epoch: Micros,
-    /// How things stand now.
+    /// The pauses, and the generation of the terms in force.
     pub status: Status,
     /// The terms in force; `None` where there are none, or the store has lost them.
     pub terms: Option<String>,

@@ -1,98 +1,102 @@
-//! The queue of those who ask for the slots of a downstream: pure. `redis/lua/turns.lua` has the same arithmetic.
+//! The queue of turns of those who ask for the slots of a downstream, as pure functions. `redis/lua/turns.lua` has the
+//! same arithmetic.
 //!
-//! If every replica asked whenever slots are near, the nearest one would take most of them, and many replicas would
-//! make many calls in vain. So the store keeps a queue. A caller that has jobs left when it is answered books the next
-//! turn in it. A turn has as many slots as lie in 0.4 of the reach, and its call is made 0.6 of the reach before it begins. At its
-//! turn it takes every slot up to its end, and so whatever those before it have left.
+//! If every replica asked whenever slots are near, the replica nearest to the store would take most of them, and many
+//! replicas would make many calls in vain. So the store keeps a queue. A caller that has jobs left when it is answered
+//! books the next turn in the queue. A turn has as many slots as lie in 0.4 of the reach, and its call is made 0.6 of
+//! the reach before it begins. At its turn the caller takes every slot up to the end of the turn, including those that
+//! earlier turns have left.
 
 use std::time::Duration;
 
-use super::LONGEST_LIFE;
+use super::LONGEST_TURN_LEASE;
 use crate::limit::MAX_BATCH;
 use crate::time::Micros;
 
-/// No turn is booked that begins later than this.
-const LATER: Duration = Duration::from_secs(300);
-/// How long the queue reaches as far as somebody needed.
-const KEPT: Duration = Duration::from_secs(30);
+/// Turns that would begin later than this are not booked.
+const MAX_BOOKING_AHEAD: Duration = Duration::from_secs(300);
+/// How long the reach stays after the last asker that needed it.
+const REACH_KEPT: Duration = Duration::from_secs(30);
 
-/// One who asks for slots in turns.
+/// The part of a reserve call that books turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// The turn that it holds, if it asks for that one.
+    /// The turn that the call is made for, if it is made at a turn.
     pub turn: Option<Turn>,
-    /// How far ahead it needs turns to be booked, for the way to the store and back.
+    /// How far ahead this asker needs turns to be booked, given its round trip to the store.
     pub reach: Duration,
-    /// The units of all its jobs that wait, those of the call among them. Where some are left a turn is booked.
+    /// The units of all its jobs that wait, including those of the call. If some are left after the call, a turn is
+    /// booked.
     pub waiting: u64,
-    /// How many of the limits are the whole downstream's: the first ones. Turns are of what these allow.
+    /// The number of limits that are the whole downstream's: the first ones. Only these determine turns.
     pub own: usize,
-    /// Slots of these lie no farther apart in the long run: where the next one is behind the end of a window, the
-    /// distance says nothing.
+    /// The longest distance between two slots of these limits in the long run. Where the next slot is behind the end of
+    /// a window, the distance to it is no spacing.
     pub interval: Duration,
-    /// It asks for others of its jobs at the same turn: no other one is booked before this one is used up.
+    /// The asker makes further calls at the same turn, for others of its jobs: no other turn is booked before this one
+    /// is used up.
     pub goes_on: bool,
 }
 
-/// A part of the slots that one asker is to take.
+/// The part of the slots that one asker may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Its first slot, on the store's clock.
     pub begins: Micros,
-    /// How many units its slots are for.
+    /// The number of units that its slots are for.
     pub units: u32,
-    /// How far apart two slots lie; zero while a burst lasts.
+    /// The distance between two slots; zero while a burst lasts.
     pub spacing: Duration,
-    /// How long before its begin the call is to arrive at the store.
+    /// How long before the turn begins the call should arrive at the store.
     pub lead: Duration,
 }
 
-/// What one who asks in turns is told.
+/// The answer to an asker: its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Booking {
-    /// How far ahead turns are booked: as far as the farthest replica needs.
+    /// How far ahead turns are booked: as far as the replica with the longest round trip needs.
     pub reach: Duration,
     /// Its next turn.
     pub next: NextTurn,
 }
 
-/// The next turn of one who asks.
+/// The next turn of an asker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextTurn {
-    /// None: it has no jobs left, or the whole downstream's limits keep none of them waiting.
+    /// There is none: the asker has no jobs left, or the whole downstream's limits keep none of them waiting.
     None,
-    /// This one.
+    /// The turn was booked.
     At(Turn),
-    /// It would begin then, which is too far off to be booked.
+    /// The turn would begin at this instant, which is too far ahead to be booked.
     Later(Micros),
 }
 
 impl Booking {
-    /// How long one who was told this is to count as alive: twice as long as until its turn.
-    pub(super) fn life(&self, now: Micros) -> Duration {
+    /// How long the lease of the asker is to last at least: twice the time until its turn.
+    pub(super) fn lease_ttl(&self, now: Micros) -> Duration {
         match self.next {
             NextTurn::None => Duration::ZERO,
             NextTurn::At(Turn { begins: at, .. }) | NextTurn::Later(at) => {
-                at.since(now).saturating_mul(2).min(LONGEST_LIFE)
+                at.since(now).saturating_mul(2).min(LONGEST_TURN_LEASE)
             }
         }
     }
 }
 
 impl Turn {
-    /// How long it lasts.
+    /// The duration of the turn.
     #[must_use]
     pub fn length(&self) -> Duration {
         self.spacing.saturating_mul(self.units)
     }
 
-    /// When the call is to arrive at the store.
+    /// The instant at which the call should arrive at the store.
     #[must_use]
     pub fn ask_at(&self) -> Micros {
         self.begins.minus(self.lead)
     }
 
-    /// The latest slot that a call takes which arrives at `now`. Who is late takes less.
+    /// The latest slot that a call may take which arrives at `now`. A late call takes fewer slots.
     pub(super) fn until(&self, now: Micros) -> Micros {
         let late = now.since(self.ask_at()).min(floored(self.length(), 1, 4));
         let ahead = self.lead + self.length() - floored(self.spacing, 1, 2);
@@ -100,33 +104,33 @@ impl Turn {
     }
 }
 
-/// What a store keeps of the queue.
+/// The part of the record that describes the queue of turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queue {
     /// The end of the turns that are booked.
     pub(super) end: Micros,
     pub(super) reach: Duration,
-    /// Somebody needs that reach until then.
+    /// The instant until which the present reach is needed.
     pub(super) until: Micros,
 }
 
 impl Queue {
-    /// The clock stepped back by so many µs.
+    /// Moves the queue to a clock that stepped back by `back` µs.
     pub(super) fn step_back(&mut self, back: i64) {
         self.end = Micros((self.end.0 - back).max(0));
         self.until = Micros((self.until.0 - back).max(0));
     }
 
-    /// Takes in how far ahead an asker needs turns to be booked.
-    pub(super) fn stretch(&mut self, now: Micros, reach: Duration) -> Duration {
+    /// Records how far ahead an asker needs turns to be booked, and returns the reach in force.
+    pub(super) fn extend_reach(&mut self, now: Micros, reach: Duration) -> Duration {
         if reach >= self.reach || now >= self.until {
-            (self.reach, self.until) = (reach, now.plus(KEPT));
+            (self.reach, self.until) = (reach, now.plus(REACH_KEPT));
         }
         self.reach
     }
 
-    /// Books the next turn of one that has so many units left, the first of which cost a job `cost`. The first free
-    /// slot for that job is `free`, and `spacing` after it there is one more for a unit.
+    /// Books the next turn of an asker with `left` units, the first of which belong to a job of `cost`. The first free
+    /// slot for that job is `free`, and the next one for a unit is `spacing` after it.
     pub(super) fn book(
         &mut self,
         now: Micros,
@@ -139,7 +143,7 @@ impl Queue {
         }
         let spacing = spacing.min(asker.interval);
         let begins = self.end.max(free);
-        if begins > now.plus(LATER) {
+        if begins > now.plus(MAX_BOOKING_AHEAD) {
             return NextTurn::Later(begins);
         }
         let units = u64::from(units(self.reach, spacing)).min(left).max(cost.into());
@@ -150,7 +154,7 @@ impl Queue {
     }
 }
 
-/// How many units a turn is for, of slots that lie so far apart.
+/// The number of units of a turn whose slots lie `spacing` apart.
 #[must_use]
 pub(crate) fn units(reach: Duration, spacing: Duration) -> u32 {
     const MOST: u128 = MAX_BATCH as u128;
@@ -165,7 +169,7 @@ pub(crate) fn lead(reach: Duration) -> Duration {
     floored(reach, 3, 5)
 }
 
-/// How far ahead a slot may lie at most that an asker is granted where slots lie close together: out of its turn.
+/// How far ahead a slot may lie at most that is granted to an asker out of its turn, where slots lie close together.
 #[must_use]
 pub(crate) fn farthest(reach: Duration) -> Duration {
     reach.saturating_add(floored(reach, 1, 4))
@@ -214,7 +218,7 @@ mod tests {
     #[test]
     fn turns_follow_each_other_and_none_begins_before_the_next_free_slot() {
         let mut queue = Queue::default();
-        assert_eq!(queue.stretch(NOW, 100 * MS), 100 * MS);
+        assert_eq!(queue.extend_reach(NOW, 100 * MS), 100 * MS);
         let mut book = |free, left, cost| {
             let turn = turn(queue.book(NOW, &asker(left), (NOW.plus(free), 5 * MS), (left, cost)));
             (turn.begins.since(NOW), turn.units, turn.ask_at().since(NOW))
@@ -240,7 +244,7 @@ mod tests {
     #[test]
     fn the_end_of_a_window_makes_no_turn_long() {
         let (mut queue, minute) = (Queue::default(), Duration::from_secs(60));
-        queue.stretch(NOW, 100 * MS);
+        queue.extend_reach(NOW, 100 * MS);
         let asker = Asker { interval: Duration::from_secs(6), ..asker(50) };
         let booked = turn(queue.book(NOW, &asker, (NOW, minute), (50, 3)));
         assert_eq!((booked.spacing, queue.end.since(NOW)), (asker.interval, 3 * asker.interval));
@@ -249,28 +253,29 @@ mod tests {
     #[test]
     fn what_is_too_far_off_is_not_booked() {
         let mut queue = Queue::default();
-        queue.stretch(NOW, 100 * MS);
+        queue.extend_reach(NOW, 100 * MS);
         let hour = Duration::from_secs(3600);
         let far = NOW.plus(hour);
         assert_eq!(queue.book(NOW, &asker(5), (far, hour), (5, 1)), NextTurn::Later(far));
         assert_eq!(queue.end, Micros(0), "nobody waits behind it");
         let booking = Booking { reach: 100 * MS, next: NextTurn::Later(far) };
-        assert_eq!(booking.life(NOW), LONGEST_LIFE);
+        assert_eq!(booking.lease_ttl(NOW), LONGEST_TURN_LEASE);
     }
 
     #[test]
     fn the_farthest_reach_counts_for_a_while() {
         let mut queue = Queue::default();
-        let mut stretch = |seconds, reach| queue.stretch(NOW.plus(Duration::from_secs(seconds)), MS * reach);
-        assert_eq!(stretch(0, 100), 100 * MS);
-        assert_eq!([stretch(1, 175), stretch(2, 100), stretch(30, 100)], [175 * MS; 3]);
-        assert_eq!(stretch(31, 100), 100 * MS, "nobody needed more for 30 s");
+        let mut extend_reach =
+            |seconds, reach| queue.extend_reach(NOW.plus(Duration::from_secs(seconds)), MS * reach);
+        assert_eq!(extend_reach(0, 100), 100 * MS);
+        assert_eq!([extend_reach(1, 175), extend_reach(2, 100), extend_reach(30, 100)], [175 * MS; 3]);
+        assert_eq!(extend_reach(31, 100), 100 * MS, "nobody needed more for 30 s");
     }
 
     #[test]
     fn a_turn_that_is_not_used_up_goes_on() {
         let mut queue = Queue::default();
-        queue.stretch(NOW, 100 * MS);
+        queue.extend_reach(NOW, 100 * MS);
         let held = turn(queue.book(NOW, &asker(50), (NOW.plus(100 * MS), 5 * MS), (50, 1)));
         let asker = Asker { turn: Some(held), goes_on: true, ..asker(50) };
         let at = held.ask_at();

@@ -1,32 +1,32 @@
-//! Metrics for Prometheus: what the `metrics` facade is given, kept and written out when asked for.
+//! Prometheus metrics: collects what goes to the `metrics` facade, and renders it on request.
 
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use paced::metric::{self, Kind};
 
-/// How often values of histograms are gathered into their buckets while nobody asks: until then each
-/// takes its place in memory.
+/// How often the values of histograms are gathered into their buckets while nobody scrapes: until then each value takes
+/// memory.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The values of every metric.
 #[derive(Clone)]
 pub(crate) struct Exporter(PrometheusHandle);
 
-/// Why there are no metrics.
+/// The reason why metrics cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExporterError {
-    /// The crate's own word; the bounds are checked by a test.
+    /// The crate rejects the buckets; a test checks the bounds.
     #[error("the buckets of {0} are wrong: {1}; please report this")]
     Buckets(&'static str, metrics_exporter_prometheus::BuildError),
-    /// A process has one recorder.
+    /// Another recorder is installed already: a process has only one.
     #[error("something else records the metrics of this process; leave admin.listen out")]
     Taken,
 }
 
 impl Exporter {
-    /// Records from now on; before it the facade is a no-op that costs nothing. Must be called on a
-    /// tokio runtime, and before the parts that measure are made.
+    /// Installs the recorder; before that the facade is a no-op that costs nothing. It must be called on a tokio
+    /// runtime, and before the parts that record are built.
     pub(crate) fn install() -> Result<Self, ExporterError> {
         let recorder = builder()?.build_recorder();
         let exporter = Self(recorder.handle());
@@ -37,7 +37,7 @@ impl Exporter {
         Ok(exporter)
     }
 
-    /// Every series in Prometheus' text form. Takes a while where there are many.
+    /// Renders every series in Prometheus' text format. It takes a while where there are many.
     pub(crate) fn render(&self) -> String {
         metrics::counter!(metric::LOG_DROPPED.name).absolute(super::dropped());
         self.0.render()
@@ -62,7 +62,7 @@ async fn upkeep(handle: PrometheusHandle) {
     loop {
         ticks.tick().await;
         let handle = handle.clone();
-        // Apart: with many series it would hold up the releases on this thread.
+        // The upkeep runs on another thread: with many series it would delay releases on this one.
         let _ = tokio::task::spawn_blocking(move || handle.run_upkeep()).await;
     }
 }

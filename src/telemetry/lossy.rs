@@ -1,4 +1,4 @@
-//! Log lines to a writer that may be slow, full or gone, without ever waiting for it.
+//! Writes log lines to a writer that may be slow, full or gone, without ever waiting for it.
 //!
 //! `tracing-appender`'s non-blocking writer does most of this, but bounds lines instead of bytes, does not
 //! count lines whose write failed, and prints to stdout at exit when its queue is full.
@@ -19,10 +19,10 @@ use super::LogFormat;
 /// Bytes of log lines that wait to be written, at most.
 const CAPACITY: usize = 1 << 20;
 
-/// What a line takes in the queue besides its own bytes, about.
+/// The approximate memory that a line takes in the queue besides its own bytes.
 const PER_LINE: usize = 64;
 
-/// While lines are dropped, so often at most a line says how many.
+/// The least time between two lines that report dropped lines.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// How long to wait before the next attempt to write to a full pipe that does not block.
@@ -39,13 +39,13 @@ pub(crate) struct LossyWriter {
 #[derive(Debug)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// There is a line to write.
+    /// Notified when there is a line to write.
     filled: Condvar,
-    /// Every line has been written or dropped.
+    /// Notified when every line has been written or dropped.
     drained: Condvar,
     capacity: usize,
     format: LogFormat,
-    /// The formatter colours lines: sequences that do nothing else pass.
+    /// Whether the formatter colours lines: escape sequences for colours pass then.
     color: bool,
 }
 
@@ -54,11 +54,11 @@ struct Queue {
     lines: VecDeque<Vec<u8>>,
     /// The bytes of `lines` and of the line that is being written.
     bytes: usize,
-    /// A line has left `lines` and is being written.
+    /// Whether a line has left `lines` and is being written.
     writing: bool,
     /// Lines dropped since the start.
     dropped: u64,
-    /// Those among them that a line has told of.
+    /// Those of them that a line has reported.
     reported: u64,
 }
 
@@ -96,17 +96,17 @@ impl LossyWriter {
             color,
         });
         let theirs = Arc::clone(&shared);
-        // It ends with the process: a write that blocks cannot be called back.
+        // The thread ends with the process: a write that blocks cannot be cancelled.
         thread::Builder::new().name("paced-log".to_owned()).spawn(move || theirs.write_all_to(out))?;
         Ok(Self { shared })
     }
 
-    /// Queues a line, which ends in a line feed, or drops it. Never waits for the writer.
+    /// Queues a line, which ends in a line feed, or drops it. It never waits for the writer.
     pub(crate) fn push(&self, line: &[u8]) {
         self.enqueue(self.shared.safe(line));
     }
 
-    /// Queues a message for people as a line, or drops it. Never waits for the writer.
+    /// Queues a message for people as a line, or drops it. It never waits for the writer.
     pub(crate) fn push_message(&self, message: &str) {
         self.enqueue(format!("{}\n", text::escaped(message)).into_bytes());
     }
@@ -124,12 +124,12 @@ impl LossyWriter {
         self.shared.filled.notify_one();
     }
 
-    /// How many lines were dropped since the start.
+    /// The number of lines dropped since the start.
     pub(crate) fn dropped(&self) -> u64 {
         self.shared.lock().dropped
     }
 
-    /// Waits until all that was queued is written, for `within` at most; false where it is not.
+    /// Waits for at most `within` until all queued lines are written; returns whether they are.
     pub(crate) fn flush(&self, within: Duration) -> bool {
         let queue = self.shared.lock();
         let waited = self.shared.drained.wait_timeout_while(queue, within, |queue| !queue.is_drained());
@@ -143,7 +143,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line as one line that steers no terminal.
+    /// The line as one line, with control characters escaped.
     fn safe(&self, line: &[u8]) -> Vec<u8> {
         let text = String::from_utf8_lossy(line);
         let text = text.strip_suffix('\n').unwrap_or(&text);
@@ -153,7 +153,7 @@ impl Shared {
                 _ if !text::is_unsafe(c) => safe.push(c),
                 _ if self.color && is_color(&text[at..]) => safe.push(c),
                 LogFormat::Text => safe.extend(c.escape_default()),
-                // Such characters stand inside strings only, and all have four digits at most.
+                // Such characters occur inside strings only, and all have at most four digits.
                 LogFormat::Json => drop(write!(safe, "\\u{:04x}", u32::from(c))),
             }
         }
@@ -161,7 +161,7 @@ impl Shared {
         safe.into_bytes()
     }
 
-    /// The work of the thread.
+    /// The main loop of the thread.
     fn write_all_to(&self, out: impl Write) {
         let mut lines = LineWriter { out, in_line: false };
         let mut reported_at: Option<Instant> = None;
@@ -194,7 +194,7 @@ impl Shared {
         }
     }
 
-    /// The line that tells of dropped lines, in the form of the log.
+    /// The line that reports dropped lines, in the format of the log.
     fn report(&self, lines: u64) -> String {
         let now = jiff::Timestamp::now();
         match self.format {
@@ -207,14 +207,14 @@ impl Shared {
     }
 }
 
-/// True where the text begins with a sequence that sets a colour or style, and steers nothing.
+/// Whether the text begins with an escape sequence that only sets a colour or style.
 fn is_color(text: &str) -> bool {
     let Some(sequence) = text.strip_prefix("\u{1b}[") else { return false };
     let numbers = |c: char| c.is_ascii_digit() || c == ';';
     sequence.trim_start_matches(numbers).starts_with('m')
 }
 
-/// Writes whole lines: the rest of one that was cut off by an error does not run into the next.
+/// Writes whole lines: after a line that was cut off by an error the next one starts on a new line.
 struct LineWriter<W> {
     out: W,
     in_line: bool,
@@ -247,7 +247,7 @@ impl<W: Write> LineWriter<W> {
     }
 }
 
-/// One event of the log is one call.
+/// Each event of the log is one call.
 impl Write for &LossyWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);

@@ -1,5 +1,5 @@
-//! Logs: to stderr, as text or JSON, without ever waiting for it. Metrics go through the `metrics` facade
-//! where they arise, and out through [`Exporter`].
+//! Logs to stderr, as text or JSON, without ever waiting for it. Metrics go through the `metrics` facade where they
+//! arise, and out through [`Exporter`].
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Display;
@@ -11,7 +11,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 mod exporter;
 mod lossy;
@@ -61,13 +63,12 @@ impl Color {
     }
 }
 
-/// What lapin and its kin say of a lost connection, the supervisor says better; and what they say of the
-/// rest has the bodies of messages in it.
-const QUIET: [(&str, &str); 4] =
+/// Crates whose events are suppressed: the supervisor reports lost connections better than lapin, and lapin's other
+/// events contain bodies of messages.
+const SUPPRESSED: [(&str, &str); 4] =
     [("lapin", "off"), ("amq_protocol", "off"), ("async_rs", "off"), ("hyper", "warn")];
 
-/// Dropped at the end of the process: what was logged until then is written, if that takes no longer than
-/// [`FLUSH`].
+/// When dropped at the end of the process, it waits up to [`FLUSH`] until all log lines are written.
 #[derive(Debug)]
 pub(crate) struct FlushOnDrop;
 
@@ -95,21 +96,24 @@ pub(crate) fn init(level: LevelFilter, format: LogFormat, color: Color) -> io::R
     let log = LOG.get_or_init(|| log);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Its own complaints would go to stderr directly, and a failed write would panic.
+        // Internal errors would go to stderr directly, and a failed write would panic.
         .log_internal_errors(false)
         .with_ansi(color)
         .with_writer(log.clone());
+    // Each event says by itself which downstream it is of. The span that says so too is for the subscribers of programs
+    // that embed the library.
+    let events = || filter_fn(|metadata| metadata.is_event());
     let result = match format {
-        LogFormat::Text => builder.with_target(false).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Text => builder.with_target(false).finish().with(events()).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).finish().with(events()).try_init(),
     };
-    // Already initialised: somebody else's subscriber has the logs, which is fine.
+    // Another subscriber is installed already and receives the logs, which is fine.
     drop(result);
     panic::set_hook(Box::new(log_panic));
     Ok(FlushOnDrop)
 }
 
-/// A file of its own: the lock of the standard library's handle would be held during a write that blocks.
+/// A file handle of its own: the lock of the standard library's handle would be held during a write that blocks.
 fn stderr() -> Box<dyn Write + Send> {
     match io::stderr().as_fd().try_clone_to_owned() {
         Ok(own) => Box::new(File::from(own)),
@@ -124,7 +128,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let payload = panic.payload();
     let text = payload.downcast_ref::<&str>().copied();
     let message = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
-    // Taken where RUST_BACKTRACE asks for it.
+    // The backtrace is captured only where RUST_BACKTRACE asks for it.
     let backtrace = Backtrace::capture();
     if backtrace.status() == BacktraceStatus::Captured {
         tracing::error!(thread, location, %backtrace, "panicked: {message}");
@@ -133,25 +137,25 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// Writes a message for people as a line of its own among the log's, without waiting for stderr: for
-/// commands whose work must not wait for it.
+/// Writes a message for people as a line among those of the log, without waiting for stderr, for commands whose work
+/// must not wait for it.
 pub(crate) fn note(message: impl Display) {
     if let Some(log) = LOG.get() {
         log.push_message(&message.to_string());
     }
 }
 
-/// How many log lines were dropped since the start.
+/// The number of log lines dropped since the start.
 fn dropped() -> u64 {
     LOG.get().map_or(0, LossyWriter::dropped)
 }
 
-/// The filter: what `wanted` says, else `level`; other crates are quiet unless they are named there.
+/// The filter: `wanted`, or else `level`; other crates are quiet unless `wanted` names them.
 fn directives(level: LevelFilter, wanted: &str) -> String {
     let wanted = wanted.trim();
     let mut all = if wanted.is_empty() { level.to_string() } else { wanted.to_owned() };
     let named = |name: &str| wanted.split(',').any(|directive| directive.trim().starts_with(name));
-    for (name, at_most) in QUIET {
+    for (name, at_most) in SUPPRESSED {
         if !named(name) {
             all += &format!(",{name}={at_most}");
         }

@@ -4,34 +4,34 @@ use super::{Terms, TermsError};
 use crate::store::{Change, RecordState, Store, StoreError};
 use crate::time::Micros;
 
-/// So often another one may be quicker to change the terms.
+/// The number of attempts: others may change the terms in between.
 const TRIES: u32 = 20;
 
 /// Terms that were changed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Changed<T> {
-    /// The terms before.
+    /// The terms before the change.
     pub before: Terms,
-    /// The terms after it.
+    /// The terms after the change.
     pub after: Terms,
-    /// The record after it.
+    /// The record after the change.
     pub record: RecordState,
-    /// What the change told.
+    /// The result of the closure.
     pub told: T,
 }
 
-/// Why terms were not changed.
+/// The reason why terms were not changed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// The terms in the store cannot be read, or not be changed so.
+    /// The terms in the store cannot be parsed, or this change to them is invalid.
     #[error(transparent)]
     Terms(#[from] TermsError),
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Others were quicker, again and again.
+    /// Others changed the terms in between at every attempt.
     #[error("others change the terms of this downstream all the time; try again")]
     Contended,
 }
@@ -48,10 +48,10 @@ impl ChangeError {
     }
 }
 
-/// Changes the terms of a downstream; where the store has none yet, `own`. `change` may be called several times, each
-/// time with the terms as they are then and the store's clock. Rates that are over are left out with it.
+/// Changes the terms of a downstream, or `own` if the store has none yet. `change` may be called several times, each
+/// time with the present terms and the store's clock. Overrides that have ended are removed as well.
 ///
-/// Cancel safe: they are changed, or not.
+/// Cancel safe: the terms are changed, or not.
 ///
 /// # Errors
 /// [`ChangeError`] when they were not changed; after [`ChangeError::Store`] they may have been.

@@ -11,7 +11,7 @@ fn rate(text: &str) -> crate::Rate {
     text.parse().unwrap()
 }
 
-/// Every algorithm, with every kind of windows.
+/// A limit of every algorithm, with every kind of windows.
 fn every() -> Vec<Limit> {
     let quota = |name: &str, edges| Limit::quota(name, 9_007_199, edges).unwrap();
     let calendar = |unit, offset: i64| Edges::Calendar(Calendar::new(unit, offset).unwrap());
@@ -131,7 +131,7 @@ fn the_last_load_wins_unless_its_revision_is_lower() {
         ((5, Some(3)), (7, Some(4)), Load::Replace(at("7/s", Some(4)))),
         ((5, Some(3)), (7, Some(2)), stay(3, Some(2))),
         ((5, Some(0)), (7, None), stay(0, None)),
-        // A higher revision counts from now on, though the limits stay; a lower one changes nothing.
+        // A higher revision takes effect, though the limits stay the same; a lower one changes nothing.
         ((5, Some(3)), (5, Some(4)), Load::Replace(at("5/s", Some(4)))),
         ((5, Some(3)), (5, Some(2)), Load::Same),
         ((5, Some(3)), (5, None), Load::Same),
@@ -232,7 +232,7 @@ fn rates_are_shown_as_people_write_them() {
             "9007199/month"
         ]
     );
-    // In whole seconds it would be no amount.
+    // In whole seconds it would not make an amount.
     let odd = Limit::gcra("odd", crate::Rate::new(6, Duration::from_micros(287_421_197)).unwrap(), 1);
     assert_eq!(rate_text(&odd.unwrap()), "6/287421197us");
 }
@@ -258,7 +258,7 @@ fn which_limit_is_meant() {
     assert_eq!(&limits, usual.limits());
     assert_eq!(plans["pro"].get(1).unwrap().burst(), 20);
 
-    // Twice the same limit takes two units of it for each job.
+    // A limit given twice takes two units for each job.
     let mut twice = terms(vec![fixed(), fixed()]);
     let error = twice.set_rate(None, over("1/s", None)).unwrap_err();
     assert!(error.to_string().contains("use a higher count"), "{error}");
@@ -333,7 +333,7 @@ proptest! {
         let text = terms.to_text();
         prop_assert_eq!(Terms::parse(&text), Ok(terms.clone()));
 
-        // What is shown of a rate means it.
+        // The text of a rate parses to the same rate.
         let rate = rate_text(terms.limit(None).unwrap()).parse().unwrap();
         let same = Override { rate, until: None, reason: None, set_at: Micros(0) };
         terms.set_rate(None, same).unwrap();

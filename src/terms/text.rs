@@ -1,4 +1,4 @@
-//! Terms as JSON. What is written under a version is read by every program that knows the version.
+//! The JSON form of terms. A version that is written is read by every program that knows it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -52,7 +52,7 @@ enum How {
 struct One {
     name: String,
     algorithm: String,
-    /// Those of the algorithm: one of the structs below.
+    /// The numbers of the algorithm: one of the structs below.
     numbers: Value,
 }
 
@@ -62,7 +62,7 @@ struct One {
 struct Pace {
     count: u64,
     period: u64,
-    /// The burst; of a token bucket the capacity.
+    /// The burst, or the capacity of a token bucket.
     burst: u32,
 }
 
@@ -107,7 +107,7 @@ struct Logged {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Over {
-    /// As people write it.
+    /// The rate as people write it.
     rate: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<i64>,
@@ -130,7 +130,7 @@ pub(super) fn write(terms: &Terms) -> String {
         plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
         overrides: terms.overrides.iter().map(|(name, one)| (name.clone(), over(one))).collect(),
     };
-    // Maps with keys that are texts, and numbers that are finite: always JSON.
+    // Maps have text keys and numbers are finite, so this is always valid JSON.
     serde_json::to_string(&text).unwrap_or_default()
 }
 
@@ -197,7 +197,7 @@ fn windows(count: u64, edges: Edges) -> Value {
 }
 
 fn json(numbers: &impl Serialize) -> Value {
-    // As in `write`.
+    // As in `write`, this cannot fail.
     serde_json::to_value(numbers).unwrap_or_default()
 }
 

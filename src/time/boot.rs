@@ -1,16 +1,16 @@
-//! Time that goes on while the machine is suspended.
+//! Time that continues while the machine is suspended.
 //!
-//! Tokio's clock (`CLOCK_MONOTONIC`) stands still while a laptop sleeps or a virtual machine is
-//! suspended; the store's clock does not. What is mapped from the one to the other, or held for long,
-//! counts the suspended time too, as `CLOCK_BOOTTIME` does.
+//! Tokio's clock (`CLOCK_MONOTONIC`) stands still while a laptop sleeps or a virtual machine is suspended; the store's
+//! clock does not. Instants that are mapped from one to the other, or held for long, include the suspended time, as
+//! `CLOCK_BOOTTIME` does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// An instant that comes when it is due in real time, also if the machine is suspended before: seen
-/// from tokio's clock, each suspend brings it nearer.
+/// An instant in real time, even if the machine is suspended before it: on tokio's clock, each suspend brings it
+/// nearer.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -27,64 +27,63 @@ use tokio::time::Instant;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deadline(
-    /// Tokio's instant, later by what the machine was suspended until that was read.
+    /// Tokio's instant, plus the time for which the machine had been suspended when it was read.
     Instant,
 );
 
 impl Deadline {
-    /// The instant `at` of tokio's clock, as far as it is known now: suspends yet to come bring it
-    /// nearer.
+    /// Returns the deadline at the instant `at` of tokio's clock, as of now: later suspends bring it nearer.
     #[must_use]
     pub fn at(at: Instant) -> Self {
         Self(at + suspended())
     }
 
-    /// Now.
+    /// Returns the deadline that is now.
     #[must_use]
     pub fn now() -> Self {
         Self::at(Instant::now())
     }
 
-    /// Where it lies on tokio's clock if there is no further suspend: to set an alarm or a sleep.
+    /// Returns its instant on tokio's clock if there is no further suspend, to set an alarm or a sleep.
     #[must_use]
     pub fn instant(self) -> Instant {
-        // What does not fit lies before the machine was started: any instant past will do.
+        // An instant that does not fit lies before the start of the machine, so that any past instant will do.
         self.0.checked_sub(suspended()).unwrap_or_else(Instant::now)
     }
 
-    /// How long it has been past; zero when it is still to come. Suspended time counts.
+    /// Returns how long it has been past; zero if it is still to come. Suspended time counts.
     #[must_use]
     pub fn late(self) -> Duration {
         Self::now().0.saturating_duration_since(self.0)
     }
 
-    /// How long it is still to come; zero when it is past.
+    /// Returns the time until it comes; zero if it is past.
     #[must_use]
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Self::now().0)
     }
 
-    /// How long after `earlier` it lies; zero when it does not.
+    /// Returns how long after `earlier` it lies; zero if it does not.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_duration_since(earlier.0)
     }
 
-    /// [`Deadline::at`], read when the machine had been suspended for so long.
+    /// Returns [`Deadline::at`], given the time for which the machine had been suspended.
     pub(crate) fn at_suspended(at: Instant, suspended: Duration) -> Self {
         Self(at + suspended)
     }
 
-    /// How far after `earlier` it lies, in ns; negative when it lies before.
+    /// Returns how far after `earlier` it lies, in ns; negative if it lies before.
     pub(crate) fn ns_since(self, earlier: Self) -> i128 {
-        // At most 584 years of ns: far inside an i128.
+        // 584 years of ns at most are far within an i128.
         match self.0.checked_duration_since(earlier.0) {
             Some(since) => since.as_nanos() as i128,
             None => -(earlier.0.duration_since(self.0).as_nanos() as i128),
         }
     }
 
-    /// `ns` later or, where that is negative, earlier; `None` beyond what instants reach.
+    /// Returns the deadline `ns` later or, if that is negative, earlier; `None` beyond the range of instants.
     pub(crate) fn plus_ns(self, ns: i128) -> Option<Self> {
         let by = Duration::from_nanos(u64::try_from(ns.unsigned_abs()).ok()?);
         let moved = if ns < 0 { self.0.checked_sub(by) } else { self.0.checked_add(by) };
@@ -92,10 +91,10 @@ impl Deadline {
     }
 }
 
-/// How long the machine was suspended since it was started; zero on systems that do not tell.
+/// Returns how long the machine was suspended since its start; zero on systems that do not report it.
 ///
-/// It is constant from one suspend to the next, to the nanosecond: differences of instants that it
-/// was added to are exact.
+/// It is constant from one suspend to the next, to the nanosecond, so that differences of instants to which it was
+/// added are exact.
 pub(crate) fn suspended() -> Duration {
     #[cfg(test)]
     if let Some(simulated) = simulated() {
@@ -106,34 +105,34 @@ pub(crate) fn suspended() -> Duration {
     if read == known {
         return Duration::from_nanos(known);
     }
-    // Others may have read another value within the noise: the first one counts.
+    // Other threads may have read another value within the noise; the first one counts.
     let settled = KNOWN.compare_exchange(known, read, Ordering::Relaxed, Ordering::Relaxed);
     Duration::from_nanos(settled.map_or_else(|first| first, |_| read))
 }
 
-/// What [`suspended`] knows, in ns: as it was first read after the last suspend.
+/// The value of [`suspended`] in ns, as it was first read after the last suspend.
 static KNOWN: AtomicU64 = AtomicU64::new(0);
 
-/// How long to sleep at once when an instant is `left` away: a suspend in between is noticed when the
-/// sleep ends. So a minute at most, or a 64th of the whole where that is longer.
+/// Returns how long to sleep at once until an instant that is `left` away. A suspend is noticed when the sleep ends, so
+/// it is a minute at most, or a 64th of the whole if that is longer.
 pub(crate) fn nap(left: Duration) -> Duration {
     left.min(Duration::from_secs(60).max(left / 64))
 }
 
-/// A shorter suspend is none: no machine sleeps and wakes that fast.
+/// The shortest suspend in ns; no machine sleeps and wakes faster.
 const NOISE: u64 = 1_000_000;
-/// A reading within which more time passes was interrupted, and is repeated ...
+/// The longest time in ns that a reading takes unless it was interrupted; an interrupted one is repeated.
 const INTERRUPTED: u64 = 50_000;
-/// ... so often at most.
+/// The most readings.
 const TRIES: usize = 8;
 
-/// What the machine was suspended (ns), given what was known and a way to read the clocks: the
-/// monotonic one, the one that counts suspends, the monotonic one again.
+/// Returns how long the machine was suspended (ns), given the known value and a function that reads the clocks: the
+/// monotonic one, the one that counts suspends, and the monotonic one again.
 fn settle(known: u64, mut clocks: impl FnMut() -> [u64; 3]) -> u64 {
     let mut least = 0;
     for _ in 0..TRIES {
         let [before, boot, after] = clocks();
-        // However long the reading was interrupted, it was suspended no less than that.
+        // Even if the reading was interrupted, the machine was suspended for at least this time.
         least = least.max(boot.saturating_sub(after));
         if after.saturating_sub(before) <= INTERRUPTED {
             break;
@@ -147,7 +146,7 @@ fn clocks() -> [u64; 3] {
     use rustix::time::{ClockId, clock_gettime};
     [ClockId::Monotonic, ClockId::Boottime, ClockId::Monotonic].map(|clock| {
         let time = clock_gettime(clock);
-        // Neither is negative, and both start with the machine: far from 584 years.
+        // Neither is negative, and both start with the machine, so that they are far below 584 years.
         u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
     })
 }
@@ -167,7 +166,7 @@ fn simulated() -> Option<Duration> {
     SIMULATED.get()
 }
 
-/// Simulates a suspend of the machine, as this thread sees it.
+/// Simulates a suspend of the machine, as seen by this thread.
 #[cfg(test)]
 pub(crate) fn suspend(by: Duration) {
     SIMULATED.set(Some(suspended() + by));
@@ -189,7 +188,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_reading_fakes_no_suspend() {
-        // Between any two of the three reads the thread stood still for a second.
+        // The thread was stopped for a second between any two of the three reads.
         for interrupted in [[0, SECOND, SECOND], [0, 0, SECOND], [0, SECOND, 2 * SECOND]] {
             assert_eq!(settle(0, || interrupted), 0, "however often");
             let mut readings = vec![[2 * SECOND, 62 * SECOND, 2 * SECOND], interrupted];

@@ -23,13 +23,14 @@ use crate::support::{eventually, scaled, unique};
 const LONG: Duration = Duration::from_secs(300);
 const MIB: usize = 1 << 20;
 
-/// What the whole daemon may take: the bytes that one downstream holds, a message on its way, and itself.
+/// The most memory of the whole daemon: the bytes that one downstream holds, a message in transit, and the daemon
+/// itself.
 const BOUND_MIB: usize = 200;
 
 /// Reads every request to its end and keeps none.
 #[derive(Default)]
 struct Seen {
-    /// How often each long job was read whole, by its id.
+    /// How often each long job was read completely, by its id.
     long: Mutex<BTreeMap<String, usize>>,
     short: Mutex<Vec<Instant>>,
 }
@@ -56,7 +57,7 @@ async fn api() -> (String, Arc<Seen>) {
     (url, seen)
 }
 
-/// Two queues that keep their messages on disk: of long jobs, and of short ones.
+/// Two queues that keep their messages on disk: one of long jobs, and one of short ones.
 struct Queues {
     prefix: String,
     url: String,
@@ -103,14 +104,14 @@ impl Queues {
     }
 }
 
-/// The most that the process ever had resident.
+/// The peak resident memory of the process.
 fn peak_mib(paced: &Paced) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", paced.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<usize>().unwrap() / 1024
 }
 
-/// Has a daemon take these long jobs, in their order, while another downstream goes on at its pace. Says how many
+/// Lets a daemon send these long jobs, in their order, while another downstream continues at its pace. Returns how many
 /// were sent more than once.
 async fn takes(topic: &str, jobs: &[(usize, usize)]) -> usize {
     let queues = Queues::new(topic).await;
@@ -133,7 +134,7 @@ async fn takes(topic: &str, jobs: &[(usize, usize)]) -> usize {
     assert_eq!(paced.stop().await, 0);
     let seen = std::mem::take(&mut *seen.long.lock().unwrap());
     assert_eq!(seen.len(), all);
-    // What is left was sent and not acked, since its connection was made anew: it comes once more.
+    // Jobs that are left were sent and not acked, since their connection was replaced: they come once more.
     let left = drain(&queues.url, &format!("{}.long", queues.prefix)).await;
     assert!(left.iter().all(|job| job.redelivered), "what is left was delivered before");
     let again = seen.values().filter(|times| **times > 1).count() + left.len();
@@ -141,8 +142,7 @@ async fn takes(topic: &str, jobs: &[(usize, usize)]) -> usize {
     again
 }
 
-/// How many jobs of how many bytes each. The real figures are `PACED_LONG_JOBS=40 PACED_SHORTER_JOBS=600`; a
-/// broker that takes no 32 MiB wants `PACED_LONG_MIB=15`. Without a bound the default takes some 300 MiB.
+/// The number and the size of the jobs.
 fn jobs() -> [(usize, usize); 2] {
     let scaled = |name, default| usize::try_from(scaled(name, default)).unwrap();
     let long = scaled("PACED_LONG_JOBS", 8);
@@ -154,8 +154,8 @@ async fn long_jobs_stay_within_their_bytes_in_whichever_order_they_come() {
     let [long, shorter] = jobs();
     assert_eq!(takes("longfirst", &[long, shorter]).await, 0, "each once");
     assert_eq!(takes("longlast", &[shorter, long]).await, 0, "each once");
-    // A full window of jobs that are so short that nothing is expected. Where the shared connection is made anew,
-    // what was being sent over it and was not acked yet comes again.
+    // A full window of jobs that are so short that no trouble is expected. Where the shared connection is replaced,
+    // jobs that were being sent and were not acked yet come again.
     let again = takes("surprise", &[(1500, 1024), long]).await;
     assert!(again <= 64, "no more than were being sent at once: {again}");
 }

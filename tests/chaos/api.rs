@@ -12,17 +12,17 @@ use crate::support::api::Answer;
 use crate::support::servers::Redis;
 use crate::watch::nanos;
 
-/// It fails for so long, then refuses for so long.
+/// How long the API fails, and then refuses.
 const FAILING: Duration = Duration::from_secs(2);
 const REFUSING: Duration = Duration::from_millis(500);
-/// What it asks for then.
+/// The pause that it asks for then.
 const RETRY_AFTER: Duration = Duration::from_secs(3);
-/// How soon every replica knows of the pause.
+/// The time until every replica knows of the pause.
 const HEARD: Duration = Duration::from_millis(200);
-/// How soon all goes on after it.
+/// The time until releases resume after it.
 const RESUMED: Duration = Duration::from_millis(500);
 
-/// What the API answered, and when the requests came.
+/// The answers of the API, and the instants of the requests.
 #[derive(Debug, Default)]
 struct Answered {
     served: Vec<String>,
@@ -85,6 +85,6 @@ async fn the_api_fails_and_then_asks_for_a_pause() {
     assert_eq!(run.count(paused..resumed), 0, "sent in the pause; {run}");
     assert!(run.resumed_after(resumed) <= RESUMED, "{:?}; {run}", run.resumed_after(resumed));
     assert!(answered.failed >= 300, "it failed for 2 s: {}", answered.failed);
-    // Those that were refused or failed come again at their own times, not all at once: that is paced.
+    // Jobs that were refused or failed are tried again at times of their own, and are paced.
     run.assert_no_gap_over(RETRY_AFTER + HEARD + RESUMED);
 }

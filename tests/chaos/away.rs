@@ -1,4 +1,4 @@
-//! What is released while the store is away: nothing, each replica's part of the rate, or everything.
+//! Releases while the store is away: none, each replica's share of the rate, or all.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::watch::nanos;
 const SECOND: Duration = Duration::from_secs(1);
 /// How long the store is away.
 const AWAY: Duration = Duration::from_secs(3);
-/// How soon every replica has noticed.
+/// The time until every replica has noticed.
 const NOTICED: Duration = Duration::from_millis(200);
-/// How soon all keep the shared pace again.
+/// The time until all keep the shared pace again.
 const RETURNED: Duration = Duration::from_secs(2);
 
-/// When the store went, and when it was back.
+/// The instants at which the store went away and returned.
 struct Times {
     away: u64,
     back: u64,
 }
 
-/// Kills the store in mid-run and starts it again, with what it had written.
+/// Kills the store during the run and starts it again with its data.
 async fn outage(name: &'static str, policy: &str, jobs: usize, answer: Answer) -> (Run, Times) {
     let mut chaos = Chaos::begin(name);
     let moment = chaos.rng.usize(300..600);
     let redis = Redis::dedicated().await;
-    // As many at once as make some 800/s of what the API takes for each.
+    // With this concurrency and the API's delay, the replicas can send some 800/s.
     let downstream = format!("rate = '{RATE}'\nconcurrency = 4\non_unavailable = '{policy}'");
     let rig = Rig::with(chaos, &downstream, [&redis.url(); REPLICAS]).await;
     rig.site.api.rule(move |_| answer.clone());
@@ -43,14 +43,14 @@ async fn outage(name: &'static str, policy: &str, jobs: usize, answer: Answer) -
 }
 
 impl Times {
-    /// The whole seconds of the time that it was away, once that was noticed.
+    /// The whole seconds of the outage, once it was noticed.
     fn seconds(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
         let from = self.away + nanos(NOTICED);
         let starts = (0..).map(move |n| from + n * nanos(SECOND / 10));
         starts.map(|from| from..from + nanos(SECOND)).take_while(|second| second.end <= self.back)
     }
 
-    /// The shared pace holds again, and all take part in it.
+    /// Asserts that the shared pace holds again, and that all replicas take part in it.
     #[track_caller]
     fn assert_shared(&self, run: &Run) {
         let from = self.back + nanos(RETURNED);
@@ -85,7 +85,7 @@ async fn local_releases_no_more_than_the_limit_while_the_store_is_away() {
         assert!(count <= 210, "{count} in a second, at most 210 (the limit and 5 %); {run}");
         assert!(count >= least, "{count} in a second, at least {least}: it goes on; {run}");
     }
-    // Over the way there and back, too.
+    // This includes the transitions into the outage and out of it.
     let count = busiest(&run.stamps, SECOND);
     assert!(count <= 212, "{count} in a second; {run}");
     times.assert_shared(&run);

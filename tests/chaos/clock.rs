@@ -10,10 +10,10 @@ use crate::watch::nanos;
 
 /// How far ahead slots are granted.
 const HORIZON: Duration = Duration::from_millis(100);
-/// What a forward step may let through twice, once: the slots of a horizon, and one.
+/// How many slots a forward step may grant twice, once: the slots of a horizon, and one more.
 const TWICE: usize = 21;
 
-/// Steps the clock of the store in mid-run, from `first` seconds ahead to `then`, and looks that it did;
+/// Steps the clock of the store during the run, from `first` seconds ahead to `then`, and checks that it stepped;
 /// `None` where there is no such clock.
 async fn stepped(name: &'static str, steps: [i32; 2]) -> Option<(Run, Vec<u64>)> {
     let mut chaos = Chaos::begin(name);
@@ -47,8 +47,8 @@ async fn offset(redis: &Redis) -> f64 {
     store - own
 }
 
-/// What was granted by the clock before a step forward may be released beside what is granted after it:
-/// for as long as it takes the replicas to hear of it.
+/// Slots granted before a forward step may be used beside those granted after it, until all replicas have noticed the
+/// step.
 fn excuse(step: u64) -> Excuse {
     Excuse { at: step..step + nanos(2 * HORIZON), extra: TWICE }
 }

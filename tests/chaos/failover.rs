@@ -1,4 +1,4 @@
-//! The server that keeps the pace dies, and its replica takes over.
+//! The server that holds the state dies, and its replica takes over.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::support::until;
 use crate::verdict::Run;
 use crate::watch::nanos;
 
-/// How soon all goes on once there is a new master.
+/// The time until releases resume once there is a new master.
 const RESUMED: Duration = Duration::from_secs(2);
-/// A master counts as dead after a second of silence: there is no other one sooner.
+/// A master counts as failed after a second of silence, and is replaced no sooner.
 const DEAF: Duration = Duration::from_secs(1);
 
-/// All jobs, each once; in the pace, whatever the old master had granted; and soon.
+/// Asserts that each job came once and soon, at the pace, whatever the old master had granted.
 #[track_caller]
 fn assert_followed(run: &Run, killed: u64, promoted: u64) {
     run.assert_once();
@@ -25,7 +25,7 @@ fn assert_followed(run: &Run, killed: u64, promoted: u64) {
     eprintln!("a new master after {away:?}; the first request {resumed:?} later");
     assert!(resumed <= RESUMED, "{resumed:?} after there was a new master; {run}");
     run.assert_no_gap_over(away + RESUMED);
-    // Slots granted before may still be used: a horizon of them.
+    // Slots granted before may still be used: those of a horizon.
     let held = run.count(killed + nanos(Duration::from_millis(150))..killed + nanos(DEAF));
     assert_eq!(held, 0, "released without a slot; {run}");
 }

@@ -24,5 +24,5 @@ mod watch;
 
 use std::time::Duration;
 
-/// How long anything may take before it counts as hanging.
+/// The longest wait for anything before the test counts as hanging.
 const LONG: Duration = Duration::from_secs(120);

@@ -11,21 +11,21 @@ use crate::support::servers::Redis;
 use crate::verdict::{Run, most};
 use crate::watch::nanos;
 
-/// How soon every replica keeps the new rate.
+/// The time until every replica keeps the new rate.
 const CHANGED: Duration = Duration::from_millis(300);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How the rate is changed.
+/// The way in which the rate is changed.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// Other files, and SIGHUP to each replica.
+    /// New files, and a SIGHUP to each replica.
     Hangup,
     /// `paced rate set`, at one replica.
     Command,
 }
 
 impl By {
-    /// When all were told, or the command had ended.
+    /// Changes the rate; returns when all replicas were signalled, or the command had ended.
     async fn change(self, rig: &mut Rig, (from, to): (&str, &str)) -> u64 {
         match self {
             Self::Hangup => {
@@ -40,9 +40,9 @@ impl By {
     }
 }
 
-/// 20/s, then 200/s, then 20/s again.
+/// The rate is 20/s, then 200/s, then 20/s again.
 async fn up_and_down(name: &'static str, by: By) {
-    // 3 s of the slow rate, 8 s of the fast one, and 5 s of the slow one again.
+    // The jobs last for 3 s of the slow rate, 8 s of the fast one, and 5 s of the slow one again.
     const JOBS: usize = 60 + 1600 + 100;
     let (slow, fast): (Rate, Rate) = ("20/s".parse().unwrap(), "200/s".parse().unwrap());
     let mut chaos = Chaos::begin(name);
@@ -64,11 +64,11 @@ async fn up_and_down(name: &'static str, by: By) {
     let late: Vec<u64> = run.stamps.iter().copied().filter(|at| *at >= kept).collect();
     let count = busiest(&late, SECOND);
     assert!(count <= most(slow, SECOND), "{count} in a second at {slow}; {run}");
-    // Of the slow rate one slot may be missed.
+    // One slot of the slow rate may be missed.
     run.assert_no_gap_over(2 * slow.interval() + Duration::from_millis(20));
 }
 
-/// All replicas together release at this rate, and each takes part.
+/// Asserts that all replicas together release at this rate, and each takes part.
 #[track_caller]
 fn assert_all_keep(run: &Run, rate: Rate, second: std::ops::Range<u64>) {
     let units = usize::try_from(rate.units_in(SECOND)).unwrap();
@@ -91,7 +91,7 @@ async fn the_rate_goes_up_and_down_by_command() {
     up_and_down("rate-set", By::Command).await;
 }
 
-/// One job a minute, then ten a second: who waits for the next minute does so no more.
+/// One job a minute, then ten a second: the wait for the next minute ends with the change.
 async fn out_of_a_minute(name: &'static str, by: By) {
     const JOBS: usize = 60;
     let chaos = Chaos::begin(name);
@@ -108,7 +108,7 @@ async fn out_of_a_minute(name: &'static str, by: By) {
     assert_eq!(run.count(0..before), 1, "{run}");
     let told = Duration::from_nanos(faster - before);
     assert!(run.resumed_after(before) <= told + CHANGED, "{:?}; {run}", run.resumed_after(before));
-    // Of 10/s one slot may be missed.
+    // One slot of 10/s may be missed.
     let gap = run.longest_gap(faster + nanos(CHANGED)..u64::MAX);
     assert!(gap <= Duration::from_millis(220), "a gap of {gap:?} at 10/s; {run}");
 }
@@ -123,8 +123,8 @@ async fn a_minute_is_not_waited_for_after_a_command() {
     out_of_a_minute("minute-set", By::Command).await;
 }
 
-/// Replicas are replaced by such with another file, one by one: the first of them brings the new rate for
-/// all, and those with the old file say that they differ.
+/// Replicas are replaced one by one with another file: the first of them brings the new rate for all, and those with
+/// the old file warn that theirs differs.
 #[tokio::test]
 async fn a_rolling_restart_ends_on_the_last_load() {
     const JOBS: usize = 2500;
@@ -145,7 +145,7 @@ async fn a_rolling_restart_ends_on_the_last_load() {
     let run = rig.finish_some(JOBS).await;
     run.assert_once();
     run.assert_paced();
-    // From the first load of the new file on it counts for all; and so it does after the last.
+    // The new rate applies to all from the first load of the new file on, and still does after the last.
     for from in [first, last] {
         let kept = from + nanos(CHANGED);
         let second = kept..kept + nanos(SECOND);
@@ -154,7 +154,7 @@ async fn a_rolling_restart_ends_on_the_last_load() {
     }
 }
 
-/// Counts begin at 0 again and again: the pace holds, and no slot is lost.
+/// Counts are reset again and again: the pace holds, and no slot is lost.
 #[tokio::test]
 async fn resets_keep_the_pace() {
     let mut chaos = Chaos::begin("resets");
@@ -172,5 +172,5 @@ async fn resets_keep_the_pace() {
     run.assert_no_gap_over(Duration::from_millis(100));
 }
 
-/// What a replica says whose file is not what is in force.
+/// The warning of a replica whose file differs from the terms in force.
 const DIFFERS: &str = "differs from the terms in force";

@@ -1,4 +1,4 @@
-//! Four replicas and 2 500 jobs: what every scenario runs.
+//! The rig of every scenario: four replicas and 2 500 jobs.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::support::unique;
 use crate::verdict::Run;
 use crate::watch::Watch;
 
-/// How many share the limit.
+/// The number of replicas that share the limit.
 pub(crate) const REPLICAS: usize = 4;
-/// How many jobs there are.
+/// The number of jobs.
 pub(crate) const JOBS: usize = 2500;
 /// The limit of most scenarios.
 pub(crate) const RATE: &str = "200/s";
-/// Which replica sent a request.
+/// The header that names the replica of a request.
 pub(crate) const REPLICA: &str = "x-replica";
-/// What the admin API wants to know.
+/// The token of the admin API.
 const TOKEN: &str = "chaos-0123456789abcdef";
 
 /// The seed of this run of a scenario: it decides when the faults come.
@@ -34,7 +34,7 @@ pub(crate) struct Chaos {
 }
 
 impl Chaos {
-    /// Says which seed it is: that of the environment, or a new one.
+    /// Starts a scenario with the seed of the environment, or a new one, and prints it.
     pub(crate) fn begin(name: &'static str) -> Self {
         let given = std::env::var("CHAOS_SEED").ok();
         let seed =
@@ -43,15 +43,15 @@ impl Chaos {
         Self { name, rng: fastrand::Rng::with_seed(seed) }
     }
 
-    /// `count` numbers of jobs at which something happens: in order, far from the beginning, from the end,
-    /// and from each other.
+    /// `count` numbers of jobs at which a fault occurs: in order, far from the beginning, from the end, and from each
+    /// other.
     pub(crate) fn moments(&mut self, count: usize) -> Vec<usize> {
         let (first, last) = (JOBS / 8, JOBS * 5 / 8);
         let stride = (last - first) / count;
         (0..count).map(|n| first + n * stride + self.rng.usize(..=stride / 2)).collect()
     }
 
-    /// One of the replicas.
+    /// The number of a random replica.
     pub(crate) fn victim(&mut self) -> usize {
         self.rng.usize(..REPLICAS)
     }
@@ -62,9 +62,9 @@ pub(crate) struct Rig {
     pub(crate) chaos: Chaos,
     pub(crate) site: Site,
     pub(crate) replicas: Vec<Paced>,
-    /// The highest limit that they are ever given.
+    /// The highest limit of the run.
     pub(crate) rate: Rate,
-    /// Where the first replica has its admin API.
+    /// The port of the first replica's admin API.
     admin: u16,
     watch: Watch,
 }
@@ -87,7 +87,7 @@ impl Rig {
             store: stores[0].to_string(),
             prefix: unique(chaos.name),
             api: Api::start(),
-            // Few enough that jobs are left for the others while one replica is cut off.
+            // The windows are small enough that jobs are left for the others while one replica is cut off.
             downstream: format!("queue.prefetch = 300\n{downstream}"),
             http: String::new(),
         };
@@ -123,7 +123,7 @@ impl Rig {
         self.replicas[number] = Paced::spawn(&self.config(number)).await;
     }
 
-    /// Has every replica read the configuration that the site has now; when they were told to.
+    /// Makes every replica read the configuration that the site has now; returns when they were signalled.
     pub(crate) fn reload(&self) -> u64 {
         for (number, replica) in self.replicas.iter().enumerate() {
             std::fs::write(replica.config_file(), self.config(number)).unwrap();
@@ -133,7 +133,7 @@ impl Rig {
         told
     }
 
-    /// Runs a command that speaks to the first replica.
+    /// Runs a command against the first replica.
     pub(crate) async fn cli(&self, args: &[&str]) -> Output {
         let folder = TempDir::new_in(scratch().unwrap()).unwrap();
         let file = folder.path().join("paced.toml");
@@ -148,12 +148,12 @@ impl Rig {
         self.publish_some(JOBS).await;
     }
 
-    /// Publishes so many jobs.
+    /// Publishes this many jobs.
     pub(crate) async fn publish_some(&self, jobs: usize) {
         self.site.publish(Job::many("job", jobs)).await;
     }
 
-    /// Waits until the API has seen so many requests; when that was.
+    /// Waits until the API has seen this many requests; returns when that was.
     pub(crate) async fn reach(&self, requests: usize) -> u64 {
         assert!(
             self.site.api.reaches(requests, LONG).await,
@@ -164,7 +164,7 @@ impl Rig {
         stamp()
     }
 
-    /// What the replicas had to say beside that all is well.
+    /// The warnings of the replicas.
     pub(crate) fn log(&self) -> String {
         let lines = self.replicas.iter().enumerate().flat_map(|(number, replica)| {
             let log = replica.log().into_iter();
@@ -178,15 +178,15 @@ impl Rig {
         self.finish_some(JOBS).await
     }
 
-    /// As [`Rig::finish`], of so many jobs.
+    /// As [`Rig::finish`], for this many jobs.
     pub(crate) async fn finish_some(self, jobs: usize) -> Run {
         self.reach(jobs).await;
         self.end(jobs).await
     }
 
-    /// Ends the replicas, which have no jobs left of so many, and counts.
+    /// Ends the replicas, which have no jobs left, and counts.
     pub(crate) async fn end(self, jobs: usize) -> Run {
-        // What would come twice comes before they have ended.
+        // Jobs that would come twice come before the replicas have ended.
         for replica in &self.replicas {
             assert_eq!(replica.stop().await, 0, "{}", self.log());
         }
@@ -197,7 +197,7 @@ impl Rig {
     }
 }
 
-/// Lets a fault last for `span` of real time, and tells when that began. It waits for nothing.
+/// Lets a fault last for `span` of real time, and returns when that began.
 pub(crate) async fn rest(span: Duration) -> u64 {
     let began = stamp();
     tokio::time::sleep(span).await;

@@ -9,15 +9,15 @@ use crate::support::servers::Redis;
 use crate::verdict::Run;
 use crate::watch::nanos;
 
-/// How long it is away.
+/// How long the store is away.
 const BLACKHOLE: Duration = Duration::from_secs(3);
-/// How soon all goes on once the store is back.
+/// The time until releases resume once the store is back.
 const RESUMED: Duration = Duration::from_secs(2);
-/// After a loss no slot comes before the fence, a horizon and an interval on; then each replica asks at
-/// its own time.
+/// After a loss no slot comes before the fence, a horizon and an interval later; then each replica asks at its own
+/// time.
 const FENCED: Duration = Duration::from_millis(250);
 
-/// All jobs, each once, in the pace.
+/// Asserts that each job came once, at the pace.
 #[track_caller]
 fn assert_kept(run: &Run) {
     run.assert_once();
@@ -84,7 +84,7 @@ async fn redis_is_killed_and_comes_back_empty() {
     assert_kept(&run);
     assert!(run.resumed_after(back) <= RESUMED, "after {:?}", run.resumed_after(back));
     run.assert_no_gap_over(Duration::from_nanos(back - away) + RESUMED);
-    // Slots granted before may still be used: a horizon of them.
+    // Slots granted before may still be used: those of a horizon.
     let held = run.count(away + nanos(Duration::from_millis(150))..back);
     assert_eq!(held, 0, "released without a slot");
 }
@@ -106,7 +106,7 @@ async fn one_replica_cannot_reach_the_store() {
     let back = stamp();
     let run = rig.finish().await;
     assert_kept(&run);
-    // What its call under way was granted is lost: a few slots.
+    // The slots granted to the call in flight are lost.
     run.assert_no_gap_over(Duration::from_millis(100));
     let of_victim = |during: std::ops::Range<u64>| run.of(victim).filter(|at| during.contains(at)).count();
     assert!(of_victim(0..silent) > 20, "it took part");

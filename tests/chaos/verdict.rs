@@ -1,4 +1,4 @@
-//! What the log of the API says about a run.
+//! Judges a run by the log of the API.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use crate::support::count::{self, Tally, effective_rate, span, windows};
 use crate::support::site::compare;
 use crate::watch::nanos;
 
-/// Over every window of these lengths it is counted.
+/// The lengths of the windows in which requests are counted.
 const WINDOWS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(100)];
 
-/// How long a request is on its way at most, where the machine does not stand still.
+/// The longest transit of a request while the machine does not stall.
 const ON_ITS_WAY: Duration = Duration::from_millis(10);
 
 /// A run that has ended.
@@ -29,18 +29,18 @@ pub(crate) struct Run {
     tally: Tally,
     /// When the machine itself stood still.
     stalls: Vec<Range<u64>>,
-    /// What the replicas warned of.
+    /// The warnings of the replicas.
     log: String,
 }
 
-/// At this time so many too many were to be expected.
+/// An expected excess of requests during a period.
 #[derive(Clone, Debug)]
 pub(crate) struct Excuse {
     pub(crate) at: Range<u64>,
     pub(crate) extra: usize,
 }
 
-/// The fullest window, and what it might have held.
+/// The fullest window, and how many requests it might have held.
 #[derive(Clone, Copy, Debug, Default)]
 struct Busiest {
     count: usize,
@@ -65,7 +65,7 @@ impl Run {
         Self { name, jobs, rate, arrivals, stamps, tally, stalls, log }
     }
 
-    /// Every job came, and came once.
+    /// Asserts that every job came exactly once.
     #[track_caller]
     pub(crate) fn assert_once(&self) {
         let Tally { lost, doubled, strange } = &self.tally;
@@ -73,13 +73,13 @@ impl Run {
         assert!(doubled.is_empty(), "doubled {doubled:?}; {self}");
     }
 
-    /// Of jobs that are tried more than once these count: those of the requests that were served.
+    /// Counts only the requests that were served, for jobs that are tried more than once.
     pub(crate) fn count_served(&mut self, served: &[String]) {
         let published: Vec<String> = (0..self.jobs).map(|n| format!("job-{n}")).collect();
         self.tally = count::tally(published.iter().map(String::as_str), served.iter().map(String::as_str));
     }
 
-    /// No window holds more than [`most`].
+    /// Asserts that no window holds more requests than [`most`].
     #[track_caller]
     pub(crate) fn assert_paced(&self) {
         self.judge(&self.stamps, &[]);
@@ -97,7 +97,7 @@ impl Run {
         self.judge(&self.stamps, excuses);
     }
 
-    /// A window whose first request was held up, since a processor of this machine was not to be had for
+    /// Checks the windows. One whose first request was held up, since a processor of this machine was not available for
     /// longer than an interval, may hold as many more as come in for that long: see [`Run::held_up`].
     #[track_caller]
     fn judge(&self, stamps: &[u64], excuses: &[Excuse]) {
@@ -117,7 +117,7 @@ impl Run {
         }
     }
 
-    /// No request came later after the one before than this, and than the machine stood still meanwhile.
+    /// Asserts that no request came later after the one before than this, plus the stalls of the machine meanwhile.
     #[track_caller]
     pub(crate) fn assert_no_gap_over(&self, longest: Duration) {
         for pair in self.stamps.windows(2) {
@@ -127,37 +127,37 @@ impl Run {
         }
     }
 
-    /// The longest time between two requests, the later of which came at this time.
+    /// The longest time between two requests, the later of which came in this period.
     pub(crate) fn longest_gap(&self, during: Range<u64>) -> Duration {
         let gaps = self.stamps.windows(2).filter(|pair| during.contains(&pair[1]));
         Duration::from_nanos(gaps.map(|pair| pair[1] - pair[0]).max().unwrap_or(0))
     }
 
-    /// How long after `since` the first request came.
+    /// The time from `since` to the first request after it.
     pub(crate) fn resumed_after(&self, since: u64) -> Duration {
         let first = self.stamps.iter().find(|at| **at >= since).expect("a request");
         Duration::from_nanos(first - since)
     }
 
-    /// How many requests came at this time.
+    /// The number of requests in this period.
     pub(crate) fn count(&self, during: Range<u64>) -> usize {
         self.stamps.iter().filter(|at| during.contains(at)).count()
     }
 
-    /// When requests of one replica came.
+    /// The instants of one replica's requests.
     pub(crate) fn of(&self, replica: usize) -> impl Iterator<Item = u64> {
         let name = replica.to_string();
         let own = self.arrivals.iter().filter(move |arrival| arrival.header(REPLICA) == Some(&name));
         own.map(|arrival| arrival.at)
     }
 
-    /// How many intervals the request that came at this time was held up by this machine: on its way it
-    /// needs a processor in the replica, and one in the API. What follows it in time closes up to it.
+    /// How many intervals the request that came at this time was held up by this machine: in transit it needs a
+    /// processor in the replica, and one in the API. Requests that are on time close up to it.
     fn held_up(&self, at: u64) -> usize {
         self.missed(at - nanos(ON_ITS_WAY)..at)
     }
 
-    /// How many slots of this time may have been missed since a processor was not to be had.
+    /// How many slots of this period may have been missed since no processor was available.
     pub(crate) fn missed(&self, during: Range<u64>) -> usize {
         let still: u64 = self.met(during).map(|stall| stall.end - stall.start).sum();
         usize::try_from(u128::from(still) / self.rate.interval().as_nanos()).unwrap()
@@ -167,7 +167,7 @@ impl Run {
         self.stalls.iter().filter(move |stall| stall.start <= during.end && during.start <= stall.end)
     }
 
-    /// How long a processor was not to be had at this time.
+    /// How long no processor was available in this period.
     fn stood_still(&self, at: Range<u64>) -> Duration {
         Duration::from_nanos(self.met(at).map(|stall| stall.end - stall.start).max().unwrap_or(0))
     }
@@ -207,7 +207,7 @@ impl fmt::Display for Run {
 }
 
 impl Drop for Run {
-    /// The figures, also of a run that failed; of that what the replicas said, too.
+    /// Prints the figures, also of a run that failed, and then the warnings of the replicas too.
     fn drop(&mut self) {
         eprintln!("{self}");
         if std::thread::panicking() {

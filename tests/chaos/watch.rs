@@ -1,4 +1,4 @@
-//! How long the machine itself stood still: what no program on it can be blamed for.
+//! Measures stalls of the machine itself, which no program on it is responsible for.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::support::api::stamp;
 
-/// How long each thread sleeps at once.
+/// How long each thread sleeps at a time.
 const NAP: Duration = Duration::from_millis(1);
-/// Less than that is nothing.
+/// Shorter delays are ignored.
 const EXACT: Duration = Duration::from_micros(500);
 
-/// A thread on each processor that does nothing but sleep, and notes when it was woken too late: as late
-/// were, at that time, requests on their way, and whoever was to send or to receive them.
+/// A thread on each processor that only sleeps, and records when it was woken too late: requests in transit, and the
+/// programs that send or receive them, were delayed as much at that time.
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     late: Arc<Mutex<Vec<Range<u64>>>>,
@@ -48,7 +48,7 @@ impl Watch {
         Self { stop, late, threads }
     }
 
-    /// When a processor stood still, by [`stamp`]'s clock.
+    /// The stalls of any processor, on the clock of [`stamp`].
     pub(crate) fn end(self) -> Vec<Range<u64>> {
         self.stop.store(true, Ordering::Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -56,7 +56,7 @@ impl Watch {
     }
 }
 
-/// As [`stamp`] counts.
+/// A span in the unit of [`stamp`].
 pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap()
 }

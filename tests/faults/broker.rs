@@ -1,4 +1,4 @@
-//! A RabbitMQ that goes away, or is not there yet.
+//! Tests of a RabbitMQ that becomes unavailable, or is not available yet.
 
 use crate::LONG;
 use crate::support::daemon::{Paced, run_cli};
@@ -24,7 +24,7 @@ async fn consumption_goes_on_after_a_restart_of_the_broker() {
 
     let tally = compare("job", 1500, &site.api.arrivals());
     assert!(tally.lost.is_empty() && tally.strange.is_empty(), "{tally:?}");
-    // What was delivered and not yet acked when the broker went comes again; no more than that.
+    // At most the deliveries that were not yet acked when the broker was killed are redelivered.
     assert!(tally.doubled.len() <= 2 * 64, "{} doubled", tally.doubled.len());
     assert!(at_stop < 1500, "it was stopped in mid-run: {at_stop}");
 }

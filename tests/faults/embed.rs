@@ -1,5 +1,5 @@
-//! Programs that embed paced beside the daemon: one pace, one set of limits in force, also where either is killed or
-//! stands still.
+//! Tests of programs that embed paced beside the daemon: one pace and one set of limits in force, even if either is
+//! killed or stopped.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,24 +12,28 @@ use crate::support::api::{Api, stamp};
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit};
-use crate::support::site::{NAME, Site};
+use crate::support::site::{NAME, Site, compare};
 use crate::support::{count, eventually};
 use crate::{LONG, NOISE};
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// The time within which the other processes continue after one is killed: two horizons of 100 ms, and the delay of a
+/// busy machine.
+const WITHIN: Duration = Duration::from_millis(200).saturating_add(NOISE.saturating_mul(2));
+
 fn rate() -> Rate {
     "200/s".parse().unwrap()
 }
 
-/// A process of the example `worker`, which goes by the site's configuration.
+/// A process of the example `worker`, which uses the site's configuration.
 struct Worker {
     child: Child,
     _folder: tempfile::TempDir,
 }
 
 impl Worker {
-    /// Starts one that makes so many calls.
+    /// Starts a worker that makes this number of calls.
     fn start(site: &Site, (how, name): (&str, &str), calls: usize) -> Self {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("paced.toml");
@@ -50,14 +54,14 @@ impl Worker {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Waits until it has made its calls.
+    /// Waits until the worker has made its calls.
     async fn end(&mut self) {
         let ended = tokio::time::timeout(LONG, self.child.wait()).await.expect("it ends").unwrap();
         assert!(ended.success(), "{ended}");
     }
 }
 
-/// How many of the arrivals between these instants came from each of these.
+/// Returns how many of the arrivals between these instants came from each of these senders.
 fn shares(api: &Api, (from, to): (u64, u64), names: &[&str]) -> Vec<usize> {
     let arrivals = api.arrivals();
     let between: Vec<_> = arrivals.iter().filter(|arrival| (from..to).contains(&arrival.at)).collect();
@@ -67,7 +71,7 @@ fn shares(api: &Api, (from, to): (u64, u64), names: &[&str]) -> Vec<usize> {
 
 const ALL: [&str; 4] = ["daemon-1", "daemon-2", "worker-1", "worker-2"];
 
-/// Two daemons and two workers with work for a while.
+/// Starts two daemons and two workers with work for a while.
 async fn everybody(site: &Site, jobs: usize, calls: usize) -> ([Paced; 2], [Worker; 2]) {
     let named = |name: &str| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config());
     let configs = [named("daemon-1"), named("daemon-2")];
@@ -98,9 +102,17 @@ async fn daemons_and_programs_that_embed_paced_share_one_pace() {
     }
 }
 
-/// How many calls come in a second from now on.
+/// Asserts that from the kill on the API never waits longer than two horizons for a call.
+fn assert_no_pause_after(stamps: &[u64], killed: u64) {
+    let after = stamps.iter().copied().filter(|at| *at > killed);
+    let after = std::iter::once(killed).chain(after).collect::<Vec<_>>();
+    let gap = count::gaps(&after).into_iter().max().expect("calls after the kill");
+    assert!(Duration::from_nanos(gap) <= WITHIN, "{gap} ns without a call");
+}
+
+/// Measures how many calls arrive per second from now on.
 async fn pace(api: &Api, calls: usize) -> f64 {
-    // What was granted before the change is used up.
+    // The slots that were granted before the change are used up first.
     let before = api.count();
     api.wait_for(before + 30, LONG).await;
     let (from, first) = (stamp(), api.count());
@@ -143,13 +155,13 @@ async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
     assert_eq!(daemon.stop().await, 0);
 }
 
-/// The last so many stamps.
+/// Returns the last `many` stamps.
 fn last(api: &Api, many: usize) -> Vec<u64> {
     let stamps = api.stamps();
     stamps[stamps.len().saturating_sub(many)..].to_vec()
 }
 
-/// Far more wait in a process than it can have slots for, and it is killed: the others go on at once.
+/// A process with far more waiting callers than slots is killed: the other processes continue at once.
 #[tokio::test]
 async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     let site = Site::shared("embed-kill", "rate = '200/s'\nqueue.prefetch = 200").await;
@@ -163,16 +175,40 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     let called = shares(&site.api, (0, u64::MAX), &["crowd"])[0];
     eventually("the daemon's jobs are done", LONG, || site.api.count() >= 600 + called).await;
     let stamps = site.api.stamps();
-    let after = stamps.iter().copied().filter(|at| *at >= killed).collect::<Vec<_>>();
-    let gap = count::gaps(&after).into_iter().max().unwrap();
-    // Two horizons of 100 ms, and what a busy machine adds.
-    let most = Duration::from_millis(200) + 2 * NOISE;
-    assert!(Duration::from_nanos(gap) <= most, "{gap} ns without a call");
+    assert_no_pause_after(&stamps, killed);
     count::assert_paced(&stamps, rate(), NOISE);
     assert_eq!(daemon.stop().await, 0);
 }
 
-/// For 2.5 s a process stands still that embeds paced: what it missed it does not make up for.
+/// A daemon is killed beside programs that embed paced: they continue at once, and soon with its share of the pace. Its
+/// jobs are done by the daemon that is started in its place.
+#[tokio::test]
+async fn a_daemon_that_is_killed_leaves_its_part_to_programs_that_embed_paced() {
+    let site = Site::shared("embed-kill9", "rate = '200/s'\nqueue.prefetch = 200").await;
+    let daemon = site.replica().await;
+    let mut workers = ["worker-1", "worker-2"].map(|name| Worker::start(&site, ("acquire", name), 700));
+    site.publish(Job::many("job", 400)).await;
+    site.api.wait_for(200, LONG).await;
+    daemon.kill9();
+    let killed = stamp();
+    let before = site.api.count();
+    site.api.wait_for(before + 400, LONG).await;
+    assert_no_pause_after(&site.api.stamps(), killed);
+    let is_whole = || count::effective_rate(&last(&site.api, 100)) > 170.0;
+    eventually("the programs have the whole pace", LONG, is_whole).await;
+
+    let successor = site.replica().await;
+    for worker in &mut workers {
+        worker.end().await;
+    }
+    let is_done = || compare("job", 400, &site.api.arrivals()).lost.is_empty();
+    eventually("the jobs are done", LONG, is_done).await;
+    assert_eq!(shares(&site.api, (0, u64::MAX), &["worker-1", "worker-2"]), [700, 700]);
+    count::assert_paced(&site.api.stamps(), rate(), NOISE);
+    assert_eq!(successor.stop().await, 0);
+}
+
+/// A process that embeds paced is stopped for 2.5 s: it does not make up for the slots that it missed.
 #[tokio::test]
 async fn a_program_that_stands_still_makes_no_burst() {
     for how in ["acquire", "schedule", "reserve"] {
@@ -185,7 +221,7 @@ async fn a_program_that_stands_still_makes_no_burst() {
         worker.signal(Signal::CONT);
         worker.end().await;
         assert_eq!(site.api.count(), 700, "{how}");
-        // Whatever was on its way when it stopped may arrive together with the first ones after it: the slots of one
+        // Calls in flight when it was stopped may arrive together with the first ones after it: the slots of one
         // tolerance.
         count::assert_paced(&site.api.stamps(), rate(), NOISE);
     }

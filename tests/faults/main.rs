@@ -1,6 +1,6 @@
-//! Replicas and servers that are killed, stopped or not there yet: nothing is lost, nothing bursts.
+//! Tests of replicas and servers that are killed, stopped or not available yet: no job is lost, and there is no burst.
 //!
-//! Most have servers of their own, so these run apart from the others.
+//! Most of these tests start servers of their own, so they run apart from the others.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -17,8 +17,8 @@ mod store;
 
 use std::time::Duration;
 
-/// How long anything may take before it counts as hanging.
+/// The time after which an operation counts as hanging.
 const LONG: Duration = Duration::from_secs(90);
 
-/// What a busy machine may add to the lateness of an arrival.
+/// The lateness of an arrival that a busy machine may add.
 const NOISE: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! A replica that is killed, and one that stands still.
+//! Tests of a replica that is killed, and of one that is stopped.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     let named = ["frozen", "second", "third", "fourth"]
         .map(|name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config()));
     let [frozen, b, c, d] = &named;
-    // Its window has grown before the others come, so that it has jobs in hand however the broker deals the rest
-    // out; and the others have enough for the whole stop.
+    // Its window has grown before the others start, so that it holds jobs however the broker distributes the rest; and
+    // the others have enough jobs for the whole stop.
     let frozen = Paced::spawn(frozen).await;
     let mut jobs = Job::many("job", JOBS);
     let rest = jobs.split_off(FIRST);
@@ -66,7 +66,7 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     site.publish(rest).await;
     site.api.wait_for(FIRST + 200, LONG).await;
     frozen.freeze();
-    // What the others may release in 5 s.
+    // The wait covers the jobs that the others may release in 5 s.
     let stopped = (stamp(), site.api.count());
     site.api.wait_for(stopped.1 + 1000, LONG).await;
     let thawed = stamp();
@@ -81,7 +81,7 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     let arrivals = site.api.arrivals();
     let tally = compare("job", JOBS, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
-    // Four daemons at once keep two cores from the API for longer than one does.
+    // Four daemons at once keep the API from two cores for longer than one does.
     count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), 2 * NOISE);
     let stood = Duration::from_nanos(thawed - stopped.0);
     assert!(stood > Duration::from_millis(4900), "it stood still for {stood:?}");
@@ -92,6 +92,6 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     let on_the_way = u64::try_from(NOISE.as_nanos()).unwrap();
     assert!(of_frozen(0, stopped.0) > 10, "it took part");
     assert_eq!(of_frozen(stopped.0 + on_the_way, thawed), 0, "while it stood still");
-    // Jobs that it held all the time: nobody else could release them.
+    // It held these jobs all the time, so that no other replica could release them.
     assert!(of_frozen(thawed, u64::MAX) > 50, "it goes on");
 }

@@ -1,4 +1,4 @@
-//! A Redis that goes away and comes back, with its data or without.
+//! Tests of a Redis that becomes unavailable and returns, with its data or without.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
     for replica in [&first, &second] {
         replica.wait_line("no slots while the store is away", LONG).await;
     }
-    // Slots granted before may still be used: a horizon of them. The rest waits for as long.
+    // The slots of one horizon that were granted before may still be used. The other jobs wait.
     let early = site.api.reaches(at_kill + 40, Duration::from_secs(2)).await;
     assert!(!early, "released without a slot: {at_kill}, then {}", site.api.count());
     redis.wipe().await;

@@ -1,4 +1,4 @@
-//! Probes and metrics of the real daemon: what it tells agrees with what happened.
+//! Probes and metrics of the real daemon: they agree with what happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -26,7 +26,7 @@ mod toggles;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// `[admin]` on any free port.
+/// The table `[admin]`, on any free port.
 const ADMIN: &str = "[admin]\nlisten = '127.0.0.1:0'\n";
 
 /// A daemon whose pages are read.
@@ -36,7 +36,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// With the site's configuration; does not wait until it is ready.
+    /// Starts a daemon with the site's configuration, without waiting until it is ready.
     async fn start(site: &Site) -> Self {
         let paced = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
@@ -50,7 +50,7 @@ impl Watched {
         (reply.status, reply.text)
     }
 
-    /// Waits for this status of `/readyz?verbose`; its text.
+    /// Waits for this status of `/readyz?verbose`, and returns its text.
     async fn readyz(&self, status: u16) -> String {
         let mut last = (0, String::new());
         until(&format!("/readyz says {status}"), LONG, async || {
@@ -115,7 +115,7 @@ async fn readiness_follows_the_store() {
 
     redis.start().await;
     assert_eq!(watched.readyz(200).await, GOOD);
-    // Frozen, it answers nothing, and a probe that waits long is a probe that failed.
+    // A frozen store answers nothing, and a probe must not wait long for it.
     redis.freeze();
     let text = watched.readyz(503).await;
     assert!(text.contains("[-]store failed: "), "{text}");
@@ -173,9 +173,9 @@ async fn what_is_not_a_page_is_refused_on_the_wire() {
     assert_eq!(head.status, 200);
     assert_eq!(head.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     assert_eq!(head.text, "");
-    // A client of its own: its connection is done for.
+    // This request has a client of its own, since its connection is closed afterwards.
     let post = Client::new().send(Method::POST, &url("/metrics"), &[], "x".repeat(1 << 20)).await;
-    // It may close before the body is through.
+    // The server may close it before the whole body is sent.
     assert!(post.is_err() || post.is_ok_and(|reply| reply.status == 405));
     let reply = client.get(&url("/api")).await.unwrap();
     assert_eq!(reply.status, 404);
@@ -197,7 +197,7 @@ async fn an_address_that_cannot_be_had_ends_the_start() {
     assert_eq!(exit, 1, "a restart may mend it: {log}");
     assert!(log.contains(&format!("admin.listen: cannot listen on {}", taken.address)), "{log}");
     assert!(log.contains("choose another port") && !log.contains("RabbitMQ"), "{log}");
-    // TEST-NET-1: nobody's.
+    // An address of TEST-NET-1, which nobody has.
     let (exit, log) = start("192.0.2.1:9750").await;
     assert_eq!(exit, 78, "{log}");
     assert!(log.contains("use an address of this machine"), "{log}");

@@ -24,10 +24,10 @@ mod window;
 
 use crate::support;
 use crate::support::publish::open;
-// Each test has a prefix of its own there.
+// Each test has a prefix of its own on the shared servers.
 use crate::support::servers::{Rabbit, rabbit as shared};
 
-/// How long anything may take before it counts as hanging.
+/// The longest wait for anything before the test counts as hanging.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The vhost `/`, for this user and password.
@@ -47,7 +47,7 @@ fn options(rabbit: &Rabbit, prefix: &str) -> Options {
     }
 }
 
-/// Everything that a test waits for comes within this, or it fails.
+/// Waits for a future; the test fails if it takes longer than [`LONG`].
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, future).await {
         Ok(value) => value,
@@ -55,7 +55,7 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Looks again until it is so.
+/// Polls until the condition holds.
 async fn until(what: &str, so: impl AsyncFnMut() -> bool) {
     within(what, support::until(what, LONG, so)).await;
 }
@@ -104,7 +104,7 @@ fn numbered(numbers: std::ops::Range<u32>) -> Vec<String> {
     numbers.map(|number| number.to_string()).collect()
 }
 
-/// Messages that are ready in the queue.
+/// The number of messages that are ready in the queue.
 async fn depth(channel: &Channel, queue: &str) -> u32 {
     let declare = QueueDeclareOptions::default().passive();
     channel.queue_declare(queue.into(), declare, Default::default()).await.unwrap().message_count()

@@ -1,4 +1,4 @@
-//! The configuration as people meet it: files, sources, and what they are told.
+//! The configuration as people use it: files, sources, and messages.
 #![cfg(feature = "config")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
@@ -16,7 +16,7 @@ mod mistakes;
 mod reload;
 mod sources;
 
-/// A directory to load from, with `paced.toml` in it.
+/// A directory with a `paced.toml`, from which a configuration is loaded.
 struct Scene {
     dir: TempDir,
     sources: Sources,
@@ -59,7 +59,7 @@ impl Scene {
         self.load().unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    /// The lines of the errors.
+    /// The lines of the mistakes.
     #[track_caller]
     fn wrong(&self) -> Vec<String> {
         let errors = self.load().expect_err("an error");
@@ -70,7 +70,7 @@ impl Scene {
     }
 }
 
-/// The least that is right.
+/// The shortest valid configuration.
 const LEAST: &str = "[downstreams.a]\nrate = \"1/s\"\nhttp.base_url = \"http://localhost/\"\n";
 
 fn shipped(name: &str) -> PathBuf {
@@ -200,7 +200,7 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
     ] {
         assert!(lines.iter().any(|shown| shown == line), "{line}\nin\n{shown}");
     }
-    // It is a configuration itself, with the same meaning.
+    // The output is itself a configuration, with the same meaning.
     let again = Scene::new(&shown).right();
     assert_eq!(format!("{:?}", again.settings), format!("{:?}", loaded.settings));
 }
@@ -218,7 +218,7 @@ fn nothing_of_a_secret_file_is_shown() {
     assert_eq!(base_url.expose(), "https://hooks.example.com/services/hunter2/");
 }
 
-/// Pieces of configurations, right and wrong.
+/// Pieces of configurations, valid and invalid.
 fn piece() -> impl Strategy<Value = String> {
     let fixed = prop::sample::select(vec![
         "[amqp]",
@@ -271,7 +271,7 @@ fn piece() -> impl Strategy<Value = String> {
     prop_oneof![8 => fixed.prop_map(str::to_owned), 1 => "\\PC{0,4}", 1 => any::<char>().prop_map(String::from)]
 }
 
-/// Lines that are TOML, if no key repeats.
+/// Lines that are TOML if no key repeats.
 fn line() -> impl Strategy<Value = String> {
     let header = prop::sample::select(vec!["[amqp]", "[downstreams.a]", "[downstreams.a.http]", "[store]"]);
     let key = prop::sample::select(vec![

@@ -1,5 +1,5 @@
-//! Whose fault it is: a replica without a way to the API, an API that is away, credentials that are refused, a
-//! store that refuses for a while. No job is dead-lettered for it, and whoever can goes on.
+//! Faults that are no job's: a replica that cannot reach the API, an API that is away, credentials that are refused, a
+//! store that refuses for a while. No job is dead-lettered for these, and unaffected replicas continue.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn went_on(replica: &Paced) -> usize {
     replica.log().iter().filter(|line| line.contains("can be used again")).count()
 }
 
-/// Takes the API away; its port stays closed until [`back`].
+/// Stops the API; its port stays closed until [`back`].
 fn away(site: &mut Site) -> (u16, Vec<Arrival>) {
     let gone = std::mem::replace(&mut site.api, Api::start());
     (gone.port(), gone.end())
@@ -63,7 +63,7 @@ async fn a_replica_without_a_way_to_the_api_leaves_the_pace_to_the_others() {
     assert!(tally.is_clean(), "{tally:?}");
     site.depth(&site.dead_queue(), 0, LONG).await;
     site.depth(&site.queue(), 0, LONG).await;
-    // At first it takes slots, until it has seen that it cannot use them.
+    // At first it takes slots, until it has noticed that it cannot use them.
     let stamps = &site.api.stamps()[JOBS / 5..];
     let share = f64::from(u32::try_from(stamps.len() - 1).unwrap()) / secs(stamps) / 50.0;
     println!("{:.1} % of the pace by the other replica", share * 100.0);
@@ -103,7 +103,7 @@ async fn an_api_that_is_away_for_a_while_costs_no_job_and_then_the_pace_is_there
     site.depth(&site.queue(), 0, LONG).await;
 }
 
-/// Declares a quorum queue as others do, from which the broker drops what came back too often.
+/// Declares a quorum queue as other programs do, from which the broker drops messages that came back too often.
 async fn foreign_queue(url: &str, name: &str, limit: i64) {
     let (url, name) = (url.to_owned(), name.to_owned());
     apart(async move {
@@ -122,8 +122,8 @@ async fn foreign_queue(url: &str, name: &str, limit: i64) {
 async fn outages_lose_nothing_of_a_foreign_queue_with_a_delivery_limit() {
     let outages = usize::try_from(scaled("PACED_OUTAGES", 8)).unwrap();
     let limit = i64::from(scaled("PACED_DELIVERY_LIMIT", 3));
-    // Most lie there from the start and come back time after time; however slow this machine is, there are
-    // others left that an outage meets, and that come after it.
+    // Most jobs are there from the start and come back again and again; however slow this machine is, there are others
+    // that an outage affects, and that come after it.
     let (first, more) = (outages * 40, 20);
     let jobs = first + outages * more;
     let mut site = Site::shared("foreign", "").await;

@@ -1,11 +1,11 @@
-//! What holds for the tree of dependencies: its compilers and its licences.
+//! Rules for the dependencies: their compiler versions and their licences.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// The packages of the lock file that this platform builds, tests included.
+/// The packages of the lock file that are built on this platform, including those for tests.
 fn packages() -> Vec<Value> {
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = Command::new(env!("CARGO"))
@@ -25,7 +25,7 @@ fn name(package: &Value) -> String {
     format!("{} {}", package["name"].as_str().unwrap(), package["version"].as_str().unwrap())
 }
 
-/// 1.88 and 1.88.0 are one version.
+/// Parses a version, such that 1.88 and 1.88.0 are equal.
 fn version(text: &str) -> Vec<u32> {
     let mut parts: Vec<u32> = text.split('.').map(|part| part.parse().unwrap()).collect();
     parts.resize(3, 0);
@@ -57,7 +57,7 @@ fn every_licence_is_allowed() {
     assert!(refused.is_empty(), "not in deny.toml's [licenses]: {refused:?}");
 }
 
-/// Whether an SPDX expression can be met with these licences. `/` is the old way to write OR.
+/// Whether an SPDX expression can be satisfied with these licences. `/` is the old form of OR.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = expression.split_whitespace().peekable();
@@ -89,7 +89,7 @@ fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
         assert_eq!(words.next(), Some(")"));
         return met;
     }
-    // A licence with an exception is one of its own.
+    // A licence with an exception counts as a licence of its own.
     let excepted = words.next_if_eq(&"WITH").and_then(|_| words.next()).is_some();
     !excepted && allowed.contains(&word)
 }

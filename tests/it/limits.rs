@@ -14,14 +14,14 @@ use crate::support::until;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// For replicas whose metrics are looked at.
+/// The configuration of replicas whose metrics are read.
 const ADMIN: &str = "admin.listen = '127.0.0.1:0'\n";
 
-/// What a busy machine may add. Exact figures are for the benchmarks.
+/// The delay that a busy machine may add. The benchmarks measure exact figures.
 const NOISE: Duration = Duration::from_millis(150);
 
-/// Panics where more than `most` arrived in any window that is shorter than `window` by the noise, or
-/// many more in a whole one.
+/// Panics if more than `most` requests arrived in any window that is shorter than `window` by the noise, or many more
+/// in a whole one.
 #[track_caller]
 fn assert_window(stamps: &[u64], window: Duration, most: usize) {
     let (within, whole) = (count::busiest(stamps, window - NOISE), count::busiest(stamps, window));
@@ -29,7 +29,7 @@ fn assert_window(stamps: &[u64], window: Duration, most: usize) {
     assert!(whole <= most + 3, "{whole} in {window:?}, at most {most} and what is late");
 }
 
-/// From the first stamp to the one at this place.
+/// The time from the first stamp to the one at this index.
 fn after(stamps: &[u64], place: usize) -> Duration {
     Duration::from_nanos(stamps[place] - stamps[0])
 }
@@ -48,9 +48,9 @@ async fn two_limits_hold_at_once_over_two_replicas() {
     let stamps = site.api.stamps();
     assert_window(&stamps, Duration::from_secs(1), 30);
     assert_window(&stamps, Duration::from_secs(5), 50);
-    // First the shaper binds, one slot in 33.3 ms; then the log, until the first of the 50 are 5 s old.
+    // First the shaper determines the slots, one in 33.3 ms; then the log does, until the first of the 50 are 5 s old.
     count::assert_paced(&stamps, "30/s".parse().unwrap(), NOISE);
-    // A slot that is missed counts there all the same, so that whoever comes in its place comes later.
+    // A slot that is missed still counts, so the job that takes its place comes later.
     for (place, slot) in [(49, 1633), (50, 5000), (100, 10_000)] {
         let slot = Duration::from_millis(slot);
         let (at, at_least) = (after(&stamps, place), after(&stamps, place.saturating_sub(missed)));
@@ -68,7 +68,7 @@ async fn three_a_second_and_a_hundred_a_minute_hold_at_once() {
     site.publish(Job::many("job", 110)).await;
     let missed = site.used_up(100, &[&first, &second], LONG).await;
     let used = 100 - missed;
-    // 3/s alone would release 12 more in this time.
+    // At 3/s alone, 12 more would be released in this time.
     assert!(
         !site.api.reaches(used + 1, Duration::from_secs(4)).await,
         "over 100, {missed} of them missed, in {:?}",
@@ -81,7 +81,7 @@ async fn three_a_second_and_a_hundred_a_minute_hold_at_once() {
     let all = after(&stamps, used - 1);
     let least = Duration::from_secs(33) - u32::try_from(missed).unwrap() * Duration::from_millis(334) - NOISE;
     assert!(all >= least && all < Duration::from_secs(36), "100 at 3/s, {missed} of them missed: {all:?}");
-    // What was not allowed any more is in the queue.
+    // Jobs that were not allowed any more are in the queue.
     site.depth(&site.queue(), u32::try_from(10 + missed).unwrap(), LONG).await;
 }
 
@@ -100,7 +100,7 @@ async fn what_limits_reject_is_dead_lettered_and_nothing_is_lost() {
     site.publish(Job::many("job", 400)).await;
     site.depth(&site.queue(), 0, LONG).await;
     let settled = |arrived: usize| u32::try_from(400 - arrived).unwrap();
-    // Every job has arrived or is a letter: wait for both to agree.
+    // Every job has arrived or is a dead letter: this waits until both numbers agree.
     let mut letters = Vec::new();
     for _ in 0..600 {
         letters.extend(drain(&site.amqp, &site.dead_queue()).await);
@@ -137,7 +137,7 @@ async fn what_limits_reject_is_dead_lettered_and_nothing_is_lost() {
     assert_eq!(rejected, f64::from(settled(arrivals.len())));
 }
 
-/// A sample of a replica's metrics.
+/// The value of a series of a replica's metrics.
 async fn counted(replica: &Paced, series: &str) -> f64 {
     let text = replica.metrics().await;
     let sample = text
@@ -172,7 +172,7 @@ async fn a_plan_that_is_used_up_holds_up_no_other_over_two_replicas() {
     let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
     let free = Job::many("free", 60).into_iter().map(|job| job.header("paced-plan", "free"));
     let pro = Job::many("pro", 120).into_iter().enumerate().map(|(place, job)| {
-        // Every other one by default.
+        // Every other job is on the default plan.
         if place % 2 == 0 { job.header("paced-plan", "pro") } else { job }
     });
     let stray = Job::new("stray").header("paced-plan", "gold");
@@ -181,7 +181,7 @@ async fn a_plan_that_is_used_up_holds_up_no_other_over_two_replicas() {
         let arrivals = site.api.arrivals();
         arrivals.into_iter().filter(|arrival| arrival.id().starts_with(plan)).collect::<Vec<_>>()
     };
-    // A slot of the used-up plan that was missed is one that nobody gets.
+    // A slot of the exhausted plan that was missed is lost.
     until("every job that may go has arrived", LONG, async || {
         let missed = slots_missed(&[&first, &second]).await;
         of("pro").len() == 120 && of("free").len() + missed >= 6
@@ -216,7 +216,7 @@ async fn a_window_opens_for_both_replicas() {
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
     assert!(compare("job", 150, &arrivals).is_clean());
     let stamps = site.api.stamps();
-    // 60 soon after each window begins, but for slots that were missed.
+    // In each window 60 arrive soon after its beginning, except for slots that were missed.
     let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
     for place in 0..stamps.len() {
         let after = (after(&stamps, place) + NOISE).as_millis();

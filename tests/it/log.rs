@@ -1,4 +1,4 @@
-//! The log can stop nothing: a stderr that is full, closed or not read costs log lines, and nothing else.
+//! The log stops nothing: a stderr that is full, closed or not read costs log lines only.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -18,13 +18,13 @@ use crate::support::until;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a busy machine may add.
+/// The delay that a busy machine may add.
 const NOISE: Duration = Duration::from_millis(150);
 
 const GOOD: usize = 200;
 const BAD: usize = 3000;
 
-/// 200 good jobs among 3 000 bad messages, to a daemon with this stderr.
+/// Publishes 200 good jobs among 3 000 malformed messages, for a daemon with this stderr.
 async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
     let mut site = Site::shared(topic, "rate = '100/s'").await;
     let admin = free_port();
@@ -54,7 +54,7 @@ async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
     let stamps = site.api.stamps();
     count::assert_paced(&stamps, "100/s".parse().unwrap(), NOISE);
     let span = count::span(&stamps);
-    // 2 s at pace; the broker takes a while over 3 000 dead letters, a slow disk a longer one.
+    // The pace needs 2 s; the broker takes longer for 3 000 dead letters, and even longer on a slow disk.
     assert!(span < Duration::from_secs(30), "{topic}: {span:?}");
     site.depth(&site.dead_queue(), u32::try_from(BAD).unwrap(), LONG).await;
 
@@ -62,10 +62,10 @@ async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
     let scrape = Scrape::read(&metrics);
     let dropped = scrape.sum("paced_log_dropped_total").unwrap();
     if topic == "logblocked" {
-        // Less than its queue holds was logged: nothing is lost yet.
+        // The log is shorter than its queue, so nothing is lost yet.
         assert!(dropped == 0.0, "{dropped}");
     } else {
-        // One by one the dead letters would be 3 000 and more.
+        // Unbounded, the dead letters would cause 3 000 lines and more.
         assert!((10.0..1000.0).contains(&dropped), "{topic}: {dropped} lines were dropped");
     }
     let begun = Instant::now();
@@ -89,7 +89,7 @@ async fn a_log_whose_reader_has_gone_stops_nothing() {
 #[tokio::test]
 async fn a_log_that_nobody_reads_stops_nothing() {
     let (reader, mut writer) = std::io::pipe().unwrap();
-    // Full from the start: the first line of the log finds no room.
+    // The pipe is full from the start: the first line of the log finds no room.
     writer.write_all(&[b'x'; 65_536]).unwrap();
     good_jobs_among_bad_ones("logblocked", writer.into()).await;
     drop(reader);
@@ -117,7 +117,7 @@ async fn dead_letters_are_summarized_and_every_line_of_the_log_is_one_line() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 
-    // What lies in the dead queue reaches no terminal as it is either.
+    // Foreign text in the dead letters reaches no terminal unescaped either.
     let table = site.cli(&["dead", "list", "billing", "--limit", "1"]).await;
     let json = site.cli(&["-o", "json", "dead", "list", "billing", "--limit", "1"]).await;
     assert_eq!((table.code, json.code), (0, 0), "{} {}", table.stderr, json.stderr);

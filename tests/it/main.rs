@@ -1,5 +1,4 @@
-//! Everything that needs servers, files or whole processes, in one binary, so that it shares the
-//! servers.
+//! All tests that need servers, files or whole processes, in one binary, so that they share the servers.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

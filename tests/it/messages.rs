@@ -1,4 +1,4 @@
-//! What producers send: good and bad, replies, and what comes back from the dead letters.
+//! Messages of producers: good and malformed ones, replies, and replayed dead letters.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn site(topic: &str) -> Site {
     Site { http: "max_body = '1KiB'\nallow_headers = ['x-good']".to_owned(), ..site }
 }
 
-/// Every kind of bad message that there is a reason for, by id; twice where it is easily made.
+/// Every kind of malformed message that there is a reason for, by id; twice where that is easy.
 fn bad() -> Vec<(&'static str, Job)> {
     let long = AMQPValue::LongLongInt;
     let job = |id: &str| Job::new(id);
@@ -97,7 +97,7 @@ async fn bad_messages_lie_in_the_dead_queue_and_good_ones_arrive() {
     for (place, (_, job)) in bad.iter().enumerate() {
         jobs.insert(place * 5, job.clone());
     }
-    // And one without an id.
+    // One more has no id.
     jobs.insert(50, Job { id: None, ..Job::default() }.header("paced-nonsense", "1"));
     site.publish(jobs).await;
 
@@ -163,12 +163,12 @@ async fn replay_brings_repaired_jobs_through() {
     assert!(table.contains("forbidden-path") && table.contains("attempts-exhausted"), "{table}");
     site.depth(&site.dead_queue(), 3, LONG).await;
 
-    // Unrepaired, they come straight back.
+    // Without repairs, they come straight back.
     let replay = site.cli(&["dead", "replay", "billing", "--reason", "unknown-header"]).await;
     assert_eq!((replay.code, replay.stdout.trim()), (0, "replayed 1 of 3 dead letter(s)"));
     site.depth(&site.dead_queue(), 3, LONG).await;
 
-    // The API recovers; the path and the header are mended.
+    // The API recovers; the path and the header are repaired.
     let before = site.api.count();
     site.api.rule(|_| Answer::ok());
     for args in [

@@ -1,4 +1,4 @@
-//! The main job: replicas share one pace, and deliver everything once.
+//! The main promise: replicas share one pace, and deliver every job once.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::{count, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a busy machine may add. Exact figures are for the benchmarks.
+/// The delay that a busy machine may add. The benchmarks measure exact figures.
 const NOISE: Duration = Duration::from_millis(50);
 
 #[tokio::test]
@@ -35,11 +35,11 @@ async fn two_replicas_share_one_pace_and_deliver_everything_once() {
     site.depth(&site.queue(), 0, LONG).await;
 }
 
-/// Has four replicas share 200/s, the last of which asks the store at a port of its own.
+/// Four replicas share 200/s, the last of which reaches the store at a port of its own.
 async fn four_replicas_share(topic: &str, redis: &Redis, last: u16) {
     const JOBS: usize = 1200;
     const NAMES: [&str; 4] = ["one", "two", "three", "four"];
-    // However unevenly the broker deals them out, none has all jobs or runs out of them early.
+    // However unevenly the broker distributes the jobs, no replica gets all of them or runs out of them early.
     let site = Site::on(rabbit().await, redis, topic, "rate = '200/s'\nqueue.prefetch = 100");
     let config = |name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config());
     let start = async |name| {
@@ -61,9 +61,9 @@ async fn four_replicas_share(topic: &str, redis: &Redis, last: u16) {
 
     let tally = compare("job", JOBS, &site.api.arrivals());
     assert!(tally.is_clean(), "{tally:?}");
-    // Four daemons at once keep two cores from the API for longer than one does.
+    // Four daemons on two cores delay the API for longer than one does.
     count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), 2 * NOISE);
-    // In the second half one may run out of jobs.
+    // In the second half a replica may run out of jobs.
     let half = &arrivals[..JOBS / 2];
     let shares = NAMES.map(|name| {
         let of = half.iter().filter(|arrival| arrival.header("x-replica") == Some(name)).count();
@@ -73,14 +73,14 @@ async fn four_replicas_share(topic: &str, redis: &Redis, last: u16) {
     assert!(calls < JOBS / 2, "{calls} calls of the store's script for {JOBS} jobs");
 }
 
-/// How often this server was asked to run a script.
+/// The number of scripts that this server was asked to run.
 async fn script_calls(redis: &Redis) -> usize {
     let stats = redis.command(&["INFO", "commandstats"]).await.unwrap();
     let of = |name: &str| {
         let line = stats.split(&format!("cmdstat_{name}:calls=")).nth(1)?;
         line.split(',').next()?.parse::<usize>().ok()
     };
-    // A script that the server does not know yet comes as EVAL, or is loaded first.
+    // A script that the server does not know yet is sent by EVAL, or loaded first.
     of("evalsha").unwrap() + of("eval").unwrap_or(0)
 }
 
@@ -106,7 +106,7 @@ async fn several_limits_hold_at_once() {
     let arrivals = site.api.wait_for(40, LONG).await;
     assert!(compare("job", 40, &arrivals).is_clean());
     let stamps = site.api.stamps();
-    // The burst of 10 goes at 100/s, the other 30 at 20/s.
+    // The 10 jobs of the burst are released at 100/s, the other 30 at 20/s.
     let burst = count::span(&stamps[..10]);
     assert!(burst >= Duration::from_millis(90) - NOISE && burst < Duration::from_millis(600), "{burst:?}");
     let all = count::span(&stamps);
@@ -116,7 +116,7 @@ async fn several_limits_hold_at_once() {
 #[tokio::test]
 async fn replicas_replaced_one_by_one_lose_and_double_nothing() {
     let site = Site::shared("rolling", "rate = '200/s'\nconcurrency = 32").await;
-    // Long enough that there are always some requests in flight.
+    // The delay is so long that some requests are always in flight.
     site.api.rule(|_| Answer::ok().after(Duration::from_millis(20)));
     let (mut first, mut second) = tokio::join!(site.replica(), site.replica());
     site.publish(Job::many("job", 1200)).await;
@@ -165,7 +165,7 @@ async fn a_second_signal_ends_a_drain_that_takes_too_long() {
     replica.term();
     assert_eq!(replica.wait_exit(LONG).await, 75);
     gate.open();
-    // Not acked: they are there for the next replica.
+    // Jobs that were not acked are there for the next replica.
     site.depth(&site.queue(), 3, LONG).await;
 }
 

@@ -19,7 +19,7 @@ fn edited(site: &Site, edits: &[(&str, &str)]) -> String {
     })
 }
 
-/// Has the daemon read this configuration, and waits for the line that ends it.
+/// Makes the daemon read this configuration, and waits for the log line that ends the reload.
 async fn reload(paced: &Paced, config: &str, end: &str) -> Vec<Value> {
     let before = paced.log().len();
     std::fs::write(paced.config_file(), config).unwrap();
@@ -55,7 +55,7 @@ async fn a_new_rate_counts_at_once_and_nothing_is_lost() {
 
 #[tokio::test]
 async fn who_had_few_jobs_in_hand_takes_as_many_as_the_new_rate_needs() {
-    // At 1/h one job at a time is in hand, which is too few for any quick rate.
+    // At 1/h one job at a time is held, which is too few for any fast rate.
     let site = Site::shared("reloadwide", "rate = '1/h'").await;
     let paced = site.replica().await;
     site.publish(Job::many("job", 100)).await;
@@ -87,7 +87,7 @@ async fn with_any_mistake_the_old_configuration_stays() {
     );
     assert!(errors[1].contains("downstreams.billing.horizon: `1 s` is no duration"), "{errors:?}");
     assert!(errors.iter().all(|line| !line.contains("guest:")), "{errors:?}");
-    // The rate, which is right, did not change either.
+    // The rate, which is valid, did not change either.
     site.publish(Job::many("job", 200)).await;
     site.api.wait_for(200, LONG).await;
 

@@ -1,4 +1,4 @@
-//! The stores: all backends answer alike, and Redis comes through losses without a burst.
+//! The stores: all of them answer alike, and Redis recovers from losses without a burst.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ mod reset;
 mod restarts;
 mod sentinels;
 
-/// Time-outs that a loaded machine keeps, for tests of other things.
+/// Time-outs that suit a loaded machine, for tests of other properties.
 fn patient() -> RedisOptions {
     let timeout = Duration::from_secs(10);
     RedisOptions::default().with_timeouts(timeout, timeout)

@@ -1,5 +1,5 @@
-//! What anybody who may publish can ask for, and must not get: replies into others' queues, costs that hold
-//! everybody up.
+//! Requests of untrusted producers that must not succeed: replies into others' queues, and costs that hold up
+//! everybody.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ async fn replies_go_only_where_they_are_allowed_and_cost_no_connection() {
     let mut jobs = Vec::new();
     for (place, queue) in forbidden.iter().enumerate() {
         jobs.push(asking(&format!("bad-{place}"), queue));
-        // One that is no job anyway, and would get its reply for that.
+        // This message is no job anyway, and would get its reply for that.
         jobs.push(asking(&format!("twice-{place}"), queue).header("paced-nonsense", "1"));
         jobs.push(asking(&format!("good-{place}"), &allowed));
     }
@@ -137,7 +137,7 @@ async fn direct_reply_to_works() {
 
 #[tokio::test]
 async fn a_cost_over_max_cost_is_dead_at_once_and_the_next_job_goes_on_time() {
-    // 60 units a minute: one of 3600 would hold up the next job for an hour.
+    // With 60 units a minute, a job of 3600 would hold up the next one for an hour.
     let site = Site::shared("maxcost", "rate = '1/s'").await;
     let checked = site.cli(&["check"]).await;
     assert!(

@@ -1,5 +1,5 @@
-//! The support itself: servers come, go and come again, and leave nothing behind; the log and the
-//! counting are right.
+//! Tests of the test support: servers start, stop and start again, and leave nothing behind; the log and the counts are
+//! right.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -34,7 +34,7 @@ async fn shared_servers_are_up_and_are_the_same_for_all() {
     assert_eq!(again.cli(&["GET", &key]).await.trim(), "1");
 }
 
-/// `tests/support/test-servers.sh` reads what this prints.
+/// `tests/support/test-servers.sh` reads this output.
 #[tokio::test]
 async fn servers_say_what_they_are() {
     let (redis, rabbit) = (servers::redis().await, servers::rabbit().await);
@@ -48,7 +48,7 @@ async fn servers_say_what_they_are() {
     for stated in [redis, rabbit] {
         let (name, version) = stated.split_once(' ').unwrap();
         if servers::root::is_set() {
-            // The programs of the root folder themselves, not this machine's.
+            // The programs are those of the root folder, not this machine's.
             let installed = servers::root::package_version(&format!("{}-server", name.to_lowercase()));
             assert!(installed.contains(version), "{name} {version} is {installed}");
         } else {
@@ -164,7 +164,7 @@ async fn servers_end_with_their_owner_even_by_sigkill() {
     }
 }
 
-/// The owner, a second run of this program: says where its servers are, and waits to be killed.
+/// The owner, a second run of this program: it prints where its servers are, and waits to be killed.
 async fn own_servers() {
     let (redis, rabbit) = (servers::redis().await, servers::rabbit().await);
     for guardian in [redis.guardian(), rabbit.guardian()] {
@@ -174,7 +174,7 @@ async fn own_servers() {
     std::future::pending::<()>().await;
 }
 
-/// A process, told from a later one of the same pid by when it started.
+/// A process, which its start time tells from a later one of the same pid.
 #[derive(Debug)]
 struct Process {
     pid: u32,
@@ -184,7 +184,7 @@ struct Process {
 }
 
 impl Process {
-    /// One that runs, or `None`; a zombie does not run.
+    /// The process of this pid, or `None`; a zombie does not count.
     fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let name = stat[stat.find('(')? + 1..stat.rfind(')')?].to_owned();
@@ -200,7 +200,7 @@ impl Process {
     }
 }
 
-/// A process and all that it started.
+/// A process and its descendants.
 fn family(root: u32) -> Vec<Process> {
     let pids =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
@@ -323,7 +323,7 @@ fn the_busiest_window_is_half_open_and_slides() {
     let paced: Vec<u64> = (0..500).map(|n| n * 10 * MS).collect();
     assert_eq!(count::busiest(&paced, Duration::from_secs(1)), 100);
     assert_eq!(count::busiest(&paced, Duration::from_millis(100)), 10);
-    // 60 late in one calendar second and 60 early in the next: no bucket of a second sees 120.
+    // 60 stamps are late in one calendar second and 60 early in the next: no bucket of a second contains 120.
     let edge: Vec<u64> = (0..120).map(|n| (400 + n * 10) * MS).collect();
     assert_eq!(count::busiest(&edge, Duration::from_secs(2)), 120);
     let burst = [0, 990 * MS, 991 * MS, 999 * MS, 1000 * MS, 1990 * MS];
@@ -351,7 +351,7 @@ fn spacing_and_rate_are_those_of_the_intervals() {
     assert_eq!(count::span(&paced), Duration::from_secs(1));
     assert!((count::effective_rate(&paced) - 100.0).abs() < 1e-9);
     assert!(count::variation(&paced) < 1e-9);
-    // Intervals of 0 and 20 ms in turn: the deviation is the mean.
+    // Intervals of 0 and 20 ms alternate, so the deviation equals the mean.
     let pairs: Vec<u64> = (0..101).map(|n| n / 2 * 20 * MS).collect();
     assert!((count::variation(&pairs) - 1.0).abs() < 1e-9);
     assert_eq!(count::quantile(&count::gaps(&pairs), 0.5), 0);

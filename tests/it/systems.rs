@@ -1,6 +1,6 @@
-//! What the published systems that paced must equal can do, item by item, as far as it is their algorithms:
-//! each test names the system and the row. Each runs on memory and on Redis, which must agree in every answer
-//! and every state.
+//! The features of the published systems that paced must equal, item by item, as far as they concern algorithms: each
+//! test names the system and the row. Each runs on memory and on Redis, which must agree in every answer and every
+//! state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ mod throttlekit;
 /// A multiple of a minute since the epoch.
 const START: i64 = 1_760_000_040_000_000;
 
-/// Both stores on a clock that stands where it is put.
+/// Both stores on a clock that the test sets.
 struct Both {
     memory: MemoryStore,
     shared: RedisStore,
@@ -39,7 +39,7 @@ impl Both {
         Self { memory, shared, clock, redis, downstream: unique("systems") }
     }
 
-    /// Puts the clock so many ms after the start.
+    /// Sets the clock to this many ms after the start.
     fn at(&self, ms: i64) -> &Self {
         self.clock.set(Micros(START + ms * 1000));
         self
@@ -49,7 +49,7 @@ impl Both {
         Scope { downstream: &self.downstream, key }
     }
 
-    /// The same on both, in answer and in state.
+    /// Runs a call on both stores, and asserts that the answers and the states are equal.
     async fn same<T: PartialEq + std::fmt::Debug>(&self, limits: &LimitSet, key: &str, answers: [T; 2]) -> T {
         let [memory, shared] = answers;
         assert_eq!(memory, shared);
@@ -77,7 +77,7 @@ impl Both {
         self.checks(limits, "", Costs::Each(&[cost])).await.remove(0)
     }
 
-    /// How many of so many checks of cost 1 are allowed.
+    /// How many of this many checks of cost 1 are allowed.
     async fn allowed(&self, limits: &LimitSet, jobs: usize) -> usize {
         let decisions = self.checks(limits, "", Costs::Each(&vec![1; jobs])).await;
         decisions.iter().filter(|decision| decision.allowed).count()
@@ -112,7 +112,7 @@ impl Both {
         self.same(limits, "", [(), ()]).await;
     }
 
-    /// For how long Redis keeps the state of a limit of the whole downstream.
+    /// The TTL of the state of a limit of the whole downstream in Redis.
     async fn ttl(&self, name: &str) -> Duration {
         let key = format!("paced:{{{}}}:l:{name}", self.downstream);
         let answer = self.redis.command(&["PTTL", &key]).await.unwrap();

@@ -1,4 +1,4 @@
-//! The commands and the publisher that people use by hand.
+//! The commands and the publisher, as people use them by hand.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -41,8 +41,8 @@ async fn pipe_needs_no_server_and_keeps_the_pace() {
     assert_eq!((&of("job-7")["outcome"], &of("job-7")["line"]), (&"delivered".into(), &8.into()));
     assert_eq!((&of("gone")["outcome"], &of("gone")["status"]), (&"dead".into(), &410.into()));
     assert_eq!((&of("up")["outcome"], &of("up")["reason"]), (&"rejected".into(), &"forbidden-path".into()));
-    // The slots that the jobs were released at never lie closer than one interval, and exactly whole
-    // intervals apart but where a busy machine missed one, which is reserved anew.
+    // The slots of the jobs are never closer than one interval, and exactly whole intervals apart, unless a busy
+    // machine missed a slot, which is then reserved anew.
     let mut slots: Vec<i64> = outcomes
         .iter()
         .filter_map(|outcome| outcome["released_at"].as_str())
@@ -95,7 +95,7 @@ async fn published_lines_arrive_and_bad_ones_are_named() {
                  {\"id\": \"job-2\", \"downstream\": \"other\"}\n\
                  {\"id\": \"job-2\"}\n";
     std::fs::write(&file, lines).unwrap();
-    // Before the daemon ever ran: publish declares the queues itself.
+    // The daemon never ran before, so publish declares the queues itself.
     let output = site.cli(&["-o", "json", "publish", "billing", file.to_str().unwrap()]).await;
     assert_eq!(output.code, 1, "{}", output.stderr);
     for line in ["line 3: not JSON", "line 4: forbidden-path", "line 5: is for `other`"] {
@@ -124,7 +124,7 @@ async fn the_publisher_in_python_is_understood() {
     let (url, exchange) = (site.amqp.clone(), format!("{}.jobs", site.prefix));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/publishers/publish.py");
     let output = blocking(move || {
-        // Debian's own Python: the one that has Debian's python3-pika.
+        // Debian's own Python, for which Debian's python3-pika is installed.
         std::process::Command::new("/usr/bin/python3")
             .args([script, "billing", "--count", "25", "--lane", "acme", "--body", "{\"from\": \"python\"}"])
             .args(["--url", &url, "--exchange", &exchange])
@@ -151,7 +151,7 @@ async fn shipped_configurations_pass_the_check() {
         }
     }
     assert!(files.len() >= 5, "{files:?}");
-    // The README's, with the secret that it names.
+    // The configuration of the README, with the secret that it names.
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let folder = tempfile::TempDir::new().unwrap();
     let snippets = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());

@@ -7,10 +7,10 @@ use hyper::{Method, Request};
 use hyper_util::client::legacy::{self, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 
-/// Why there is no answer.
+/// The error when there is no answer.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Keeps its connections, which its clones share.
+/// A client that keeps its connections, which its clones share.
 #[derive(Clone, Debug)]
 pub struct Client(legacy::Client<HttpConnector, Full<Bytes>>);
 
@@ -26,7 +26,7 @@ pub struct Reply {
 }
 
 impl Client {
-    /// Without connections yet.
+    /// A client without connections yet.
     pub fn new() -> Self {
         Self(legacy::Client::builder(TokioExecutor::new()).build_http())
     }

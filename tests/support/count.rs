@@ -1,4 +1,4 @@
-//! Pure counting over a log of arrivals: what the promises of pacing are checked with.
+//! Counts over a log of arrivals, by which the promises of pacing are checked. It has no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,13 +22,13 @@ pub fn windows(stamps: &[u64], window: Duration) -> impl Iterator<Item = &[u64]>
     })
 }
 
-/// The most jobs of cost 1 and burst 1 that any window of this length may see: the slots in it,
-/// and those handed over late but within their tolerance (T, at least 5 ms, at most 50 ms).
+/// The most jobs of cost 1 and burst 1 that any window of this length may contain: the slots in it, and jobs that are
+/// late within their tolerance (T, at least 5 ms, at most 50 ms).
 pub fn allowed(rate: Rate, window: Duration) -> usize {
     allowed_with(rate, window, tolerance(rate))
 }
 
-/// As [`allowed`], with a lateness of one's own.
+/// As [`allowed`], with this lateness in place of the tolerance.
 pub fn allowed_with(rate: Rate, window: Duration, lateness: Duration) -> usize {
     let units = |span: Duration| {
         let micros = span.as_nanos() * u128::from(rate.count());
@@ -37,7 +37,7 @@ pub fn allowed_with(rate: Rate, window: Duration, lateness: Duration) -> usize {
     units(window) + units(lateness)
 }
 
-/// Panics where a window of 1 s or of 100 ms sees more than the rate allows, with this lateness.
+/// Panics where a window of 1 s or of 100 ms contains more than the rate allows, with this lateness.
 #[track_caller]
 pub fn assert_paced(stamps: &[u64], rate: Rate, lateness: Duration) {
     for window in [Duration::from_secs(1), Duration::from_millis(100)] {
@@ -46,12 +46,12 @@ pub fn assert_paced(stamps: &[u64], rate: Rate, lateness: Duration) {
     }
 }
 
-/// How late a job may be handed over before its slot is given up.
+/// The longest lateness of a hand-over before its slot is given up.
 pub fn tolerance(rate: Rate) -> Duration {
     rate.interval().clamp(Duration::from_millis(5), Duration::from_millis(50))
 }
 
-/// From the first to the last.
+/// The time from the first stamp to the last.
 pub fn span(stamps: &[u64]) -> Duration {
     match stamps {
         [first, .., last] => Duration::from_nanos(last - first),
@@ -93,19 +93,19 @@ pub fn quantile(values: &[u64], share: f64) -> u64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
 }
 
-/// What a log says about the jobs that were published.
+/// The comparison of a log with the jobs that were published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Published, and never seen.
+    /// Ids that were published, and never seen.
     pub lost: Vec<String>,
-    /// Seen more than once, with how often.
+    /// Ids that were seen more than once, with how often.
     pub doubled: Vec<(String, usize)>,
-    /// Seen, and never published.
+    /// Ids that were seen, and never published.
     pub strange: Vec<String>,
 }
 
 impl Tally {
-    /// Nothing lost, doubled or strange.
+    /// Whether nothing is lost, doubled or strange.
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
     }
@@ -137,7 +137,7 @@ pub fn tally<'a>(
     tally
 }
 
-/// How many stamps fall into each bucket of this length, from the first stamp on.
+/// The number of stamps in each bucket of this length, from the first stamp on.
 pub fn histogram(stamps: &[u64], bucket: Duration) -> Vec<usize> {
     let Some(&first) = stamps.first() else { return Vec::new() };
     let mut buckets = Vec::new();

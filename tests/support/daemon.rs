@@ -22,7 +22,7 @@ const READY: Duration = Duration::from_secs(30);
 /// How long a command may run.
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// The binary: cargo's for tests; for examples, the one beside their folder.
+/// The path of the binary: cargo's for tests; for examples, the one beside their folder.
 pub fn binary() -> PathBuf {
     match option_env!("CARGO_BIN_EXE_paced") {
         Some(path) => PathBuf::from(path),
@@ -52,7 +52,7 @@ pub struct Paced {
 #[derive(Debug, Default)]
 struct Lines {
     lines: Mutex<Vec<String>>,
-    /// It has said all that it will.
+    /// Whether it has written all of its log.
     complete: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl Paced {
         Self::try_start(config, args, envs).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Paced::start`], for those who report errors themselves.
+    /// As [`Paced::start`], for callers that report errors themselves.
     pub async fn try_start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<Self, String> {
         Self::try_start_binary(&binary(), config, args, envs).await
     }
@@ -94,14 +94,14 @@ impl Paced {
         let folder = TempDir::new_in(scratch()?).map_err(|error| error.to_string())?;
         let file = folder.path().join("paced.toml");
         std::fs::write(&file, config).map_err(|error| error.to_string())?;
-        // It dies with this process, also on SIGKILL.
+        // The daemon dies with this process, also on SIGKILL.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(binary);
         command.args(["--log-format", "json", "-c"]).arg(&file).arg("run").args(args);
         prepare(&mut command);
         command.envs(envs.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(stderr.unwrap_or_else(Stdio::piped));
-        // The signal comes when the spawning *thread* ends: this one never does.
+        // The signal comes when the spawning *thread* ends, and this one never does.
         let mut child = apart(async move { command.spawn() })
             .await
             .map_err(|error| format!("cannot start {}: {error}", binary.display()))?;
@@ -126,12 +126,12 @@ impl Paced {
         self.pid
     }
 
-    /// What it has logged so far, line by line.
+    /// The lines that it has logged so far.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().clone()
     }
 
-    /// What it serves as metrics; its configuration must have `admin.listen`.
+    /// The metrics that it serves; its configuration must have `admin.listen`.
     pub async fn metrics(&self) -> String {
         let line = self.wait_line("probes and metrics are served", READY).await;
         let line: Value = serde_json::from_str(&line).expect("a line of JSON");
@@ -139,7 +139,7 @@ impl Paced {
         Client::new().get(&format!("http://{address}/metrics")).await.expect("metrics").text
     }
 
-    /// How many slots it was granted and did not use: a busy machine misses some.
+    /// The number of slots that it was granted and did not use: a busy machine misses some.
     pub async fn slots_missed(&self) -> usize {
         let missed = Scrape::read(&self.metrics().await).sum("paced_slots_abandoned_total");
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
@@ -152,7 +152,7 @@ impl Paced {
         self.try_ready().await.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// As [`Paced::wait_ready`], for those who report errors themselves.
+    /// As [`Paced::wait_ready`], for callers that report errors themselves.
     pub async fn try_ready(&self) -> Result<(), String> {
         self.line(READY, |line| message(line).as_deref() == Some("ready")).await.map(drop)
     }
@@ -162,8 +162,8 @@ impl Paced {
         self.line(within, |line| line.contains(text)).await.unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    /// Runs with this configuration, and writes its log to `stderr` instead of to the test. It is up when its
-    /// jobs arrive: there is no log to wait for.
+    /// Runs with this configuration, and writes its log to `stderr` instead of to the test. The arrival of its jobs
+    /// shows that it is up, as there is no log to wait for.
     pub async fn mute(config: &str, stderr: Stdio) -> Self {
         Self::launch(&binary(), config, &[], &[], Some(stderr))
             .await
@@ -172,7 +172,7 @@ impl Paced {
 
     async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
         let found = poll(within, || {
-            // Before the look at the log: what it wrote last is then in it.
+            // This comes before the log is read, which then contains its last lines.
             let ended = self.exited();
             let hit = self.log.lock().iter().find(|line| wanted(line)).cloned();
             async move { hit.map(Ok).or_else(|| ended.map(Err)) }
@@ -185,37 +185,37 @@ impl Paced {
         Err(format!("{why}; its log:\n{}", self.log().join("\n")))
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn term(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill9(&self) {
         self.signal(Signal::KILL);
     }
 
-    /// SIGHUP: read the configuration again.
+    /// Sends SIGHUP, on which it reads the configuration again.
     pub fn hangup(&self) {
         self.signal(Signal::HUP);
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Any signal; nothing if it has ended.
+    /// Sends any signal; does nothing if it has ended.
     pub fn signal(&self, signal: Signal) {
         if self.exited().is_none()
             && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
         {
-            // Nobody else waits for it, so the pid is still its own.
+            // Nothing else waits for the process, so the pid is still its own.
             let _ = kill_process(pid, signal);
         }
     }
@@ -228,7 +228,7 @@ impl Paced {
 
     /// Waits for its end; panics with its log after `within`.
     pub async fn wait_exit(&self, within: Duration) -> i32 {
-        // With all of its log: what it wrote last comes after the end of the process.
+        // The log is complete only after the end of the process.
         let exit = poll(within, || {
             let complete = self.log.complete.load(Ordering::SeqCst);
             std::future::ready(self.exited().filter(|_| complete))
@@ -237,7 +237,7 @@ impl Paced {
         exit.unwrap_or_else(|| panic!("still running after {within:?}; its log:\n{}", self.log().join("\n")))
     }
 
-    /// SIGTERM, and the exit code; SIGKILL after 40 s.
+    /// Sends SIGTERM, and SIGKILL after 40 s; returns the exit code.
     pub async fn stop(&self) -> i32 {
         self.term();
         self.wait_exit(Duration::from_secs(40)).await
@@ -266,14 +266,14 @@ impl Lines {
     }
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The exit code, or minus the signal.
     pub code: i32,
-    /// Data.
+    /// The data on stdout.
     pub stdout: String,
-    /// Messages.
+    /// The messages on stderr.
     pub stderr: String,
 }
 
@@ -293,7 +293,7 @@ pub async fn run_cli_in(folder: &Path, args: &[&str], stdin: &[u8]) -> Output {
     let done = blocking(move || {
         let mut child = command.spawn()?;
         let mut pipe = child.stdin.take().expect("a pipe");
-        // A command that does not read all of its input is in its right.
+        // A command may end without reading all of its input.
         let writer = std::thread::spawn(move || drop(pipe.write_all(&input)));
         let done = child.wait_with_output();
         let _ = writer.join();
@@ -316,7 +316,7 @@ fn code(status: std::process::ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| -signal)).unwrap_or(i32::MIN)
 }
 
-/// Nothing of the caller's environment configures it.
+/// Removes the configuration in the caller's environment.
 fn prepare(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PACED_") {

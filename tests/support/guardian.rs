@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// Servers under one folder. Dropping it ends them and waits until all is gone.
+/// Servers under one folder. When it is dropped, it ends them and waits until all is removed.
 #[derive(Debug)]
 pub struct Guardian {
     folder: PathBuf,
@@ -41,7 +41,7 @@ impl Guardian {
         Ok(Self { folder, child, pipes: Mutex::new(Some(pipes)) })
     }
 
-    /// The folder, which goes when the guardian goes.
+    /// The folder, which is removed with the guardian.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -59,17 +59,17 @@ impl Guardian {
         answer.parse().map_err(|_| format!("the guardian answered `{answer}` instead of a pid"))
     }
 
-    /// SIGKILL; returns when the process is gone.
+    /// Sends SIGKILL; returns when the process is gone.
     pub fn kill(&self, name: &str) -> Result<(), String> {
         self.ask(&format!("kill {name}")).map(drop)
     }
 
-    /// SIGTERM, and SIGKILL after 15 s; returns when the process is gone.
+    /// Sends SIGTERM, and SIGKILL after 15 s; returns when the process is gone.
     pub fn stop(&self, name: &str) -> Result<(), String> {
         self.ask(&format!("stop {name}")).map(drop)
     }
 
-    /// All that `name` wrote.
+    /// The output of `name`.
     pub fn log(&self, name: &str) -> String {
         let text = fs::read(self.folder.join(format!("{name}.log"))).unwrap_or_default();
         String::from_utf8_lossy(&text).into_owned()
@@ -103,7 +103,7 @@ impl Pipes {
 
 impl Drop for Guardian {
     fn drop(&mut self) {
-        // Closes the pipe, which is the sign to clean up.
+        // Closing the pipe is the signal to clean up.
         *self.pipes.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let _ = self.child.wait();
     }

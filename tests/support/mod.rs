@@ -1,5 +1,5 @@
-//! What tests, benches and examples share: private servers, an API that keeps a log, the real
-//! daemon, and counting.
+//! The parts that tests, benches and examples share: private servers, an API that keeps a log, the real daemon, and
+//! counts.
 #![allow(dead_code, unused_imports, reason = "each crate that includes this module uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-/// Runs what must see real time, whatever the calling test does with its own runtime's clock. It
-/// is never dropped, so its threads live as long as the process.
+/// Runs tasks in real time, whatever the calling test does with its own runtime's clock. It is never dropped, so its
+/// threads live as long as the process.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -36,7 +36,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .expect("a runtime")
 });
 
-/// Runs `future` on the support runtime; panics there go on here.
+/// Runs `future` on the support runtime; its panics are propagated to the caller.
 pub async fn apart<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
     match RUNTIME.spawn(future).await {
         Ok(value) => value,
@@ -58,7 +58,7 @@ pub fn real_now() -> Instant {
     Instant::now()
 }
 
-/// Asks `probe` every few milliseconds until it has an answer; `None` once `within` is over.
+/// Calls `probe` every few milliseconds until it has an answer; `None` once `within` is over.
 pub async fn poll<T, P, F>(within: Duration, mut probe: P) -> Option<T>
 where
     P: FnMut() -> F,
@@ -76,7 +76,7 @@ where
     }
 }
 
-/// Between two looks, in real time.
+/// The wait between two polls, in real time.
 async fn pause() {
     apart(tokio::time::sleep(Duration::from_millis(10))).await;
 }
@@ -100,19 +100,19 @@ pub async fn eventually(what: &str, within: Duration, mut condition: impl FnMut(
     assert!(held.await.is_some(), "not within {within:?}: {what}");
 }
 
-/// A number that a person may raise for the real figures, such as `PACED_OUTAGE_SECONDS=60`.
+/// A number that people may raise for the real figures, such as `PACED_OUTAGE_SECONDS=60`.
 pub fn scaled(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// A name that no other test and no other run has: for `amqp.prefix`, `store.key_prefix` and
-/// downstreams, so that tests share servers.
+/// A name that no other test and no other run has, for `amqp.prefix`, `store.key_prefix` and downstreams, so that tests
+/// can share servers.
 pub fn unique(topic: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("{topic}-{}-{:x}", NEXT.fetch_add(1, Ordering::Relaxed), random() & 0xffff_ffff)
 }
 
-/// A random number; good enough for names and ports.
+/// A random number, which is good enough for names and ports.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

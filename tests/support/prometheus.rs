@@ -1,4 +1,4 @@
-//! Reads Prometheus' text format, as far as benches and tests need it.
+//! Parses Prometheus' text format, as far as benches and tests need it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct Histogram {
 }
 
 impl Scrape {
-    /// Lines that are no samples are skipped.
+    /// Parses a page; lines that are no samples are skipped.
     pub fn read(text: &str) -> Self {
         let mut samples: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -38,7 +38,7 @@ impl Scrape {
         for (labels, count) in self.0.get(&format!("{name}_bucket"))? {
             let le = labels.split("le=\"").nth(1)?.split('"').next()?;
             let bound: f64 = if le == "+Inf" { f64::INFINITY } else { le.parse().ok()? };
-            // The order of bits is the order of the numbers for those that are not negative.
+            // Of non-negative numbers the order of the bits is the order of the numbers.
             buckets.entry(bound.to_bits()).or_insert((bound, 0.0)).1 += count;
         }
         Some(Histogram { buckets: buckets.into_values().collect() })
@@ -46,7 +46,7 @@ impl Scrape {
 }
 
 impl Histogram {
-    /// What came since an earlier scrape.
+    /// The samples since an earlier scrape.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |bound: f64| earlier.buckets.iter().find(|(b, _)| *b == bound).map_or(0.0, |(_, n)| *n);
         let buckets = self.buckets.iter().map(|&(bound, count)| (bound, count - before(bound)));
@@ -61,7 +61,7 @@ impl Histogram {
         Self { buckets: buckets.collect() }
     }
 
-    /// How many samples it has.
+    /// The number of samples.
     pub fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |(_, count)| *count)
     }

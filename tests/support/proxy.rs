@@ -1,4 +1,4 @@
-//! A way to a server on loopback that is longer than it is, silent, or cut.
+//! A proxy to a server on loopback: it adds delay, is silent, or cuts connections.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::real_now;
 
-/// Passes bytes on to a port, each way as much later as it was told. It ends when dropped.
+/// Forwards bytes to a port, with a delay each way. It ends when dropped.
 ///
-/// Every way has a thread that reads and one that writes, with the finest timer the system has, so
-/// that what it adds is the delay and some 0.1 ms for the hops, whatever the tests' runtimes do.
+/// Each direction has a thread that reads and one that writes, with the finest timer the system has, so that what it
+/// adds is the delay and some 0.1 ms for the hops, whatever the tests' runtimes do.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,
@@ -21,7 +21,7 @@ pub struct Proxy {
 
 struct Shared {
     target: u16,
-    /// One way.
+    /// The delay of each direction.
     delay: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -29,14 +29,14 @@ struct Shared {
 
 struct State {
     way: Way,
-    /// Both ends of every connection, to cut them.
+    /// The sockets of both ends of every connection, for cutting them.
     streams: Vec<TcpStream>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open,
-    /// Connections stay, nothing comes through.
+    /// Connections stay open, and nothing is forwarded.
     Silent,
     /// There are no connections.
     Cut,
@@ -44,7 +44,7 @@ enum Way {
 }
 
 impl Proxy {
-    /// Listens for clients of `target`; a round trip takes `delay` longer, half of it each way.
+    /// Accepts clients of `target`; a round trip takes `delay` longer, half of it each way.
     pub fn start(target: u16, delay: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -61,12 +61,12 @@ impl Proxy {
         Ok(Self { port, shared, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on nothing comes through, either way; connections stay, as when a link is down.
+    /// Forwards nothing from now on in either direction; connections stay open, as when a link is down.
     pub fn silence(&self) {
         self.shared.set(Way::Silent);
     }
@@ -77,7 +77,7 @@ impl Proxy {
         self.shared.close_all();
     }
 
-    /// Ends a silence, with what was sent meanwhile, or a cut.
+    /// Ends a silence, after which pending bytes are forwarded, or a cut.
     pub fn restore(&self) {
         self.shared.set(Way::Open);
     }
@@ -87,7 +87,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.set(Way::Ended);
         self.shared.close_all();
-        // Wakes the thread that accepts.
+        // Wakes the thread that accepts connections.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -96,7 +96,7 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    /// Joins a client with the server; false when it is over.
+    /// Joins a client with the server; returns false when the proxy has ended.
     fn take(self: &Arc<Self>, client: TcpStream) -> bool {
         match self.lock().way {
             Way::Ended => return false,
@@ -118,7 +118,7 @@ impl Shared {
         self.pass(server, client)
     }
 
-    /// One way, on two threads.
+    /// Starts the two threads of one direction.
     fn pass(self: &Arc<Self>, from: TcpStream, to: TcpStream) -> io::Result<()> {
         let (sender, receiver) = channel();
         let delay = self.delay;
@@ -128,7 +128,7 @@ impl Shared {
     }
 
     fn write(&self, mut to: TcpStream, chunks: &Receiver<(Instant, Vec<u8>)>) {
-        // Linux may delay timers by 50 µs to save wake-ups. Without it the way is a little longer.
+        // Linux may delay timers by 50 µs to save wake-ups. If this fails the delay is a little longer.
         #[cfg(target_os = "linux")]
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
         while let Ok((due, chunk)) = chunks.recv() {
@@ -141,7 +141,7 @@ impl Shared {
         let _ = to.shutdown(Shutdown::Write);
     }
 
-    /// Waits out a silence; false when the connection is over.
+    /// Waits until a silence ends; returns false when the connection is over.
     fn may_pass(&self) -> bool {
         let state = self.lock();
         let state = self.changed.wait_while(state, |state| state.way == Way::Silent);
@@ -175,7 +175,7 @@ fn read(mut from: TcpStream, delay: Duration, chunks: &Sender<(Instant, Vec<u8>)
     }
 }
 
-/// Never early; `park_timeout` may be.
+/// Never wakes early, as `park_timeout` may.
 fn sleep_until(due: Instant) {
     loop {
         let left = due.saturating_duration_since(real_now());

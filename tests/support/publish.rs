@@ -1,4 +1,4 @@
-//! A producer and a look into queues, over a plain AMQP client: nothing of the product in between.
+//! A producer and a reader of queues over a plain AMQP client, without any code of the product.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,20 +14,20 @@ use super::apart;
 /// A message to publish.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// `message_id`; none: the property is absent.
+    /// The `message_id`; `None` if the property is absent.
     pub id: Option<String>,
     /// The body.
     pub body: Vec<u8>,
     /// AMQP headers.
     pub headers: Vec<(String, AMQPValue)>,
-    /// Everything else; `id` and `headers` go over it.
+    /// All other properties; `id` and `headers` take precedence.
     pub properties: BasicProperties,
     /// Appended to the routing key after a dot.
     pub key_suffix: Option<String>,
 }
 
 impl Job {
-    /// With this id and an empty body.
+    /// A job with this id and an empty body.
     pub fn new(id: impl Into<String>) -> Self {
         Self { id: Some(id.into()), ..Self::default() }
     }
@@ -92,7 +92,7 @@ pub async fn publish_to(url: &str, exchange: &str, key: &str, jobs: Vec<Job>) {
     apart(async move {
         let (connection, channel) = open(&url).await;
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-        // A window of confirms: never one by one, never unbounded.
+        // Confirms are awaited in batches: never one by one, never unbounded.
         for batch in jobs.chunks(500) {
             let mut confirms = Vec::with_capacity(batch.len());
             for job in batch {
@@ -135,13 +135,13 @@ pub async fn depth(url: &str, queue: &str) -> Option<u32> {
 /// A message that was taken out of a queue.
 #[derive(Clone, Debug)]
 pub struct Taken {
-    /// The key it came with.
+    /// The routing key that it came with.
     pub routing_key: String,
     /// The body.
     pub body: Vec<u8>,
     /// Every property.
     pub properties: BasicProperties,
-    /// The headers, those of text and numbers, as text.
+    /// The headers that are text or numbers, as text.
     pub headers: BTreeMap<String, String>,
     /// Whether it was delivered before.
     pub redelivered: bool,

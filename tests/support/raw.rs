@@ -1,4 +1,4 @@
-//! A producer that writes AMQP frames byte by byte: it can publish what no client library would.
+//! A producer that writes AMQP frames byte by byte: it can publish messages that no client library would.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -40,7 +40,7 @@ pub fn short(bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A length of four bytes, and these bytes.
+/// A length of four bytes, followed by these bytes.
 pub fn long(bytes: &[u8]) -> Vec<u8> {
     let mut field = u32::try_from(bytes.len()).expect("a long string").to_be_bytes().to_vec();
     field.extend_from_slice(bytes);
@@ -61,7 +61,7 @@ pub fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Raw {
     stream: TcpStream,
-    /// Largest frame that both sides take.
+    /// The largest frame that both sides accept.
     frame_max: usize,
 }
 
@@ -83,13 +83,13 @@ impl Raw {
             let mut raw = Self { stream, frame_max: 4096 };
             raw.stream.write_all(b"AMQP\x00\x00\x09\x01").await.unwrap();
             raw.answer(method::START).await.unwrap();
-            // No properties of ours, PLAIN, and a locale.
+            // The fields are: no client properties, PLAIN, the credentials, and a locale.
             let login = [long(b""), short(b"PLAIN"), long(b"\0guest\0guest"), short(b"en_US")].concat();
             raw.method(0, (10, 11), &login).await;
             let tune = raw.answer(method::TUNE).await.unwrap();
             let (channels, frame_max) = (&tune[..2], &tune[2..6]);
             raw.frame_max = u32::from_be_bytes(frame_max.try_into().unwrap()) as usize;
-            // What the broker offers, without heartbeats.
+            // The limits that the broker offers are accepted, without heartbeats.
             raw.method(0, (10, 31), &[channels, frame_max, &[0, 0]].concat()).await;
             raw.method(0, (10, 40), &[short(b"/"), short(b""), vec![0]].concat()).await;
             raw.answer(method::OPEN_OK).await.unwrap();
@@ -102,12 +102,12 @@ impl Raw {
         .await
     }
 
-    /// Publishes and waits for the confirm; panics where the broker refuses the message.
+    /// Publishes and waits for the confirm; panics if the broker refuses the message.
     pub async fn publish(self, message: RawMessage) -> Self {
         self.try_publish(message).await.unwrap_or_else(|why| panic!("the broker refused it: {why}"))
     }
 
-    /// Publishes and waits for the confirm; the broker's words where it refuses the message instead.
+    /// Publishes and waits for the confirm; the error is the broker's text if it refuses the message.
     pub async fn try_publish(mut self, message: RawMessage) -> Result<Self, String> {
         apart(async move {
             let RawMessage { exchange, key, flags, properties, body } = message;
@@ -132,7 +132,7 @@ impl Raw {
 
     async fn frame(&mut self, kind: u8, channel: u16, payload: &[u8]) {
         let frame = [&[kind][..], &channel.to_be_bytes(), &long(payload), &[0xce]].concat();
-        // The broker may have closed the connection; its answer says so.
+        // The broker may have closed the connection, which its answer shows.
         let _ = self.stream.write_all(&frame).await;
     }
 

@@ -1,4 +1,4 @@
-//! One downstream with everything around it: names of its own on a broker and a store, and its API.
+//! One downstream with its environment: names of its own on a broker and a store, and its API.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use super::{pause, poll, real_now, unique};
 /// The downstream's name.
 pub const NAME: &str = "billing";
 
-/// Where one test works.
+/// The environment of one test.
 pub struct Site {
-    /// The broker.
+    /// The URL of the broker.
     pub amqp: String,
-    /// The store.
+    /// The URL of the store.
     pub store: String,
-    /// Of every exchange, queue and key.
+    /// The prefix of every exchange, queue and key.
     pub prefix: String,
-    /// What the downstream calls.
+    /// The API that the downstream calls.
     pub api: Api,
-    /// `[downstreams.billing]`, and tables below it but `http`.
+    /// The table `[downstreams.billing]`, and tables below it except `http`.
     pub downstream: String,
-    /// `[downstreams.billing.http]`, but `base_url`.
+    /// The table `[downstreams.billing.http]`, except `base_url`.
     pub http: String,
 }
 
 impl Site {
-    /// On the servers that all tests of the binary share.
+    /// A site on the servers that all tests of the binary share.
     pub async fn shared(topic: &str, downstream: &str) -> Self {
         Self::on(rabbit().await, redis().await, topic, downstream)
     }
 
-    /// On these servers.
+    /// A site on these servers.
     pub fn on(rabbit: &Rabbit, redis: &Redis, topic: &str, downstream: &str) -> Self {
         let (amqp, store) = (rabbit.url(), redis.url());
         let (downstream, http) = (downstream.to_owned(), String::new());
@@ -56,13 +56,13 @@ impl Site {
         )
     }
 
-    /// A replica that is ready.
+    /// Starts a replica and waits until it is ready.
     pub async fn replica(&self) -> Paced {
         Paced::spawn(&self.config()).await
     }
 
-    /// Waits until so many slots were granted to these replicas and used or missed; returns how many were
-    /// missed. A slot that is missed is a unit of its window that nobody gets.
+    /// Waits until this many slots were granted to these replicas and used or missed; returns how many were missed. A
+    /// missed slot is a unit of its window that is lost.
     pub async fn used_up(&self, units: usize, replicas: &[&Paced], within: Duration) -> usize {
         let start = real_now();
         loop {
@@ -107,7 +107,7 @@ impl Site {
         publish::drain(&self.amqp, &self.dead_queue()).await
     }
 
-    /// Waits until `queue` holds `count` messages that nobody has.
+    /// Waits until `queue` holds `count` messages that are ready.
     pub async fn depth(&self, queue: &str, count: u32, within: Duration) {
         let mut last = None;
         let reached =
@@ -120,7 +120,7 @@ impl Site {
     }
 }
 
-/// How many slots these replicas were granted and did not use.
+/// The number of slots that these replicas were granted and did not use.
 pub async fn slots_missed(replicas: &[&Paced]) -> usize {
     let mut missed = 0;
     for replica in replicas {

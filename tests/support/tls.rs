@@ -1,4 +1,4 @@
-//! TLS before a server that speaks none.
+//! TLS before a server that has none.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::apart;
 
 /// The authority that signed the certificate. No other program trusts it, and its key is gone.
 pub const CA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/tls/ca.pem");
-/// For `localhost` and 127.0.0.1.
+/// The certificate for `localhost` and 127.0.0.1.
 const CERTIFICATE: &[u8] = include_bytes!("tls/cert.pem");
 const KEY: &[u8] = include_bytes!("tls/key.pem");
 
-/// Takes TLS connections and hands them on as plain ones; it ends when dropped.
+/// Accepts TLS connections and forwards them as plain ones; it ends when dropped.
 #[derive(Debug)]
 pub struct Front {
     port: u16,
@@ -26,7 +26,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// Before the server on this port.
+    /// Starts it before the server on this port.
     pub async fn start(server: u16) -> Self {
         let chain = CertificateDer::pem_slice_iter(CERTIFICATE).collect::<Result<_, _>>().unwrap();
         let key = PrivateKeyDer::from_pem_slice(KEY).unwrap();
@@ -46,7 +46,7 @@ impl Front {
         Self { port, task }
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub const fn port(&self) -> u16 {
         self.port
     }
@@ -61,7 +61,7 @@ impl Drop for Front {
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor, server: u16) {
     while let Ok((client, _)) = listener.accept().await {
         let acceptor = acceptor.clone();
-        // What fails ends that connection, which the client sees.
+        // An error ends that connection, which the client notices.
         tokio::spawn(async move {
             let mut client = acceptor.accept(client).await?;
             let mut server = TcpStream::connect(("127.0.0.1", server)).await?;

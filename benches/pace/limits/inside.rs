@@ -28,15 +28,15 @@ const SHARED: Row =
 const FULL: Row =
     row("1 024 jobs, the slowest set, in Redis", "1 024 jobs, the slowest set / bare", 0, LONGEST);
 
-/// 20 ms: a call must end long before a client stops waiting for it.
+/// The bound is 20 ms: a call must end long before a client stops waiting for it.
 const LONGEST: Option<[f64; 2]> = Some([20_000.0, 4000.0]);
 
-/// What is measured of a call: its time, and how many times that of the bare script it is.
+/// The measurements of a call: its time, and the ratio to that of the bare script.
 #[derive(Clone, Copy)]
 struct Row {
     time: Figure,
     ratio: Figure,
-    /// The bounds of both. A multiple is also judged on a machine that is slow as a whole: it is the time's bound
+    /// The bounds of both. The ratio is also judged on a machine that is slow as a whole: it equals the time's bound
     /// where a bare script takes 5 µs.
     most: Option<[f64; 2]>,
 }
@@ -45,7 +45,7 @@ const fn row(time: &'static str, ratio: &'static str, decimals: usize, most: Opt
     Row { time: figure(time, Unit::Micros), ratio: figure(ratio, Unit::Plain(decimals)), most }
 }
 
-/// As a downstream has them: far ahead of what is asked for.
+/// The horizon, which is far beyond the slots that are asked for.
 const AHEAD: Duration = Duration::from_secs(3600);
 const CALLS: usize = 2000;
 /// The number of calls that are in flight at once. A server that is idle between two calls is slow for a while after.
@@ -53,7 +53,7 @@ const TOGETHER: usize = 8;
 const MOST: usize = 1024;
 const COLUMN: &str = "8 in flight";
 
-/// Each is measured by itself and then the bare script, with nothing else on the server, which is kept awake.
+/// Each call is measured by itself and then the bare script, with nothing else on the server, which is kept busy.
 pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
     let mut bare =
         Bare { connection: connect(&stage.redis.url()).await?, key: unique(super::NAME), took: Vec::new() };
@@ -88,7 +88,7 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
     Ok(())
 }
 
-/// The µs that a call takes, and how many times the bare script's that is: the median of the runs' ratios.
+/// The µs of a call, and its ratio to the bare script: the median of the runs' ratios.
 #[derive(Clone, Copy, Debug, Default)]
 struct Beside {
     micros: f64,
@@ -131,7 +131,7 @@ fn quota() -> Result<Limit, String> {
     Limit::quota("quota", 1_000_000_000, Edges::Calendar(month)).map_err(said)
 }
 
-/// Sets of every algorithm, alone and together, whose states grow with what is taken.
+/// Sets of every algorithm, alone and together, whose states grow with the units taken.
 fn every() -> Result<Vec<LimitSet>, String> {
     let second = Duration::from_secs(1);
     let window = || Limit::fixed_window("window", 1000, second).map_err(said);
@@ -147,7 +147,7 @@ fn every() -> Result<Vec<LimitSet>, String> {
     ])
 }
 
-/// The median of three runs of so many calls, each with so many jobs.
+/// The median of three runs of this many calls, each with this many jobs.
 async fn micros(
     stage: &Stage,
     bare: &mut Bare,
@@ -163,14 +163,14 @@ async fn micros(
         let scope = Scope { downstream: "inside", key: "" };
         let costs = vec![1; jobs];
         let call = Reserve { asker, ..Reserve::new(scope, limits, Costs::Each(&costs), AHEAD) };
-        // It connects, and loads the scripts.
+        // The first call connects, and loads the scripts.
         store.reserve(call).await.map_err(said)?;
         runs.push([timed(stage, &store, call, calls).await?, bare.timed(stage).await?]);
     }
     Beside::of(&runs)
 }
 
-/// The µs that each of so many calls takes.
+/// The µs of each of this many calls.
 async fn timed(stage: &Stage, store: &RedisStore, call: Reserve<'_>, calls: usize) -> Result<f64, String> {
     let before = spent(stage).await?;
     for _ in 0..calls.div_ceil(TOGETHER) {
@@ -179,7 +179,7 @@ async fn timed(stage: &Stage, store: &RedisStore, call: Reserve<'_>, calls: usiz
     Ok(per_call(before, spent(stage).await?))
 }
 
-/// As [`micros`], for jobs each of a lane of its own; all of them may share the limit of one tenant.
+/// As [`micros`], for jobs that are each of a lane of its own; all of them may share the limit of one tenant.
 async fn in_lanes(
     stage: &Stage,
     bare: &mut Bare,
@@ -222,7 +222,7 @@ struct Bare {
 }
 
 impl Bare {
-    /// The µs of a call, in one run.
+    /// The µs of a call in one run.
     async fn timed(&mut self, stage: &Stage) -> Result<f64, String> {
         let script = &redis::Script::new(include_str!("../loops/gcra.lua"));
         let (key, connection) = (&self.key, &self.connection);
@@ -244,7 +244,7 @@ impl Bare {
     }
 }
 
-/// Calls of scripts so far, and the µs that they took.
+/// The number of script calls so far, and the µs that they took.
 async fn spent(stage: &Stage) -> Result<(f64, f64), String> {
     let stats = stage.redis.cli(&["INFO", "commandstats"]).await;
     let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or_default();

@@ -28,12 +28,12 @@ const ONE: &str = "one limit";
 const MANY: &str = "10 000 keys";
 const KEYS: usize = 10_000;
 
-/// The first is not counted: it fills caches, and the maps of keys.
+/// The number of rounds. The first is not counted: it fills caches, and the maps of keys.
 const ROUNDS: usize = 16;
-/// Of each in a round: some 10 ms.
+/// The number of calls of each in a round, which takes some 10 ms.
 const CALLS: usize = 300_000;
 
-/// What was granted, of [`CALLS`]: all, or the figure would be that of refusals.
+/// The number of calls that were granted: it must be all of [`CALLS`], or the figure would be that of refusals.
 type Granted = usize;
 
 pub async fn measure(section: &mut Section) -> Result<(), String> {
@@ -75,7 +75,7 @@ fn one() -> Result<Vec<[f64; 6]>, String> {
 
 fn many() -> Result<Vec<[f64; 3]>, String> {
     let mut keys: Vec<String> = (0..KEYS).map(|key| format!("tenant-{key:05}")).collect();
-    // A fixed order, the same for both and in each round.
+    // The order is fixed, the same for both and in each round.
     fastrand::Rng::with_seed(1).shuffle(&mut keys);
     let order = || keys.iter().cycle().take(CALLS);
     let governor = RateLimiter::keyed(quota()?);
@@ -116,7 +116,7 @@ impl Paced {
     fn grants_async(&self, key: &str) -> bool {
         let scope = Scope { downstream: "bench", key };
         let call = Reserve::new(scope, &self.limits, Costs::Each(&[1]), Duration::ZERO);
-        // In memory nothing waits: the first poll answers.
+        // In memory nothing waits, so the first poll is ready.
         let reserved = self.store.reserve(call).now_or_never();
         matches!(reserved, Some(Ok(reserved)) if reserved.slots.len() == 1)
     }
@@ -129,7 +129,7 @@ fn rounds<const N: usize>(
     (0..ROUNDS).map(|_| round()).skip(1).collect()
 }
 
-/// How long each of [`CALLS`] took, in ns.
+/// The time of each of [`CALLS`], in ns.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn timed(work: impl FnOnce() -> Granted) -> Result<f64, String> {
     let start = real_now();

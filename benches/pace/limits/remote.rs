@@ -22,7 +22,7 @@ const BATCHED: Figure = figure("paced, slots with 64 a call", Unit::PerSecond);
 const GAIN: Figure = figure("slots with 64 a call / with one a call", Unit::Plain(1));
 
 const BATCH: usize = 64;
-/// The first is not counted: it connects, and loads the scripts.
+/// The number of rounds. The first is not counted: it connects, and loads the scripts.
 const ROUNDS: usize = 17;
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -51,12 +51,12 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
     Ok(())
 }
 
-/// Someone who asks, again and again; what was not granted is an error.
+/// A caller that repeats its call; a refusal is an error.
 trait Caller: Clone + Send + 'static {
     fn call(&mut self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// Calls per second of so many callers, each with one call in flight.
+/// Calls per second of this many callers, each with one call in flight.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 async fn rate(in_flight: usize, caller: &impl Caller) -> Result<f64, String> {
     let start = real_now();
@@ -79,13 +79,13 @@ async fn rate(in_flight: usize, caller: &impl Caller) -> Result<f64, String> {
     Ok(calls as f64 / start.elapsed().as_secs_f64())
 }
 
-/// A connection of the client that paced has.
+/// A connection of the client that paced uses.
 pub(super) async fn connect(url: &str) -> Result<MultiplexedConnection, String> {
     let said = |error: redis::RedisError| error.to_string();
     let info = url.into_connection_info().map_err(said)?;
     let tcp = info.tcp_settings().clone().set_nodelay(true);
     let client = Client::open(info.set_tcp_settings(tcp)).map_err(said)?;
-    // As patient as paced.
+    // The time-outs are those of paced.
     let patience = Some(RedisOptions::default().response_timeout);
     let config = AsyncConnectionConfig::new().set_response_timeout(patience);
     client.get_multiplexed_async_connection_with_config(&config).await.map_err(said)
@@ -120,7 +120,7 @@ impl Caller for Bare {
     }
 }
 
-/// [`RedisStore::reserve`], for so many slots a call.
+/// Calls [`RedisStore::reserve`] for this many slots a call.
 #[derive(Clone)]
 pub(super) struct Paced {
     store: Arc<RedisStore>,
@@ -135,7 +135,7 @@ impl Paced {
         Ok(Self { store: Arc::new(store), limits: Arc::new(super::limits()?), costs })
     }
 
-    /// One call for `key`; empty: for the whole downstream.
+    /// Makes one call for `key`, or for the whole downstream if it is empty.
     pub(super) async fn reserve(&self, key: &str) -> Result<(), String> {
         let scope = Scope { downstream: "bench", key };
         let (limits, costs) = (&*self.limits, Costs::Each(self.costs));

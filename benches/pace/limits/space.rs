@@ -14,8 +14,8 @@ const COLUMN: &str = "100 000 keys";
 const KEYS: usize = 100_000;
 const FILLERS: usize = 64;
 
-/// Redis' own count of its memory before and after the keys came, and whether each will go by itself.
-/// The server is one of its own: nothing else comes or expires meanwhile.
+/// Measures the memory that Redis reports before and after the keys are written, and whether each expires. The server
+/// is dedicated: nothing else is written or expires meanwhile.
 pub async fn measure(section: &mut Section) -> Result<(), String> {
     let redis = Redis::try_dedicated().await?;
     let url = redis.url();
@@ -35,7 +35,7 @@ pub async fn measure(section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-/// One call for each key, some at a time.
+/// Makes one call for each key, some of them in parallel.
 async fn fill(paced: &Paced) -> Result<(), String> {
     let mut fillers = JoinSet::new();
     for filler in 0..FILLERS {
@@ -53,10 +53,10 @@ async fn fill(paced: &Paced) -> Result<(), String> {
     Ok(())
 }
 
-/// What a server holds.
+/// The memory and the keys of a server.
 struct Held {
     bytes: f64,
-    /// Keys without a TTL.
+    /// The number of keys without a TTL.
     lasting: f64,
 }
 
@@ -68,7 +68,7 @@ impl Held {
         };
         let (memory, keyspace) = (info("memory").await?, info("keyspace").await?);
         let bytes = number(&memory, "used_memory:")?;
-        // A server without keys has no line for them.
+        // A server without keys has no such line.
         let lasting = match keyspace.contains("db0:") {
             true => number(&keyspace, "keys=")? - number(&keyspace, "expires=")?,
             false => 0.0,

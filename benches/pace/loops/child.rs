@@ -16,10 +16,10 @@ use tokio::sync::Semaphore;
 
 use super::http::Sender;
 
-/// What a careful person sets: enough for the broker to be always ahead.
+/// A prefetch that a careful user sets: enough for the broker to be always ahead.
 const PREFETCH: u16 = 1000;
 
-/// How the bench starts itself for a loop.
+/// The arguments with which the bench starts itself as a loop.
 #[derive(Debug, Parser)]
 pub struct Options {
     #[arg(long)]
@@ -40,7 +40,7 @@ pub struct Options {
 
 /// Consumes until it is killed.
 pub fn main(options: &Options) -> ExitCode {
-    // As paced does.
+    // The runtime is the same as paced's.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(consume(options)),
@@ -87,7 +87,7 @@ async fn release(sender: &Sender, mut job: Delivery, place: tokio::sync::OwnedSe
     let id = job.properties.message_id().as_ref().map_or("", |id| id.as_str());
     let sent = sender.send(id, body).await;
     drop(place);
-    // An error means that the channel is gone, and then the job comes again.
+    // An error means that the channel is closed, and then the job is delivered again.
     let _ = if sent {
         job.ack(BasicAckOptions::default()).await
     } else {
@@ -95,7 +95,7 @@ async fn release(sender: &Sender, mut job: Delivery, place: tokio::sync::OwnedSe
     };
 }
 
-/// The twenty lines.
+/// The limit of about twenty lines.
 #[derive(Clone)]
 struct Limit {
     connection: MultiplexedConnection,
@@ -121,7 +121,7 @@ impl Limit {
         let wait: Result<u64, _> = call.invoke_async(&mut self.connection).await;
         match wait {
             Ok(wait) => tokio::time::sleep(Duration::from_micros(wait)).await,
-            // It is a loop to compare with, on a server that is there; let it be seen.
+            // The loop is for comparison, on a server that is up; the error is only shown.
             Err(error) => eprintln!("loop: no slot: {error}"),
         }
     }

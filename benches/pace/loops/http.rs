@@ -4,20 +4,24 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::time::timeout;
 
+use crate::fleet::REPLICA;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sends to one URL.
+/// A sender to one URL.
 #[derive(Clone, Debug)]
 pub struct Sender {
     client: Client<HttpConnector, Full<Bytes>>,
     uri: Uri,
+    /// What it calls itself at the API.
+    name: Option<HeaderValue>,
 }
 
 impl Sender {
@@ -26,15 +30,24 @@ impl Sender {
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new()).build(connector);
         let uri = url.parse().map_err(|error| format!("{url}: {error}"))?;
-        Ok(Self { client, uri })
+        Ok(Self { client, uri, name: None })
     }
 
-    /// One request, its answer read to the end; false when it failed.
+    /// The same, which names itself to the API.
+    pub fn named(mut self, name: &str) -> Result<Self, String> {
+        self.name = Some(name.parse().map_err(|error| format!("{name}: {error}"))?);
+        Ok(self)
+    }
+
+    /// Sends one request and reads its answer to the end; returns false if it failed.
     pub async fn send(&self, id: &str, body: Vec<u8>) -> bool {
-        let request = Request::post(self.uri.clone())
+        let mut request = Request::post(self.uri.clone())
             .header("idempotency-key", id)
-            .header(CONTENT_TYPE, "application/octet-stream")
-            .body(Full::from(body));
+            .header(CONTENT_TYPE, "application/octet-stream");
+        if let Some(name) = &self.name {
+            request = request.header(REPLICA, name);
+        }
+        let request = request.body(Full::from(body));
         let Ok(request) = request else { return false };
         let sent = timeout(PATIENCE, async {
             let answer = self.client.request(request).await.ok()?;

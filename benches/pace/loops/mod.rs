@@ -1,7 +1,7 @@
 //! The loops that paced is compared with: this program, started anew with another first argument.
 
 pub mod child;
-mod http;
+pub mod http;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::support::{apart, blocking};
 /// The first argument that makes this program a loop.
 pub const WORD: &str = "loop";
 
-/// A loop that runs; killed when dropped, and when this process dies.
+/// A running loop; it is killed when dropped, and when this process dies.
 #[derive(Debug)]
 pub struct Loop(Child);
 
@@ -35,7 +35,7 @@ impl Loop {
             command.args(["--redis", url, "--interval", &interval.as_micros().to_string()]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        // The signal comes when the spawning *thread* ends: this one never does.
+        // The signal comes when the spawning *thread* ends, and this one never does.
         let child = apart(async move { command.spawn() }).await;
         let mut started = Self(child.map_err(|error| format!("cannot start a loop: {error}"))?);
         let output = started.0.stdout.take().ok_or("a loop without output")?;

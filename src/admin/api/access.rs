@@ -1,9 +1,8 @@
-//! Who may ask for what: pure.
+//! Decides which requests are allowed. It has no I/O.
 //!
-//! Reaching the address is no right to change anything: any page in a browser on this machine can post to
-//! it, and a name that is bound anew (DNS rebinding) lets a foreign page read it. So every request must be
-//! addressed to a name that is known here and come from no foreign origin, and one that changes something
-//! must carry the token.
+//! Access to the address is no permission to change anything: any page in a browser on this machine can post to it, and
+//! a name that is bound anew (DNS rebinding) lets a foreign page read it. So every request must be addressed to a known
+//! name and have no foreign origin, and one that changes something must carry the token.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,11 +20,11 @@ pub(crate) struct Peer {
     pub(crate) local: SocketAddr,
 }
 
-/// The rules, as `[admin]` has them.
+/// The rules of access, from `[admin]`.
 pub(crate) struct Access {
     token: Option<Secret>,
     hosts: Vec<String>,
-    /// The name that is listened on.
+    /// The name that the server listens on.
     own: Option<String>,
 }
 
@@ -39,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Whether the request may go on.
+    /// Checks whether a request is allowed.
     pub(super) fn check(
         &self,
         (method, uri, headers): (&Method, &Uri, &HeaderMap),
@@ -61,9 +60,9 @@ impl Access {
         Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
     }
 
-    /// The host that the request is for, if it is one of this daemon's.
+    /// The host that the request is addressed to, if it is one of this daemon's.
     fn host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<Authority, Refusal> {
-        // The one in the first line counts where there is one.
+        // The authority in the request line takes precedence.
         let given = match uri.authority() {
             Some(authority) => Some(authority.clone()),
             None => only(headers, HOST).and_then(|host| host.parse::<Authority>().ok()),
@@ -78,7 +77,7 @@ impl Access {
     fn is_own(&self, host: &Authority, local: IpAddr) -> bool {
         let name = host.host().to_ascii_lowercase();
         let address: Option<IpAddr> = name.trim_start_matches('[').trim_end_matches(']').parse().ok();
-        // No name can be bound to what is an address already, or to `localhost`.
+        // Names can be rebound, but not `localhost` or an address.
         let is_here = |address: IpAddr| {
             let address = address.to_canonical();
             address.is_loopback() || address == local.to_canonical()
@@ -107,14 +106,14 @@ impl Access {
     }
 }
 
-/// The text of a header that is there once.
+/// The text of a header that occurs exactly once.
 fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     let first = all.next()?.to_str().ok()?;
     all.next().is_none().then_some(first)
 }
 
-/// Whether an origin is that of the host itself, by whichever scheme: TLS may end before us.
+/// Whether an origin is the host itself, by any scheme: TLS may end before this server.
 fn is_same(origin: &[u8], host: &Authority) -> bool {
     let origin = std::str::from_utf8(origin).ok().and_then(|text| text.split_once("://"));
     let Some((scheme @ ("http" | "https"), authority)) = origin else { return false };
@@ -132,7 +131,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     only(headers, CONTENT_TYPE).is_some_and(essence)
 }
 
-/// Compares in a time that tells nothing of where they differ; only of how long the given one is.
+/// Compares in a time that depends only on the length of the given text, not on where the two differ.
 fn is_equal(given: &[u8], token: &[u8]) -> bool {
     // The length is mixed in, so that neither is a prefix of the other.
     let differs = (0..given.len()).fold(given.len() ^ token.len(), |differs, at| {

@@ -1,4 +1,4 @@
-//! The bodies of requests: small, JSON, and read within a time.
+//! The bodies of requests: small JSON, read within a time-out.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::reply::Refusal;
 
 /// The longest body, in bytes.
 const LONGEST: usize = 16 * 1024;
-/// For all of it.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time-out for a whole body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest reason, in characters.
 const LONGEST_REASON: usize = 200;
 
@@ -61,7 +61,7 @@ pub(super) struct Reset {
     reason: Option<String>,
 }
 
-/// What a change is to be, checked.
+/// The change that a request orders, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Pause { span: Option<Duration> },
@@ -71,10 +71,10 @@ pub(super) enum Order {
     Reset { limit: Option<String> },
 }
 
-/// An order, and why it is given.
-pub(super) type Given = (Order, Option<String>);
+/// An order, with the operator's reason for it.
+pub(super) type OrderWithReason = (Order, Option<String>);
 
-impl TryFrom<Pause> for Given {
+impl TryFrom<Pause> for OrderWithReason {
     type Error = Refusal;
 
     fn try_from(Pause { span, reason }: Pause) -> Result<Self, Refusal> {
@@ -82,7 +82,7 @@ impl TryFrom<Pause> for Given {
     }
 }
 
-impl TryFrom<Resume> for Given {
+impl TryFrom<Resume> for OrderWithReason {
     type Error = Refusal;
 
     fn try_from(Resume { reason }: Resume) -> Result<Self, Refusal> {
@@ -90,7 +90,7 @@ impl TryFrom<Resume> for Given {
     }
 }
 
-impl TryFrom<SetRate> for Given {
+impl TryFrom<SetRate> for OrderWithReason {
     type Error = Refusal;
 
     fn try_from(SetRate { rate, limit, span, reason }: SetRate) -> Result<Self, Refusal> {
@@ -101,7 +101,7 @@ impl TryFrom<SetRate> for Given {
     }
 }
 
-impl TryFrom<UnsetRate> for Given {
+impl TryFrom<UnsetRate> for OrderWithReason {
     type Error = Refusal;
 
     fn try_from(UnsetRate { limit, reason }: UnsetRate) -> Result<Self, Refusal> {
@@ -109,7 +109,7 @@ impl TryFrom<UnsetRate> for Given {
     }
 }
 
-impl TryFrom<Reset> for Given {
+impl TryFrom<Reset> for OrderWithReason {
     type Error = Refusal;
 
     fn try_from(Reset { limit, reason }: Reset) -> Result<Self, Refusal> {
@@ -135,15 +135,15 @@ fn checked(reason: Option<String>) -> Result<Option<String>, Refusal> {
     Ok(Some(reason))
 }
 
-/// The order in a body of this form. None at all is as good as `{}`.
+/// Parses the order in a body of this form. An empty body counts as `{}`.
 ///
 /// Cancel safe.
-pub(super) async fn read<T>(body: Body) -> Result<Given, Refusal>
+pub(super) async fn read<T>(body: Body) -> Result<OrderWithReason, Refusal>
 where
     T: DeserializeOwned,
-    Given: TryFrom<T, Error = Refusal>,
+    OrderWithReason: TryFrom<T, Error = Refusal>,
 {
-    let Ok(read) = timeout(PATIENCE, to_bytes(body, LONGEST)).await else {
+    let Ok(read) = timeout(BODY_TIMEOUT, to_bytes(body, LONGEST)).await else {
         return Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
             "the body did not come in time; send it at once",
@@ -162,10 +162,10 @@ where
 mod tests {
     use super::*;
 
-    async fn text<T>(body: &str) -> Result<Given, String>
+    async fn text<T>(body: &str) -> Result<OrderWithReason, String>
     where
         T: DeserializeOwned,
-        Given: TryFrom<T, Error = Refusal>,
+        OrderWithReason: TryFrom<T, Error = Refusal>,
     {
         read::<T>(Body::from(body.to_owned())).await.map_err(|refusal| refusal.text().to_owned())
     }

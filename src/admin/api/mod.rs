@@ -1,4 +1,4 @@
-//! `/api/v1`: what operators see of the downstreams, and change in them, over any replica.
+//! `/api/v1`: shows the downstreams to operators and changes them, through any replica.
 
 mod access;
 mod body;
@@ -22,11 +22,11 @@ use serde_json::json;
 pub(crate) use access::{Access, Peer};
 pub(crate) use operations::{Operations, OwnTerms};
 
-use body::Given;
+use body::OrderWithReason;
 use operations::Done;
-use reply::{Refusal, said};
+use reply::{Refusal, json_response};
 
-/// Who may ask, and who answers.
+/// The rules of access, and the operations.
 pub(crate) struct Api {
     pub(crate) access: Access,
     pub(crate) operations: Operations,
@@ -49,16 +49,16 @@ pub(crate) fn api(api: Api) -> Router {
         .with_state(api)
 }
 
-/// The log of refused requests is bounded: anybody who reaches the address could cause a line for each.
+/// The log of refused requests is bounded, since anybody who reaches the address could cause a line for each.
 static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
-    // They are an account of who tried what: more of them are worth a line than of messages.
+    // These lines record who tried what, so more of them are kept than for messages.
     BoundedLog::with_bound(50, |summary| {
         let (requests, kinds) = (summary.lines, &summary);
         tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
     })
 });
 
-/// Lets through what may be asked, and says in JSON what is no route.
+/// Passes requests that are allowed, and answers those without a route in JSON.
 async fn guard(
     State(api): Shared,
     Extension(peer): Extension<Peer>,
@@ -78,7 +78,7 @@ async fn guard(
     if response.status() != StatusCode::METHOD_NOT_ALLOWED {
         return response;
     }
-    // The router adds which ones are.
+    // The router adds the methods that there are.
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
         .into_response()
 }
@@ -90,15 +90,15 @@ async fn nothing() -> Refusal {
 async fn list(State(api): Shared) -> Result<Response, Refusal> {
     let names = api.operations.names();
     let all = try_join_all(names.iter().map(|name| api.operations.downstream(name))).await?;
-    Ok(said(StatusCode::OK, &json!({ "downstreams": all })))
+    Ok(json_response(StatusCode::OK, &json!({ "downstreams": all })))
 }
 
 async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(said(StatusCode::OK, &api.operations.downstream(&name).await?))
+    Ok(json_response(StatusCode::OK, &api.operations.downstream(&name).await?))
 }
 
 async fn rates(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(said(StatusCode::OK, &api.operations.rates(&name).await?))
+    Ok(json_response(StatusCode::OK, &api.operations.rates(&name).await?))
 }
 
 type Who = Extension<Peer>;
@@ -149,19 +149,19 @@ async fn unset_rate(
 }
 
 impl Api {
-    /// Carries an order out, and writes it to the audit log, also where it failed.
+    /// Carries an order out, and writes it to the audit log, even if it failed.
     async fn change(
         &self,
         Peer { remote, .. }: Peer,
         downstream: &str,
         change: &str,
-        (order, reason): Given,
+        (order, reason): OrderWithReason,
     ) -> Result<Response, Refusal> {
         let reason = reason.unwrap_or_default();
         match self.operations.carry_out(downstream, &order).await {
-            Ok(Done { before, after, told }) => {
+            Ok(Done { before, after, body }) => {
                 tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
-                Ok(said(StatusCode::OK, &told))
+                Ok(json_response(StatusCode::OK, &body))
             }
             Err(refusal) => {
                 let (status, error) = (refusal.status().as_u16(), refusal.text());

@@ -1,4 +1,4 @@
-//! Orders carried out in the store, from which every replica learns of them.
+//! Carries out orders in the store, from which every replica learns of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::body::Order;
 use super::reply::Refusal;
 use super::view;
 
-/// A store answers sooner, or is away.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The time-out for an answer of the store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// For each downstream the terms of this replica's file.
+/// The terms of this replica's file, for each downstream.
 pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 
 pub(crate) struct Operations {
@@ -30,15 +30,15 @@ pub(crate) struct Operations {
 
 /// An order that was carried out.
 pub(super) struct Done {
-    /// How it was before and is now, for the audit log.
+    /// The states before and after the order, for the audit log.
     pub(super) before: String,
     pub(super) after: String,
-    /// The downstream after it.
-    pub(super) told: Value,
+    /// The downstream after the order, as JSON.
+    pub(super) body: Value,
 }
 
 impl Operations {
-    /// `own` are the terms that a store has none of yet.
+    /// `own` are the terms for downstreams of which the store has none yet.
     pub(crate) fn new(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Self {
         Self { store, own }
     }
@@ -48,21 +48,21 @@ impl Operations {
         self.own.borrow().keys().cloned().collect()
     }
 
-    /// A downstream as a whole. Cancel safe.
+    /// Shows a downstream. Cancel safe.
     pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
         let record = self.read_record(name).await?;
-        Ok(told(name, &record, own))
+        Ok(describe(name, &record, own))
     }
 
-    /// Its limits and the rates set over them. Cancel safe.
+    /// Shows a downstream's limits and the rates set over them. Cancel safe.
     pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
         let record = self.read_record(name).await?;
         Ok(view::rates(name, &record, &in_force(&record, own)?))
     }
 
-    /// Carries out an order. Cancel safe: it is carried out, or not.
+    /// Carries out an order. Cancel safe: the order is carried out, or not.
     pub(super) async fn carry_out(&self, name: &str, order: &Order) -> Result<Done, Refusal> {
         let own = self.own_terms(name)?;
         let change = match order {
@@ -73,33 +73,33 @@ impl Operations {
         };
         let before = self.read_record(name).await?;
         let after = self.update_record(name, change).await?;
-        let told = told(name, &after, own);
-        Ok(Done { before: pause(&before), after: pause(&after), told })
+        let body = describe(name, &after, own);
+        Ok(Done { before: pause(&before), after: pause(&after), body })
     }
 
-    /// Has the counts of one limit or of all begin at 0.
+    /// Starts the counts of one limit or of all again from 0.
     async fn reset(&self, name: &str, own: Terms, limit: Option<&str>) -> Result<Done, Refusal> {
         let before = self.read_record(name).await?;
         let limits = in_force(&before, own.clone())?.counted(limit, before.now)?;
         let after = self.update_record(name, Change::Reset { limits: &limits }).await?;
         let names: Vec<&str> = limits.iter().map(Limit::name).collect();
-        let mut told = told(name, &after, own);
-        told["reset"] = names.clone().into();
+        let mut body = describe(name, &after, own);
+        body["reset"] = names.clone().into();
         Ok(Done {
             before: counts(&before),
             after: format!("{} of {}", counts(&after), names.join(", ")),
-            told,
+            body,
         })
     }
 
     /// Changes the terms, by compare and swap.
     async fn terms(&self, name: &str, own: Terms, order: &Order) -> Result<Done, Refusal> {
         let change = terms::change(&*self.store, name, &own, |terms, now| changed(terms, order, now));
-        let Changed { before, after, record, told: limit, .. } = in_time(change).await?;
+        let Changed { before, after, record, told: limit, .. } = within_timeout(change).await?;
         Ok(Done {
             before: rate(&before, &limit),
             after: rate(&after, &limit),
-            told: view::downstream(name, &record, &after),
+            body: view::downstream(name, &record, &after),
         })
     }
 
@@ -111,38 +111,41 @@ impl Operations {
     }
 
     async fn read_record(&self, name: &str) -> Result<RecordState, Refusal> {
-        in_time(self.store.read_record(name)).await
+        within_timeout(self.store.read_record(name)).await
     }
 
     async fn update_record(&self, name: &str, change: Change<'_>) -> Result<RecordState, Refusal> {
-        in_time(self.store.update_record(name, change)).await
+        within_timeout(self.store.update_record(name, change)).await
     }
 }
 
-/// The answer of the store, unless it comes too late to be waited for.
-async fn in_time<T, E: Into<Refusal>>(answer: impl Future<Output = Result<T, E>>) -> Result<T, Refusal> {
-    match timeout(PATIENCE, answer).await {
+/// The answer of the store, within a time-out.
+async fn within_timeout<T, E: Into<Refusal>>(
+    answer: impl Future<Output = Result<T, E>>,
+) -> Result<T, Refusal> {
+    match timeout(STORE_TIMEOUT, answer).await {
         Ok(answer) => answer.map_err(E::into),
         Err(_) => {
-            let text = format!("no answer of the store within {PATIENCE:?}; look whether it was changed");
+            let text =
+                format!("no answer of the store within {STORE_TIMEOUT:?}; look whether it was changed");
             Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text))
         }
     }
 }
 
-/// A downstream as a whole. What is known of it is told also where its terms are not understood.
-fn told(name: &str, record: &RecordState, own: Terms) -> Value {
+/// A downstream as JSON. It is shown even where its terms cannot be parsed.
+fn describe(name: &str, record: &RecordState, own: Terms) -> Value {
     match in_force(record, own.clone()) {
         Ok(terms) => view::downstream(name, record, &terms),
         Err(refusal) => {
-            let mut told = view::downstream(name, record, &own);
-            told["error"] = refusal.text().into();
-            told
+            let mut body = view::downstream(name, record, &own);
+            body["error"] = refusal.text().into();
+            body
         }
     }
 }
 
-/// The terms in force; those of the own file where the store has none.
+/// The terms in force, or those of the own file if the store has none.
 fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
     Ok(match &record.terms {
         Some(text) => Terms::parse(text)?,
@@ -150,7 +153,7 @@ fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
     })
 }
 
-/// Changes the terms, and tells of which limit.
+/// Changes the terms, and returns the name of the limit.
 fn changed(terms: &mut Terms, order: &Order, now: Micros) -> Result<String, TermsError> {
     Ok(match order {
         Order::SetRate { rate, limit, span, reason } => {
@@ -163,7 +166,7 @@ fn changed(terms: &mut Terms, order: &Order, now: Micros) -> Result<String, Term
     })
 }
 
-/// For the audit log.
+/// The pause as text, for the audit log.
 fn pause(record: &RecordState) -> String {
     let until = record.status.paused_until();
     match record.status.is_stopped() {
@@ -173,7 +176,7 @@ fn pause(record: &RecordState) -> String {
     }
 }
 
-/// For the audit log.
+/// The counts as text, for the audit log.
 fn counts(record: &RecordState) -> String {
     match record.status.reset {
         0 => "never reset".to_owned(),
@@ -181,7 +184,7 @@ fn counts(record: &RecordState) -> String {
     }
 }
 
-/// For the audit log.
+/// The rate of a limit as text, for the audit log.
 fn rate(terms: &Terms, limit: &str) -> String {
     match terms.overrides().get(limit) {
         Some(set) => match set.until {

@@ -7,7 +7,7 @@ use paced::StoreError;
 use paced::terms::{ChangeError, TermsError};
 use serde_json::{Value, json};
 
-/// Why a request is not done.
+/// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -19,7 +19,7 @@ impl Refusal {
         Self { status, text: text.into() }
     }
 
-    /// The request is wrong.
+    /// A refusal of a malformed request.
     pub(super) fn wrong(text: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, text)
     }
@@ -53,7 +53,7 @@ impl From<TermsError> for Refusal {
             TermsError::NoSuchLimit { .. } | TermsError::WhichLimit { .. } | TermsError::Rate { .. } => {
                 StatusCode::BAD_REQUEST
             }
-            // What is in the store is another program's: nothing is overwritten that is not understood.
+            // The value in the store was written by another program, and is not overwritten.
             _ => StatusCode::CONFLICT,
         };
         Self::new(status, error.to_string())
@@ -72,7 +72,7 @@ impl From<ChangeError> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = said(self.status, &json!({ "error": self.text }));
+        let mut response = json_response(self.status, &json!({ "error": self.text }));
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -80,8 +80,8 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer with this body.
-pub(super) fn said(status: StatusCode, body: &Value) -> Response {
+/// A JSON response with this body.
+pub(super) fn json_response(status: StatusCode, body: &Value) -> Response {
     let headers = [
         (CONTENT_TYPE, "application/json"),
         (CACHE_CONTROL, "no-store"),

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// µs; a whole number of ms.
+/// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;
 
 struct Bench {
@@ -62,7 +62,7 @@ impl Bench {
         (head.status.as_u16(), head.headers, serde_json::from_slice(&body).unwrap_or_default())
     }
 
-    /// What is below the downstream; the status must be 200.
+    /// Sends a request below the downstream's path; the status must be 200.
     async fn ok(&self, method: &str, what: &str, body: &str) -> Value {
         let path = format!("/api/v1/downstreams/billing{what}");
         let (status, headers, body) = self.send(method, &path, body).await;
@@ -228,7 +228,7 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
     bench.store.update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
     let (status, told) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
     assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
-    // What does not depend on them goes on.
+    // Requests that do not need the terms still work.
     let told = bench.ok("POST", "/pause", "").await;
     assert_eq!(told["pause"], json!({ "until": null }));
     assert!(told["error"].as_str().unwrap().contains("run the same version"), "{told}");

@@ -1,4 +1,4 @@
-//! What the API tells of a downstream.
+//! The JSON form of a downstream.
 
 use paced::limit::{Limit, LimitSet};
 use paced::store::RecordState;
@@ -6,16 +6,16 @@ use paced::terms::{Terms, algorithm, rate_text};
 use paced::time::Micros;
 use serde_json::{Value, json};
 
-/// Epoch milliseconds, as in the headers of dead letters.
+/// An instant as epoch milliseconds, as in the headers of dead letters.
 fn millis(at: Micros) -> i64 {
     at.0 / 1000
 }
 
-/// A downstream as a whole. Instants are epoch milliseconds on the store's clock.
+/// A downstream as JSON. Instants are epoch milliseconds on the store's clock.
 pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms) -> Value {
     let now = record.now;
-    let mut told = rates(name, record, terms);
-    told["revision"] = json!(terms.revision());
+    let mut body = rates(name, record, terms);
+    body["revision"] = json!(terms.revision());
     let status = &record.status;
     // An operator's pause that lasts until somebody resumes has no end.
     let pause = (status.pause.until > now).then(|| {
@@ -23,13 +23,13 @@ pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms) -> Val
         json!({ "until": until })
     });
     let penalty = (status.penalty > now).then(|| json!({ "until": millis(status.penalty) }));
-    told["paused"] = json!(pause.is_some() || penalty.is_some());
-    told["pause"] = json!(pause);
-    told["penalty"] = json!(penalty);
-    told
+    body["paused"] = json!(pause.is_some() || penalty.is_some());
+    body["pause"] = json!(pause);
+    body["penalty"] = json!(penalty);
+    body
 }
 
-/// Its limits, and the rates that are set over them.
+/// A downstream's limits as JSON, with the rates set over them.
 pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms) -> Value {
     let now = record.now;
     let (limits, plans) = terms.effective(now);
@@ -70,14 +70,14 @@ pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms) -> Value {
 }
 
 fn limit(in_force: &Limit, file: &Limit, terms: &Terms) -> Value {
-    let mut told = json!({
+    let mut body = json!({
         "name": in_force.name(),
         "algorithm": algorithm(in_force),
         "rate": rate_text(in_force),
         "burst": in_force.burst(),
     });
     if terms.overrides().contains_key(in_force.name()) && in_force != file {
-        told["file_rate"] = json!(rate_text(file));
+        body["file_rate"] = json!(rate_text(file));
     }
-    told
+    body
 }

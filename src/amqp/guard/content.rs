@@ -1,10 +1,11 @@
-//! Content headers: which of them lapin can parse, and the others without what it cannot: pure.
+//! Content headers: decides which of them lapin can parse, and rebuilds the others without what it cannot. It has no
+//! I/O.
 
 use super::frame::{Reader, length};
 use super::mark;
 use super::table::{self, Flaw, MAX_DEPTH, MAX_VALUES, Seen, check_value, skip_value};
 
-/// Class, weight and body size, which any content header must have.
+/// The bytes of class, weight and body size, which any content header must have.
 const FIXED: usize = 12;
 
 /// The properties in the order of their flags, from the highest bit on.
@@ -25,7 +26,7 @@ const PROPERTIES: [(&str, Kind); 14] = [
     ("cluster_id", Kind::Short),
 ];
 
-/// The place of the headers among [`PROPERTIES`].
+/// The index of the headers in [`PROPERTIES`].
 const HEADERS: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,7 @@ const fn flag(index: usize) -> u16 {
     1 << (15 - index)
 }
 
-/// True where lapin parses this payload of a content header and may do so.
+/// True where lapin can and may parse this payload of a content header.
 pub(super) fn is_sound(payload: &[u8]) -> bool {
     let mut reader = Reader(payload);
     let Some(flags) = reader.take(FIXED).and_then(|_| reader.u16()) else { return false };
@@ -61,19 +62,19 @@ pub(super) fn is_sound(payload: &[u8]) -> bool {
 
 /// The payload without what lapin cannot parse, with a mark, and of `max` bytes at most.
 ///
-/// `trouble` is what is known to be wrong with the message already. `None` where the payload has not even
-/// the size of the body: that is no message.
+/// `trouble` is what is known to be wrong with the message already. `None` where the payload lacks even the size of the
+/// body, which is no message.
 pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
     let fixed = payload.get(..FIXED)?;
     let mut parts = Parts { trouble, ..Parts::default() };
     parts.collect(Reader(&payload[FIXED..]));
-    // What lapin refuses by a rule that this code does not know would be no trouble so far.
+    // Without other trouble, lapin refuses the payload by a rule that this code does not know.
     let trouble = parts.trouble.take().unwrap_or_else(|| "the message is malformed".to_owned());
 
     let mut table = mark::entry(&trouble);
     let others: usize = parts.fields.iter().flatten().map(|field| field.len()).sum();
     let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
-    // The broker's account of dead-letterings grows with each, and means nothing to a job.
+    // The broker's account of dead-letterings grows with each one, and is irrelevant to a job.
     let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
         parts.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
     for entry in jobs.into_iter().chain(brokers) {
@@ -98,7 +99,7 @@ pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Op
     Some(new)
 }
 
-/// What of a content header can be kept.
+/// The parts of a content header that can be kept.
 #[derive(Default)]
 struct Parts<'a> {
     /// Each property but the headers, with its length where it has one.
@@ -114,7 +115,7 @@ impl<'a> Parts<'a> {
         self.trouble.get_or_insert_with(trouble);
     }
 
-    /// Takes the properties, their flags first, as far as they can be read.
+    /// Collects the properties, of which the flags come first, as far as they can be read.
     fn collect(&mut self, mut reader: Reader<'a>) {
         if self.collect_fields(&mut reader).is_none() {
             self.note(|| "the properties are broken: a length in them is wrong".to_owned());
@@ -133,7 +134,7 @@ impl<'a> Parts<'a> {
             match kind {
                 Kind::Table => {
                     let long = reader.long();
-                    // Where the length is wrong, the entries begin where they should all the same.
+                    // Where the length is wrong, the entries still begin at the usual place.
                     self.collect_headers(Reader(long.or_else(|| all.get(4..)).unwrap_or_default()));
                     long?;
                     continue;
@@ -160,7 +161,7 @@ impl<'a> Parts<'a> {
                 return self.note(|| "the headers are broken: a length in them is wrong".to_owned());
             };
             let value = skip_value(&mut reader);
-            // What is dropped counts for nothing.
+            // Values of dropped entries do not count.
             let mut counted = seen;
             let mut sound = value.and_then(|value| check_value(value, &mut counted));
             if std::str::from_utf8(name).is_err() {
@@ -174,7 +175,7 @@ impl<'a> Parts<'a> {
                 Err(flaw) => self.note(|| describe(name, flaw)),
             }
             if value.is_err() {
-                // Nobody knows where the next entry would begin.
+                // The beginning of the next entry is not known.
                 return;
             }
         }
@@ -194,14 +195,14 @@ fn describe(name: &[u8], flaw: Flaw) -> String {
     }
 }
 
-/// The start of foreign bytes, for a person's eye.
+/// The beginning of foreign bytes, escaped for people.
 pub(super) fn escaped(bytes: &[u8]) -> String {
     const SHOWN: usize = 40;
     let dots = if bytes.len() > SHOWN { "..." } else { "" };
     format!("{}{dots}", bytes[..bytes.len().min(SHOWN)].escape_ascii())
 }
 
-/// A content header that is longer than a frame may be, taken in piece by piece.
+/// A content header that is longer than a frame may be, which is received piece by piece.
 ///
 /// Only the beginning of its headers is kept, and all properties behind them.
 #[derive(Debug)]
@@ -221,12 +222,12 @@ pub(super) struct Oversized {
 const REST: usize = 4096;
 
 impl Oversized {
-    /// For a payload of this length where at most `max` bytes are allowed.
+    /// Starts a payload of this length where at most `max` bytes are allowed.
     pub(super) const fn new(length: usize, max: usize) -> Self {
         Self { length, seen: 0, start: Vec::new(), end: Vec::new(), max }
     }
 
-    /// Takes in as much of the payload as there is; tells how many bytes that were.
+    /// Appends the available part of the payload; returns the number of bytes taken.
     pub(super) fn take(&mut self, input: &[u8]) -> usize {
         let input = &input[..input.len().min(self.length - self.seen)];
         let (start, rest) = input.split_at(input.len().min(self.max - self.start.len()));
@@ -242,7 +243,7 @@ impl Oversized {
         self.seen == self.length
     }
 
-    /// The payload that takes its place.
+    /// The payload that replaces it.
     pub(super) fn rebuild(&self, trouble: Option<String>) -> Option<Vec<u8>> {
         let (is, max) = (self.length, self.max);
         let trouble = trouble.unwrap_or_else(|| {
@@ -253,7 +254,7 @@ impl Oversized {
         rebuild(&self.shortened().unwrap_or_else(|| self.start.clone()), Some(trouble), max)
     }
 
-    /// The payload with as much of its headers as there is.
+    /// The payload with as many of its headers as were kept.
     fn shortened(&self) -> Option<Vec<u8>> {
         let mut reader = Reader(&self.start);
         reader.take(FIXED)?;
@@ -270,7 +271,7 @@ impl Oversized {
         let headers = usize::try_from(reader.u32()?).ok()?;
         let after = before.checked_add(4)?.checked_add(headers)?;
         let headers = &reader.0[..headers.min(reader.0.len())];
-        // What lies behind the headers can be used only where all of it is there.
+        // The properties after the headers can be used only where all of them were kept.
         let behind = self.length.checked_sub(after)?;
         let (first, last) = match self.end.len().checked_sub(behind) {
             Some(from) => (&[][..], &self.end[from..]),
@@ -288,7 +289,7 @@ impl Oversized {
 
 #[cfg(test)]
 impl Oversized {
-    /// Capacity of what it keeps.
+    /// The capacity of its buffers.
     pub(super) const fn memory(&self) -> usize {
         self.start.capacity() + self.end.capacity()
     }

@@ -1,52 +1,52 @@
-//! What the broker sends, frame by frame, made into what lapin can parse: pure.
+//! Rewrites the broker's frames one by one into what lapin can parse. It has no I/O.
 
 use super::content::{self, Oversized};
 use super::frame::{self, BODY, END, HEAD, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
 use super::method;
 
-/// The longest method that is looked at; RabbitMQ's have a few hundred bytes.
+/// The longest method that is examined; RabbitMQ's have a few hundred bytes.
 const MAX_METHOD: u64 = 64 * 1024;
 
-/// From which capacity on a buffer is freed as soon as it is empty.
+/// A buffer of at least this capacity is freed as soon as it is empty.
 const LARGE: usize = 64 * 1024;
 
-/// Lets good frames pass as they are, in place, and changes the others.
+/// Passes good frames on in place, and rewrites the others.
 ///
-/// Bodies pass unseen. Methods and content headers are held back until they are complete.
+/// Bodies pass unexamined. Methods and content headers are held back until they are complete.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
-    /// The beginning of a frame that is not complete.
+    /// The beginning of an incomplete frame.
     held: Vec<u8>,
-    /// What passed but found no place in the reader's buffer.
+    /// Filtered bytes that did not fit the reader's buffer.
     out: Vec<u8>,
-    /// How much of `out` is gone.
+    /// The number of bytes of `out` that have been delivered.
     out_gone: usize,
-    /// Bytes of a frame, or of what is no frame, that pass unseen.
+    /// The number of bytes that pass unexamined: the rest of a frame, or bytes that are no frame.
     passing: u64,
-    /// The content header that is longer than a frame may be, and the head of its frame.
+    /// A content header that is longer than a frame may be, with the head of its frame.
     oversized: Option<(Head, Oversized)>,
-    /// Channels whose next content header belongs to a malformed method, and what was wrong.
+    /// Channels whose next content header belongs to a malformed method, with the trouble.
     tainted: Vec<(u16, String)>,
 }
 
-/// What becomes of the next bytes.
+/// The decision on the next bytes.
 enum Step {
     /// This many bytes pass as they are.
     Pass(usize),
-    /// Others take the place of so many.
+    /// These bytes replace as many as given.
     Replace(usize, Vec<u8>),
-    /// They can be judged only once there are more.
+    /// The decision needs more bytes.
     Wait,
 }
 
 impl Filter {
-    /// The beginning of a frame that is held back. Whoever reads puts it before what comes next, or reads
-    /// behind it.
+    /// The beginning of a frame that is held back. A reader copies it before the bytes that come next, or appends these
+    /// to it.
     pub(super) const fn held(&mut self) -> &mut Vec<u8> {
         &mut self.held
     }
 
-    /// Moves to `buf` what has passed and is owed.
+    /// Moves filtered bytes that are pending to `buf`.
     pub(super) fn drain(&mut self, buf: &mut [u8]) -> usize {
         let owed = &self.out[self.out_gone..];
         let count = owed.len().min(buf.len());
@@ -59,10 +59,10 @@ impl Filter {
         count
     }
 
-    /// Filters the first `filled` bytes of `buf`, which follow all that was filtered before and begin with
-    /// what was held; tells how many may be handed on. [`Filter::drain`] may owe some behind them.
+    /// Filters the first `filled` bytes of `buf`, which follow all bytes filtered before and begin with those that were
+    /// held. Returns how many may be delivered; further ones may be pending for [`Filter::drain`].
     ///
-    /// `max` is how long a frame may be.
+    /// `max` is the longest length of a frame.
     pub(super) fn filter(&mut self, buf: &mut [u8], filled: usize, max: usize) -> usize {
         clear(&mut self.held);
         let (mut read, mut written) = (0, 0);
@@ -82,7 +82,7 @@ impl Filter {
                         buf[written..end].copy_from_slice(&with);
                         written = end;
                     } else {
-                        // It would overwrite what has not been looked at.
+                        // It would overwrite bytes that were not examined yet.
                         self.out = with;
                         self.held.extend_from_slice(&buf[read..filled]);
                         self.filter_held(max);
@@ -97,7 +97,7 @@ impl Filter {
         }
     }
 
-    /// Filters what is held; [`Filter::drain`] owes what passes.
+    /// Filters the bytes that are held; the result is pending for [`Filter::drain`].
     pub(super) fn filter_held(&mut self, max: usize) {
         let mut input = std::mem::take(&mut self.held);
         let mut read = 0;
@@ -121,7 +121,7 @@ impl Filter {
         self.held = input;
     }
 
-    /// Judges the first bytes of `input`, at most one frame; it may repair them in place.
+    /// Decides on the first bytes of `input`, at most one frame, which it may repair in place.
     fn step(&mut self, input: &mut [u8], max: usize) -> Step {
         if input.is_empty() {
             return Step::Wait;
@@ -162,7 +162,7 @@ impl Filter {
         Step::Pass(count)
     }
 
-    /// What comes is no AMQP: lapin shall fail on it.
+    /// The bytes are no AMQP: they are passed to lapin, which fails on them.
     fn give_up(&mut self, available: usize) -> Step {
         self.passing = u64::MAX;
         self.pass(available)
@@ -212,7 +212,7 @@ impl Filter {
         Step::Replace(count + 1, frame::header(head.channel, &payload, *end))
     }
 
-    /// What was wrong with the method that this channel's content header belongs to.
+    /// The trouble with the method that this channel's content header belongs to.
     fn taint(&mut self, channel: u16) -> Option<String> {
         let index = self.tainted.iter().position(|(tainted, _)| *tainted == channel)?;
         Some(self.tainted.swap_remove(index).1)
@@ -221,14 +221,14 @@ impl Filter {
 
 #[cfg(test)]
 impl Filter {
-    /// Capacity of all that it holds.
+    /// The capacity of all of its buffers.
     pub(super) fn memory(&self) -> usize {
         let oversized = self.oversized.as_ref().map_or(0, |(_, oversized)| oversized.memory());
         self.held.capacity() + self.out.capacity() + oversized
     }
 }
 
-/// The whole frame, if it has come.
+/// The whole frame, if it is complete.
 fn whole(input: &mut [u8], head: Head) -> Option<&mut [u8]> {
     input.get_mut(..usize::try_from(head.total()).ok()?)
 }

@@ -38,7 +38,7 @@ pub(super) fn entry(detail: &str) -> Vec<u8> {
 
 /// Takes the mark off the properties: what was wrong with the message, where the guard has changed it.
 ///
-/// To be called on whatever lapin delivers, before anything else looks at it.
+/// It must be called on every delivery of lapin, before anything else reads it.
 pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<String> {
     let name = NAME.as_str();
     let headers = properties.headers().as_ref()?;

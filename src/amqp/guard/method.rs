@@ -33,8 +33,8 @@ const fn arguments(class: u16, method: u16) -> &'static [Field] {
     }
 }
 
-/// Puts a question mark in place of each byte that is not UTF-8 in the method's short strings; tells what
-/// was wrong. A method that does not hold what it should is left as it is.
+/// Replaces each byte that is not UTF-8 in the method's short strings by a question mark; returns what was wrong. A
+/// method with other fields than expected is left as it is.
 pub(super) fn repair(payload: &mut [u8]) -> Option<String> {
     let mut reader = Reader(payload);
     let (class, method) = (reader.u16()?, reader.u16()?);

@@ -1,13 +1,13 @@
 //! Stands between the broker's socket and lapin, whose parser a message can kill.
 //!
-//! RabbitMQ passes on what lapin cannot take: tables nested a thousand deep overflow the stack of its I/O
-//! thread, which aborts the process; a short string that is not UTF-8, or a content header that is longer
-//! than a frame may be, ends the connection, and the next one too, since the message is delivered again.
+//! RabbitMQ forwards what lapin cannot parse: tables nested a thousand deep overflow the stack of its I/O thread, which
+//! aborts the process; a short string that is not UTF-8, or a content header that is longer than a frame may be, ends
+//! the connection, and the next one too, since the message is delivered again.
 //!
-//! The guard reads the frames as they come, after TLS. Frames that lapin can parse pass as they are. Of
-//! other content headers, what can be parsed is kept, and a mark is added that no producer can set:
-//! [`take_mark`] tells whoever handles the delivery that the message is malformed, and how. Texts of
-//! methods are repaired. Where the framing itself is broken, lapin is left to fail on it.
+//! The guard reads the frames as they come, after TLS. Frames that lapin can parse pass as they are. Of other content
+//! headers, what can be parsed is kept, and a mark is added that no producer can set: by [`take_mark`] the handler of
+//! the delivery learns that the message is malformed, and how. Texts of methods are repaired. Where the framing itself
+//! is broken, lapin is left to fail on it.
 
 mod content;
 mod filter;

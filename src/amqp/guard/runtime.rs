@@ -1,4 +1,4 @@
-//! tokio as lapin wants its runtime, but with [`GuardedStream`] as the type of its sockets.
+//! A runtime for lapin on tokio, with [`GuardedStream`] as the type of its sockets.
 
 use std::future::Future;
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use super::{FrameMax, GuardedStream};
 #[derive(Clone, Debug)]
 pub(crate) struct Sockets(async_rs::Tokio);
 
-/// The runtime for a guarded connection: the current tokio runtime. Must be called on one.
+/// The runtime for a guarded connection, on the current tokio runtime, without which it panics.
 pub(crate) fn runtime() -> Runtime<RuntimeParts<async_rs::Tokio, Sockets>> {
     let tokio = async_rs::Tokio::current();
     Runtime::new(RuntimeParts::new(tokio.clone(), Sockets(tokio)))

@@ -17,34 +17,34 @@ use super::filter::Filter;
 /// The socket as it was opened, with or without TLS, behind the valve that stops reading it.
 type Socket = Valve<AsyncTcpStream<<async_rs::Tokio as Reactor>::TcpStream>>;
 
-/// How many held bytes are put before the bytes that come next, in the reader's buffer. More stay where
-/// they are, so that none is moved again for every segment that arrives.
+/// How many held bytes are copied to the beginning of the reader's buffer. More stay in their own buffer, so that they
+/// are not moved again for every segment that arrives.
 const MOVED: usize = 4 * 1024;
 
-/// Room in the reader's buffer that is worth a read.
+/// The least room in the reader's buffer that is worth a read.
 const ROOM: usize = 1024;
 
-/// How much is read at once into a buffer of our own.
+/// How much is read at once into the guard's own buffer.
 const ASIDE: usize = 4 * 1024;
 
 /// True in the build that `make bench` compares with: `PACED_BENCH_UNGUARDED` was set when this was compiled.
 pub(crate) const IS_OFF: bool = option_env!("PACED_BENCH_UNGUARDED").is_some();
 
-/// After so many reads that brought nothing for lapin, it may write a heartbeat.
+/// After this many reads without bytes for lapin, it is polled again, so that it may write a heartbeat.
 const READS: usize = 32;
 
-/// How long a frame may be on one connection, as it was negotiated. Cheap to clone.
+/// The longest length of a frame on one connection, as negotiated. It is cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrameMax(Arc<AtomicU32>);
 
 impl FrameMax {
-    /// RabbitMQ's default, for as long as nothing is negotiated. No content comes before.
+    /// RabbitMQ's default, which holds until another length is negotiated. No content comes before that.
     const DEFAULT: usize = 128 * 1024;
 
-    /// A content header that is longer is cut even where the broker allows it: it is held in memory.
+    /// A content header that is longer is cut even where the broker allows it, since it is held in memory.
     const MOST: usize = 1024 * 1024;
 
-    /// To be called before anything is consumed.
+    /// Sets the negotiated length; it must be called before anything is consumed.
     pub(crate) fn set(&self, negotiated: u32) {
         self.0.store(negotiated, Ordering::Release);
     }
@@ -75,7 +75,7 @@ impl<S> GuardedStream<S> {
 
 #[cfg(test)]
 impl<S> GuardedStream<S> {
-    /// Bytes that it has set aside for itself.
+    /// The bytes that its own buffers occupy.
     pub(super) fn memory(&self) -> usize {
         self.filter.memory()
     }
@@ -104,7 +104,7 @@ impl<S: AsyncRead + Unpin> GuardedStream<S> {
         Poll::Ready(Ok(Some(self.filter.filter(buf, held + count, max))))
     }
 
-    /// Reads behind what is held.
+    /// Reads into the buffer of the bytes that are held.
     fn poll_aside(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Option<usize>>> {
         let held = self.filter.held();
         let before = held.len();
@@ -121,7 +121,7 @@ impl<S: AsyncRead + Unpin> GuardedStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
-    /// A frame that was cut off by the end of the stream is not handed on.
+    /// A frame that was cut off by the end of the stream is not delivered.
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         if IS_OFF {
             return Pin::new(&mut self.socket).poll_read(cx, buf);

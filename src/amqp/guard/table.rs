@@ -1,4 +1,4 @@
-//! Which tables lapin can parse, and which it shall: pure.
+//! Which tables lapin can parse, and which it should. It has no I/O.
 
 use super::frame::Reader;
 
@@ -10,18 +10,18 @@ pub(super) const MAX_DEPTH: usize = 32;
 /// octet on the wire and about 30 bytes once it is parsed.
 pub(super) const MAX_VALUES: usize = 4096;
 
-/// Why lapin cannot, or shall not, parse a table.
+/// The reason why lapin cannot, or should not, parse a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
     /// The lengths do not add up.
     Broken,
-    /// A name is not UTF-8.
+    /// A name that is not UTF-8.
     Name,
     /// A type that lapin does not know.
     Type(u8),
-    /// Deeper than [`MAX_DEPTH`].
+    /// The nesting is deeper than [`MAX_DEPTH`].
     Depth,
-    /// More than [`MAX_VALUES`].
+    /// There are more values than [`MAX_VALUES`].
     Values,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn skip_value<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], Flaw> 
     Ok(&all[..all.len() - reader.0.len()])
 }
 
-/// How a value is laid out behind its type.
+/// The layout of a value after its type.
 enum Width {
     Fixed(usize),
     /// A length and as many bytes.

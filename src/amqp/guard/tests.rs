@@ -1,4 +1,4 @@
-//! The guard against the parser that it stands before, and against whatever may come.
+//! Tests of the guard against the parser that it protects, and against arbitrary input.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -51,17 +51,17 @@ fn guarded_with(input: &[u8], frame_max: FrameMax) -> Vec<u8> {
         match Pin::new(&mut stream).poll_read(&mut cx, &mut buf) {
             Poll::Ready(Ok(0)) => return out,
             Poll::Ready(Ok(count)) => out.extend_from_slice(&buf[..count]),
-            // It has read often enough, and asks to be called again.
+            // It has read often enough, and asks to be polled again.
             Poll::Pending => {}
             Poll::Ready(Err(error)) => panic!("{error}"),
         }
     }
 }
 
-/// A socket that brings these pieces, each with one read or several, and then ends.
+/// A socket that delivers these pieces, each by one read or several, and then ends.
 struct Script {
     pieces: VecDeque<Vec<u8>>,
-    /// How much of the first piece is gone.
+    /// The number of bytes of the first piece that were read.
     gone: usize,
     /// Answers `Pending` before each piece.
     pauses: bool,

@@ -48,7 +48,7 @@ fn a_letter_carries_its_report_and_keeps_its_job() {
     assert_eq!(headers["paced-routing-key"], text("billing.eu"));
     assert_eq!(headers["paced-dead-at"], AMQPValue::LongLongInt(1_700_000_000_123));
     assert_eq!(letter.delivery_mode(), &Some(PERSISTENT));
-    // Replayed, it is the job that it was.
+    // A letter that is replayed is the job that it was.
     let back = replay(&letter, &Edits::default()).unwrap();
     assert_eq!(back, job.with_delivery_mode(PERSISTENT));
 }

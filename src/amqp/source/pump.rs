@@ -1,4 +1,5 @@
-//! Hands on what one consumer brings, and consumes anew with another prefetch where the window changes.
+//! Hands on the deliveries of one consumer, and replaces the consumer by one with another prefetch where the window
+//! changes.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,43 +11,43 @@ use lapin::options::BasicCancelOptions;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::warn;
 
-use super::patience::Patience;
+use super::read_timeout::ReadTimeout;
 use super::{End, Subscriber};
 use crate::amqp::connection::{ANSWER, close};
 use crate::amqp::error::{Error, text};
-use crate::amqp::links::Why;
+use crate::amqp::links::SeparationReason;
 use crate::amqp::ticket::Subscription;
 use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
-/// How long nothing is consumed, so that more of what is unsettled is settled, before a window is taken that
-/// is less than half of what it may be.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long there is no consumer, so that more messages are settled, before a window is used that is less than half of
+/// the possible one.
+const PAUSE_BEFORE_CUT: Duration = Duration::from_secs(1);
 
-/// How long the messages of a downstream that changes connections may come over the shared one, before that
-/// is given up: so long the others may be slowed down.
-const FLOOD: Duration = Duration::from_secs(5);
+/// How long the messages of a downstream that changes connections may still come over the shared one, and slow down the
+/// others, before that connection is given up.
+const SEPARATION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a window is filled up of which less than half is missing.
-const FILL_UP: Duration = Duration::from_secs(10);
+const FILL_UP_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The consumer of one channel, or none while there is no room for more.
+/// The consumer of one channel; none while there is no room for more messages.
 pub(super) struct Pump<'a> {
     pub(super) subscriber: &'a mut Subscriber,
     pub(super) subscription: Arc<Subscription>,
     consumer: Option<Consumer>,
     consuming: Consuming,
-    /// Nothing is consumed before, unless half of the window is free.
-    patience: Instant,
+    /// Before this instant nothing is consumed, unless half of the window is free.
+    consume_at: Instant,
     fill_up: Interval,
 }
 
-/// What happens next.
+/// The next event.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, and a box would be one per message")]
 enum Event {
     Closing,
-    /// Perhaps another window.
-    Look,
-    /// Nothing was changed for long.
+    /// The window may have changed.
+    WindowChanged,
+    /// Nothing was changed for a long time.
     Waited,
     Item(Option<Result<lapin::message::Delivery, lapin::Error>>),
 }
@@ -59,9 +60,9 @@ impl<'a> Pump<'a> {
         consuming: Consuming,
     ) -> Self {
         let now = Instant::now();
-        let mut fill_up = interval_at(now + FILL_UP, FILL_UP);
+        let mut fill_up = interval_at(now + FILL_UP_INTERVAL, FILL_UP_INTERVAL);
         fill_up.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { subscriber, subscription, consumer: Some(consumer), consuming, patience: now, fill_up }
+        Self { subscriber, subscription, consumer: Some(consumer), consuming, consume_at: now, fill_up }
     }
 
     /// Runs until the consumer ends or is closed.
@@ -71,7 +72,7 @@ impl<'a> Pump<'a> {
             let waited = matches!(event, Event::Waited);
             match event {
                 Event::Closing => return self.close().await,
-                Event::Look | Event::Waited => {}
+                Event::WindowChanged | Event::Waited => {}
                 Event::Item(Some(Ok(delivery))) => self.subscriber.hand_on(&self.subscription, delivery),
                 Event::Item(Some(Err(error))) => return End::Lost(text(&error)),
                 Event::Item(None) => return End::Lost("the broker ended the consumer".to_owned()),
@@ -82,7 +83,7 @@ impl<'a> Pump<'a> {
             }
             match self.adjust(waited).await {
                 Ok(()) => {}
-                // A broker that is slow may take the acks of the drain all the same.
+                // A slow broker may still accept the acks of the drain.
                 Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
                 Err(error) => return End::Lost(error.to_string()),
             }
@@ -94,21 +95,21 @@ impl<'a> Pump<'a> {
         match &mut self.consumer {
             Some(consumer) => tokio::select! {
                 () = closing.cancelled() => Event::Closing,
-                Ok(()) = window.changed() => Event::Look,
+                Ok(()) = window.changed() => Event::WindowChanged,
                 item = consumer.next() => Event::Item(item),
                 _ = self.fill_up.tick() => Event::Waited,
             },
             None if !self.subscription.is_live() => Event::Item(None),
             None => tokio::select! {
                 () = closing.cancelled() => Event::Closing,
-                Ok(()) = window.changed() => Event::Look,
-                () = self.subscription.acker.settled() => Event::Look,
-                () = tokio::time::sleep(PATIENCE) => Event::Look,
+                Ok(()) = window.changed() => Event::WindowChanged,
+                () = self.subscription.acker.settled() => Event::WindowChanged,
+                () = tokio::time::sleep(PAUSE_BEFORE_CUT) => Event::WindowChanged,
             },
         }
     }
 
-    /// Cancels, or consumes anew, where the window calls for it.
+    /// Cancels the consumer, or replaces it, where the window requires it.
     async fn adjust(&mut self, waited: bool) -> Result<(), Error> {
         if *self.subscriber.window.borrow() == 0 {
             self.cancel().await?;
@@ -120,15 +121,15 @@ impl<'a> Pump<'a> {
                 return Ok(());
             }
             self.cancel().await?;
-            self.patience = Instant::now() + PATIENCE;
+            self.consume_at = Instant::now() + PAUSE_BEFORE_CUT;
         }
-        // It may have been paused meanwhile.
+        // The downstream may have been paused meanwhile.
         if self.subscriber.closing.is_cancelled() || *self.subscriber.window.borrow() == 0 {
             return Ok(());
         }
-        if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.patience) {
+        if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.consume_at) {
             self.subscriber.idle.send_replace(false);
-            // Ahead of the consumer: the broker, too, counts them as settled then.
+            // The settlements go ahead of the new consumer, so that the broker, too, counts them first.
             self.subscription.acker.write_now();
             self.subscription.acker.another_consumer();
             let channel = self.subscription.acker.channel();
@@ -139,7 +140,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// What to do for a window of this many.
+    /// The target of the window, and the step towards it.
     fn step(&self, waited: bool) -> (u16, Step) {
         let bounds = self.subscriber.bounds();
         let target = self.subscriber.sizes.target(bounds);
@@ -152,49 +153,49 @@ impl<'a> Pump<'a> {
         (target, step(target, bounds.wanted, consuming, unsettled, waited))
     }
 
-    /// Cancels the consumer and hands on what still comes. What is unacked stays so.
+    /// Cancels the consumer and hands on the deliveries in transit. What is unacked stays so.
     async fn cancel(&mut self) -> Result<(), Error> {
         let cancelled = self.drain("consuming with another prefetch", ANSWER).await;
         self.subscriber.gives_back = false;
         cancelled
     }
 
-    /// Makes room for the others on the connection: consumes no more, and takes what is on its way.
-    async fn leave(mut self, why: Why) -> End {
+    /// Leaves the connection to the others: ends the consumer, and hands on the deliveries in transit.
+    async fn leave(mut self, why: SeparationReason) -> End {
         self.subscriber.gives_back = true;
-        match self.drain("changing connections", FLOOD).await {
+        match self.drain("changing connections", SEPARATION_TIMEOUT).await {
             Ok(()) => {}
-            // The shutdown closes the connection, once it has taken in what the others settled.
+            // The shutdown closes the connection once the broker has processed the others' settlements.
             Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
             Err(error @ Error::TimedOut { .. }) => {
-                // Its messages still come, before those of all others: they are worth another connection.
+                // Its deliveries still come before those of all others, which is worth replacing the connection.
                 warn!(downstream = %self.subscriber.name(), %error, "its messages hold up the others; reconnecting");
                 self.subscriber.route.link.meter.cut();
                 self.subscription.end();
             }
-            // Its channel is gone alone, or with the connection: the others have nothing to do with it.
+            // Only its channel is closed, or the connection is lost: the others are not affected.
             Err(_) => {
                 self.subscription.end();
                 close(self.subscription.acker.channel()).await;
             }
         }
-        // What was given back is to be ahead of the next consumer.
+        // Messages that were given back should be ahead of the next consumer.
         self.subscription.acker.write_now();
         End::Moved(why)
     }
 
-    /// Cancels the consumer and hands on what comes until the broker has answered.
+    /// Cancels the consumer and hands on deliveries until the broker has answered.
     async fn drain(&mut self, what: &str, within: Duration) -> Result<(), Error> {
         let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
         let channel = self.subscription.acker.channel().clone();
         let meter = Arc::clone(&self.subscriber.route.link.meter);
         let closing = self.subscriber.closing.clone();
         let mut cancel = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
-        let mut patience = Patience::new(&meter, &closing, within);
-        let mut over = pin!(patience.over());
+        let mut timeout = ReadTimeout::new(&meter, &closing, within);
+        let mut over = pin!(timeout.elapsed());
         let (mut answered, mut ended) = (false, false);
         let mut window = self.subscriber.window.clone();
-        // The stream ends behind the last message that had arrived.
+        // The stream ends after the last message that had arrived.
         while !(answered && ended) {
             tokio::select! {
                 answer = &mut cancel, if !answered => {
@@ -207,12 +208,12 @@ impl<'a> Pump<'a> {
                     None => ended = true,
                 },
                 Ok(_) = window.wait_for(|window| *window == 0), if !self.subscriber.gives_back => {
-                    // Nothing that is held may go now: the answer must not stand behind what is not read.
+                    // The valve is opened whatever is held: the answer must not queue behind bytes that are not read.
                     meter.disarm();
                     self.subscriber.gives_back = true;
                 }
                 () = &mut over => {
-                    // What still comes goes back with the channel, and must not pile up until then.
+                    // Deliveries that still come return with the channel, and must not pile up until then.
                     tokio::spawn(async move { while let Some(Ok(_)) = consumer.next().await {} });
                     return Err(Error::TimedOut { what: what.to_owned(), after: within });
                 }
@@ -221,14 +222,13 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Consumes no more; what has arrived is handed on.
+    /// Ends the consumer; messages that have arrived are handed on.
     async fn close(mut self) -> End {
         self.subscriber.route.link.meter.disarm();
         match self.drain("consuming no more", ANSWER).await {
-            // A broker that is slow may take the acks of the drain all the same: the channel stays until
-            // the shutdown.
+            // A slow broker may still accept the acks of the drain, so the channel stays open until the shutdown.
             Ok(()) | Err(Error::TimedOut { .. }) => {}
-            // The channel is gone, and all that is unacked comes again.
+            // The channel is closed, and all that is unacked is delivered again.
             Err(_) => self.subscription.end(),
         }
         End::Closed

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use crate::amqp::budget::Account;
 use crate::amqp::links::{Link, Links};
 
-/// The shared connection at first; once separated, one of its own until the end.
+/// The shared connection at first; once separated, the downstream's own connection until the end.
 pub(in crate::amqp) struct Route {
     links: Arc<Links>,
     pub(super) link: Link,
@@ -20,7 +20,7 @@ impl Route {
         Self { guilt: links.guilt(downstream), links: Arc::clone(links), link: shared, is_own: false }
     }
 
-    /// From now on the downstream has a connection of its own; false where it had one.
+    /// Switches to a connection of its own; returns false if the downstream had one already.
     pub(super) fn separate(&mut self, downstream: &str, account: &Arc<Account>) -> bool {
         if self.is_own {
             return false;
@@ -30,9 +30,9 @@ impl Route {
         true
     }
 
-    /// Waits until the downstream has ended the connection that it shares.
+    /// Waits until the downstream is found to have ended the shared connection.
     ///
-    /// Cancel safe. Never ends where its connection is its own.
+    /// Cancel safe. It never returns if the connection is the downstream's own.
     pub(super) async fn guilty(&self) {
         let mut guilt = self.guilt.clone();
         if self.is_own || guilt.wait_for(|guilty| *guilty).await.is_err() {

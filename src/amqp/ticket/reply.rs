@@ -1,4 +1,4 @@
-//! The outcome as a reply carries it: pure.
+//! Formats the outcome for a reply. It has no I/O.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -27,7 +27,7 @@ pub(super) fn body(response: &Response) -> Bytes {
     Bytes::from(json!({ "status": response.status, "headers": headers, "body": body }).to_string())
 }
 
-/// RFC 4648, with padding.
+/// Base64 as in RFC 4648, with padding.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -1,9 +1,9 @@
-//! Where the frames of a stream begin, and how much of them is bodies.
+//! Finds the beginnings of frames in a stream, and counts the bytes of bodies.
 
-/// Type, channel and size.
+/// The bytes of type, channel and size.
 const HEAD: usize = 7;
 const BODY: u8 = 3;
-/// A frame that is none of a method, a header or a body, such as a heartbeat, is no content.
+/// The types of frames with content: a method, a header or a body. Others, such as a heartbeat, have none.
 const CONTENT: std::ops::RangeInclusive<u8> = 1..=BODY;
 
 /// Follows a stream of frames, however it is cut into reads.
@@ -11,13 +11,13 @@ const CONTENT: std::ops::RangeInclusive<u8> = 1..=BODY;
 pub(super) struct Frames {
     head: [u8; HEAD],
     filled: usize,
-    /// The bytes that are left of the payload and of the octet behind it.
+    /// The bytes that are left of the payload and of its end octet.
     left: u64,
 }
 
 impl Frames {
-    /// How much has to be read until something is known again: the rest of a frame that was begun, or of
-    /// its head. None is left between two frames.
+    /// The number of bytes until the next decision: the rest of a frame that was begun, or of its head. It is 0 between
+    /// two frames.
     pub(super) const fn left(&self) -> u64 {
         match self.filled {
             0 => 0,
@@ -26,8 +26,8 @@ impl Frames {
         }
     }
 
-    /// These bytes come next. Returns how many of them are of bodies, and lists the channels of the frames
-    /// that begin in them.
+    /// Advances by these bytes. Returns how many of them belong to bodies, and lists the channels of the frames that
+    /// begin in them.
     pub(super) fn advance(&mut self, mut bytes: &[u8], channels: &mut Vec<u16>) -> u64 {
         let mut bodies = 0;
         while !bytes.is_empty() {
@@ -44,7 +44,7 @@ impl Frames {
             let count = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
             self.left -= count as u64;
             if self.head[0] == BODY {
-                // The octet that ends the frame is none of the body.
+                // The end octet of a frame does not belong to the body.
                 bodies += count as u64 - u64::from(self.left == 0);
             }
             bytes = &bytes[count..];

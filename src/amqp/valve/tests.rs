@@ -15,7 +15,7 @@ fn frame(kind: u8, channel: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A socket that has these bytes, and then is empty.
+/// A socket that holds these bytes, and then is empty.
 struct Socket(Vec<u8>);
 
 impl AsyncRead for Socket {
@@ -87,20 +87,20 @@ async fn a_full_downstream_is_read_to_the_end_of_a_frame_and_then_gets_heartbeat
     let waker = Waker::from(Arc::clone(&woken));
     let bodies = [frame(3, 1, &[1; 60]), frame(3, 1, &[2; 60]), frame(3, 1, &[3; 60])];
     let mut valve = Valve::metered(Socket(bodies.concat()), Arc::clone(&meter));
-    // Nothing stops what sets the connection up.
+    // The valve stops nothing while the connection is set up.
     assert_eq!(read(&mut valve, &waker, 10).map(Result::unwrap), Poll::Ready(bodies[0][..10].to_vec()));
     meter.arm();
-    // Where nothing is held, one message is read whatever it takes.
+    // Where nothing is held, one message is read whatever its size.
     let one = account.charge(1);
     let rest = read_all(&mut valve, &waker, 1);
     assert_eq!(rest, bodies[..2].concat()[10..], "to the end of the frame that made it too many");
     assert!(meter.is_closed());
     // lapin must not take the connection for lost.
-    tokio::time::advance(BEAT).await;
+    tokio::time::advance(HEARTBEAT_INTERVAL).await;
     assert_eq!(read(&mut valve, &waker, 5).map(Result::unwrap), Poll::Ready(HEARTBEAT[..5].to_vec()));
     assert_eq!(read(&mut valve, &waker, 50).map(Result::unwrap), Poll::Ready(HEARTBEAT[5..].to_vec()));
     assert!(read(&mut valve, &waker, 50).is_pending());
-    // They are taken over, and settled: it is woken, and goes on.
+    // The messages are claimed, and settled: the reader is woken, and goes on.
     meter.claim(120);
     let both = account.charge(120);
     assert!(read(&mut valve, &waker, 50).is_pending());
@@ -127,7 +127,7 @@ async fn what_nobody_has_taken_over_yet_bounds_what_is_read() {
         Poll::Ready(two),
         "of one message, perhaps"
     );
-    meter.unclaimed.store(AHEAD, Ordering::SeqCst);
+    meter.unclaimed.store(MAX_UNCLAIMED, Ordering::SeqCst);
     assert!(read(&mut valve, &waker, 50).is_pending());
     let before = woken.0.load(Ordering::SeqCst);
     meter.claim(1);
@@ -170,17 +170,17 @@ async fn a_shared_connection_waits_for_its_downstreams_and_not_for_long() {
     let bytes = frame(3, 2, &[1; 10]);
     let mut valve = Valve::metered(Socket(bytes.repeat(2)), Arc::clone(&meter));
     assert_eq!(read(&mut valve, Waker::noop(), 18).map(Result::unwrap), Poll::Ready(bytes.clone()));
-    meter.unclaimed.store(AHEAD, Ordering::SeqCst);
+    meter.unclaimed.store(MAX_UNCLAIMED, Ordering::SeqCst);
     assert!(read(&mut valve, Waker::noop(), 50).is_pending());
     meter.claim(1);
     assert_eq!(read(&mut valve, Waker::noop(), 9).map(Result::unwrap), Poll::Ready(bytes[..9].to_vec()));
-    meter.unclaimed.store(AHEAD, Ordering::SeqCst);
+    meter.unclaimed.store(MAX_UNCLAIMED, Ordering::SeqCst);
     assert_eq!(read_all(&mut valve, Waker::noop(), 50), bytes[9..], "to the end of the frame");
-    // What came last, and for whom.
+    // The channels that received something last, and their downstreams.
     meter.assign(2, "billing");
     meter.assign(3, "search");
     assert_eq!(meter.recent(), BTreeSet::from(["billing".to_owned()]));
-    tokio::time::advance(CATCH_UP).await;
+    tokio::time::advance(CLAIM_TIMEOUT).await;
     assert_eq!(read_all(&mut valve, Waker::noop(), 50), HEARTBEAT, "it goes on after all");
     assert_eq!(meter.unclaimed.load(Ordering::SeqCst), 0);
 }

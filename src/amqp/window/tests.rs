@@ -31,7 +31,7 @@ fn the_window_starts_small_and_grows_with_what_is_seen() {
         (&[(1, 100 * MIB)], false, 1),
         (&[(200, MIB)], true, 64),
         (&[(200, MIB)], false, 64),
-        // The longest counts where nothing else bounds what is read, the mean where the valve does.
+        // The longest message counts where nothing else bounds what is read, the mean where the valve does.
         (&[(1000, KIB), (1, 32 * MIB)], true, 2),
         (&[(1000, KIB), (1, 32 * MIB)], false, 31),
         (&[(10, 32 * MIB), (600, MIB)], true, 64),
@@ -53,7 +53,7 @@ fn long_jobs_are_those_of_which_few_fit() {
         (&[(3, MIB)], 64, false),
         (&[(1000, KIB), (1, 2 * MIB)], 1000, true),
         (&[(1, 2 * MIB), (1000, KIB)], 1000, false),
-        // All that is wanted fits.
+        // All messages that are wanted fit.
         (&[(3, 32 * MIB)], 2, false),
         (&[(3, 32 * MIB)], 3, true),
     ] {
@@ -64,9 +64,10 @@ fn long_jobs_are_those_of_which_few_fit() {
 #[test]
 fn each_step() {
     use Step::{Cancel, Consume, Keep};
-    // Target, wanted, the consumer's prefetch and target, unsettled in all and by earlier consumers, waited.
+    // The columns are: target, wanted, the consumer's prefetch and target, unsettled in all and by earlier consumers,
+    // waited.
     for (target, wanted, consumer, all, earlier, waited, expected) in [
-        // Without a consumer: what is left of the window, once half of it is.
+        // Without a consumer the rest of the window is requested, once it is half of it.
         (1000, 1000, None, 0, 0, false, Consume(1000)),
         (1000, 1000, None, 500, 500, false, Consume(500)),
         (1000, 1000, None, 501, 501, false, Keep),
@@ -75,32 +76,32 @@ fn each_step() {
         (10, 10, None, 1000, 1000, true, Keep),
         (1, 1, None, 0, 0, false, Consume(1)),
         (1, 1, None, 1, 1, true, Keep),
-        // It grows where that doubles it.
+        // The window grows where that doubles it.
         (16, 1000, Some((2, 2)), 2, 0, false, Cancel),
         (128, 1000, Some((14, 16)), 16, 2, false, Cancel),
         (1000, 1000, Some((112, 128)), 128, 16, false, Cancel),
         (1000, 1000, Some((400, 1000)), 300, 0, false, Keep),
-        // Where all that may come is here, it grows with what is wanted, and where half is missing.
+        // Once all that may come has arrived, it grows with what is wanted, and where half is missing.
         (20, 20, Some((16, 16)), 16, 0, false, Cancel),
         (20, 20, Some((16, 16)), 15, 0, false, Keep),
         (19, 19, Some((16, 16)), 16, 0, false, Keep),
         (1000, 1000, Some((500, 1000)), 500, 0, false, Cancel),
         (1000, 1000, Some((300, 1000)), 501, 201, false, Keep),
-        // And otherwise after a while.
+        // Otherwise it grows after a while.
         (1000, 1000, Some((872, 1000)), 872, 0, false, Keep),
         (1000, 1000, Some((872, 1000)), 872, 0, true, Cancel),
         (1000, 1000, Some((872, 1000)), 871, 0, true, Keep),
         (1000, 1000, Some((1000, 1000)), 1000, 0, true, Keep),
-        // And where there is nearly nothing in hand.
+        // It also grows where hardly any messages are unsettled.
         (1000, 1000, Some((872, 1000)), 125, 0, true, Keep),
         (1000, 1000, Some((872, 1000)), 19, 0, false, Cancel),
         (1000, 1000, Some((1000, 1000)), 0, 0, true, Keep),
-        // In a small window each counts.
+        // In a small window each message counts.
         (3, 3, Some((2, 2)), 2, 0, false, Cancel),
         (3, 3, Some((2, 3)), 2, 0, false, Keep),
         (3, 3, Some((2, 3)), 2, 0, true, Cancel),
         (3, 3, Some((2, 3)), 0, 0, false, Cancel),
-        // It is cut at once where fewer are wanted, and with reserve where they are long.
+        // It is cut at once where fewer are wanted, and with a reserve where messages are long.
         (500, 500, Some((1000, 1000)), 0, 0, false, Cancel),
         (500, 500, Some((400, 500)), 500, 101, false, Cancel),
         (500, 500, Some((400, 500)), 500, 100, false, Keep),
@@ -114,7 +115,7 @@ fn each_step() {
     }
 }
 
-/// A broker that always has messages, and gives as many as it may.
+/// A broker that always has messages, and delivers as many as it may.
 #[derive(Default)]
 struct Broker {
     consumer: Option<Consuming>,
@@ -153,7 +154,7 @@ impl Broker {
 }
 
 proptest! {
-    /// Whatever is asked for, what is unacked never exceeds the window that was in force when it came.
+    /// Whatever is requested, the unacked messages never exceed the window that was in force when they came.
     #[test]
     fn there_is_never_a_second_window(
         turns in prop::collection::vec((1_u16..1200, 0_usize..1200, any::<bool>()), 1..100),
@@ -168,7 +169,7 @@ proptest! {
         }
     }
 
-    /// A window that stays is had whole, whatever is never settled, and takes few consumers.
+    /// A window that stays the same is used in full, whatever is never settled, and takes few consumers.
     #[test]
     fn a_window_is_had_whole(window in 1_u16..2000, settled in prop::collection::vec(0_usize..300, 1..50)) {
         let mut broker = Broker::default();
@@ -179,7 +180,7 @@ proptest! {
             broker.fill();
             (0..broker.unsettled().all).for_each(|_| sizes.note(100));
         }
-        // Nothing is settled any more: some stages at once, and the rest after a while.
+        // Nothing is settled any more: some stages follow at once, and the rest after a while.
         let before = broker.consumers;
         for waited in [false, false, false, false, true, true] {
             broker.turn(sizes.target(bounds(window, true)), window, waited);

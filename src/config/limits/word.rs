@@ -1,11 +1,11 @@
-//! Texts that only limits have. The problems say what would be right.
+//! Parses texts that only limits have. The problems say what would be right.
 
 use crate::config::value::{clipped, name, rate, shown};
 use crate::job::nearest;
 use crate::limit::Calendar;
 use crate::rate::{Amount, RateError};
 
-/// An amount whose period is not the calendar's.
+/// Parses an amount whose period is not a calendar's.
 pub(super) fn amount(text: &str) -> Result<Amount, RateError> {
     let amount: Amount = rate(text)?;
     if amount.period().is_calendar() {
@@ -30,7 +30,7 @@ pub(super) fn algorithm(text: &str) -> Result<&'static str, String> {
     Err(format!("{} is no algorithm; {hint}", shown(text)))
 }
 
-/// When fixed windows begin.
+/// The beginnings of fixed windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Epoch,
@@ -45,7 +45,7 @@ pub(super) fn anchor(text: &str) -> Result<Anchor, String> {
     }
 }
 
-/// When a quota is whole again.
+/// The beginnings of a quota's windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reset {
     Calendar,
@@ -62,7 +62,7 @@ pub(super) fn reset(text: &str) -> Result<Reset, String> {
     }
 }
 
-/// Minutes east of UTC.
+/// Parses an offset from UTC into minutes to the east.
 pub(super) fn utc_offset(text: &str) -> Result<i16, String> {
     if text == "Z" {
         return Ok(0);
@@ -90,7 +90,7 @@ pub(super) fn utc_offset(text: &str) -> Result<i16, String> {
     Ok(sign * offset)
 }
 
-/// The name of a limit: no dot in it, so that none is a plan's.
+/// Checks the name of a limit: it has no dot, so that it cannot be one of a plan's.
 pub(super) fn limit_name(text: &str) -> Result<String, String> {
     name("limit", text).map(|()| text.to_owned())
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A replica that sees things one millisecond apart.
+/// A replica whose events are one millisecond apart.
 struct Scene {
     health: Health,
     now: Instant,
@@ -43,7 +43,7 @@ impl Scene {
         self.health.delivered(now)
     }
 
-    /// Stopped, since connections failed.
+    /// A replica that has stopped after failed connections.
     fn unreachable_for_good() -> Self {
         let mut scene = Self::new();
         assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
@@ -51,7 +51,7 @@ impl Scene {
         scene
     }
 
-    /// Stopped, since three jobs were refused.
+    /// A replica that has stopped after three refused jobs.
     fn unauthorized() -> Self {
         let mut scene = Self::new();
         scene.suspected();
@@ -60,7 +60,7 @@ impl Scene {
         scene
     }
 
-    /// How long until the next trial.
+    /// The time until the next trial.
     fn due_in(&self) -> Duration {
         self.health.trial_due().expect("a trial") - self.now
     }

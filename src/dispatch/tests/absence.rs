@@ -1,4 +1,4 @@
-//! What becomes of the jobs while the store is away, and the way back.
+//! The policies for jobs while the store is away, and the return to the shared pace.
 
 use super::*;
 use crate::dispatch::{OnLimit, OnUnavailable};
@@ -7,12 +7,12 @@ use crate::terms::Override;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Replicas of unequal distance to one store, with so many jobs each.
+/// Replicas of unequal distance to one store, with this many jobs each.
 fn replicas(limit: &Limit, on_unavailable: OnUnavailable, jobs: usize) -> [Bench; 4] {
     replicas_of(limit, on_unavailable, jobs, QUICK)
 }
 
-/// The same, of a downstream that takes so long for each.
+/// The same, of a downstream that takes this long for each job.
 fn replicas_of(limit: &Limit, on_unavailable: OnUnavailable, jobs: usize, takes: Duration) -> [Bench; 4] {
     let store = Arc::new(MemoryStore::new());
     [200, 400, 1000, 3000].map(|micros| {
@@ -33,7 +33,7 @@ fn away(benches: &[Bench], away: bool) {
     benches.iter().for_each(|bench| bench.store.away.store(away, Ordering::SeqCst));
 }
 
-/// Millis from `start` to each hand-over by any of them, in order.
+/// The instants of all hand-overs, in ms from `start`, in order.
 fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
     let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
     all.sort_unstable();
@@ -44,7 +44,7 @@ fn between(millis: &[u128], from: u128, until: u128) -> usize {
     millis.iter().filter(|at| (from..until).contains(*at)).count()
 }
 
-/// The most in any window of so many ms.
+/// The most hand-overs in any window of this many ms.
 fn densest(millis: &[u128], window: u128) -> usize {
     let upto = |from: u128| millis.partition_point(|at| *at < from + window);
     millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
@@ -68,7 +68,7 @@ async fn local_keeps_the_pace_of_all_and_returns_without_a_burst() {
         tokio::time::sleep(5 * SECOND).await;
         let all = all_millis(&benches, start);
         let within = densest(&all, 1000);
-        // A burst of 10 at the start, besides.
+        // A burst of 10 at the start comes on top.
         assert!(within <= 210 + burst as usize, "burst {burst}: {within} in a second");
         let alone = between(&all, 2500, 7000);
         assert!((855..=945).contains(&alone), "{alone} in 4.5 s, 900 at the limit");
@@ -92,7 +92,7 @@ async fn who_is_away_alone_finds_back_to_the_others() {
     away(&benches[3..], false);
     tokio::time::sleep(3 * SECOND).await;
     let all = all_millis(&benches, start);
-    // The others cannot know of what it releases: a part of the limit more.
+    // The others cannot know what it releases: a share of the limit more.
     assert!(densest(&all, 1000) <= 255, "{}", densest(&all, 1000));
     let after = between(&all, 5300, 7300);
     assert!((395..=405).contains(&after), "{after} in 2 s of the shared pace: nobody paused for it");
@@ -106,7 +106,7 @@ async fn open_releases_all_and_returns_to_the_pace() {
     let _running = benches.each_mut().map(Bench::start);
     tokio::time::sleep(SECOND).await;
     away(&benches, true);
-    // Each notices when it asks next.
+    // Each notices with its next call.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let released = between(&all_millis(&benches, start), 1400, 1500);
     assert!(released > 1000, "{released} in 100 ms: as fast as the downstream takes them");
@@ -189,7 +189,7 @@ async fn a_pause_counts_without_the_store_too() {
 async fn what_was_used_of_a_window_stays_used() {
     let limit = Limit::fixed_window("w", 100, 10 * SECOND).unwrap();
     let mut benches = replicas(&limit, OnUnavailable::Local, 0);
-    // From the edge of a window on.
+    // The run starts at the edge of a window.
     let now = benches[0].store.inner().ping().await.unwrap();
     let edge = Duration::from_micros(10_000_000 - now.0.rem_euclid(10_000_000).unsigned_abs());
     tokio::time::sleep(edge).await;
@@ -224,7 +224,7 @@ async fn policers_know_of_each_other_too() {
     let _running = benches.each_mut().map(Bench::start);
     tokio::time::sleep(90 * SECOND).await;
     away(&benches, true);
-    // One job of each tells that the store is away; it waits for no answer.
+    // One job of each detects that the store is away, and waits for no answer.
     tokio::time::sleep(30 * SECOND).await;
     for bench in &benches {
         bench.publish_many(0..100);
@@ -249,7 +249,7 @@ async fn other_options_count_while_the_store_is_away() {
     let mut options = bench.options.clone();
     options.on_unavailable = OnUnavailable::Local;
     bench.control().reload(options.clone());
-    // A horizon and a slot at most pass before it begins.
+    // It begins after at most a horizon and a slot.
     let from = (Instant::now() - start).as_millis() + 120;
     tokio::time::sleep(3 * SECOND).await;
     let local = between(&bench.sink.millis(start), from, from + 2000);
@@ -274,7 +274,7 @@ async fn a_store_that_begins_anew_is_gone_back_to_by_all_at_once() {
         tokio::time::sleep(2 * SECOND).await;
         let empty = Arc::new(MemoryStore::new());
         benches.iter().for_each(|bench| bench.store.swap(&empty));
-        // They find it one after the other.
+        // The replicas find the store one after the other.
         for bench in &benches {
             tokio::time::sleep(Duration::from_millis(fastrand::u64(0..150))).await;
             bench.store.away.store(false, Ordering::SeqCst);
@@ -331,7 +331,7 @@ async fn who_refuses_after_an_absence_is_held_for() {
     assert_eq!(bench.sink.ids().len(), sent);
 }
 
-/// Else each would take the whole pace for its own.
+/// Otherwise each would take the whole pace for its own.
 #[tokio::test(start_paused = true)]
 async fn who_was_idle_counts_when_jobs_come_while_the_store_is_away() {
     let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 1);
@@ -346,7 +346,7 @@ async fn who_was_idle_counts_when_jobs_come_while_the_store_is_away() {
     assert!((380..=420).contains(&alone), "{alone} in 2 s, 400 at the limit");
 }
 
-/// A single glitch is no reason to have all others wait.
+/// A single failed call is no reason to make all others wait.
 #[tokio::test(start_paused = true)]
 async fn who_was_away_for_a_moment_pauses_nobody() {
     let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 2000);

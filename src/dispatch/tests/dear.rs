@@ -99,7 +99,7 @@ async fn a_dear_job_of_one_replica_idles_no_window_for_the_others() {
     assert!((60_000..60_200).contains(&first), "{first} ms: it has its part of the next window");
 }
 
-/// The only limit is a window, and while the store is away each call is answered without any delay.
+/// The only limit is a window, and the store is in this process, so each call is answered without any delay.
 #[tokio::test(start_paused = true)]
 async fn dear_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
     let mut bench = Bench::new("1/s", QUICK);
@@ -124,8 +124,8 @@ async fn dear_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
     assert!(calls < 1000, "{calls} calls, the looks whether it is there among them");
 }
 
-/// The way to the store takes 1 ms at one time and 4 ms at another. Whichever call comes first, a new window begins
-/// with the job that waited longest.
+/// The round trip to the store varies between 1 ms and 4 ms. Whichever call comes first, a new window begins with the
+/// job that has waited longest.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_cost_less_take_no_new_window_from_a_dear_job() {
     for (before, after) in [(3000, 0), (0, 3000)] {

@@ -1,4 +1,4 @@
-//! A stop: what waits goes back, what is being sent may end.
+//! A stop: jobs that wait are given back, and sends in progress may end.
 
 use super::*;
 

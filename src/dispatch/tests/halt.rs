@@ -1,4 +1,4 @@
-//! A downstream that cannot be used from here: no jobs are taken, none is lost, and the others go on.
+//! A downstream that this replica cannot use: it takes no jobs, none is lost, and the other replicas continue.
 
 use super::*;
 use crate::store::Lease;
@@ -27,7 +27,7 @@ fn acked(bench: &Bench) -> usize {
     bench.ledger.all().iter().filter(|(_, how)| matches!(how, Settled::Acked(_))).count()
 }
 
-/// How many replicas hold a lease, this probe not among them.
+/// The number of replicas that hold a lease, without this probe.
 async fn leases(bench: &Bench) -> u32 {
     let limits = bench.options.limits.clone();
     let call = Reserve {
@@ -190,7 +190,7 @@ async fn jobs_that_are_all_refused_for_their_own_fault_stop_the_others_for_a_whi
     bench.sink.arrived(3).await;
     tokio::time::sleep(SECOND).await;
     assert_eq!(bench.pauses(), [true]);
-    // The broker has good ones behind them.
+    // The broker has good jobs after these.
     bench.publish_many(0..5);
     bench.sink.accepted(1).await;
     tokio::time::sleep(60 * SECOND).await;
@@ -232,7 +232,7 @@ async fn nothing_is_released_without_limits_either() {
     assert_eq!(acked(&bench), 100);
 }
 
-/// The widest window that the source was told.
+/// The widest window that was set on the source.
 fn widest(bench: &Bench) -> Option<u16> {
     bench.windows.lock().unwrap().iter().max().copied()
 }
@@ -288,7 +288,7 @@ async fn long_jobs_that_are_all_refused_keep_others_out_for_a_short_while_only()
     bad.iter().for_each(|id| bench.publish(message(id)));
     let _running = bench.start();
     bench.sink.arrived(3).await;
-    // Nothing more fits in before one of them is settled.
+    // No more fit before one of them is settled.
     bench.full.send_replace(true);
     bench.publish_many(0..1);
     let begun = Instant::now();
@@ -357,7 +357,7 @@ async fn a_refusal_of_long_ago_says_nothing_once_there_was_another_answer() {
     bench.publish(message("a"));
     let _running = bench.start();
     bench.sink.arrived(1).await;
-    // A success in between begins a new row.
+    // A success in between starts a new row.
     bench.publish(message("b"));
     bench.ledger.count(2).await;
     assert_eq!((acked(&bench), dead_letters(&bench)), (2, 0));

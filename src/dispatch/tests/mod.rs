@@ -72,7 +72,7 @@ async fn no_more_are_sent_at_once_than_allowed_and_no_slot_is_wasted_on_the_rest
     done.await.unwrap();
     assert_eq!(bench.sink.most.load(Ordering::SeqCst), 10);
     assert_eq!(bench.ledger.all().len(), 200);
-    // 10 at once, 100 ms each: 20 rounds. Gathering and slots cost a little more.
+    // With 10 at once for 100 ms each there are 20 rounds. Batching and slots cost a little more.
     assert!(start.elapsed() < Duration::from_millis(2700), "{:?}", start.elapsed());
 }
 
@@ -101,7 +101,7 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert_eq!(bench.ledger.all().len(), 50);
-    // At 30 ms the dispatcher looks up; the slots at 20 and 30 are still within the tolerance of 10 ms.
+    // The dispatcher wakes at 30 ms; the slots at 20 and 30 are still within the tolerance of 10 ms.
     assert_eq!(released[..4], [0, 30, 30, 40], "the one at 10 was missed, not caught up");
     assert!(released[2..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
     let mut ids = bench.sink.ids();
@@ -130,7 +130,7 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
     done.await.unwrap();
     let ids: Vec<String> = (0..30).map(|id| id.to_string()).collect();
     assert_eq!(bench.sink.ids(), ids, "each kept its place");
-    // Tokio's time stands still in a suspend: between the third and the fourth lie 5 minutes more.
+    // Tokio's time stands still in a suspend: there are 5 more minutes between the third and the fourth.
     let released = &bench.sink.millis(start)[3..];
     assert!(released.windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
     for id in &ids[3..] {
@@ -169,7 +169,7 @@ async fn a_slow_limit_waits_for_its_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_passes_while_there_is_no_connection_is_given_up() {
     let mut bench = Bench::new("100/s", QUICK);
-    // Longer than the tolerance of 10 ms, the first time.
+    // The first connection takes longer than the tolerance of 10 ms.
     *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300)];
     bench.publish_many(0..20);
     let start = Instant::now();

@@ -40,11 +40,11 @@ pub(super) struct Bench {
     /// The generation of the channel that messages come through.
     generation: u64,
     pub(super) stop: CancellationToken,
-    /// What the source was told.
+    /// The calls that the source received.
     pub(super) windows: Arc<Mutex<Vec<u16>>>,
-    /// Whether its messages may go back while the downstream cannot be used.
+    /// Whether its messages may be given back while the downstream cannot be used.
     pub(super) may_be_given_back: bool,
-    /// The source is full: it hands out nothing.
+    /// Whether the source is full, so that it hands out nothing.
     pub(super) full: watch::Sender<bool>,
     pauses: Arc<Mutex<Vec<bool>>>,
     messages: mpsc::UnboundedSender<Delivery>,
@@ -108,12 +108,12 @@ impl Bench {
         self.deliver(message, id, false);
     }
 
-    /// A message that was delivered before; the ledger knows this delivery by a name of its own.
+    /// Publishes a message that was delivered before; the ledger names this delivery by `label`.
     pub(super) fn publish_again(&self, message: Message, label: &str) {
         self.deliver(message, label.to_owned(), true);
     }
 
-    /// The channel that all messages came through so far is lost; others come through another one.
+    /// Loses the channel of all messages so far; later ones come through another one.
     pub(super) fn reconnect(&mut self) {
         self.live.store(false, Ordering::SeqCst);
         self.live = Arc::new(AtomicBool::new(true));
@@ -155,12 +155,12 @@ impl Bench {
         tokio::spawn(dispatcher.run(source, self.stop.clone()))
     }
 
-    /// The handle on what was started.
+    /// The handle on the running dispatcher.
     pub(super) fn control(&self) -> Control {
         self.control.clone().expect("started")
     }
 
-    /// What the source was told, in order: to pause (true), to go on (false).
+    /// The pauses of the source, in order: true for a pause, false for the continuation.
     pub(super) fn pauses(&self) -> Vec<bool> {
         self.pauses.lock().unwrap().clone()
     }

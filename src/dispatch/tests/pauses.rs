@@ -8,7 +8,7 @@ use crate::store::{Change, Status};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The downstream asks for a pause of so long.
+/// The downstream asks for a pause of this length.
 fn asks(status: u16, seconds: u64) -> Outcome {
     let after = Some(Duration::from_secs(seconds));
     let detail = format!("status {status}");
@@ -18,7 +18,7 @@ fn asks(status: u16, seconds: u64) -> Outcome {
     }
 }
 
-/// Replicas of unequal distance to one store, with so many jobs each.
+/// Replicas of unequal distance to one store, with this many jobs each.
 pub(super) fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
     let store = Arc::new(MemoryStore::new());
     [200, 400, 1000, 3000].map(|micros| {
@@ -31,14 +31,14 @@ pub(super) fn replicas(rate: &str, burst: u32, jobs: usize) -> [Bench; 4] {
     })
 }
 
-/// Millis from `start` to each hand-over by any of them, in order.
+/// The instants of all hand-overs, in ms from `start`, in order.
 pub(super) fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
     let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
     all.sort_unstable();
     all
 }
 
-/// The most in any window of so many ms.
+/// The most hand-overs in any window of this many ms.
 pub(super) fn densest(millis: &[u128], window: u128) -> usize {
     let upto = |from: u128| millis.partition_point(|at| *at < from + window);
     millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
@@ -62,7 +62,7 @@ async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
         }
         let all = all_millis(&benches, start);
         assert_eq!(all.len(), 1601, "each once, and the one that was refused once more");
-        // 3 s from its answer on, which is 1 ms after the hand-over.
+        // The pause lasts 3 s from its answer, which is 1 ms after the hand-over.
         let (over, early) = (asked + 3001, asked + 100);
         let meanwhile: Vec<_> = all.iter().filter(|at| (early..over).contains(*at)).collect();
         assert!(meanwhile.is_empty(), "burst {burst}: {meanwhile:?} in a pause from {asked} to {over}");
@@ -77,10 +77,10 @@ async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
     }
 }
 
-/// What is asked for is a span of real time, whatever the store's clock does meanwhile.
+/// The requested pause is a span of real time, whatever the store's clock does meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_step_of_the_stores_clock_makes_no_pause_shorter() {
-    // Nobody asked the store in between, so it cannot tell a step back from time that passed.
+    // No call was made in between, so the store cannot tell a step back from time that passed.
     for (step, longer) in [(2_000_000, 0), (-2_000_000, 2000), (3_600_000_000, 0)] {
         let clock = Arc::new(SteppingClock::new());
         let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
@@ -136,7 +136,7 @@ async fn of_several_pauses_the_latest_end_counts() {
     bench.end();
     done.await.unwrap();
     let released = bench.sink.millis(start);
-    // The second is on its way when the first is answered, at 45 ms.
+    // The second job is in flight when the first is answered, at 45 ms.
     assert_eq!(released[..5], [0, 10, 20, 30, 40]);
     assert_eq!(released[5], 5045, "{released:?}");
 }
@@ -226,7 +226,7 @@ async fn a_pause_ends_by_itself_and_a_resume_ends_both() {
 
 #[tokio::test(start_paused = true)]
 async fn a_notice_that_was_missed_is_made_up_for() {
-    // Far apart as its slots are, it would ask only after a minute.
+    // With slots this far apart, its next call would come only after a minute.
     let mut bench = Bench::new("1/m", QUICK);
     bench.store.deaf.store(true, Ordering::SeqCst);
     bench.publish_many(0..3);
@@ -265,7 +265,7 @@ async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
     assert_eq!(benches[0].sink.ids().len(), 21, "held slots too");
     benches[0].store.away.store(false, Ordering::SeqCst);
     tokio::time::sleep(3 * SECOND).await;
-    // The other one hears of it.
+    // The other one is notified of it.
     benches[1].publish_many(0..1);
     benches[1].sink.arrived(1).await;
     let other = benches[1].sink.millis(start)[0];
@@ -295,7 +295,7 @@ async fn an_operators_pause_survives_the_loss_of_the_record() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_opens_in_a_pause_is_not_used() {
     let mut bench = Bench::new("1/s", Duration::from_millis(1100));
-    // The second one waits for its connection while the first is answered.
+    // The second job waits for its connection while the first is answered.
     *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(400), Duration::ZERO];
     bench.publish_many(0..3);
     bench.options.max_pause = Duration::from_millis(50);
@@ -303,7 +303,7 @@ async fn a_connection_that_opens_in_a_pause_is_not_used() {
     let start = Instant::now();
     let _running = bench.start();
     bench.sink.arrived(3).await;
-    // At 1400 the pause is over, but the slot of 1000 lay before its end.
+    // At 1400 the pause is over, but the slot of 1000 lay before the end of the pause.
     assert_eq!(bench.sink.millis(start), [0, 2000, 3000]);
 }
 
@@ -337,4 +337,32 @@ async fn looks_after_changes_are_apart_however_many_there_are() {
     }
     let looks = bench.store.record_calls.load(Ordering::SeqCst) - before;
     assert!((8..=11).contains(&looks), "{looks} looks in half a second");
+}
+
+/// Eight replicas work on a downstream, whose record is changed once.
+#[tokio::test(start_paused = true)]
+async fn replicas_look_after_a_change_not_all_at_one_instant() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [0; 8].map(|_| {
+        let mut bench = Bench::new("200/s", QUICK);
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
+        bench.publish_many(0..400);
+        bench
+    });
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(3 * SECOND).await;
+    let looks = |benches: &[Bench]| -> Vec<usize> {
+        benches.iter().map(|bench| bench.store.record_calls.load(Ordering::SeqCst)).collect()
+    };
+    let before = looks(&benches);
+    store.update_record("billing", Change::Resume).await.unwrap();
+    // How many have looked after so many ms.
+    let mut looked = vec![];
+    for _ in 0..20 {
+        tokio::time::sleep(QUICK).await;
+        looked.push(looks(&benches).iter().zip(&before).filter(|(now, before)| now > before).count());
+    }
+    assert_eq!(looked.last(), Some(&8), "each looks soon: {looked:?}");
+    let most = looked.iter().zip([0].iter().chain(&looked)).map(|(now, before)| now - before).max();
+    assert!(most <= Some(6), "nearly all of them look within one millisecond: {looked:?}");
 }

@@ -1,4 +1,4 @@
-//! Plans: jobs keep the downstream's limits and their plan's, and hold up no other plan's.
+//! Plans: jobs obey the downstream's limits and their plan's, and do not hold up jobs of other plans.
 
 use super::parts::at_most;
 use super::*;
@@ -10,7 +10,7 @@ fn leaky(name: &str, rate: &str, burst: u32) -> Limit {
     Limit::leaky_bucket(name, rate.parse().unwrap(), burst).unwrap()
 }
 
-/// A downstream, and plans with a limit each.
+/// A downstream, and plans with one limit each.
 fn bench(rate: &str, plans: Vec<(&str, Limit)>) -> Bench {
     let mut bench = Bench::new(rate, QUICK);
     set_plans(&mut bench.options, plans);
@@ -31,7 +31,7 @@ fn on(plan: &str, message: Message) -> Message {
     Message { headers: vec![header], ..message }
 }
 
-/// Publishes so many jobs on a plan; their ids begin with its name.
+/// Publishes this many jobs of a plan; their ids begin with its name.
 fn publish(bench: &Bench, plan: &str, jobs: usize) {
     for job in 0..jobs {
         let message = message(&format!("{plan}{job}"));
@@ -39,7 +39,7 @@ fn publish(bench: &Bench, plan: &str, jobs: usize) {
     }
 }
 
-/// Millis from `start` at which jobs of a plan were sent.
+/// The instants at which jobs of a plan were sent, in ms from `start`.
 fn millis(bench: &Bench, plan: &str, start: Instant) -> Vec<u128> {
     let sent = bench.sink.sent.lock().unwrap();
     sent.iter().filter(|sent| sent.id.starts_with(plan)).map(|sent| (sent.at - start).as_millis()).collect()
@@ -64,7 +64,7 @@ async fn a_plan_that_is_used_up_holds_up_no_other() {
     assert!(all.last() <= Some(&2300), "203 at 100/s: {all:?}");
     bench.stop.cancel();
     done.await.unwrap();
-    // What waits goes back.
+    // Jobs that wait are given back.
     let back = bench.ledger.all().into_iter().filter(|(_, how)| *how == Settled::Back);
     assert_eq!(back.count(), 17);
 }
@@ -85,7 +85,7 @@ async fn each_plan_keeps_its_pace_and_no_slot_of_the_downstream_is_lost() {
     for plan in ["a", "b", "c", "d"] {
         let sent = millis(&bench, plan, start);
         assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{sent:?}");
-        // 50 intervals of 200 ms.
+        // These are 50 intervals of 200 ms.
         assert!((10_000..10_700).contains(sent.last().unwrap()), "{plan}: {:?}", sent.last());
     }
     let all = bench.sink.millis(start);
@@ -247,7 +247,7 @@ async fn plans_with_quotas_keep_the_pace_of_the_downstream() {
     assert!((400..=600).contains(&on_a), "{on_a} of 1000");
 }
 
-/// A plan's own limit makes it wait for long: it takes no slot of the downstream's meanwhile.
+/// The plan's own limit makes the job wait for long, and it takes no slot of the downstream's meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_dear_job_of_a_plan_holds_up_no_other() {
     let own = Limit::gcra("plan.free.g", "1/s".parse().unwrap(), 20).unwrap();
@@ -275,7 +275,7 @@ async fn a_plan_that_is_rejected_all_the_time_holds_up_no_other() {
     bench.options.on_limit = OnLimit::Reject;
     bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), 2 * QUICK));
     let done = bench.start();
-    // One more of the plan that is used up with each ms, and so while the store is asked about the last.
+    // A job of the exhausted plan arrives every ms, also while the store is asked about the last one.
     for job in 0..200 {
         bench.publish(on("a", message(&format!("a{job}"))));
         if job % 10 == 0 {
@@ -289,7 +289,7 @@ async fn a_plan_that_is_rejected_all_the_time_holds_up_no_other() {
     done.await.unwrap();
 }
 
-/// As it gets its share without plans: it must not come too late each time.
+/// The replica gets its share as it does without plans: its calls must not come too late each time.
 #[tokio::test(start_paused = true)]
 async fn a_replica_far_from_the_store_gets_its_share_of_a_plan() {
     for (rate, own) in [("200/s", "100000/s"), ("1000/s", "2000/s"), ("2/s", "1000/s")] {
@@ -312,7 +312,7 @@ async fn a_replica_far_from_the_store_gets_its_share_of_a_plan() {
     }
 }
 
-/// When a plan that is used up has its next slot says nothing of jobs that come later, of others.
+/// The next slot of an exhausted plan does not delay jobs of other plans that come later.
 #[tokio::test(start_paused = true)]
 async fn a_plan_that_is_used_up_stops_nobody_who_comes_later() {
     let window = Limit::fixed_window("plan.free.window", 3, Duration::from_secs(3600)).unwrap();

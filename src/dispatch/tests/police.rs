@@ -1,4 +1,4 @@
-//! Limits that police: a job goes at once, or is rejected.
+//! Limits that police: a job is released at once, or is rejected.
 
 use super::*;
 use crate::dispatch::OnLimit;

@@ -48,7 +48,7 @@ async fn a_send_that_fails_goes_on_as_the_message_that_was_delivered_again() {
 
 #[tokio::test(start_paused = true)]
 async fn each_send_stands_for_one_message() {
-    // Those without an id are told apart by all else.
+    // Jobs without an id are distinguished by all other fields.
     for id in [Some("a".to_owned()), None] {
         let mut bench = Bench::new("100/s", TAKES);
         let job = || Message { message_id: id.clone(), ..message("") };
@@ -56,7 +56,7 @@ async fn each_send_stands_for_one_message() {
         bench.publish(job());
         let _running = bench.start();
         bench.sink.arrived(2).await;
-        // Through the same channel it is another message.
+        // A message that comes through the same channel is another one.
         bench.publish_again(job(), "same channel");
         bench.sink.arrived(3).await;
         bench.reconnect();
@@ -110,7 +110,7 @@ async fn a_message_whose_channel_is_lost_twice_is_still_sent_once() {
     for (number, label) in ["second", "third", "fourth"].into_iter().enumerate() {
         bench.reconnect();
         bench.publish_again(message("a"), label);
-        // One behind it shows that it was taken in.
+        // A job behind it shows that it was taken in.
         bench.publish(message("next"));
         bench.sink.arrived(number + 2).await;
     }
@@ -129,7 +129,7 @@ async fn a_message_that_comes_again_behind_its_deadline_waits_for_its_send_too()
     bench.publish(job());
     let _running = bench.start();
     bench.sink.arrived(1).await;
-    // The wall clock is not paused: now it has passed the deadline.
+    // The wall clock is not paused: this waits until it has passed the deadline.
     while wall_now().0 / 1000 <= deadline {
         std::thread::yield_now();
     }

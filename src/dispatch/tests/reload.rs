@@ -1,4 +1,4 @@
-//! Other options while jobs are on their way.
+//! Options that change while jobs are in progress.
 
 use super::*;
 
@@ -18,7 +18,7 @@ async fn what_is_reloaded_counts_from_the_next_slot_on() {
     let released = bench.sink.millis(start);
     assert_eq!(released.len(), 60);
     assert_eq!(released[..10], [0, 100, 200, 300, 400, 500, 600, 700, 800, 900]);
-    // One was held already, and the next slot of the old pace is taken.
+    // One job was held already, and the next slot of the old pace is taken.
     let fast = &released[12..];
     assert!(fast.windows(2).all(|pair| pair[1] - pair[0] == 10), "{released:?}");
     assert!(released[12] <= 1200, "{released:?}");

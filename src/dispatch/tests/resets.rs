@@ -1,4 +1,4 @@
-//! Counts that an operator has begin at 0 while jobs wait.
+//! Counts that an operator resets while jobs wait.
 
 use tokio::time::sleep;
 
@@ -24,7 +24,7 @@ async fn resets_under_load_keep_the_pace() {
         }
         let all = all_millis(&benches, start);
         assert_eq!(all.len(), 1600, "each once");
-        // The burst at the start is one.
+        // The burst at the start counts as one.
         let paced = &all[burst as usize - 1..];
         assert!(densest(paced, 1000) <= 201, "burst {burst}: {} in a second", densest(paced, 1000));
         assert!(densest(paced, 100) <= 21, "burst {burst}: {} in 100 ms", densest(paced, 100));

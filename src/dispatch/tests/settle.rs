@@ -1,4 +1,4 @@
-//! What becomes of a job: tried again, settled, or refused.
+//! The settlement of a job: it is tried again, settled, or refused.
 
 use super::*;
 use crate::dispatch::Report;
@@ -145,7 +145,7 @@ async fn what_expires_while_it_waits_takes_no_slot() {
     bench.publish(message("good"));
     let done = bench.start();
     bench.sink.arrived(1).await;
-    // The wall clock is not paused: now it has passed the deadline.
+    // The wall clock is not paused: this waits until it has passed the deadline.
     while wall_now().0 / 1000 <= deadline {
         std::thread::yield_now();
     }
@@ -202,7 +202,7 @@ async fn stale_retries_do_not_keep_a_dispatcher_whose_source_has_ended() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
-/// Nobody knows whether it did the work: each repeat may do it again.
+/// It is unknown whether the work was done: each repetition may do it again.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_can_read_is_asked_for_once_more() {
     let mut bench = Bench::new("100/s", QUICK);

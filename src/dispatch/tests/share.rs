@@ -14,7 +14,7 @@ async fn replicas_far_from_the_store_get_their_share() {
         });
         let _running = benches.each_mut().map(Bench::start);
         let [near, far] = &benches;
-        // As long as both have work.
+        // The shares are compared as long as both have jobs.
         let done = || near.sink.ids().len() + far.sink.ids().len();
         while done() < jobs {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -26,7 +26,7 @@ async fn replicas_far_from_the_store_get_their_share() {
 
 #[tokio::test(start_paused = true)]
 async fn four_replicas_take_a_quarter_each_for_less_than_half_a_call_a_job() {
-    // Of unequal distance to the store; the last is far.
+    // Replicas of unequal distance to the store; the last one is distant.
     let store = Arc::new(MemoryStore::new());
     let mut benches = [200, 250, 300, 2200].map(|micros| {
         let mut bench = Bench::new("200/s", QUICK);
@@ -70,7 +70,7 @@ async fn a_replica_that_is_left_alone_takes_all_slots() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_limit_is_shared_too() {
-    // Far apart as the slots are, each replica knows of the other.
+    // Although the slots are far apart, each replica knows of the other.
     for rate in ["10/m", "1/m"] {
         let store = Arc::new(MemoryStore::new());
         let mut benches = [1, 1].map(|millis| {
@@ -90,8 +90,8 @@ async fn a_slow_limit_is_shared_too() {
     }
 }
 
-/// What fits at once is taken by whoever asks for the least: a job that costs the whole burst waits for
-/// it to be whole, farther ahead than the others reach.
+/// Units that come back are taken by the cheapest jobs: a job that costs the whole burst waits until the burst is
+/// whole, so it reaches further ahead than the others.
 #[tokio::test(start_paused = true)]
 async fn a_job_of_a_high_cost_is_not_starved_by_cheap_ones() {
     let second = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The store's clock steps in mid-run: no slot too many but what a step forward may cost, and no stall.
+//! The store's clock steps during a run: no more slots than a forward step may cost, and no stall.
 
 use std::sync::atomic::AtomicI64;
 
@@ -6,19 +6,19 @@ use super::*;
 use crate::time::{Clock, Micros};
 
 const SEEDS: std::ops::Range<u64> = 0..60;
-/// 3 s of slots at 200/s.
+/// As many jobs as 3 s of slots at 200/s.
 const JOBS: usize = 600;
-/// How far the clock steps, either way.
+/// The length of a step of the clock, either way.
 const STEP: i64 = 2_000_000;
-/// H, and T.
+/// The horizon H and the emission interval T.
 const HORIZON: Duration = Duration::from_millis(100);
 const INTERVAL: Duration = Duration::from_millis(5);
-/// What a step forward may let through beside the pace, once: H/T + 1.
+/// How many slots a forward step may release beyond the pace, once: H/T + 1.
 const TWICE: usize = 21;
-/// The longest that a step back keeps everybody waiting.
+/// The longest stall that a step back may cause.
 const STALL: Duration = HORIZON;
 
-/// The runtime's paused time, and what it was stepped by.
+/// The runtime's paused time, plus the steps.
 #[derive(Debug)]
 pub(super) struct SteppingClock {
     start: Instant,
@@ -42,13 +42,13 @@ impl Clock for SteppingClock {
     }
 }
 
-/// When four replicas released something, and when the clock stepped forward, since the start.
+/// The instants, from the start, at which four replicas released jobs and at which the clock stepped forward.
 struct Run {
     released: Vec<Duration>,
     forward: Vec<Duration>,
 }
 
-/// Four replicas, of which none is as far from the store as another, work off a backlog while the clock steps.
+/// Four replicas, each with another distance to the store, work off a backlog while the clock steps.
 async fn run(burst: u32, steps: &[i64]) -> Run {
     let clock = Arc::new(SteppingClock::new());
     let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
@@ -58,7 +58,7 @@ async fn run(burst: u32, steps: &[i64]) -> Run {
         bench.options.limits = LimitSet::new(vec![limit]).unwrap();
         let distance = Duration::from_micros(fastrand::u64(micros));
         bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), distance));
-        // More than it can release in the run: none is ever without jobs.
+        // The jobs are more than can be released in the run, so no replica ever runs out of them.
         bench.publish_many(0..JOBS);
         bench
     });
@@ -67,7 +67,7 @@ async fn run(burst: u32, steps: &[i64]) -> Run {
     let sent = || benches.iter().map(|bench| bench.sink.sent.lock().unwrap().len()).sum::<usize>();
     let mut forward = Vec::new();
     for (number, &step) in (0..).zip(steps) {
-        // Each in a second of its own, and not at its edges.
+        // Each step is in a second of its own, and not near its edges.
         let within = Duration::from_micros(fastrand::u64(200_000..800_000));
         tokio::time::sleep_until(start + Duration::from_secs(number) + within).await;
         clock.step(step);
@@ -89,12 +89,12 @@ async fn run(burst: u32, steps: &[i64]) -> Run {
     Run { released, forward }
 }
 
-/// Panics where a window holds more than its slots and a burst, or a gap is longer than any step makes it.
+/// Panics where a window holds more than its slots and a burst, or a gap is longer than a step can cause.
 fn judge(burst: usize, Run { released, forward }: &Run) {
     for millis in [20, 100, 1000] {
         let window = Duration::from_millis(millis);
-        // One more: replicas learn the store's time only to within a call, and so each is late by another
-        // part of an interval.
+        // One more is allowed: replicas know the store's time only to within a call, so each is late by another part of
+        // an interval.
         let most = (window.as_micros() / INTERVAL.as_micros()) as usize + burst - 1 + 1;
         for (first, &at) in released.iter().enumerate() {
             let held = released[first..].partition_point(|later| *later < at + window);
@@ -113,7 +113,7 @@ fn judge(burst: usize, Run { released, forward }: &Run) {
     }
 }
 
-/// Says which run it was that failed.
+/// Prints the parameters of the run that failed.
 struct Which(u64, u32, [i64; 2]);
 
 impl Drop for Which {

@@ -1,4 +1,4 @@
-//! Limits that change while jobs are on their way, and who says which are in force.
+//! Limits that change while jobs are in progress, and the agreement on those in force.
 
 use super::*;
 use crate::dispatch::OnLimit;
@@ -8,7 +8,7 @@ use crate::terms::{Override, Terms};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Replicas of unequal distance to one store, with so many jobs each.
+/// Replicas of unequal distance to one store, with this many jobs each.
 fn replicas(rate: &str, jobs: usize) -> [Bench; 4] {
     let store = Arc::new(MemoryStore::new());
     [200, 400, 1000, 3000].map(|micros| {
@@ -23,7 +23,7 @@ fn limits(rate: &str) -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap()]).unwrap()
 }
 
-/// Gives the dispatcher of this bench another rate, as a reload does.
+/// Sets another rate on the dispatcher of this bench, as a reload does.
 fn reload(bench: &Bench, rate: &str, revision: Option<u64>) {
     let mut options = bench.options.clone();
     options.limits = limits(rate);
@@ -39,7 +39,7 @@ async fn in_force(bench: &Bench) -> Terms {
     Terms::parse(&look(bench).await.terms.expect("terms")).unwrap()
 }
 
-/// Sets a rate, or takes it back, as an operator does.
+/// Sets a rate, or unsets it, as an operator does.
 async fn set(bench: &Bench, rate: Option<&str>, lasts: Option<Duration>) {
     let RecordState { now, status, .. } = look(bench).await;
     let mut terms = in_force(bench).await;
@@ -55,7 +55,7 @@ async fn set(bench: &Bench, rate: Option<&str>, lasts: Option<Duration>) {
     bench.store.inner().update_record("billing", change).await.unwrap();
 }
 
-/// Millis from `start` to each hand-over by any of them, in order.
+/// The instants of all hand-overs, in ms from `start`, in order.
 fn all_millis(benches: &[Bench], start: Instant) -> Vec<u128> {
     let mut all: Vec<u128> = benches.iter().flat_map(|bench| bench.sink.millis(start)).collect();
     all.sort_unstable();
@@ -66,7 +66,7 @@ fn between(millis: &[u128], from: u128, until: u128) -> usize {
     millis.iter().filter(|at| (from..until).contains(*at)).count()
 }
 
-/// The most in any window of so many ms.
+/// The most hand-overs in any window of this many ms.
 fn densest(millis: &[u128], window: u128) -> usize {
     let upto = |from: u128| millis.partition_point(|at| *at < from + window);
     millis.iter().enumerate().map(|(place, at)| upto(*at) - place).max().unwrap_or(0)
@@ -126,7 +126,7 @@ async fn a_rate_that_is_set_for_a_while_ends_by_itself() {
     assert!((49..=51).contains(&slow), "{slow} in 2.5 s of 20/s");
     assert!(in_force(&benches[0]).await.overrides().is_empty(), "it is said to all that it is over");
     assert_eq!(look(&benches[0]).await.status.generation, 3, "once");
-    // And one that is taken back before.
+    // The second override is unset before its end.
     set(&benches[0], Some("100/s"), Some(60 * SECOND)).await;
     tokio::time::sleep(SECOND).await;
     set(&benches[0], None, None).await;
@@ -219,7 +219,7 @@ async fn a_record_that_is_lost_is_recalled() {
     assert_eq!(in_force(&bench).await.overrides()["leaky-bucket-0"].rate, rate);
     let all = bench.sink.millis(start);
     assert!((36..=38).contains(&between(&all, 1300, 3150)), "{all:?}");
-    // One that starts before anybody has recalled them gives way.
+    // A replica that starts before any other has recalled the terms gives way.
     bench.store.forget();
     let text = bench.options.terms().to_text();
     bench.store.inner().update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
@@ -236,7 +236,7 @@ async fn a_record_that_is_lost_and_begun_anew_by_others_is_gone_by() {
     let _running = bench.start();
     bench.sink.arrived(20).await;
     bench.store.forget();
-    // Of the same generation, but others.
+    // The terms have the same generation, but differ.
     let mut options = bench.options.clone();
     options.limits = limits("20/s");
     let text = options.terms().to_text();

@@ -1,8 +1,8 @@
-//! Replicas that ask for slots in turns.
+//! Replicas that take turns in asking for slots.
 
 use super::*;
 
-/// Replicas on one store, so many µs from it, each with so many jobs.
+/// Replicas at these distances in µs from one store, with this many jobs each.
 fn replicas<const N: usize>(rate: &str, micros: [u64; N], jobs: usize) -> [Bench; N] {
     let store = Arc::new(MemoryStore::new());
     micros.map(|micros| {
@@ -25,7 +25,7 @@ async fn all_sent(benches: &[Bench], jobs: usize) {
 
 #[tokio::test(start_paused = true)]
 async fn replicas_keep_the_whole_pace_however_far_the_store_is() {
-    /// One run: how long 1 600 slots of 200/s take, behind the first 400.
+    /// The duration of one run: 1 600 slots at 200/s, after the first 400.
     async fn run<const N: usize>(one_way: u64) -> Duration {
         let mut benches = replicas("200/s", [one_way * 1000; N], 2100);
         let _running = benches.each_mut().map(Bench::start);
@@ -46,7 +46,7 @@ async fn each_replica_gets_its_part_at_any_rate_in_few_calls() {
     for (rate, calls_per_job) in [("1/s", 1.2), ("5/s", 1.1), ("20/s", 1.1), ("200/s", 0.2), ("1000/s", 0.1)]
     {
         for far in [1000, 40_000] {
-            // Each replica has several turns.
+            // There are enough jobs for several turns of each replica.
             let jobs = match rate {
                 "1000/s" => 4000,
                 "200/s" => 1000,
@@ -93,7 +93,7 @@ async fn a_newcomer_waits_for_no_round_of_turns() {
     }
 }
 
-/// A turn has more slots than there are places, but each send is over before the next slot but one.
+/// A turn has more slots than the concurrency, but each send is over before the next slot but one.
 #[tokio::test(start_paused = true)]
 async fn places_do_not_bound_a_call_while_sends_are_short() {
     let mut bench = replicas("1000/s", [150], 4000).into_iter().next().unwrap();
@@ -107,7 +107,7 @@ async fn places_do_not_bound_a_call_while_sends_are_short() {
     assert!(calls <= 150, "{calls} calls for 3 000 slots");
 }
 
-/// The turns of one that is gone are nobody's: others take what is left of them.
+/// The turns of a replica that is gone are void: others take the slots that are left of them.
 #[tokio::test(start_paused = true)]
 async fn one_that_is_gone_costs_a_turn_at_most() {
     let mut benches = replicas("200/s", [150; 4], 2000);
@@ -117,11 +117,11 @@ async fn one_that_is_gone_costs_a_turn_at_most() {
     let start = Instant::now();
     let before = sent(&benches);
     all_sent(&benches, before + 800).await;
-    // 8 slots are a turn; it held no more than one that it had asked for, and one to come.
+    // A turn has 8 slots; the replica held at most one turn that it had reserved, and one that it had booked.
     assert!(start.elapsed() <= Duration::from_millis(4000 + 20 * 5), "{:?}", start.elapsed());
 }
 
-/// What was booked behind the end of a pause must not be waited for once it is lifted.
+/// Turns that were booked behind the end of a pause must not delay anybody once it is lifted.
 #[tokio::test(start_paused = true)]
 async fn turns_behind_a_pause_that_is_lifted_are_void() {
     let mut benches = replicas("200/s", [150; 3], 2000);
@@ -139,7 +139,7 @@ async fn turns_behind_a_pause_that_is_lifted_are_void() {
     assert!((170..=201).contains(&after), "{after} in the first second");
 }
 
-/// At its turn each replica would need places for the whole pace.
+/// At its turn each replica would need concurrency for the whole pace.
 #[tokio::test(start_paused = true)]
 async fn few_places_for_long_sends_make_short_turns() {
     let store = Arc::new(MemoryStore::new());

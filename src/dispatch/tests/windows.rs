@@ -1,4 +1,4 @@
-//! Windows shape too: what one allows goes at once, and then nothing until the next.
+//! Windows that shape: the units of a window are released at once, and no more until the next.
 
 use super::*;
 use crate::dispatch::OnLimit;
@@ -13,7 +13,7 @@ fn bench(limits: Vec<Limit>) -> Bench {
     bench
 }
 
-/// The most of these (rising, in ms) in any half-open window.
+/// The most of these instants (ascending, in ms) in any half-open window.
 fn busiest(millis: &[u128], window: u128) -> usize {
     let within = |first: usize| millis[first..].partition_point(|other| *other < millis[first] + window);
     (0..millis.len()).map(within).max().unwrap_or(0)
@@ -31,7 +31,7 @@ fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
         (vec![leaky("100/s", 1)], 10 * MS, 10 * MS),
         (vec![leaky("1000/s", 1)], 5 * MS, 5 * MS),
         (vec![leaky("1/h", 1)], 360 * SECOND, 3600 * SECOND),
-        // A quota of a month counts, and says nothing of how far apart slots are; nor does a burst.
+        // A monthly quota or a burst does not determine the spacing of slots.
         (vec![leaky("100/s", 1), month.clone()], 10 * MS, 10 * MS),
         (vec![leaky("100/s", 1), leaky("1/s", 60)], 10 * MS, 10 * MS),
         (vec![leaky("100/s", 1), leaky("1/s", 1)], 100 * MS, SECOND),
@@ -41,7 +41,7 @@ fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
         let mut bench = bench(limits.clone());
         let expected = Tolerance { at_handover: tolerance, while_connecting: opening };
         assert_eq!(Tolerance::of(&bench.options.settings()), expected, "{limits:?}");
-        // As the tightest plan has it.
+        // The tightest plan determines it.
         let plan = limits.into_iter().chain([leaky("200/s", 1)]).collect();
         bench.options.plans.push(LimitSet::new(plan).unwrap());
         assert!(Tolerance::of(&bench.options.settings()).at_handover <= tolerance);
@@ -82,7 +82,7 @@ async fn a_log_holds_in_any_window_and_a_shaper_beside_it() {
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert_eq!((busiest(&released, 1000), busiest(&released, 5000)), (30, 50));
-    // Slots are at 0, 33, ...: the 50th at 1633; from then on 50 every 5 s.
+    // The slots are at 0, 33, ...: the 50th at 1633; from then on there are 50 every 5 s.
     assert!((1633..=1640).contains(&released[49]), "{}", released[49]);
     assert!((5000..=5010).contains(&released[50]) && (16_633..=16_700).contains(&released[199]));
 }
@@ -134,7 +134,7 @@ async fn replicas_share_a_window() {
 async fn what_has_units_left_costs_no_calls_and_no_slots() {
     let leaky =
         |name: &str, rate: &str, burst| Limit::leaky_bucket(name, rate.parse().unwrap(), burst).unwrap();
-    // Slower than the pace beside them in the long run, and far from used up.
+    // These are slower than the pace in the long run, and far from used up.
     for beside in [
         Limit::quota("q", 1_000_000, Edges::aligned(86_400 * SECOND, 0).unwrap()).unwrap(),
         Limit::sliding_log("s", 10_000, 60 * SECOND).unwrap(),
@@ -153,7 +153,7 @@ async fn what_has_units_left_costs_no_calls_and_no_slots() {
     }
 }
 
-/// A job that the rest of a window cannot hold waits for the next one, and leaves the rest to others.
+/// A job that the rest of a window cannot hold waits for the next window, and leaves the rest to others.
 #[tokio::test(start_paused = true)]
 async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
     let store = Arc::new(MemoryStore::new());
@@ -180,7 +180,7 @@ async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
     assert!(calls <= 20, "{calls} calls for one job that has to wait");
 }
 
-/// Units are left which a job cannot use: nobody asks again and again, nor behind the end of the next window.
+/// Units are left that the job cannot use: no calls are repeated for it in vain, nor after the end of the next window.
 #[tokio::test(start_paused = true)]
 async fn dear_jobs_use_every_window_in_few_calls() {
     let store = Arc::new(MemoryStore::new());

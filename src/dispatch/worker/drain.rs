@@ -1,4 +1,4 @@
-//! The end of a dispatcher: what was not handed over goes back at once, what was may end in time.
+//! The end of a dispatcher: jobs that were not handed over are given back at once, sends in progress may end in time.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use crate::dispatch::Drained;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
 use crate::dispatch::source::Source;
+use crate::pace::Waiter;
 
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -21,7 +22,7 @@ impl Worker {
         mut events: mpsc::UnboundedReceiver<Event>,
     ) -> Drained {
         let end = Instant::now() + self.drain_timeout;
-        // First no more may come, or what is given back would come straight back here.
+        // First the source is stopped, or jobs that are given back would come straight back.
         let closing = timeout(CLOSING.min(self.drain_timeout), async {
             source.close().await;
             while let Some(delivery) = source.next().await {
@@ -35,7 +36,7 @@ impl Worker {
         let mut entries: Vec<Entry> = self.engine.drain();
         entries.extend(self.halt.take_jobs());
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
-        entries.sort_by_key(|entry| entry.seq);
+        entries.sort_by_key(Waiter::seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));
 
         self.flights.tasks.close();

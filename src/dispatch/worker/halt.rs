@@ -1,5 +1,4 @@
-//! No jobs are taken for a downstream that cannot be used from here, until it can: what [`Health`] decides is
-//! done here.
+//! Halts a replica that cannot use its downstream until it can: this module carries out the decisions of [`Health`].
 //!
 //! A replica that halts suspends its engine, which gives up the slots that it holds, has its source stopped, gives its jobs
 //! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are
@@ -14,70 +13,70 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
-use crate::dispatch::flight::{self, Contact, Landed, Refused};
+use crate::dispatch::flight::{self, Contact, FlightEnd, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
 use crate::dispatch::source::Source;
+use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::store::BoxFuture;
 
 mod trial;
 
-/// As many jobs that were not refused yet are kept for trials: a few refused ones may well be at fault.
-const UNSUSPECTED: usize = 4;
+/// The number of jobs without a refusal that are kept for trials, since a few refused jobs may well be at fault
+/// themselves.
+const KEPT_UNREFUSED: usize = 4;
 
-/// A job that is refused is dead after so long, if it was refused as often as it may be tried. Credentials are
-/// mostly put right sooner, and not many jobs are tried as often.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// A job that is refused is dead after this time, if it was refused as often as it may be tried. Credentials are
+/// usually corrected sooner, and few jobs are tried as often.
+const MAX_REFUSED_TIME: Duration = Duration::from_secs(15 * 60);
 
-/// The same where refused jobs are so long that no other can come: whoever published them must not stop all
-/// others for long.
-const CROWDED_PATIENCE: Duration = Duration::from_secs(60);
+/// The same time where refused jobs fill the window, so that no other can come: they must not stop all others for long.
+const MAX_REFUSED_TIME_FULL: Duration = Duration::from_secs(60);
 
-/// What a replica does while it takes no jobs, and what it keeps for trials.
+/// The state of a replica that takes no jobs, with the jobs that it keeps for trials.
 #[derive(Debug, Default)]
 pub(super) struct Halt {
     health: Health,
     intake: Intake,
-    /// Counts the times that the source was stopped: an answer to an earlier one says nothing.
+    /// The number of times that the source was stopped, by which answers to earlier stops are ignored.
     stops: u64,
-    /// The jobs in the backlog when it was last looked which of them go back.
-    swept: Option<usize>,
-    /// One of them at a time is sent to find out whether the credentials are accepted again.
+    /// The number of jobs in the backlog after the last sweep.
+    backlog_at_sweep: Option<usize>,
+    /// The jobs for trials; one at a time is sent to find out whether the credentials are accepted again.
     candidates: VecDeque<Entry>,
-    /// Why the last trial failed has been logged.
+    /// Whether the reason of the last failed trial has been logged.
     is_explained: bool,
-    /// All that is unsettled was refused, and nothing more comes until something is settled.
+    /// Whether all unsettled jobs were refused, and no more come until one is settled.
     is_crowded: bool,
-    /// Jobs that wait for it to be clear whose fault a refusal is, while others are taken: they leave the
-    /// window to those.
+    /// The number of refused jobs that wait for a decision while others are taken: they do not count for the window.
     extra: u16,
 }
 
-/// What the source does.
+/// The state of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Intake {
     /// It hands out jobs.
     #[default]
     Open,
-    /// It was told to stop, and may still hand out some.
+    /// It is stopping, and may still hand out some jobs.
     Stopping,
     /// It hands out none.
     Stopped,
-    /// It hands out one for a trial.
+    /// It hands out one job for a trial.
     One,
 }
 
-/// What ended while the replica takes no jobs.
+/// The result of an asynchronous step of a halt.
 pub(super) enum Step {
-    /// The source has stopped, as it was told the last time that has this number.
+    /// The source has stopped, after the stop of this number.
     SourceStopped(u64),
-    /// A connection was tried.
+    /// A trial connection was opened, or failed.
     Connected(Result<(), String>),
     /// The secrets were read again.
     SecretsRead(Result<bool, String>),
 }
 
-/// What is under way.
+/// The steps in progress.
 pub(super) type Steps = FuturesUnordered<BoxFuture<'static, Step>>;
 
 impl Halt {
@@ -89,22 +88,22 @@ impl Halt {
         self.candidates.is_empty()
     }
 
-    /// Takes the jobs that are kept for trials.
+    /// Takes out the jobs that are kept for trials.
     pub(super) fn take_jobs(&mut self) -> impl Iterator<Item = Entry> {
         self.candidates.drain(..)
     }
 
-    /// Forgets the jobs whose connection is gone.
+    /// Discards the jobs whose connection is lost.
     pub(super) fn drop_stale(&mut self) {
         self.candidates.retain(|entry| entry.ticket.is_live());
     }
 
-    /// By how much the window is wider, so that refused jobs do not keep others out.
+    /// By how many messages the window is wider, so that refused jobs do not keep others out.
     pub(super) const fn extra(&self) -> u16 {
         self.extra
     }
 
-    /// The reason as metrics have it.
+    /// The reason, as a label of metrics.
     fn reason(&self) -> Option<&'static str> {
         match self.health.state() {
             State::Serving => None,
@@ -118,25 +117,25 @@ impl Halt {
         matches!(self.health.state(), State::Unreachable(_)) || self.is_settled()
     }
 
-    /// Whether no jobs are on their way from the source, but one for a trial.
+    /// Whether the source has stopped, except for a job for a trial.
     fn is_settled(&self) -> bool {
         matches!(self.intake, Intake::Stopped | Intake::One)
     }
 
-    /// Whether a job may not go yet, which is no matter of the credentials.
+    /// Whether a job must not be sent yet for reasons other than the credentials.
     fn is_early(&self, entry: &Entry, now: Instant) -> bool {
         let is_unauthorized = matches!(self.health.state(), State::Unauthorized(_));
-        let waits = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
-        is_unauthorized && entry.since > now && !waits
+        let waits = entry.attempts.suspicion.is_some() || entry.attempts.unreachable > 0;
+        is_unauthorized && entry.since() > now && !waits
     }
 
-    /// Keeps a job for trials, or hands it back.
+    /// Keeps a job for trials, or returns it.
     fn keep(&mut self, entry: Entry) -> Option<Entry> {
         if !matches!(self.health.state(), State::Unauthorized(_)) {
             return Some(entry);
         }
-        let is_suspected = entry.tries.suspicion.is_some();
-        if is_suspected || self.unsuspected() < UNSUSPECTED {
+        let is_suspected = entry.attempts.suspicion.is_some();
+        if is_suspected || self.unsuspected() < KEPT_UNREFUSED {
             self.candidates.push_back(entry);
             return None;
         }
@@ -144,15 +143,15 @@ impl Halt {
     }
 
     fn unsuspected(&self) -> usize {
-        self.candidates.iter().filter(|entry| entry.tries.suspicion.is_none()).count()
+        self.candidates.iter().filter(|entry| entry.attempts.suspicion.is_none()).count()
     }
 
-    /// The job for the next trial: one that was not refused yet, after one that was.
+    /// The job for the next trial: jobs with and without a refusal alternate.
     fn next_candidate(&mut self) -> Option<Entry> {
         let first = self.candidates.pop_front()?;
-        if first.tries.suspicion.is_some() {
-            // The next time it is the turn of another.
-            let fresh = self.candidates.iter().position(|entry| entry.tries.suspicion.is_none());
+        if first.attempts.suspicion.is_some() {
+            // The next trial takes a job of the other kind.
+            let fresh = self.candidates.iter().position(|entry| entry.attempts.suspicion.is_none());
             if let Some(fresh) = fresh.and_then(|place| self.candidates.remove(place)) {
                 self.candidates.push_front(fresh);
             }
@@ -162,11 +161,11 @@ impl Halt {
 }
 
 impl Worker {
-    /// Stops the source or lets it go on, gives back what is for others, and begins a trial that is due.
+    /// Stops or resumes the source, gives jobs back, and begins a trial that is due.
     pub(super) fn tick_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         match (self.halt.is_halted(), self.halt.intake) {
             (true, Intake::Open) => self.stop_source(source, steps),
-            (true, Intake::One) if self.halt.swept != Some(self.engine.waiting()) => {
+            (true, Intake::One) if self.halt.backlog_at_sweep != Some(self.engine.waiting()) => {
                 self.stop_source(source, steps)
             }
             (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
@@ -194,13 +193,13 @@ impl Worker {
         }));
     }
 
-    /// Something ended that was done meanwhile.
+    /// Handles the result of a step.
     pub(super) fn stepped(&mut self, step: Step) {
         let downstream = &self.context.downstream;
         match step {
             Step::SourceStopped(number) => {
                 if number == self.halt.stops && self.halt.intake == Intake::Stopping {
-                    (self.halt.intake, self.halt.swept) = (Intake::Stopped, None);
+                    (self.halt.intake, self.halt.backlog_at_sweep) = (Intake::Stopped, None);
                 }
             }
             Step::Connected(tried) => {
@@ -228,8 +227,8 @@ impl Worker {
         }
     }
 
-    /// Learns from a flight that ended.
-    pub(super) fn judge(&mut self, Landed { since, contact, .. }: Landed) {
+    /// Records the end of a flight.
+    pub(super) fn judge(&mut self, FlightEnd { since, contact, .. }: FlightEnd) {
         let (now, health) = (Instant::now(), &mut self.halt.health);
         let change = match contact {
             Contact::None => None,
@@ -252,7 +251,7 @@ impl Worker {
         self.make_room();
     }
 
-    /// While jobs are taken, those that were refused and wait are none of the window.
+    /// While jobs are taken, waiting jobs that were refused do not count for the window.
     fn make_room(&mut self) {
         if self.halt.is_halted() {
             return;
@@ -264,16 +263,16 @@ impl Worker {
         }
     }
 
-    /// The downstream refused the credentials of a job: it waits until it is clear whose fault that is.
+    /// Handles a refusal of a job's credentials: the job waits until it is clear what is at fault.
     pub(super) fn refused(&mut self, Refused { mut entry, sent, letter, response }: Refused) {
         if !entry.ticket.is_live() {
             return;
         }
         let now = Instant::now();
-        let (verdict, change) = self.halt.health.refused(entry.tries.suspicion, sent, now);
-        let since = *entry.tries.refused_since.get_or_insert(now);
-        let patience = if self.halt.is_crowded { CROWDED_PATIENCE } else { PATIENCE };
-        let is_worn = entry.tries.refused >= self.context.retry.max_attempts && now - since >= patience;
+        let (verdict, change) = self.halt.health.refused(entry.attempts.suspicion, sent, now);
+        let since = *entry.attempts.refused_since.get_or_insert(now);
+        let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
+        let is_worn = entry.attempts.refused >= self.context.retry.max_attempts && now - since >= patience;
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
@@ -287,8 +286,8 @@ impl Worker {
             Verdict::Waits(suspicion) => {
                 self.context.meters.retry("unauthorized");
                 self.context.meters.retried.increment(1);
-                entry.tries.suspicion = Some(suspicion);
-                let wait = self.context.retry.wait(entry.tries.refused, None);
+                entry.attempts.suspicion = Some(suspicion);
+                let wait = self.context.retry.wait(entry.attempts.refused, None);
                 self.engine.offer_later(now + wait, entry);
             }
         }
@@ -296,7 +295,7 @@ impl Worker {
         self.make_room();
     }
 
-    /// Other answers count as refusals from now on: whether jobs are refused is to be seen anew.
+    /// Handles a change of the statuses that count as refusals: whether jobs are refused must be found out anew.
     pub(super) fn refusals_changed(&mut self) {
         let change = self.halt.health.nothing_to_try();
         self.follow_change(change);
@@ -317,7 +316,7 @@ impl Worker {
             "unauthorized" => Abandoned::Unauthorized,
             _ => Abandoned::Unreachable,
         });
-        self.halt.swept = None;
+        self.halt.backlog_at_sweep = None;
         self.halt.is_explained = false;
         self.context.meters.stopped_for(reason, true);
         let downstream = &self.context.downstream;
@@ -344,15 +343,15 @@ impl Worker {
             downstream = self.context.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
-        // What waited for this has waited long enough.
+        // The jobs that waited for this decision are released.
         let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
         entries.extend(self.engine.take_waiting());
         for mut entry in entries {
-            let waited = entry.tries.suspicion.is_some() || entry.tries.unreachable > 0;
-            match entry.since {
+            let waited = entry.attempts.suspicion.is_some() || entry.attempts.unreachable > 0;
+            match entry.since() {
                 due if due > now && !waited => self.engine.offer_later(due, entry),
                 since => {
-                    entry.since = since.min(now);
+                    entry.request.since = since.min(now);
                     self.engine.offer(entry);
                 }
             }
@@ -361,15 +360,16 @@ impl Worker {
         self.engine.resume();
     }
 
-    /// Gives back what others can send, and keeps what is needed for trials. What must not go back is held.
+    /// Gives back jobs that others can send, and keeps those needed for trials. Jobs that must not be given back are
+    /// held.
     fn sweep(&mut self, now: Instant) {
         let is_settled = self.halt.is_halted() && self.halt.is_settled();
-        if !is_settled || self.halt.swept == Some(self.engine.waiting()) {
+        if !is_settled || self.halt.backlog_at_sweep == Some(self.engine.waiting()) {
             return;
         }
         let mut entries = self.engine.take_waiting();
         entries.retain(|entry| entry.ticket.is_live());
-        entries.sort_by_key(|entry| entry.seq);
+        entries.sort_by_key(Waiter::seq);
         let (early, entries): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|entry| self.halt.is_early(entry, now));
         for entry in entries {
@@ -377,22 +377,22 @@ impl Worker {
             if entry.ticket.may_be_given_back() {
                 self.context.meters.returned.increment(1);
                 entry.ticket.give_back();
-            } else if entry.since > now && entry.tries.unreachable == 0 {
-                self.engine.offer_later(entry.since, entry);
+            } else if entry.since() > now && entry.attempts.unreachable == 0 {
+                self.engine.offer_later(entry.since(), entry);
             } else {
                 self.engine.offer(entry);
             }
         }
-        // Given back, these would come again before one that can be tried.
+        // If these were given back, they would come again before a job that can be tried.
         let holds = self.halt.unsuspected() == 0;
         for entry in early {
             if entry.ticket.may_be_given_back() && !holds {
                 self.context.meters.returned.increment(1);
                 entry.ticket.give_back();
             } else {
-                self.engine.offer_later(entry.since, entry);
+                self.engine.offer_later(entry.since(), entry);
             }
         }
-        self.halt.swept = Some(self.engine.waiting());
+        self.halt.backlog_at_sweep = Some(self.engine.waiting());
     }
 }

@@ -1,4 +1,4 @@
-//! Other options while jobs are on their way.
+//! Applies options that change while jobs are in progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,9 @@ use crate::dispatch::{Options, RetryPolicy};
 use crate::pace::Settings;
 
 impl Worker {
-    /// Other options were given: what of them counts without a restart, counts from now on; the limits from
-    /// when all replicas agree on them.
+    /// Applies new options: those that need no restart take effect at once, the limits once all replicas agree on them.
     pub(super) fn reload(&mut self, new: Options) {
-        // The jobs were decoded by the old rules: only what a job may cost follows the limits.
+        // The jobs were decoded by the old rules: only the highest cost follows the limits.
         let mut rules = self.admission.clone();
         rules.default_plan = new.rules.default_plan;
         rules.max_cost = new.rules.max_cost.clone();
@@ -37,7 +36,7 @@ impl Worker {
         }
     }
 
-    /// Other settings than those `before` are in force.
+    /// Applies the settings in force, which were `before`.
     pub(super) fn follow(&mut self, before: &Settings) {
         self.bound_costs();
         self.renew_context(self.context.retry, self.context.max_pause);
@@ -47,7 +46,7 @@ impl Worker {
         }
     }
 
-    /// Flights go by these from now on, and by the tolerance in force.
+    /// Sets the options of flights from now on, with the tolerance in force.
     fn renew_context(&mut self, retry: RetryPolicy, max_pause: Duration) {
         let FlightContext { downstream, sink, gate, meters, letters, sending, .. } = &*self.context;
         self.context = Arc::new(FlightContext {
@@ -63,7 +62,7 @@ impl Worker {
         });
     }
 
-    /// What a job may cost follows the limits in force.
+    /// Adapts the highest cost of jobs to the limits in force.
     pub(super) fn bound_costs(&mut self) {
         let plans = self.admission.plans.iter_mut().map(|plan| &mut plan.max_cost);
         let bounds = std::iter::once(&mut self.admission.max_cost).chain(plans);

@@ -313,7 +313,7 @@ fn plans_are_those_that_are_configured() {
 fn a_cost_must_fit_the_limits_of_its_plan() {
     let costing = |plan: &str, cost: i128| {
         let mut message = with("paced-cost", Value::Integer(cost));
-        // Before or after the cost: it is the same.
+        // The position before or after the cost makes no difference.
         message.headers.insert(usize::from(cost % 2 == 0), ("paced-plan".to_owned(), text(plan)));
         message
     };
@@ -383,7 +383,7 @@ fn properties_that_are_no_header_values() {
         let message = Message { content_encoding: Some(bad.to_owned()), ..Message::default() };
         assert_eq!(reason(&message), Reason::MalformedHeader);
     }
-    // Some clients send every property, empty.
+    // Some clients set every property to an empty text.
     let empty = || Some(String::new());
     let message =
         Message { content_type: empty(), content_encoding: empty(), reply_to: empty(), ..Message::default() };

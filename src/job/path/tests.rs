@@ -125,13 +125,13 @@ fn a_detail_does_not_repeat_the_query() {
     assert!(!detail.contains("s3cret"), "{detail}");
 }
 
-/// Decodes as a chain of careless servers would, and resolves dots as they do.
+/// Decodes as a chain of lenient servers would, and resolves dots as they do.
 fn escapes(path: &str) -> bool {
     let mut text = path.split('?').next().unwrap().to_owned();
     for _ in 0..3 {
         let mut depth = 0_i64;
         for segment in text.split(['/', '\\']) {
-            // Whoever cuts what may follow a name resolves what is left.
+            // Some servers cut the parameters of a segment and resolve the rest.
             match segment.split([';', '?', '#']).next().unwrap().trim_end_matches(' ') {
                 ".." => depth -= 1,
                 "." | "" => {}
@@ -161,7 +161,7 @@ proptest! {
             prop_assert!(!escapes(&path), "{raw}");
             prop_assert!(path.bytes().all(|b| b.is_ascii_graphic()), "{raw}");
             prop_assert!(!path.starts_with('/'), "{raw}");
-            // What passed once passes again, unchanged.
+            // A path that has passed once passes again, unchanged.
             prop_assert_eq!(check(&path), Ok(path.clone()));
         }
     }

@@ -30,7 +30,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
 
 /// The year and the month of a day: the last first-of-month that is not after it.
 fn month_of(day: i64) -> (i64, i64) {
-    // Begin no later than that: years have 365 or 366 days.
+    // A first guess that is not too late: years have 365 or 366 days.
     let shortest_or_longest = if day < 0 { 365 } else { 366 };
     let mut month = (1970 + day.div_euclid(shortest_or_longest)) * 12;
     let first = |month: i64| days_from_civil(month.div_euclid(12), month.rem_euclid(12) + 1, 1);
@@ -76,7 +76,7 @@ fn boundaries_that_one_can_look_up() {
         (Unit::Day, 330, "2026-03-31T18:29:59.999999Z", "2026-03-30T18:30Z", "2026-03-31T18:30Z"),
         (Unit::Month, 330, "2026-03-31T18:30Z", "2026-03-31T18:30Z", "2026-04-30T18:30Z"),
         (Unit::Month, 330, "2026-03-31T18:29:59.999999Z", "2026-02-28T18:30Z", "2026-03-31T18:30Z"),
-        // The farthest east: a month ahead already; the farthest west: a month behind still.
+        // The easternmost offset is in the next month already, the westernmost one in the previous month still.
         (Unit::Month, 840, "2024-02-29T10:00Z", "2024-02-29T10:00Z", "2024-03-31T10:00Z"),
         (Unit::Month, -840, "2024-03-01T13:59:59Z", "2024-02-01T14:00Z", "2024-03-01T14:00Z"),
         (Unit::Week, -840, "2026-11-23T13:59:59Z", "2026-11-16T14:00Z", "2026-11-23T14:00Z"),
@@ -124,7 +124,7 @@ fn every_boundary_from_1970_to_the_end_of_time_follows_its_last() {
                 boundary = next;
                 boundaries += 1;
             }
-            // To June 2255; one more where an offset begins one before 1970.
+            // The number of periods up to June 2255, and one more where an offset begins one before 1970.
             let expected = match unit {
                 Unit::Day => 104_250,
                 Unit::Week => 14_893,
@@ -144,7 +144,7 @@ fn calendar_round_trip_over_550_years() {
         let (mut day, mut days, mut leap_days) = (begin, 0_i64, 0);
         while day < end {
             let (year, month, of_month) = (day.year().into(), day.month().into(), day.day().into());
-            // To a number and back.
+            // The date is converted to a number and back.
             let number = days_from_civil(year, month, of_month);
             assert_eq!(midnight(day).unwrap(), number * DAY, "{day}");
             assert_eq!(date_of(number * DAY + DAY - 1), day);

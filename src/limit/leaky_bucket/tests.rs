@@ -42,13 +42,13 @@ impl Model {
         self.fits(now, 1)
     }
 
-    /// When all of `cost` fits: for those that do not charge behind.
+    /// The instant at which all of `cost` fits, for algorithms that do not charge behind.
     fn fits(&self, now: i64, cost: u32) -> i64 {
         let due = self.tat - (self.burst - i128::from(cost)) * self.period;
         i64::try_from(self.ceil(due)).unwrap().max(now)
     }
 
-    /// Whether it fits now, and what remains: by the definition, without an instant at which it does.
+    /// Whether `cost` fits now, and what remains, by the definition and without computing an instant.
     fn meter(&self, now: i64, cost: u32) -> (bool, i128) {
         let now = i128::from(now) * self.count;
         let (tat, full) = (self.tat.max(now), now + self.burst * self.period);
@@ -116,7 +116,7 @@ proptest! {
         }
     }
 
-    /// So do the GCRA and the token bucket, policing and shaping, and how they stand.
+    /// The GCRA and the token bucket agree as well, when they police, when they shape, and in their standing.
     #[test]
     fn the_family_agrees_with_exact_fractions(
         rate in any_rate(),
@@ -129,7 +129,7 @@ proptest! {
         let mut model = Model::new(LeakyBucket::new(rate, burst).unwrap());
         let (mut state, mut now) = (limit.fresh(), TODAY);
         for (moved, cost, police) in steps {
-            // In hundredths of T, so that rates of every size are near their limit.
+            // Moves are in hundredths of T, so that rates of every size are near their limit.
             now += (moved * i64::try_from(rate.period_micros() / rate.count()).unwrap() / 100).max(TODAY / 2 - now);
             let cost = cost.min(limit.max_cost());
             let slot = limit.earliest(&state, Micros(now), cost);
@@ -138,7 +138,7 @@ proptest! {
             prop_assert_eq!(slot.0 == now, fits);
             let standing = limit.standing(&state, Micros(now));
             prop_assert_eq!(i128::from(standing.remaining), remaining);
-            prop_assert_eq!(i128::from(standing.reset_at.0), model.ceil(model.tat).max(now.into()));
+            prop_assert_eq!(i128::from(Micros(now).plus(standing.reset_after).0), model.ceil(model.tat).max(now.into()));
             if cost > 0 && (fits || !police) {
                 state = limit.commit(&state, slot, cost);
                 model.commit(slot.0, cost);
@@ -199,7 +199,7 @@ proptest! {
 
         let latest = bucket.latest(highest);
         prop_assert!(latest >= Micros(1_990_000_000_000_000), "exact until 2033 at least: {}", latest);
-        // The highest state that can be, from which the latest slot is granted.
+        // The highest possible state, from which the latest slot is granted.
         let fullest = bucket.advance(Tat::whole(latest), i64::from(burst) - 1);
         prop_assert_eq!(bucket.earliest(fullest, Micros(0), highest), latest);
         let after = bucket.commit(fullest, latest, highest);
@@ -253,11 +253,11 @@ fn a_burst_that_falls_is_not_waited_off() {
         new("2/s", 1).earliest(&new("2/s", 1).adopt(state.clone()), now, 1),
         Micros(TODAY + second / 2)
     );
-    // A burst that is back is no more than the new one.
+    // A burst that has come back is no larger than the new one.
     let later = Micros(TODAY + 3600 * second);
     let next = narrow.commit(&adopted, narrow.earliest(&adopted, later, 1), 1);
     assert_eq!(narrow.earliest(&next, later, 1), Micros(later.0 + second));
-    // One that is raised again has gained nothing: what is used up comes back at the rate.
+    // A limit that is raised again has gained nothing: used units come back at the rate.
     for (limit, next) in [(&wide, adopted), (&new("1/s", 700), state)] {
         assert_eq!(limit.earliest(&limit.adopt(next), now, 1), Micros(TODAY + second));
     }
@@ -266,7 +266,7 @@ fn a_burst_that_falls_is_not_waited_off() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whichever bursts take turns, no more goes than the highest of them and what the rate gives.
+    /// However bursts alternate, no more is released than the highest of them and the rate allow.
     #[test]
     fn bursts_that_alternate_let_no_more_through(
         bursts in proptest::collection::vec(1_u32..50, 1..4),
@@ -306,19 +306,19 @@ fn a_pause_ends_without_a_burst() {
         let next = limit.commit(&state, until, 1);
         assert_eq!(limit.earliest(&next, until, 1), Micros(until.0 + 100_000), "burst {burst}");
         assert_eq!(limit.pause(state.clone(), until, now), state, "once is enough");
-        // Long after it the burst has come back.
+        // Long after the pause the burst has come back.
         let later = Micros(until.0 + 10_000_000);
         assert_eq!(limit.standing(&state, later).remaining, u64::from(burst));
         assert_eq!(limit.pause(limit.fresh(), until, later), limit.fresh(), "forgotten");
-        // What is pending beyond it stays.
+        // Units that are pending beyond the pause stay pending.
         let mut full = limit.fresh();
         (0..100).for_each(|_| full = limit.commit(&full, limit.earliest(&full, Micros(TODAY), 1), 1));
         assert_eq!(limit.pause(full.clone(), until, now), full);
     }
 }
 
-/// A slot behind a pause that is given back leaves the pause in the state. Under another rate the time before it
-/// is not pending: else a minute's pause after an idle hour became days.
+/// A slot behind a pause that is given back leaves the pause in the state. Under another rate the time before the pause
+/// must not count as pending units: a minute's pause after an idle hour would become days.
 #[test]
 fn a_pause_is_not_timed_anew_when_the_rate_changes() {
     let limit = |rate: &str, burst| Limit::leaky_bucket("l", rate.parse().unwrap(), burst).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// When what was taken counts no longer, at the latest, by these numbers: a TAT's part of a µs included.
+/// The instant from which units taken count no longer under these numbers, the fraction of a TAT included.
 fn settled(limit: &Limit, state: &State) -> i64 {
     let part = i64::from(limit.tat().is_some());
     (limit.whole_at(state).0 + part).max(state.last.0)
@@ -11,7 +11,7 @@ fn settled(limit: &Limit, state: &State) -> i64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// The latest slot stays, and no one waits for longer than the new numbers make the state last.
+    /// The latest slot stays, and no wait is longer than the new numbers allow.
     #[test]
     fn the_frontier_stands_and_nobody_stalls(
         was in any_limit(),
@@ -32,7 +32,7 @@ proptest! {
         }
     }
 
-    /// Other numbers of the same algorithm forget no unit of the window in force.
+    /// Other numbers of the same algorithm forget no unit of the present window.
     #[test]
     fn units_taken_stay_taken(
         (was, is) in prop_oneof![

@@ -1,5 +1,5 @@
-//! How many go in any window of one period, on clocks that step back too; and the two algorithms that
-//! promise less.
+//! How many units are released in any window of one period, on clocks that step back too; and the two algorithms with a
+//! weaker bound.
 
 use super::*;
 
@@ -12,12 +12,12 @@ fn most(taken: &Taken, length: i64) -> u64 {
     taken.iter().map(|(slot, _)| in_window(*slot)).max().unwrap_or(0)
 }
 
-/// As it is taken for one unit at a time.
+/// Steps of one unit each.
 fn ones(steps: Vec<i64>) -> Vec<(i64, u32)> {
     steps.into_iter().map(|moved| (moved, 1)).collect()
 }
 
-/// Steps of about an emission interval, not of the whole period of a rate: then limits are nearly full.
+/// A limit whose steps are about an emission interval, so that it is nearly full; not the whole period of its rate.
 fn dense(limit: &Limit) -> Limit {
     let rate = limit.rate();
     let count = rate.count().min(40);
@@ -34,7 +34,7 @@ fn dense(limit: &Limit) -> Limit {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// N per P and a burst: at most N + burst - 1 jobs in any P, whether they wait or are refused.
+    /// At N per P and a burst, at most N + burst - 1 jobs are released in any P, whether they wait or are refused.
     #[test]
     fn gcra_family_by_jobs(
         limit in prop_oneof![leaky_bucket(), gcra()],
@@ -88,7 +88,7 @@ proptest! {
         prop_assert!(limit.burst() == counting.count());
     }
 
-    /// Windows and counters: 2N in any period at most, however unlucky.
+    /// Windows and counters let at most 2N through in any period, in the worst case.
     #[test]
     fn never_more_than_twice(
         limit in prop_oneof![counting(), sliding_window()],
@@ -105,7 +105,7 @@ proptest! {
     }
 }
 
-/// Takes as much as fits at `at`.
+/// Takes as many units as fit at `at`.
 fn drain(limit: &Limit, state: &mut State, at: i64) -> u64 {
     let remaining = limit.standing(state, Micros(at)).remaining;
     let cost = u32::try_from(remaining).unwrap();
@@ -120,7 +120,8 @@ fn a_sliding_counter_lets_199_of_100_through_whatever_its_buckets() {
     for buckets in [1, 2, 5, 10, 20, 100] {
         let limit = Limit::sliding_window("l", 100, Duration::from_secs(1), buckets).unwrap();
         let (mut state, width) = (limit.fresh(), SECOND / i64::from(buckets));
-        // All at the end of a bucket; and when that bucket is about to leave, but for one µs in two.
+        // All units are taken at the end of a bucket, and again when that bucket is about to leave, except for one µs
+        // in two.
         let first = TODAY.div_euclid(width) * width + width - 1;
         let second = first + SECOND - 1;
         let taken = drain(&limit, &mut state, first) + drain(&limit, &mut state, second);
@@ -136,7 +137,7 @@ fn a_fixed_window_lets_2n_through_at_its_edge() {
     let taken = drain(&limit, &mut state, edge - 1) + drain(&limit, &mut state, edge);
     assert_eq!(taken, 200, "within 2 µs");
 
-    // Begun by the first unit: one then, and the rest at its end.
+    // The window is begun by the first unit: one unit then, and the rest at its end.
     let limit = Limit::first_hit_window("l", 100, Duration::from_secs(1)).unwrap();
     let mut state = limit.commit(&limit.fresh(), Micros(TODAY), 1);
     let taken = drain(&limit, &mut state, TODAY + SECOND - 1) + drain(&limit, &mut state, TODAY + SECOND);

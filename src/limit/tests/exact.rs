@@ -13,14 +13,14 @@ fn any_size(most: u64) -> impl Strategy<Value = u64> {
 
 const LONGEST: u64 = 366 * DAY as u64;
 
-/// A period, a count up to the highest that is a rate with it, and what is left over of the choice.
+/// A period, a count up to the highest that makes a rate with it, and the remainder of the random choice.
 fn numbers() -> impl Strategy<Value = (Duration, u64)> {
     (any_size(LONGEST), any_size(LONGEST), any::<bool>()).prop_map(|(period, count, most)| {
         (Duration::from_micros(period), if most { period } else { count.min(period) })
     })
 }
 
-/// The highest cost, at the latest slot, of an empty state and once more; and when it is whole again.
+/// Commits the highest cost at the latest slot, to an empty state and once more, and computes when it equals absence.
 fn latest_slot(limit: &Limit) -> Result<(), TestCaseError> {
     let cost = limit.max_cost();
     let latest = limit.latest(cost);
@@ -29,8 +29,9 @@ fn latest_slot(limit: &Limit) -> Result<(), TestCaseError> {
     prop_assert!(limit.whole_at(&state) <= Micros::MAX, "{state:?}");
     let next = limit.earliest(&state, latest, cost);
     prop_assert!(next <= Micros::MAX, "{next} after {latest}");
-    let Standing { limit: n, remaining, reset_at } = limit.standing(&state, latest);
-    prop_assert!(i128::from(n) < EXACT && remaining <= n && reset_at <= Micros::MAX);
+    let Standing { limit: n, remaining, reset_after } = limit.standing(&state, latest);
+    let reset_at = i128::from(latest.0) + i128::try_from(reset_after.as_micros()).unwrap();
+    prop_assert!(i128::from(n) < EXACT && remaining <= n && reset_at <= i128::from(Micros::MAX.0));
     prop_assert_eq!(limit.earliest(&state, Micros::MAX, 1), Micros::MAX);
     Ok(())
 }
@@ -42,7 +43,7 @@ proptest! {
     fn windows((period, count) in numbers(), first_hit in any::<bool>()) {
         let new = if first_hit { Limit::first_hit_window } else { Limit::fixed_window };
         let limit = new("l", count, period).unwrap();
-        // used + cost, both at most N, before it is compared with N.
+        // The sum used + cost, both at most N, is compared with N.
         prop_assert!(i128::from(count) + i128::from(limit.max_cost()) < EXACT);
         latest_slot(&limit)?;
     }
@@ -61,7 +62,7 @@ proptest! {
         latest_slot(&limit)?;
     }
 
-    /// The products of the sliding window: units times width, and what is rounded up on the way.
+    /// The products of the sliding window: units times width, and the intermediate number that is rounded up.
     #[test]
     fn sliding_windows((period, count) in numbers(), buckets in 1_u32..=120) {
         let micros = u64::try_from(period.as_micros()).unwrap();
@@ -71,7 +72,7 @@ proptest! {
         let limit = match Limit::sliding_window("l", count, period, buckets) {
             Ok(limit) => limit,
             Err(LimitError::CoarseBuckets { enough, .. }) => {
-                // The way out that it names is one.
+                // The number of buckets that the error suggests is accepted.
                 if let Some(enough) = enough {
                     prop_assert!(Limit::sliding_window("l", count, period, enough).is_ok());
                 }
@@ -98,7 +99,8 @@ proptest! {
         prop_assert!(matches!(refused, Err(LimitError::CoarseBuckets { enough: None, .. })), "{refused:?}");
     }
 
-    /// The GCRA and the token bucket need the whole cost to fit: what they look back by, and ahead.
+    /// The GCRA and the token bucket need the whole cost to fit, so both their look-back and their look-ahead must be
+    /// exact.
     #[test]
     fn gcras((period, count) in numbers(), burst in any_size(u32::MAX.into()), bucket in any::<bool>()) {
         let rate = Rate::new(count, period).unwrap();
@@ -113,7 +115,7 @@ proptest! {
         latest_slot(&limit)?;
         let cost = limit.max_cost();
         prop_assert!(pace.due(Tat::ZERO, 0).0.abs() < Micros::MAX.0);
-        // The fullest state from which the latest slot is granted, and what it becomes.
+        // The highest state from which the latest slot is granted, and the state after it.
         let fullest = pace.advance(Tat::whole(limit.latest(cost)), i64::from(burst) - i64::from(cost));
         let after = pace.commit(fullest, limit.latest(cost), cost);
         prop_assert!(after.at < Micros::MAX);

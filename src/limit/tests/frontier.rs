@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Whether `cost` fits at `at`, which is not before any of what was taken: by the definition of the
-/// algorithm, from all that was ever taken.
+/// Whether `cost` fits at `at`, which is not before any of the units taken: by the definition of the algorithm, from
+/// all units ever taken.
 fn fits(limit: &Limit, taken: &Taken, at: i64, cost: u32) -> bool {
     let sum = |counts: &dyn Fn(i64) -> bool| -> i128 {
         taken.iter().filter(|(slot, _)| counts(*slot)).map(|(_, units)| i128::from(*units)).sum()
@@ -34,7 +34,7 @@ fn fits(limit: &Limit, taken: &Taken, at: i64, cost: u32) -> bool {
     }
 }
 
-/// When the last window that a first unit began, began.
+/// The beginning of the last window that a first unit opened.
 fn first_hit(taken: &Taken, period: i64) -> Option<i64> {
     taken.iter().fold(None, |begin, (slot, _)| match begin {
         Some(begin) if *slot < begin + period => Some(begin),
@@ -45,7 +45,8 @@ fn first_hit(taken: &Taken, period: i64) -> Option<i64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// What fits at one instant fits at every later one until more is taken; `earliest` is the first that does.
+    /// A cost that fits at one instant fits at every later one until more is taken, and `earliest` is the first such
+    /// instant.
     #[test]
     fn what_fits_once_fits_from_then_on_and_never_before(
         limit in window(),
@@ -78,7 +79,7 @@ proptest! {
         }
     }
 
-    /// What is told to remain fits, and one more does not.
+    /// The units reported as remaining fit, and one more does not.
     #[test]
     fn what_remains_fits_and_one_more_does_not(
         limit in prop_oneof![window(), gcra()],

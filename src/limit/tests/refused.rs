@@ -1,9 +1,9 @@
-//! Bad numbers: typed errors at construction that say what would do; never a panic, never a silent clamp.
+//! Invalid numbers give typed errors at construction that name valid ones; never a panic, never a silent clamp.
 
 use super::*;
 use crate::rate::RateError;
 
-/// The error, which must name a way out.
+/// The error, whose text must name a way out.
 fn told(limit: Result<Limit, LimitError>, way_out: &str) -> LimitError {
     let error = limit.expect_err(way_out);
     let text = error.to_string();
@@ -82,7 +82,7 @@ fn logs_and_offsets() {
             "use 0 up to, not including, the period",
         );
         assert_eq!(error, LimitError::Offset { offset, period: second });
-        // The variant is anybody's to build.
+        // Anybody may build this variant directly.
         let edges = Edges::Aligned { period: SECOND, offset };
         assert_eq!(Limit::quota("l", 1, edges), Err(error));
     }
@@ -113,7 +113,7 @@ fn sets() {
     }
 }
 
-/// A cost that never fits is no wait of years: it is found out before anything is asked.
+/// A cost that never fits is reported at once, instead of as a wait of years.
 #[test]
 fn costs_that_never_fit() {
     for limit in five_of_each() {
@@ -124,12 +124,12 @@ fn costs_that_never_fit() {
         assert_eq!(set.unfit(Costs::Each(&[5, 0, 6])), Some((2, vec![5])));
         assert_eq!(set.unfit(Costs::Each(&[5, 0, 1])), None);
     }
-    // The leaky bucket charges behind: any cost that is exact goes, at once after a rest.
+    // The leaky bucket charges behind, so any exact cost is released at once after a rest.
     let shaper = Limit::leaky_bucket("l", "5/s".parse().unwrap(), 5).unwrap();
     assert_eq!(shaper.earliest(&shaper.fresh(), Micros(TODAY), 1000), Micros(TODAY));
 }
 
-/// One that a limit could count, were the numbers not beyond exact time, is none to skip: scripts would not.
+/// A cost that a limit could count if the numbers were exact must not be skipped, as scripts would not skip it.
 #[test]
 fn costs_that_an_alternative_cannot_count() {
     let rate: Rate = "1/d".parse().unwrap();

@@ -1,8 +1,8 @@
-//! Sets: one pass is enough.
+//! Sets of limits are decided in one pass.
 
 use super::*;
 
-/// As many costs as limits.
+/// A cost for each limit of the set.
 pub(crate) fn costs(limits: &LimitSet, wanted: &[u32; 5]) -> Vec<u32> {
     limits.iter().zip(wanted).map(|(limit, cost)| (*cost).min(limit.max_cost())).collect()
 }
@@ -54,7 +54,7 @@ proptest! {
         }
     }
 
-    /// The earliest alternative; of those that agree then `any` charges all and `one_of` the first.
+    /// The earliest alternative wins; of those that allow the job then, `any` charges all and `one_of` the first.
     #[test]
     fn alternatives_charge_those_that_agree_first(
         limits in prop_oneof![set(Combine::Any), set(Combine::OneOf)],
@@ -85,7 +85,7 @@ proptest! {
         }
     }
 
-    /// A policer lets go what a shaper would release at once, and takes nothing from those it refuses.
+    /// A policer allows what a shaper would release at once, and charges nothing for what it refuses.
     #[test]
     fn a_policer_allows_what_a_shaper_releases_at_once(
         limits in prop_oneof![set(Combine::All), set(Combine::Any), set(Combine::OneOf)],

@@ -1,4 +1,4 @@
-//! What the engine learns from the store's answers to calls for slots.
+//! The store's answers to reserve and check calls.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,33 +16,33 @@ use crate::pace::{LaneId, Waiter};
 use crate::store::{Checked, NextTurn, Observed, Reserved};
 use crate::time::{Deadline, Micros};
 
-/// The clocks of the store and of this machine go apart: one that waits for the end of a window longer than this is told
-/// again meanwhile when that is.
+/// The longest wait for the end of a window without asking the store again, since the clocks of the store and of this
+/// machine drift apart.
 const BARRED: Duration = Duration::from_secs(300);
 
-/// One that is tried and was granted no slot is not asked for again before.
+/// The delay before a slot is requested again for a trial waiter that was granted none.
 const TRIAL_AGAIN: Duration = Duration::from_millis(20);
 
 impl<W: Waiter> Engine<W> {
-    /// Holds those that were granted a slot until then, and refuses those that the limits do not allow; the others go
-    /// back to the backlog.
+    /// Handles the reply to a call: holds the waiters that were granted a slot, and refuses those that the limits do
+    /// not allow. The others return to the backlog.
     pub(super) fn on_reply(&mut self, call: Call<W>, reply: Reply) {
         let Call { lane, mut batch, settings, costs, is_local, is_trial, .. } = call;
         let mut stale = Vec::new();
         let Reply { sent, received, answer } = reply;
-        // If the process stood still meanwhile, it cannot be told when the slots come, or came.
+        // If the process was stopped during the call, the instants of the slots are not known well enough.
         let stood_still = received - sent > LONGEST_CALL;
-        // What was asked for before a suspension is not used in it.
+        // Slots that were requested before a suspension are not used during it.
         let suspended = self.pacing.suspended().filter(|_| !is_trial);
         match answer {
-            // The store is there again: slots of one's own count for nobody else.
-            _ if is_local && self.pacing.state.local().is_none() => {}
+            // The local pace has ended; its slots mean nothing to other replicas.
+            _ if is_local && self.pacing.state().local().is_none() => {}
             Ok(Answer::Reserved(reserved)) => {
                 let is_newest = is_local || self.on_answered(sent, received, &reserved);
-                if reserved.outdated || (self.pacing.state.local().is_some() && !is_local) {
-                    self.share(reserved.replicas);
+                if reserved.outdated || (self.pacing.state().local().is_some() && !is_local) {
+                    self.on_replicas(reserved.replicas);
                 } else {
-                    self.learn(lane, sent, &reserved, &batch, is_newest);
+                    self.on_reserved(lane, sent, &reserved, &batch, is_newest);
                 }
                 if stood_still {
                     self.meters.abandoned(reserved.slots.len(), Abandoned::Late);
@@ -66,7 +66,7 @@ impl<W: Waiter> Engine<W> {
                 if stood_still {
                     self.meters.abandoned(allowed, Abandoned::Late);
                 } else {
-                    self.decide(lane, &mut batch, (sent, received), (checked, suspended));
+                    self.on_checked(lane, &mut batch, (sent, received), (checked, suspended));
                 }
             }
             Err(error) => {
@@ -75,15 +75,15 @@ impl<W: Waiter> Engine<W> {
             }
         }
         if self.pacing.is_suspended() && !batch.is_empty() {
-            // Whatever refused the trial, it is asked for again before long.
+            // The trial waiter was not granted a slot, for whatever reason: one is requested again soon.
             self.pacing.reserve_not_before(received + TRIAL_AGAIN);
         }
         batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
-        // The last one first: only the last slot can go back to the store.
+        // The last one goes first, since only the last slot can go back to the store.
         stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
     }
 
-    /// Holds those that were granted a slot until then; returns those of them for whom nobody waits any more.
+    /// Holds the waiters that were granted a slot until their slots. Returns the stale ones among them.
     fn hold(
         &mut self,
         batch: &mut VecDeque<W>,
@@ -101,22 +101,22 @@ impl<W: Waiter> Engine<W> {
                 batch.push_back(waiter);
                 continue;
             };
-            let deadline = self.pacing.slots.hold(slot).unwrap_or_else(Deadline::now);
+            let deadline = self.pacing.slots().hold(slot).unwrap_or_else(Deadline::now);
             if !waiter.is_live() {
                 stale.push(waiter.seq());
             }
             let waited = sent.saturating_duration_since(waiter.since());
             match self.release.hold(Held { waiter, slot, deadline }) {
                 Ok(()) => self.meters.granted(waited, deadline.since(now)),
-                // The pause began while the call was under way.
+                // The pause began while the call was in flight.
                 Err(waiter) => self.put_back(vec![waiter], Abandoned::Paused),
             }
         }
         stale
     }
 
-    /// Sends off those that are allowed, and refuses the others.
-    fn decide(
+    /// Handles the verdicts of a check call: releases the allowed waiters, and refuses the others.
+    fn on_checked(
         &mut self,
         lane: LaneId,
         batch: &mut VecDeque<W>,
@@ -125,12 +125,12 @@ impl<W: Waiter> Engine<W> {
     ) {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
-            // What no limit refuses, but a pause, waits for its end: also one that is over by now.
-            if self.terms.pauses.is_paused() || status.paused_until() > slot {
+            // A waiter that only a pause refuses, even one that is over by now, goes back and waits.
+            if self.terms.pauses().is_paused() || status.paused_until() > slot {
                 break;
             }
             let Some(waiter) = batch.pop_front() else { break };
-            // A decision is a turn, whichever it is: a plan that is used up must not be asked for always.
+            // Every decision counts as a turn, so that a plan that is used up is not chosen every time.
             self.schedule.on_granted(lane, waiter.cost().into(), None);
             let (earliest, limit) = (verdict.earliest, verdict.limit);
             match suspended {
@@ -148,37 +148,36 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// The store answered: learns all but its slots. False where it has said something newer already.
+    /// Takes in all of an answer but its slots. Returns false if a newer answer was taken in already.
     fn on_answered(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
         self.on_round_trip(sent, received, reserved.slots.len());
         let observed = self.observe(sent, reserved.now, reserved.epoch, received);
         self.on_status(reserved.status, reserved.now, reserved.epoch, observed)
     }
 
-    /// The store answered, and granted so many.
+    /// Records that the store answered, and granted this number of slots.
     fn on_round_trip(&mut self, sent: Instant, received: Instant, granted: usize) {
         self.meters.reserved(received - sent, granted);
-        self.schedule.turns_mut().on_trip(received - sent);
+        self.schedule.turns_mut().on_round_trip(received - sent);
         self.on_store_there(received);
     }
 
-    /// The store is there.
+    /// Records that the store is available.
     pub(super) fn on_store_there(&mut self, received: Instant) {
         self.meters.connected(true);
-        self.terms.calls.on_heard(received);
-        if self.pacing.state.on_answer() {
+        self.terms.on_answer(received);
+        if self.pacing.on_answer() {
             self.on_store_back(received);
         }
     }
 
-    /// The store is there again.
+    /// Records that the store is available again.
     pub(super) fn on_store_back(&mut self, received: Instant) {
         tracing::info!(downstream = self.settings.downstream, "the store answers again");
-        self.terms.calls.postpone(received);
-        self.terms.pauses.on_store_back();
+        self.terms.on_store_back(received);
     }
 
-    /// Learns from an answer what time it is at the store.
+    /// Takes in the store's clock from an answer.
     pub(super) fn observe(
         &mut self,
         sent: Instant,
@@ -186,7 +185,7 @@ impl<W: Waiter> Engine<W> {
         epoch: Micros,
         received: Instant,
     ) -> Observed {
-        let observed = self.pacing.slots.observe(sent, now, epoch, received);
+        let observed = self.pacing.slots().observe(sent, now, epoch, received);
         match observed {
             Observed::Consistent => {}
             Observed::SteppedBack => {
@@ -206,26 +205,26 @@ impl<W: Waiter> Engine<W> {
                 self.put_back(given_up, Abandoned::Stepped);
                 self.effects.push(Effect::Recheck);
                 self.schedule.forget();
-                // A turn that was booked there is none.
+                // The turn that was booked is void.
                 self.pacing.reserve_by(received);
-                // Others may have begun a record that only seems to be the same.
-                self.terms.agreement.on_step();
+                // Other replicas may have begun a record that only seems to be the same.
+                self.terms.on_step();
             }
         }
         observed
     }
 
-    /// Learns how many replicas share the pace, where the store told.
-    fn share(&mut self, replicas: Option<u32>) {
+    /// Takes in the number of replicas that share the pace, if the answer has it.
+    fn on_replicas(&mut self, replicas: Option<u32>) {
         let Some(replicas) = replicas else { return };
-        self.pacing.last_shared.set_replicas(replicas);
-        if self.pacing.state.local().is_none() {
+        self.pacing.set_replicas(replicas);
+        if self.pacing.state().local().is_none() {
             self.schedule.set_replicas(replicas);
         }
     }
 
-    /// Learns how many replicas there are, and when to ask again; the latter only from the newest answer.
-    fn learn(
+    /// Takes in the number of replicas, the granted units and, from the newest answer only, when to call again.
+    fn on_reserved(
         &mut self,
         lane: LaneId,
         sent: Instant,
@@ -233,7 +232,7 @@ impl<W: Waiter> Engine<W> {
         batch: &VecDeque<W>,
         is_newest: bool,
     ) {
-        self.share(reserved.replicas);
+        self.on_replicas(reserved.replicas);
         let when = |slot: Micros| sent + slot.since(reserved.now);
         let last = reserved.slots.last().copied();
         let granted = reserved.jobs().filter_map(|job| batch.get(job)).map(Waiter::cost);
@@ -247,8 +246,8 @@ impl<W: Waiter> Engine<W> {
             return;
         }
         let is_barred = self.bar(lane, sent, reserved, batch);
-        if self.pacing.state.local().is_none() {
-            self.pacing.last_shared.on_granted(lane, reserved, units);
+        if self.pacing.state().local().is_none() {
+            self.pacing.on_shared_grant(lane, reserved, units);
         }
         if is_barred {
             self.ask_for_others(sent, reserved);
@@ -256,16 +255,16 @@ impl<W: Waiter> Engine<W> {
         }
         let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
         let apart = before.map(|before| reserved.next.since(before));
-        let told = reserved.booking.and_then(|booking| match booking.next {
+        let announced = reserved.booking.and_then(|booking| match booking.next {
             NextTurn::At(turn) => Some(turn.spacing),
             _ => None,
         });
         let last_cost = latest.map(|(_, cost)| cost);
-        self.schedule.on_spacing(lane, Spacing { apart, last_cost, told });
-        // The limits of the downstream come first in the set of each plan.
+        self.schedule.on_spacing(lane, Spacing { apart, last_cost, announced });
+        // The set of each plan begins with the limits of the downstream.
         let is_downstreams = match reserved.refused {
             Some(refused) => refused.limit < self.settings.limits.len(),
-            // All were granted: it is the downstream's pace that sets the next slot, or the plan's own.
+            // If all were granted, either the downstream's limits or the plan's own determine the next slot.
             None => latest.is_some_and(|latest| self.schedule.is_next(latest, when(reserved.next))),
         };
         let sleeps = lane != LaneId::DOWNSTREAM && !is_downstreams;
@@ -274,22 +273,22 @@ impl<W: Waiter> Engine<W> {
         } else {
             self.schedule.on_next_slot(lane, when(reserved.next));
         }
-        // A turn that is not used up is for other lanes too: they go on at once.
+        // Other lanes use the rest of the turn at once.
         let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
-        // And when a plan has its next slot says nothing of the others.
+        // The next slot of a plan says nothing about other lanes.
         if !is_used_up && (sleeps || self.schedule.has_others(lane, &self.backlog)) {
             return;
         }
         self.ask_again(sent, reserved);
     }
 
-    /// Bars those who wait for the end of a window from the calls that do not reach it; says whether that is what ended
-    /// this one: then those that cost less may still have slots.
+    /// Bars waiters that wait for the end of a window from calls that do not reach it. Returns whether such a waiter
+    /// ended this call; then cheaper waiters may still be granted slots.
     fn bar(&mut self, lane: LaneId, sent: Instant, reserved: &Reserved, batch: &VecDeque<W>) -> bool {
         if reserved.refused.is_none() && reserved.passed.is_empty() {
             return false;
         }
-        let local = self.pacing.state.local();
+        let local = self.pacing.state().local();
         let limits = local.map_or(&self.settings, |local| &local.settings).limits_of(lane);
         let refused = reserved.refused.map(|refusal| Passed { job: reserved.jobs_decided(), refusal });
         let cost = |passed: &Passed| batch.get(passed.job).map_or(1, Waiter::cost);
@@ -302,21 +301,21 @@ impl<W: Waiter> Engine<W> {
         is_refused
     }
 
-    /// Those that cost less than one that waits for the end of a window go on at the turn that was booked for them. If
-    /// none was, they go on at once.
+    /// Schedules the next call for waiters that cost less than the barred one: at the booked turn, or at once if there
+    /// is none.
     fn ask_for_others(&mut self, sent: Instant, reserved: &Reserved) {
         if reserved.booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_))) {
             self.ask_again(sent, reserved);
         }
-        // A call that was a little too early for the end of the window is not made again at the same instant.
+        // A call that was slightly too early for the end of the window is not repeated at the same instant.
         self.pacing.reserve_not_before(Instant::now() + SLACK / 2);
     }
 
-    /// Asks again when the answer says.
+    /// Schedules the next call as the answer says.
     fn ask_again(&mut self, sent: Instant, reserved: &Reserved) {
         let before = self.schedule.turns().farthest();
-        // Counted from when it was sent: a replica far from the store would always come too late otherwise, after a
-        // nearer one took every slot.
+        // The time counts from when the call was sent. Otherwise a replica far from the store would always be late,
+        // after a nearer one took every slot.
         let at = match &reserved.booking {
             Some(booking) => self.schedule.turns_mut().on_booking(sent, reserved.now, booking, reserved.next),
             None => {
@@ -327,7 +326,8 @@ impl<W: Waiter> Engine<W> {
         self.pacing.reserve_not_before(at);
         let farthest = self.schedule.turns().farthest();
         if farthest != before {
-            // After a loss nothing is granted so near, also where another replica has stretched the queue of turns.
+            // After a loss of state, the fence covers this reach, even if another replica has extended the queue of
+            // turns.
             self.store.set_horizon(&self.settings.downstream, farthest);
         }
     }

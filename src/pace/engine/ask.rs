@@ -1,4 +1,4 @@
-//! When the store is asked for slots, and for whom.
+//! The reserve calls: when they are made, and for which waiters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::pace::schedule::Next;
 use crate::pace::{LaneId, Waiter};
 use crate::store::Asker;
 
-/// The error with which this replica knows the end of a window: the way to the store and back.
+/// The error of this replica's estimate of the end of a window, which is due to the round trip to the store.
 pub(super) const SLACK: Duration = Duration::from_millis(5);
 
 impl<W: Waiter> Engine<W> {
-    /// Asks for slots for those whose turn it is, unless it is too early or a call is under way.
+    /// Makes a reserve call for the waiters whose turn it is, unless it is too early or a call is in flight.
     pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
         if self.pacing.is_calling() || self.is_ahead_of_driver() {
             return;
@@ -32,27 +32,27 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Whether slots may be asked for, as far as terms and the store go.
+    /// Whether slots may be requested, as far as terms and the store are concerned.
     pub(super) fn may_ask(&self) -> bool {
-        if self.pacing.state.is_absent() {
-            return self.pacing.state.local().is_some();
+        if self.pacing.state().is_absent() {
+            return self.pacing.state().local().is_some();
         }
-        self.terms.agreement.settled().is_some()
+        self.terms.agreement().settled().is_some()
     }
 
-    /// The earliest instant to ask for slots.
+    /// Returns the earliest instant to request slots.
     pub(super) fn ask_from(&self) -> Instant {
         let at = self.pacing.next_reserve_at();
-        self.terms.pauses.ask_from().map_or(at, |from| from.max(at))
+        self.terms.pauses().ask_from().map_or(at, |from| from.max(at))
     }
 
-    /// When [`Engine::ask`] has something to do.
+    /// Returns the instant at which [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
         if self.pacing.is_calling() {
             return None;
         }
         if self.pacing.is_suspended() {
-            return self.trial_from().filter(|_| self.pacing.has_trial());
+            return self.trial_wake_at();
         }
         if !self.may_ask() {
             return None;
@@ -60,23 +60,6 @@ impl<W: Waiter> Engine<W> {
         let from = self.ask_from();
         let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
         (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
-    }
-
-    /// Takes the one that is to be tried, if it may go now.
-    pub(super) fn take_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<W> {
-        self.trial_from().filter(|from| *from <= now)?;
-        let waiter = self.pacing.take_trial().filter(Waiter::is_live)?;
-        if !admission.admits(&waiter) {
-            self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
-            return None;
-        }
-        Some(waiter)
-    }
-
-    fn call_for_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
-        let waiter = if self.may_ask() { self.take_trial(now, admission) } else { None }?;
-        let lane = waiter.lane();
-        Some(self.call((lane, self.settings.horizon), VecDeque::from([waiter]), None, now))
     }
 
     fn call_for_next(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
@@ -89,8 +72,8 @@ impl<W: Waiter> Engine<W> {
             self.schedule.forget_batch_delay();
             return None;
         };
-        // One that waits for the next window must be in the first call that reaches it. Otherwise those behind it would
-        // use that window up.
+        // A waiter for the next window must be part of the first call that reaches it. Otherwise the waiters behind it
+        // would use that window up.
         self.backlog.take_back(now + next.ahead + SLACK);
         let spacing = self.schedule.batching(next.lane).spacing();
         let room = self.release.room(spacing);
@@ -105,15 +88,15 @@ impl<W: Waiter> Engine<W> {
         let units = waiters.iter().map(|waiter| u64::from(waiter.cost())).sum();
         let in_hand = self.backlog.len() + waiters.len() + self.release.held() + self.release.sending();
         let more = u64::from(self.settings.may_more_wait(in_hand));
-        // A turn is of no use to those who would find no room at it.
+        // A turn is of no use to waiters for which the concurrency has no room.
         let most = u64::try_from(self.release.room_in_turn(spacing)).unwrap_or(u64::MAX);
         let others = self.schedule.waiting(&self.backlog, now).max(more).min(most);
         let asker = self.schedule.asker(next, units, others, &self.settings.limits);
         Some(self.call((next.lane, next.ahead), waiters, Some(asker), now))
     }
 
-    /// A call for slots for these of one lane, at most so far ahead.
-    fn call(
+    /// Makes a call for these waiters of one lane, with slots at most `ahead` of now.
+    pub(super) fn call(
         &mut self,
         (lane, ahead): (LaneId, Duration),
         batch: VecDeque<W>,
@@ -124,38 +107,38 @@ impl<W: Waiter> Engine<W> {
         let connections = self.release.connections(batch.len(), spacing);
         self.effects.push(Effect::Prepare(connections));
         let is_trial = self.pacing.is_suspended();
-        let local = self.pacing.state.local().cloned();
+        let local = self.pacing.state().local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);
-        // A share of the limits may hold less than the whole does: more than all of it cannot be charged.
+        // A share of the limits may hold less than the limits do, so that at most the whole share is charged.
         let most = if local.is_some() { settings.limits_of(lane).max_cost() } else { u32::MAX };
         let costs: Vec<u32> = batch.iter().map(|waiter| waiter.cost().min(most)).collect();
         let first = costs.first().copied().unwrap_or_default();
-        // A plan's own limits add no reach: with the slot the downstream's limits would move on as far.
+        // A plan's own limits add no reach, since the downstream's limits would advance with the slot.
         let ahead = ahead.saturating_add(settings.limits.reach(first));
-        let told = costs.clone();
+        let call_costs = costs.clone();
         if let Some(LocalPace { store, settings }) = local {
             let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
             let reply = Box::pin(ask(store, Arc::clone(&settings), asked));
-            return Call { lane, batch, settings, costs: told, is_local: true, is_trial, reply };
+            return Call { lane, batch, settings, costs: call_costs, is_local: true, is_trial, reply };
         }
-        let generation = self.terms.agreement.settled().unwrap_or_default();
+        let generation = self.terms.agreement().settled().unwrap_or_default();
         let lease = self.pacing.lease(now, self.schedule.lease(), self.settings.on_unavailable);
         let asked = Ask { lane, costs, ahead, lease, asker, generation };
         let reply = Box::pin(ask(Arc::clone(&self.store), Arc::clone(&self.settings), asked));
         let settings = Arc::clone(&self.settings);
-        Call { lane, batch, settings, costs: told, is_local: false, is_trial, reply }
+        Call { lane, batch, settings, costs: call_costs, is_local: false, is_trial, reply }
     }
 
-    /// Takes up to so many of a lane out of the backlog, and sorts out those that need no slot any more.
+    /// Takes up to `count` waiters of a lane out of the backlog, and removes those that need no slot any more.
     pub(super) fn pick(&mut self, next: Next, count: usize, admission: &impl Admission<W>) -> VecDeque<W> {
         let Next { lane, rank, ahead, .. } = next;
         let mut batch = VecDeque::with_capacity(count);
-        // One that was taken back because its window ends soon must not be put aside again at once.
+        // A waiter that was taken back because its window ends soon must not be put aside again at once.
         let reaches = Instant::now() + ahead.max(self.schedule.turns().early()) + SLACK;
         while batch.len() < count && self.backlog.first(lane).is_some_and(|(own, _)| own <= rank) {
             let Some(waiter) = self.backlog.pop(lane) else { break };
             if !waiter.is_live() {
-                // The connection is gone, and with it this one and, likely, many others.
+                // The connection was lost, so that probably many other waiters are stale too.
                 drop(waiter);
                 self.drop_stale();
                 self.effects.push(Effect::DropStale);

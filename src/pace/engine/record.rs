@@ -1,4 +1,4 @@
-//! What the engine does about what all replicas hold in common: the limits in force, and pauses.
+//! The engine's handling of the state that all replicas share: the limits in force, and pauses.
 
 use std::sync::Arc;
 
@@ -12,26 +12,27 @@ use crate::store::{Observed, RecordState, Status};
 use crate::time::{Deadline, Micros};
 
 impl<W: Waiter> Engine<W> {
-    /// What matters for calls about the record.
+    /// Returns the state of the other parts that matters for calls about the record.
     pub(super) fn circumstances(&self) -> Circumstances {
         let asks = !self.backlog.is_empty() && self.release.free() > 0 && self.may_ask();
-        let asks = asks && !self.terms.pauses.is_paused();
-        // While calls for slots fail, these tell when the store is there again.
-        let is_told = self.pacing.state.is_failing() && asks;
+        let asks = asks && !self.terms.pauses().is_paused();
+        // While reserve calls fail, their repetition shows when the store is available again.
+        let state = self.pacing.state();
+        let will_retry = state.is_failing() && asks;
         Circumstances {
-            is_away: self.pacing.state.is_away(),
-            are_slots_asked_for: self.pacing.is_calling() || is_told,
+            is_away: state.is_away(),
+            are_slots_requested: self.pacing.is_calling() || will_retry,
             somebody_waits: !self.backlog.is_empty() || self.release.held() > 0,
         }
     }
 
-    /// Somebody changed what holds for the downstream.
+    /// Handles the notice that the record of the downstream was changed.
     pub(super) fn on_change(&mut self) {
         let replicas = self.schedule.batching(LaneId::DOWNSTREAM).replicas();
-        self.terms.calls.on_change(Instant::now(), replicas, self.pacing.state.is_failing());
+        self.terms.on_change(Instant::now(), replicas, self.pacing.state().is_failing());
     }
 
-    /// Learns from a call about the record.
+    /// Handles the reply to a call about the record.
     pub(super) fn on_record_reply(&mut self, purpose: &Purpose, reply: RecordReply) {
         let RecordReply { sent, received, answer } = reply;
         match answer {
@@ -39,94 +40,74 @@ impl<W: Waiter> Engine<W> {
                 self.meters.record_answered(received - sent);
                 self.on_store_there(received);
                 let observed = self.observe(sent, now, epoch, received);
-                match purpose {
-                    Purpose::Penalize(end) => self.terms.pauses.on_told(*end),
-                    Purpose::Recall(_) => {
-                        self.terms.agreement.on_recalled();
-                        // What was learnt of the next slots is of a record that had lost a pause, or its end.
-                        self.schedule.forget();
-                        self.pacing.reserve_by(received);
-                    }
-                    Purpose::Read | Purpose::Write { .. } => {}
+                self.terms.on_confirmed(purpose);
+                if matches!(purpose, Purpose::Recall(_)) {
+                    // The estimates of the next slots are of a record that had lost a pause, or its end.
+                    self.schedule.forget();
+                    self.pacing.reserve_by(received);
                 }
                 if self.on_status(status, now, epoch, observed)
-                    && let Some(adopted) = self.terms.agreement.on_record(status, terms, now)
+                    && let Some(adopted) = self.terms.on_record(status, terms, now)
                 {
                     self.adopt(adopted);
                 }
             }
             Err(error) => {
                 self.meters.record_failed();
-                if *purpose == Purpose::Read {
-                    self.terms.calls.on_read_failed();
-                }
                 self.on_failure(&error);
-                let again = self.pacing.next_reserve_at();
-                self.terms.calls.postpone(again);
-                self.terms.pauses.on_not_told(again);
+                self.terms.on_failure(purpose, self.pacing.next_reserve_at());
             }
         }
     }
 
-    /// Goes by limits that all replicas agree on.
+    /// Applies the limits that all replicas agree on.
     fn adopt(&mut self, Adopted { settings, is_override }: Adopted) {
         self.meters.rate_in_force(settings.limits.rate().per_second(), is_override);
         self.follow(settings);
     }
 
-    /// The driver is given other settings: all but the limits counts from now on, and the limits once all replicas agree
-    /// on them.
+    /// Applies other settings: all but the limits at once, and the limits once all replicas agree on them.
     pub(crate) fn reload(&mut self, given: Settings) {
-        let now = self.pacing.slots.store_now().unwrap_or_default();
-        let settings = self.terms.agreement.give(given, now);
-        self.terms.calls.postpone(Instant::now());
+        let settings = self.terms.give(given, self.pacing.slots());
         self.follow(settings);
     }
 
-    /// Rates that operators set may be over: has the store told, whoever notices first.
+    /// Ends the rates of operators that have expired; the replica that notices first tells the store.
     pub(super) fn expire_rates(&mut self) {
-        let end = self.terms.agreement.next_end();
-        let Some(now) = end.and_then(|_| self.pacing.slots.store_now()) else { return };
-        if let Some(settings) = self.terms.agreement.expire(now, self.pacing.state.is_away()) {
+        if let Some(settings) = self.terms.expire(self.pacing.slots(), self.pacing.state().is_away()) {
             self.follow(settings);
         }
     }
 
-    /// When [`Engine::expire_rates`] has something to do.
-    pub(super) fn rates_expire_at(&self) -> Option<Instant> {
-        self.pacing.slots.hold(self.terms.agreement.next_end()?).map(Deadline::instant)
-    }
-
-    /// Goes by the terms without the rates that are over: while the store is away nobody can be told.
-    pub(super) fn end_rates(&mut self) {
-        let now = self.pacing.slots.store_now();
-        if let Some(settings) = now.and_then(|now| self.terms.agreement.without_expired(now)) {
+    /// Applies the terms without expired rates, since the store cannot be told while it is unavailable.
+    pub(super) fn follow_without_expired(&mut self) {
+        if let Some(settings) = self.terms.without_expired(self.pacing.slots()) {
             self.follow(settings);
         }
     }
 
-    /// Goes by these settings from now on. Those who hold a slot keep it.
+    /// Applies these settings. Waiters that hold a slot keep it.
     fn follow(&mut self, settings: Settings) {
         self.release.follow(&settings);
         self.schedule.follow(&settings);
         self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
         let before = std::mem::replace(&mut self.settings, Arc::new(settings));
         self.effects.push(Effect::Follow(before));
-        self.follow_alone();
-        // The next slots lie elsewhere now.
+        self.follow_in_fallback();
+        // The next slots have changed.
         self.pacing.reserve_at(Instant::now());
         self.schedule.forget_batch_delay();
     }
 
-    /// The downstream asks for a pause until `end`.
+    /// Pauses the downstream until `end`, as it asked for.
     pub(crate) fn penalize(&mut self, end: Deadline) {
-        if self.terms.pauses.penalize(end) {
-            self.obey();
+        if self.terms.penalize(end) {
+            self.apply_pauses();
         }
     }
 
-    /// Learns what holds for the whole downstream, and goes by it at once. False where the store has said something
-    /// newer already.
+    /// Takes in the status of the downstream, and applies it at once. Returns false if a newer answer was taken in
+    /// already.
     pub(super) fn on_status(
         &mut self,
         status: Status,
@@ -134,47 +115,39 @@ impl<W: Waiter> Engine<W> {
         epoch: Micros,
         observed: Observed,
     ) -> bool {
-        if observed == Observed::Consistent && self.terms.pauses.is_overtaken(now, epoch) {
+        let Some(news) = self.terms.on_status((status, now, epoch), observed, self.pacing.slots()) else {
             return false;
-        }
-        self.terms.agreement.on_generation(status.generation);
-        let news = self.terms.pauses.on_answer(&status);
+        };
         if news.is_reset {
             self.on_reset();
         }
-        if news.is_forgotten {
-            self.terms.agreement.on_loss();
-        }
-        // What the store has forgotten counts on.
-        if !self.terms.agreement.is_lost() {
-            self.terms.pauses.follow(status, now, epoch, &self.pacing.slots);
+        if news.counts {
             if observed == Observed::SteppedBack {
-                // What is held has slots of the clock as it was: only its local instants compare.
-                let end = self.terms.pauses.end();
+                // The held slots are of the clock before the step, so that only their local instants compare.
+                let end = self.terms.pauses().end();
                 let given_up = self.release.give_up(|held| end.is_some_and(|end| held.deadline < end));
                 self.put_back(given_up, Abandoned::Paused);
             }
-            self.obey();
+            self.apply_pauses();
         }
         true
     }
 
-    /// Somebody had the counts of limits begin at 0: what was learnt of the next slots says nothing any more. Those that
-    /// are held stay good.
+    /// Handles a reset of the limits' counts to 0: the estimates of the next slots are void. Held slots stay valid.
     fn on_reset(&mut self) {
-        self.pacing.last_shared.forget_usage();
+        self.pacing.forget_usage();
         self.schedule.forget();
         self.pacing.reserve_by(Instant::now());
         tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits began at 0");
     }
 
-    /// Gives up what is held for slots in a pause, and says when one begins and ends.
-    pub(super) fn obey(&mut self) {
-        self.release.gate().set(self.terms.pauses.closed());
+    /// Applies the known pauses: gives up the held slots that lie in one, and reports its begin and end.
+    pub(super) fn apply_pauses(&mut self) {
+        self.release.gate().set(self.terms.pauses().closed());
         self.pause_local();
         let given_up = self.release.give_up_paused();
         self.put_back(given_up, Abandoned::Paused);
-        let (change, downstream) = (self.terms.pauses.take_change(), &self.settings.downstream);
+        let (change, downstream) = (self.terms.take_pause_change(), &self.settings.downstream);
         if change.is_some() {
             self.effects.push(Effect::Recheck);
         }
@@ -187,7 +160,7 @@ impl<W: Waiter> Engine<W> {
             Some(PauseChange::Resumed) => {
                 self.meters.paused(false);
                 tracing::info!(downstream, "resumed: the pause is over before its time");
-                // What was learnt of the next slots is of behind the pause.
+                // The estimates of the next slots lie behind the pause.
                 self.schedule.forget();
                 self.pacing.reserve_by(Instant::now());
             }
@@ -198,15 +171,16 @@ impl<W: Waiter> Engine<W> {
                 } else {
                     tracing::debug!(downstream, until, why, "the pause ends then");
                 }
-                // What was learnt of the next slots is of before the pause.
+                // The estimates of the next slots are of before the pause.
                 self.schedule.forget();
                 let ask_from = self.ask_behind(end);
-                self.terms.pauses.set_ask_from(ask_from);
+                self.terms.set_ask_from(ask_from);
             }
         }
     }
 
-    /// When to ask for the slots behind a pause: as for others that lie ahead. A policer's are now.
+    /// Returns when to request the slots behind a pause: as long before as for other slots ahead. A policer asks at the
+    /// end.
     fn ask_behind(&self, end: Deadline) -> Instant {
         let (end, ahead) = (end.instant(), self.settings.horizon / 2);
         match self.settings.on_limit {

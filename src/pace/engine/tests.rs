@@ -1,4 +1,4 @@
-//! The engine by itself: with callers, a store in memory, and paused time.
+//! Tests of the engine alone, with callers, a store in memory, and paused time.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use crate::store::{Change, MemoryStore, RecordState};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Admits those of a cost up to this.
+/// Admits waiters up to this cost.
 struct UpTo(u32);
 
 impl Admission<Caller> for UpTo {
     fn admits(&self, caller: &Caller) -> bool {
-        caller.cost <= self.0
+        caller.cost() <= self.0
     }
 }
 
-/// An engine that is driven, and what it told.
+/// An engine with its driver, and the recorded effects.
 struct Driven {
     engine: Engine<Caller>,
     wakeups: Wakeups,
     store: Arc<MemoryStore>,
     start: Instant,
-    /// The waiters that were released, by their numbers, each with how many ms after the start that was.
+    /// The numbers of the released waiters, each with the time since the start in ms.
     released: Vec<(u64, u128)>,
     refused: Vec<(u64, Refusal)>,
-    /// How often it went round.
+    /// The number of iterations of the driver.
     turns: usize,
 }
 
@@ -45,7 +45,7 @@ impl Driven {
         seqs.for_each(|seq| self.engine.offer(Caller::new(seq)));
     }
 
-    /// Drives it for so long.
+    /// Drives the engine for this span.
     async fn run(&mut self, span: Duration) {
         let end = Instant::now() + span;
         let mut effects = vec![];
@@ -57,10 +57,10 @@ impl Driven {
                 match effect {
                     Effect::Release(held) => {
                         let after = Instant::now() - self.start;
-                        self.released.push((held.waiter.seq, after.as_millis()));
+                        self.released.push((held.waiter.seq(), after.as_millis()));
                         self.engine.on_sent(Some(MS));
                     }
-                    Effect::Refuse(caller, refusal) => self.refused.push((caller.seq, refusal)),
+                    Effect::Refuse(caller, refusal) => self.refused.push((caller.seq(), refusal)),
                     Effect::Prepare(_)
                     | Effect::Follow(_)
                     | Effect::DropStale
@@ -84,7 +84,7 @@ async fn each_is_released_at_its_slot_and_nothing_turns_in_vain() {
     driven.run(Duration::from_secs(1)).await;
     let expected: Vec<(u64, u128)> = (0..100).map(|seq| (seq, u128::from(seq) * 10)).collect();
     assert_eq!(driven.released, expected);
-    // One turn for each slot, and some for each call.
+    // The driver iterates once for each slot, and a few times for each call.
     assert!(driven.turns < 200, "{} turns", driven.turns);
     driven.run(Duration::from_secs(60)).await;
     assert!(driven.engine.is_idle() && driven.turns < 210, "{} turns", driven.turns);
@@ -93,7 +93,7 @@ async fn each_is_released_at_its_slot_and_nothing_turns_in_vain() {
 #[tokio::test(start_paused = true)]
 async fn who_is_not_admitted_or_not_waited_for_gets_no_slot() {
     let mut driven = Driven::new(testing::settings("100/s"));
-    driven.engine.offer(Caller { cost: 101, ..Caller::new(0) });
+    driven.engine.offer(Caller::new(0).cost(101));
     driven.engine.offer(Caller { is_live: false, ..Caller::new(1) });
     driven.offer(2..4);
     driven.run(100 * MS).await;
@@ -159,12 +159,13 @@ async fn at_its_end_all_come_back() {
     driven.offer(0..10);
     driven.engine.offer_later(Instant::now() + Duration::from_secs(9), Caller::new(10));
     driven.run(15 * MS).await;
-    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
+    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq()).collect();
     left.sort_unstable();
     assert_eq!((driven.seqs(), left), (vec![0, 1], (2..=10).collect()));
 }
 
-/// In real time every reading of the clock is a later one: what is due from now on must not be due a moment later.
+/// In real time every reading of the clock is later than the one before: whatever is due from now on must not become
+/// due a moment later.
 #[tokio::test]
 async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
     let settings = Settings { on_unavailable: OnUnavailable::Local, ..testing::settings("100/s") };
@@ -175,7 +176,7 @@ async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
     driven.engine.suspend(Abandoned::Unauthorized);
     let turns = driven.turns;
     driven.run(100 * MS).await;
-    let next = driven.engine.pacing.probe_wake_at(&driven.engine.settings);
+    let next = driven.engine.pacing.wake_at(&driven.engine.settings);
     assert!(next.is_some_and(|at| at > Instant::now()), "the lease is ended, and the next probe is later");
     assert!(driven.turns - turns < 20, "{} turns", driven.turns - turns);
     let now = Instant::now();
@@ -188,7 +189,7 @@ async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
 #[tokio::test]
 async fn in_real_time_one_is_tried_while_nothing_paces() {
     let mut driven = Driven::new(testing::settings("1/m"));
-    driven.engine.pacing.leave(Fallback { local: None, replicas: 1 }, Instant::now());
+    driven.engine.pacing.begin_fallback(Fallback { local: None, replicas: 1 }, Instant::now());
     driven.engine.suspend(Abandoned::Unauthorized);
     let now = Instant::now();
     assert!(driven.engine.try_at().is_some_and(|at| at <= now));
@@ -200,7 +201,7 @@ async fn in_real_time_one_is_tried_while_nothing_paces() {
     let mut effects = vec![];
     driven.engine.tick(Instant::now(), &UpTo(100));
     driven.engine.take_effects(&mut effects);
-    assert!(matches!(&effects[..], [Effect::Release(held)] if held.waiter.seq == 7), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Release(held)] if held.waiter.seq() == 7), "{effects:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +210,7 @@ async fn the_one_to_be_tried_is_looked_at_again() {
     driven.offer(0..1);
     driven.run(10 * MS).await;
     driven.engine.suspend(Abandoned::Unauthorized);
-    driven.engine.try_one(Caller { cost: 101, ..Caller::new(1) });
+    driven.engine.try_one(Caller::new(1).cost(101));
     driven.run(50 * MS).await;
     assert_eq!(driven.refused, [(1, Refusal::NotAdmitted)]);
     driven.engine.try_one(Caller { is_live: false, ..Caller::new(2) });
@@ -241,7 +242,7 @@ async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
     let mut driven = Driven::new(testing::settings("100/s"));
     driven.offer(0..1);
     driven.run(50 * MS).await;
-    // A store that is behind: the resume did not reach it.
+    // This store is behind, since the resume did not reach it.
     let behind = Arc::new(MemoryStore::new());
     let terms = driven.store.read_record("billing").await.unwrap().terms.unwrap();
     behind.update_record("billing", Change::Terms { of: 0, text: &terms }).await.unwrap();
@@ -263,11 +264,11 @@ async fn at_its_end_those_come_back_whom_the_driver_was_not_told_of() {
     let mut driven = Driven::new(testing::settings("100/s"));
     driven.offer(0..1);
     driven.run(5 * MS).await;
-    driven.engine.offer(Caller { cost: 101, ..Caller::new(1) });
+    driven.engine.offer(Caller::new(1).cost(101));
     driven.engine.offer(Caller::new(2));
     driven.engine.tick(Instant::now() + 10 * MS, &UpTo(100));
     assert_eq!(driven.engine.waiting(), 0, "one is refused, and one is asked for");
-    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq).collect();
+    let mut left: Vec<u64> = driven.engine.drain().iter().map(|caller| caller.seq()).collect();
     left.sort_unstable();
     assert_eq!(left, [1, 2]);
 }
@@ -299,7 +300,7 @@ async fn a_slot_that_nobody_uses_goes_back_to_the_store_if_it_is_the_last_one() 
         (asked.await.unwrap().next, driven.store.ping().await.unwrap())
     };
     let (before, _) = next(&driven).await;
-    // The other one moves up: the last slot is the one that is left over.
+    // The other waiter moves up, so that the last slot is left over.
     driven.engine.withdraw((LaneId::DOWNSTREAM, 0, 1));
     driven.run(MS).await;
     let (after, _) = next(&driven).await;
@@ -312,7 +313,7 @@ async fn a_slot_that_nobody_uses_goes_back_to_the_store_if_it_is_the_last_one() 
     assert_eq!(driven.seqs(), [0]);
 }
 
-/// One whose slot was missed has another one: where slots lie further apart than the horizon, at once.
+/// A waiter whose slot was missed gets another one, at once if slots lie further apart than the horizon.
 #[tokio::test(start_paused = true)]
 async fn a_missed_slot_of_a_slow_limit_goes_back() {
     let mut driven = Driven::new(testing::settings("1/s"));
@@ -324,17 +325,18 @@ async fn a_missed_slot_of_a_slow_limit_goes_back() {
     assert_eq!(driven.released, [(0, 0), (1, 1200)]);
 }
 
-/// Two of different costs have one instant of a window. Whichever leaves, the other one's units stay taken.
+/// Two waiters of different costs hold one instant of a window. Whichever is withdrawn, the units of the other stay
+/// taken.
 #[tokio::test(start_paused = true)]
 async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
     for (leaves, left) in [(1_u64, 5_u64), (2, 9)] {
         let window = Limit::sliding_log("log", 10, Duration::from_secs(1)).unwrap();
         let limits = LimitSet::new(vec![window]).unwrap();
         let mut driven = Driven::new(Settings { limits, ..testing::settings("10/s") });
-        driven.engine.offer(Caller { cost: 10, ..Caller::new(0) });
+        driven.engine.offer(Caller::new(0).cost(10));
         driven.run(10 * MS).await;
-        driven.engine.offer(Caller { cost: 1, ..Caller::new(1) });
-        driven.engine.offer(Caller { cost: 5, ..Caller::new(2) });
+        driven.engine.offer(Caller::new(1).cost(1));
+        driven.engine.offer(Caller::new(2).cost(5));
         driven.run(960 * MS).await;
         assert_eq!(driven.engine.release().held(), 2);
         driven.engine.withdraw((LaneId::DOWNSTREAM, 0, leaves));
@@ -346,7 +348,7 @@ async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
         let costs = crate::Costs::Each(&costs);
         let now = crate::store::Reserve::new(scope, limits, costs, Duration::ZERO);
         let free = driven.store.reserve(now).await.unwrap().slots.len() as u64;
-        // The slot of the first one can only go back where it was the last that was granted.
+        // The slot of the first waiter can only go back if it was the last one granted.
         assert_eq!(free, if leaves == 1 { 4 } else { left }, "{leaves} leaves");
     }
 }
@@ -363,7 +365,7 @@ async fn what_the_driver_hears_counts_and_failures_are_told() {
     let at = Instant::now();
     let RecordState { now, epoch, status, .. } = record;
     driven.engine.on_stamp(Stamp { sent: at, received: at, now, epoch, status });
-    assert!(driven.engine.terms.pauses.is_paused());
+    assert!(driven.engine.terms.pauses().is_paused());
     let error = StoreError::Invalid("no".to_owned());
     driven.engine.on_failure(&error);
     let mut effects = vec![];

@@ -1,4 +1,4 @@
-//! What wakes an engine besides the store's answers.
+//! The sources that wake an engine besides the store's answers.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::pace::release::clock::Alarm;
 use crate::store::Changes;
 
-/// What wakes an engine besides the store's answers.
+/// The sources that wake an engine besides the store's answers.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
-    /// Rings at slots, precisely.
+    /// The precise alarm for slots.
     pub(super) alarm: Box<dyn Alarm>,
-    /// Rings at ticks, which need no precision; the runtime's timer gathers them.
+    /// The timer for ticks, which need no precision; the runtime coalesces them.
     pub(super) timer: Pin<Box<Sleep>>,
-    /// What the timer is set to.
+    /// The instant to which the timer is set.
     pub(super) timed: Option<Instant>,
     pub(super) changes: Changes,
 }

@@ -1,4 +1,4 @@
-//! One call to the store for slots: what it asks for, and what its answer tells.
+//! A single reserve or check call to the store: its request and its reply.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,17 +11,17 @@ use crate::limit::Costs;
 use crate::pace::{LaneId, OnLimit, Settings};
 use crate::store::{Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
 
-/// A call to the store, and those whom it asks for.
+/// A call to the store, and the waiters for which it requests slots.
 pub(crate) struct Call<W> {
-    /// The lane that they come from.
+    /// The lane of the waiters.
     pub(crate) lane: LaneId,
     pub(crate) batch: VecDeque<W>,
-    /// The settings whose limits it asks under, and what each of those costs.
+    /// The settings whose limits the call uses, and the cost of each waiter.
     pub(crate) settings: Arc<Settings>,
     pub(crate) costs: Vec<u32>,
-    /// It goes to this replica's own pace, not to the store.
+    /// Whether the call goes to this replica's local pace, not to the shared store.
     pub(crate) is_local: bool,
-    /// It asks for one alone, who is to find out whether the downstream can be used again.
+    /// Whether the call is for the trial: a single waiter that tests whether the downstream can be used again.
     pub(crate) is_trial: bool,
     pub(crate) reply: BoxFuture<'static, Reply>,
 }
@@ -33,39 +33,39 @@ impl<W: fmt::Debug> fmt::Debug for Call<W> {
     }
 }
 
-/// What a call asks for.
+/// The request of a call.
 pub(crate) struct Ask {
     pub(crate) lane: LaneId,
     pub(crate) costs: Vec<u32>,
     /// How far ahead a slot may lie.
     pub(crate) ahead: Duration,
-    /// The replica, and how long it is to count as alive.
+    /// The replica, and the time for which it counts as alive.
     pub(crate) lease: Option<(Arc<str>, Duration)>,
     pub(crate) asker: Option<Asker>,
-    /// The generation of the terms that the limits are from.
+    /// The generation of the terms that the limits come from.
     pub(crate) generation: u64,
 }
 
-/// How a call ended.
+/// The reply to a call.
 pub(crate) struct Reply {
     pub(crate) sent: Instant,
     pub(crate) received: Instant,
     pub(crate) answer: Result<Answer, StoreError>,
 }
 
-/// What the store answered.
+/// The answer of the store.
 pub(crate) enum Answer {
-    /// Slots.
+    /// The answer to a reserve call: slots.
     Reserved(Reserved),
-    /// Which may go now.
+    /// The answer to a check call: verdicts.
     Checked(Checked),
 }
 
-/// Makes one call for those who keep the same limits.
+/// Makes one call for waiters under the same limits.
 pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>, ask: Ask) -> Reply {
     let Ask { lane, costs, ahead, lease, asker, generation } = ask;
     let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
-    // The state of a limit of a plan is the downstream's too: its name tells it from others.
+    // The state of a plan's limit belongs to the downstream too; its name tells it from others.
     let scope = Scope { downstream: &settings.downstream, key: "" };
     let (limits, costs) = (settings.limits_of(lane), Costs::Each(&costs));
     let sent = Instant::now();
@@ -82,7 +82,7 @@ pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>
     Reply { sent, received: Instant::now(), answer }
 }
 
-/// Asks whether the store is there, and renews a lease with it.
+/// Probes whether the store is available, and renews the lease by that call.
 pub(crate) async fn probe(
     store: Arc<dyn Store>,
     settings: Arc<Settings>,

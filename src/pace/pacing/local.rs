@@ -1,4 +1,4 @@
-//! A pace of this replica's own, while the store is away.
+//! The local pace of one replica while the store is unavailable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) struct LocalPace {
     pub(crate) settings: Arc<Settings>,
 }
 
-/// The store's clock as it goes on while the store is away.
+/// The store's clock, extrapolated while the store is unavailable.
 #[derive(Debug)]
 struct ExtrapolatedClock {
     slots: Arc<SlotClock>,
-    /// Counts before the store was ever heard.
+    /// The clock to use before the store has ever answered.
     own: SystemClock,
 }
 
@@ -34,8 +34,8 @@ impl Clock for ExtrapolatedClock {
 }
 
 impl LocalPace {
-    /// A pace behind what is known of the shared one; none where nothing is known of it, or the share of the limits
-    /// would be none.
+    /// Creates a local pace that continues the shared one as last seen. It is `None` if nothing is known of the shared
+    /// pace, or this replica's share of a limit would be zero.
     pub(crate) fn behind(
         shared: &SharedSnapshot,
         settings: &Settings,
@@ -57,22 +57,23 @@ impl LocalPace {
             local.take_over(shared, LaneId::at(row), limits);
         }
         if !polices {
-            // Each replica starts somewhere between two of its slots, or all would release at the same instants.
+            // Each replica starts at a random phase between two of its slots; otherwise all would release at the same
+            // instants.
             let apart = u64::try_from(local.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));
-            // What others were granted last lies no further ahead, and is not known here.
+            // The slots that others were granted last are not known here, but lie at most a horizon ahead.
             let begun = shared.next_slot().since(now).max(local.settings.horizon);
             local.pause(begun + phase);
         }
         Some(local)
     }
 
-    /// Takes over this replica's share of what is used of windows.
+    /// Takes over this replica's share of the usage of windows.
     fn take_over(&self, shared: &SharedSnapshot, lane: LaneId, limits: &LimitSet) {
         let Some((now, marks, units)) = shared.usage(lane) else { return };
         for (limit, mark) in limits.iter().zip(marks) {
             let Mark::Window { window, .. } = mark else { continue };
-            // The others have taken as much as this one since then, as far as it knows.
+            // It is assumed that the other replicas have used as much as this one since then.
             let before = window.used.div_ceil(u64::from(shared.replicas().max(1)));
             let state = if window.end > now {
                 let used = before.saturating_add(units).min(u64::from(limit.max_cost()));
@@ -85,13 +86,13 @@ impl LocalPace {
         }
     }
 
-    /// Has a pause until `end` count in this pace too.
+    /// Applies a pause until `end` to this pace too.
     pub(crate) fn pause_until(&self, end: Deadline) {
         self.pause(end.left().max(Duration::from_micros(1)).min(LONGEST_PAUSE));
     }
 
     fn pause(&self, span: Duration) {
-        // It is answered at once, and no such change fails.
+        // The store in memory answers at once, and this change cannot fail.
         let _ = self.store.update_record(&self.settings.downstream, Change::Penalize(span)).now_or_never();
     }
 }

@@ -1,10 +1,11 @@
-//! What one replica paces by: the pace that all share, or while the store is away its own, or none. It makes the calls
-//! for slots, one at a time.
+//! The source of one replica's slots: the pace that all replicas share, or, while the store is unavailable, a local
+//! pace or none. This module makes the reserve calls, one at a time.
 
 mod call;
 mod local;
 mod snapshot;
 mod state;
+mod suspension;
 mod tail;
 
 use std::sync::Arc;
@@ -14,66 +15,61 @@ use tokio::time::Instant;
 
 use super::meters::Abandoned;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
-use crate::store::{BoxFuture, SlotClock, Store};
+use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
 pub(crate) use snapshot::SharedSnapshot;
 pub(crate) use state::{Fallback, Probed, State};
+use suspension::Suspension;
 use tail::Returns;
 pub(crate) use tail::Tail;
 
-/// How often a store that is away is asked whether it is there again; by such a probe the others see who is.
+/// The interval of probes while the store is unavailable. A probe renews the lease, which shows the other replicas that
+/// this one is alive.
 const PROBE: Duration = Duration::from_millis(100);
 
-/// A replica that may have to pace alone asks at least as often how many there are, if it asks at all.
+/// The longest interval at which a replica with `on_unavailable = "local"` refreshes the number of replicas, while it
+/// makes calls.
 const REPLICA_REFRESH: Duration = Duration::from_millis(500);
 
-/// The shortest lease: it is over at once.
+/// The shortest lease, which expires at once.
 const RELEASED: Duration = Duration::from_millis(1);
 
-/// The owner of what this replica paces by, and of its calls for slots.
+/// The owner of the pacing state of this replica, and of its reserve calls.
 pub(crate) struct Pacing<W> {
-    pub(crate) state: State,
-    /// The call that is under way.
+    state: State,
+    /// The call in flight.
     call: Option<Call<W>>,
     probing: Probing,
-    /// The earliest instant of the next call for slots: a turn, the horizon, or back-off.
+    /// The earliest instant of the next reserve call, as turns, the horizon or back-off determine it.
     next_reserve_at: Instant,
     lease: LeaseRenewal,
-    pub(crate) last_shared: SharedSnapshot,
+    last_shared: SharedSnapshot,
     /// Maps slots to this process's clock.
-    pub(crate) slots: Arc<SlotClock>,
-    suspension: Option<Suspension<W>>,
+    slots: Arc<SlotClock>,
+    suspension: Suspension<W>,
     returns: Returns,
 }
 
-/// What is asked while the store is away, and by replicas that others must know of.
+/// The probes of the store: while it is unavailable, and for replicas that must count as alive.
 #[derive(Default)]
 struct Probing {
-    /// The probe that is under way.
+    /// The probe in flight.
     call: Option<BoxFuture<'static, Reply>>,
-    /// The earliest instant of the next one.
+    /// The earliest instant of the next probe.
     next_at: Option<Instant>,
 }
 
 /// This replica's lease on a share of the pace.
 #[derive(Debug)]
 struct LeaseRenewal {
-    /// Tells this replica from others.
+    /// The name that tells this replica from others.
     replica: Arc<str>,
-    /// The earliest instant to renew it.
+    /// The earliest instant of the next renewal.
     next_at: Instant,
-    /// It is to be ended, since then.
+    /// The instant since which the lease is to be ended, if it is.
     ends: Option<Instant>,
-}
-
-/// Nobody is asked for, but one at a time who is to find out whether the downstream can be used again.
-#[derive(Debug)]
-struct Suspension<W> {
-    /// What becomes of slots that were asked for before.
-    reason: Abandoned,
-    trial: Option<W>,
 }
 
 impl<W: std::fmt::Debug> std::fmt::Debug for Pacing<W> {
@@ -102,35 +98,109 @@ impl<W> Pacing<W> {
             },
             last_shared: SharedSnapshot::new(settings.lanes().count()),
             slots: Arc::default(),
-            suspension: None,
+            suspension: Suspension::None,
             returns: Returns::default(),
         }
     }
 
-    /// The store granted these slots: until it grants others they can be given back.
+    /// Returns the pacing state of this replica.
+    pub(crate) const fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Returns the shared pace as last seen.
+    pub(crate) const fn last_shared(&self) -> &SharedSnapshot {
+        &self.last_shared
+    }
+
+    /// Maps slots to this process's clock.
+    pub(crate) const fn slots(&self) -> &Arc<SlotClock> {
+        &self.slots
+    }
+
+    /// Replaces the mapping of slots. It is called before any slot was granted.
+    pub(crate) fn set_slots(&mut self, slots: Arc<SlotClock>) {
+        self.slots = slots;
+    }
+
+    /// Sets the number of replicas that share the pace.
+    pub(crate) const fn set_replicas(&mut self, replicas: u32) {
+        self.last_shared.set_replicas(replicas);
+    }
+
+    /// Records that the store granted slots of a lane, for this number of units.
+    pub(crate) fn on_shared_grant(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
+        self.last_shared.on_granted(lane, reserved, units);
+    }
+
+    /// Forgets the usage of windows, since the counts of the limits were reset to 0.
+    pub(crate) fn forget_usage(&mut self) {
+        self.last_shared.forget_usage();
+    }
+
+    /// Records that the store answered a reserve call, or one about the record. Returns whether calls had
+    /// failed while there was no fallback (`Held`).
+    pub(crate) fn on_answer(&mut self) -> bool {
+        self.state.on_answer()
+    }
+
+    /// Records that the store answered a probe at `now`. Returns whether it was unavailable until then.
+    pub(crate) fn on_probe_answer(&mut self, now: Instant) -> bool {
+        self.state.on_probe_answer(now)
+    }
+
+    /// Records that a call failed while this replica has no fallback. Returns how many failed before, and the longest
+    /// back-off.
+    pub(crate) fn on_failure(&mut self) -> (u32, Duration) {
+        self.state.on_failure()
+    }
+
+    /// Records that the store is unavailable while this replica uses its fallback. Returns false if it has none.
+    pub(crate) fn on_away_again(&mut self) -> bool {
+        self.state.on_away_again()
+    }
+
+    /// Ends the fallback, and holds instead. Returns `None` if there was no fallback.
+    pub(crate) fn take_fallback(&mut self) -> Option<Fallback> {
+        self.state.take_fallback()
+    }
+
+    /// Replaces the local pace by another one, or by none.
+    pub(crate) fn replace_local(&mut self, pace: Option<LocalPace>) {
+        self.state.replace_local(pace);
+    }
+
+    /// Returns to the shared pace: requests slots at once, and renews the lease.
+    pub(crate) fn rejoin(&mut self, now: Instant) {
+        self.state.rejoin();
+        (self.next_reserve_at, self.lease.next_at) = (now, now);
+    }
+
+    /// Records the slots that the store granted last; they can be given back until it grants others.
     pub(crate) fn on_granted(&mut self, tail: Tail) {
         self.returns.on_granted(tail);
     }
 
-    /// Gives a slot of this lane and cost back that nobody used, if it is the last one that the store granted here.
+    /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
     pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
-        // A pace of its own is nobody else's.
+        // Slots of a local pace are of no use to other replicas.
         if self.state.local().is_none() {
             self.returns.give_back(lane, cost, slot, store);
         }
     }
 
-    /// Whether slots are on their way back to the store.
+    /// Whether slots are being given back to the store.
     pub(crate) fn has_returns(&self) -> bool {
         !self.returns.is_empty()
     }
 
-    /// Whether the next slot went back to the store; never, where none is on its way. Cancel safe.
+    /// Waits for the outcome of the next slot that is being given back: whether the store took it. It waits forever if
+    /// there is none. Cancel safe.
     pub(crate) async fn next_return(&mut self) -> bool {
         self.returns.next().await
     }
 
-    /// A call is under way from now on. There is one at a time.
+    /// Starts a call. There is one at a time.
     pub(crate) fn start(&mut self, call: Call<W>) {
         self.call = Some(call);
     }
@@ -139,7 +209,7 @@ impl<W> Pacing<W> {
         self.call.is_some()
     }
 
-    /// How the call under way ended; never, where there is none. Cancel safe.
+    /// Waits for the reply to the call in flight; forever, if there is none. Cancel safe.
     async fn reply(call: &mut Option<Call<W>>) -> (Call<W>, Reply) {
         let Some(under_way) = call else { return std::future::pending().await };
         let reply = under_way.reply.as_mut().await;
@@ -149,7 +219,7 @@ impl<W> Pacing<W> {
         }
     }
 
-    /// How the probe under way ended; never, where there is none. Cancel safe.
+    /// Waits for the reply to the probe in flight; forever, if there is none. Cancel safe.
     async fn probe_reply(probe: &mut Option<BoxFuture<'static, Reply>>) -> Reply {
         let Some(under_way) = probe else { return std::future::pending().await };
         let reply = under_way.as_mut().await;
@@ -157,7 +227,7 @@ impl<W> Pacing<W> {
         reply
     }
 
-    /// What ends first: the call under way, the probe, or the way of a slot back to the store. Cancel safe.
+    /// Waits for what ends first: the call in flight, the probe, or the return of a slot to the store. Cancel safe.
     pub(crate) async fn next(&mut self) -> Ended<W> {
         let Self { call, probing, returns, .. } = self;
         tokio::select! {
@@ -168,44 +238,45 @@ impl<W> Pacing<W> {
         }
     }
 
-    /// Takes the name that an engine before this one had.
+    /// Sets the replica's name to that of a previous engine.
     pub(crate) fn set_replica(&mut self, replica: Arc<str>) {
         self.lease.replica = replica;
     }
 
-    /// This replica's name at the store.
+    /// Returns this replica's name at the store.
     pub(crate) const fn replica(&self) -> &Arc<str> {
         &self.lease.replica
     }
 
-    /// The earliest instant of the next call for slots.
+    /// Returns the earliest instant of the next reserve call.
     pub(crate) const fn next_reserve_at(&self) -> Instant {
         self.next_reserve_at
     }
 
-    /// The next call for slots is made then.
+    /// Sets the earliest instant of the next reserve call.
     pub(crate) const fn reserve_at(&mut self, at: Instant) {
         self.next_reserve_at = at;
     }
 
-    /// The next call for slots is made then at the earliest.
+    /// Delays the next reserve call until this instant, if it was to be made earlier.
     pub(crate) fn reserve_not_before(&mut self, at: Instant) {
         self.next_reserve_at = self.next_reserve_at.max(at);
     }
 
-    /// The next call for slots may be made then, if it may not be made before.
+    /// Allows the next reserve call at this instant, if it was to be made later.
     pub(crate) fn reserve_by(&mut self, at: Instant) {
         self.next_reserve_at = self.next_reserve_at.min(at);
     }
 
-    /// The lease to renew with the next call, four times as often as it needs: the replica, and for how long.
+    /// Returns the lease to renew with the next call: the replica and the time to live. It is renewed at least four times per
+    /// lease.
     pub(crate) fn lease(
         &mut self,
         now: Instant,
         ttl: Duration,
         on_unavailable: OnUnavailable,
     ) -> Option<(Arc<str>, Duration)> {
-        // A trial is no share of the pace.
+        // A replica that only tries takes no share of the pace.
         if now < self.lease.next_at || self.is_suspended() {
             return None;
         }
@@ -215,13 +286,13 @@ impl<W> Pacing<W> {
         Some((Arc::clone(&self.lease.replica), ttl))
     }
 
-    /// The lease is renewed with the next call.
+    /// Has the lease renewed with the next call.
     pub(crate) const fn renew_lease(&mut self, now: Instant) {
         self.lease.next_at = now;
     }
 
-    /// Asks whether the store is there, if that is due; the lease lasts for `ttl` then.
-    pub(crate) fn probe(
+    /// Starts a probe if one is due; it renews the lease for `ttl`.
+    pub(crate) fn tick(
         &mut self,
         now: Instant,
         ttl: Duration,
@@ -231,90 +302,84 @@ impl<W> Pacing<W> {
         if self.probing.call.is_some() || !is_due {
             return;
         }
-        // One that takes no jobs has no share: the others go on at the whole pace.
+        // A replica that takes no jobs has no share, so that the others use the whole pace.
         let ttl = if self.is_suspended() { RELEASED } else { ttl };
         self.lease.ends = None;
         let lease = (Arc::clone(&self.lease.replica), ttl);
         self.probing.call = Some(Box::pin(call::probe(Arc::clone(store), Arc::clone(settings), lease)));
     }
 
-    /// When to probe. Replicas that police hold no leases otherwise, nor do those that are idle; and all must know of
-    /// each other, since jobs may come while the store is away.
+    /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
+    /// of each other, since jobs may come while the store is unavailable.
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
         let counts = settings.on_unavailable == OnUnavailable::Local;
         let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
         self.lease.ends.into_iter().chain(asks).min()
     }
 
-    /// When [`Pacing::probe`] has something to do.
-    pub(crate) fn probe_wake_at(&self, settings: &Settings) -> Option<Instant> {
+    /// Returns the instant of the next [`Pacing::tick`].
+    pub(crate) fn wake_at(&self, settings: &Settings) -> Option<Instant> {
         if self.probing.call.is_some() { None } else { self.probe_at(settings) }
     }
 
-    /// A probe was answered, or failed, at `now`: when the next one is due, where leases last for `ttl`.
+    /// Schedules the next probe after one was answered, or failed, at `now`. Leases last for `ttl`.
     pub(crate) fn on_probed(&mut self, now: Instant, ttl: Duration) {
         self.probing.next_at = Some(now + if self.state.is_absent() { PROBE } else { ttl / 3 });
     }
 
-    /// The store went away just now: the fallback counts.
-    pub(crate) fn leave(&mut self, fallback: Fallback, now: Instant) {
+    /// Begins the fallback, since the store became unavailable at `now`.
+    pub(crate) fn begin_fallback(&mut self, fallback: Fallback, now: Instant) {
         self.state = State::Away(fallback);
         (self.next_reserve_at, self.probing.next_at) = (now, Some(now + PROBE));
     }
 
     pub(crate) const fn is_suspended(&self) -> bool {
-        self.suspension.is_some()
+        self.suspension.is_active()
     }
 
-    /// Why nobody is asked for, where that is so.
-    pub(crate) fn suspended(&self) -> Option<Abandoned> {
-        self.suspension.as_ref().map(|suspension| suspension.reason)
+    /// Returns the reason of the suspension, if there is one.
+    pub(crate) const fn suspended(&self) -> Option<Abandoned> {
+        self.suspension.reason()
     }
 
-    /// Asks for nobody from `now` on, and ends the lease where there is one. The one that was to be tried in an earlier
-    /// suspension comes back.
+    /// Stops requesting slots from `now` on, and ends the lease if there is one. Returns the trial waiter of an earlier
+    /// suspension.
     pub(crate) fn suspend(&mut self, settings: &Settings, reason: Abandoned, now: Instant) -> Option<W> {
-        let before = self.suspension.replace(Suspension { reason, trial: None });
         let counts = settings.on_unavailable == OnUnavailable::Local;
         self.lease.ends = (settings.on_limit == OnLimit::Wait || counts).then_some(now);
-        before.and_then(|suspension| suspension.trial)
+        self.suspension.begin(reason)
     }
 
-    /// Asks for all again; the one that was to be tried comes back.
+    /// Requests slots for all waiters again. Returns the trial waiter.
     pub(crate) fn resume(&mut self, now: Instant) -> Option<W> {
         self.lease.ends = None;
         (self.next_reserve_at, self.lease.next_at, self.probing.next_at) = (now, now, Some(now));
-        self.suspension.take().and_then(|suspension| suspension.trial)
+        self.suspension.end()
     }
 
-    /// While nobody is asked for, asks for this one alone. It comes back where that is not so.
-    pub(crate) fn try_one(&mut self, waiter: W) -> Option<W> {
-        match &mut self.suspension {
-            Some(suspension) => suspension.trial.replace(waiter),
-            None => Some(waiter),
-        }
+    /// Makes this waiter the trial. Returns it if there is no suspension, or else the previous trial waiter.
+    pub(crate) const fn try_one(&mut self, waiter: W) -> Option<W> {
+        self.suspension.try_one(waiter)
     }
 
-    /// The one that is to be tried.
-    pub(crate) fn take_trial(&mut self) -> Option<W> {
-        self.suspension.as_mut()?.trial.take()
+    /// Takes the trial waiter.
+    pub(crate) const fn take_trial(&mut self) -> Option<W> {
+        self.suspension.take_trial()
     }
 
-    /// Drops the one that is to be tried where nobody waits for it any more.
+    /// Drops the trial waiter if its caller is gone.
     pub(crate) fn drop_stale_trial(&mut self)
     where
         W: Waiter,
     {
-        if let Some(suspension) = &mut self.suspension {
-            suspension.trial.take_if(|waiter| !waiter.is_live());
-        }
+        self.suspension.drop_stale_trial();
     }
 
-    pub(crate) fn has_trial(&self) -> bool {
-        self.suspension.as_ref().is_some_and(|suspension| suspension.trial.is_some())
+    pub(crate) const fn has_trial(&self) -> bool {
+        self.suspension.has_trial()
     }
 
-    /// Takes those whom a call under way asks for, and the one that is to be tried.
+    /// Takes the waiters of the call in flight, and the trial waiter.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         let mut waiters: Vec<W> = self.call.take().into_iter().flat_map(|call| call.batch).collect();
         waiters.extend(self.take_trial());
@@ -322,10 +387,10 @@ impl<W> Pacing<W> {
     }
 }
 
-/// What ended, with its reply.
+/// The operation that ended, with its result.
 pub(crate) enum Ended<W> {
     Call(Call<W>, Reply),
     Probe(Reply),
-    /// A slot was on its way back to the store; whether it took it.
+    /// The return of a slot to the store; whether the store took it.
     Return(bool),
 }

@@ -1,18 +1,18 @@
-//! What was last seen of the pace that all replicas share: it seeds a pace of one's own.
+//! A snapshot of the pace that all replicas share; it seeds the local pace.
 
 use crate::limit::Mark;
 use crate::pace::LaneId;
 use crate::store::Reserved;
 use crate::time::Micros;
 
-/// What was last seen of the pace that all replicas share.
+/// The pace that all replicas share, as last seen.
 #[derive(Debug)]
 pub(crate) struct SharedSnapshot {
-    /// How many replicas share it.
+    /// The number of replicas that share the pace.
     replicas: u32,
-    /// The next slot.
+    /// The next free slot.
     next_slot: Micros,
-    /// By lane: its limits as they were at an instant, and the units that were granted then.
+    /// The last known usage of the limits of each lane.
     usage: Vec<Option<Usage>>,
 }
 
@@ -24,7 +24,7 @@ struct Usage {
 }
 
 impl SharedSnapshot {
-    /// Before anything was seen, with so many lanes.
+    /// Creates an empty snapshot for this number of lanes.
     pub(crate) fn new(lanes: usize) -> Self {
         Self { replicas: 1, next_slot: Micros(0), usage: vec![None; lanes] }
     }
@@ -41,13 +41,14 @@ impl SharedSnapshot {
         self.next_slot
     }
 
-    /// When the limits of a lane were seen, how they were, and the units that were granted then.
+    /// Returns the instant at which the limits of a lane were seen, their marks before that grant, and the units
+    /// granted.
     pub(super) fn usage(&self, lane: LaneId) -> Option<(Micros, &[Mark], u64)> {
         let usage = self.usage.get(lane.row())?.as_ref()?;
         Some((usage.now, &usage.marks, usage.units))
     }
 
-    /// Slots of a lane were granted, for so many units.
+    /// Records that slots of a lane were granted, for this number of units.
     pub(crate) fn on_granted(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
         self.next_slot = reserved.next;
         if let Some(usage) = self.usage.get_mut(lane.row()) {
@@ -55,7 +56,7 @@ impl SharedSnapshot {
         }
     }
 
-    /// The counts of the limits began at 0: what was used is free again.
+    /// Forgets the usage of windows, since the counts of the limits were reset to 0.
     pub(crate) fn forget_usage(&mut self) {
         self.usage.fill(None);
     }

@@ -1,20 +1,20 @@
-//! What a replica paces by, as the store is there or away: pure.
+//! The pacing state of a replica, as the store is available or not. It is a pure state machine.
 //!
-//! | state | what happens | next state |
+//! | state | event | next state |
 //! |---|---|---|
-//! | `Shared` | a call fails: `on_unavailable = "hold"`, or nothing is known to pace by, or the store refuses the call | `Held` |
-//! | `Shared`, `Held` | the store is away: `on_unavailable = "local"` | `Local` |
-//! | `Shared`, `Held` | the store is away: `on_unavailable = "open"` | `Open` |
+//! | `Shared` | a call fails: `on_unavailable = "hold"`, or nothing is known of the shared pace, or the store refuses the call | `Held` |
+//! | `Shared`, `Held` | the store is unavailable: `on_unavailable = "local"` | `Local` |
+//! | `Shared`, `Held` | the store is unavailable: `on_unavailable = "open"` | `Open` |
 //! | `Held` | the store answers | `Shared` |
 //! | `Local`, `Open` | the store answers a probe | `Rejoining` |
 //! | `Local`, `Open`, `Rejoining` | the store refuses a call | `Held` |
-//! | `Rejoining` | the store is away again | as before: `Local` or `Open` |
-//! | `Rejoining` | the shared pace goes on, or all are back, or they were waited for long enough | `Shared` |
-//! | `Local`, `Open`, `Rejoining` | other settings: hold, or `local` where nothing is known to pace by | `Held` |
+//! | `Rejoining` | the store is unavailable again | the fallback as before: `Local` or `Open` |
+//! | `Rejoining` | releases were not limited (`Open`); or the shared pace is in use; or it is not, and all replicas are back; or the wait for them timed out | `Shared` |
+//! | `Local`, `Open`, `Rejoining` | other settings: hold, or `local` while nothing is known of the shared pace | `Held` |
 //! | `Local`, `Open` | other settings: the other of the two | `Open`, `Local` |
 //!
-//! Slots are asked of the store in `Shared` and `Held` (there, each time that the back-off is over), and of this
-//! replica's own pace in `Local` and in `Rejoining` from it. In `Open` nothing paces.
+//! Slots are requested from the store in `Shared` and `Held` (in `Held` each time that the back-off is over), and from
+//! the local pace in `Local` and in `Rejoining` from it. In `Open`, releases are not limited.
 
 use std::time::Duration;
 
@@ -22,51 +22,51 @@ use tokio::time::Instant;
 
 use super::LocalPace;
 
-/// How long to wait for the others, once the store is there again.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait for the other replicas once the store is available again.
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After so long a pace that is in use is used by others, and is not one that begins behind a fence.
+/// After this time a shared pace that seems in use is used by other replicas; before, it may only begin behind a fence.
 const FENCE_GRACE: Duration = Duration::from_millis(300);
 
-/// How long to wait before the store is asked again after an error: at first, and at most. With a call that fails for
-/// want of an answer and the fence of a store that lost its state, all goes on within 2 s.
+/// The back-off after an error: the first one, and the longest. Together with a call that times out and the fence of a
+/// store that lost its state, releases resume within 2 s.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// What a replica paces by.
+/// The pacing state of a replica.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// By the pace that all replicas share.
+    /// The replica follows the pace that all replicas share.
     Shared,
-    /// By nothing: nobody gets a slot. So many calls failed in a row since then.
+    /// No slots are granted. `failures` counts the calls that failed in a row.
     Held { failures: u32 },
-    /// By its own share of the limits, since the store is away.
+    /// The replica follows its fallback, since the store is unavailable.
     Away(Fallback),
-    /// Still by the fallback, since the store answered then; soon by the shared pace.
+    /// The store answered at `since`; the replica still follows its fallback, and will soon return to the shared pace.
     Rejoining { since: Instant, fallback: Fallback },
 }
 
-/// What a replica paces by while the store is away.
+/// The pacing of a replica while the store is unavailable.
 #[derive(Debug)]
 pub(crate) struct Fallback {
-    /// Its own pace (`Local`); none (`Open`): everything is released.
+    /// The local pace (`Local`), or `None` (`Open`): everything is released.
     pub(crate) local: Option<LocalPace>,
-    /// How many shared the pace when the store went away.
+    /// The number of replicas that shared the pace when the store became unavailable.
     pub(crate) replicas: u32,
 }
 
-/// What a probe tells of the shared pace.
+/// The state of the shared pace, as a probe reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probed {
-    /// The replicas that are back, this one among them.
+    /// The number of replicas that are back, this one included.
     pub(crate) replicas: Option<u32>,
-    /// The shared pace began anew with a pause, or is in one.
+    /// Whether the shared pace began anew with a pause, or is paused.
     pub(crate) is_paused: bool,
-    /// Slots are taken beyond now.
+    /// Whether slots beyond now are taken.
     pub(crate) is_in_use: bool,
 }
 
 impl State {
-    /// The pace of this replica's own that slots are asked of.
+    /// Returns the local pace from which slots are requested.
     pub(crate) const fn local(&self) -> Option<&LocalPace> {
         match self {
             Self::Away(fallback) | Self::Rejoining { fallback, .. } => fallback.local.as_ref(),
@@ -74,7 +74,7 @@ impl State {
         }
     }
 
-    /// Whether nothing paces.
+    /// Whether releases are not limited.
     pub(crate) const fn is_open(&self) -> bool {
         match self {
             Self::Away(fallback) | Self::Rejoining { fallback, .. } => fallback.local.is_none(),
@@ -82,12 +82,12 @@ impl State {
         }
     }
 
-    /// Whether the store is away, and was not heard again.
+    /// Whether the store is unavailable, and has not answered since.
     pub(crate) const fn is_away(&self) -> bool {
         matches!(self, Self::Away(_))
     }
 
-    /// Whether the replica goes by something else than the store's slots.
+    /// Whether the replica follows its fallback instead of the shared pace.
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self, Self::Away(_) | Self::Rejoining { .. })
     }
@@ -97,7 +97,7 @@ impl State {
         matches!(self, Self::Held { .. } | Self::Away(_))
     }
 
-    /// Takes what the replica goes by while the store is away, and holds instead.
+    /// Ends the fallback, and holds instead.
     pub(crate) fn take_fallback(&mut self) -> Option<Fallback> {
         match std::mem::replace(self, Self::Held { failures: 0 }) {
             Self::Away(fallback) | Self::Rejoining { fallback, .. } => Some(fallback),
@@ -108,7 +108,8 @@ impl State {
         }
     }
 
-    /// The store answered a call for slots, or about the record; true where none succeeded before.
+    /// Records that the store answered a reserve call, or one about the record. Returns whether calls had
+    /// failed while there was no fallback (`Held`).
     pub(crate) fn on_answer(&mut self) -> bool {
         let was_held = matches!(self, Self::Held { .. });
         if was_held {
@@ -117,7 +118,7 @@ impl State {
         was_held
     }
 
-    /// The store answered a probe at `now`; true where it was away until then.
+    /// Records that the store answered a probe at `now`. Returns whether it was unavailable until then.
     pub(crate) fn on_probe_answer(&mut self, now: Instant) -> bool {
         match std::mem::replace(self, Self::Shared) {
             Self::Away(fallback) => {
@@ -132,7 +133,7 @@ impl State {
         }
     }
 
-    /// The store is away while this replica goes by its fallback; false where it has none.
+    /// Records that the store is unavailable while this replica uses its fallback. Returns false if it has none.
     pub(crate) fn on_away_again(&mut self) -> bool {
         if let Some(fallback) = self.take_fallback() {
             *self = Self::Away(fallback);
@@ -141,12 +142,12 @@ impl State {
         false
     }
 
-    /// Goes back to the shared pace.
+    /// Returns to the shared pace.
     pub(crate) fn rejoin(&mut self) {
         *self = Self::Shared;
     }
 
-    /// Another pace of this replica's own counts from now on, or none.
+    /// Replaces the local pace by another one, or by none.
     pub(crate) fn replace_local(&mut self, pace: Option<LocalPace>) {
         if let Self::Away(Fallback { local, .. }) | Self::Rejoining { fallback: Fallback { local, .. }, .. } =
             self
@@ -155,7 +156,7 @@ impl State {
         }
     }
 
-    /// A call failed, and nothing is gone by meanwhile: returns how many failed before, and how long to wait at most.
+    /// Records that a call failed while there is no fallback. Returns how many failed before, and the longest back-off.
     pub(crate) fn on_failure(&mut self) -> (u32, Duration) {
         let failures = match self {
             Self::Held { failures } => *failures,
@@ -165,18 +166,20 @@ impl State {
         (failures, BACKOFF.0.saturating_mul(2_u32.saturating_pow(failures)).min(BACKOFF.1))
     }
 
-    /// Whether to go back to the shared pace at `now`, and whether that goes on already; none: not yet.
+    /// Decides whether to return to the shared pace at `now`. Returns whether that pace is already in use, or `None` to
+    /// wait longer.
     pub(crate) fn rejoins(&self, now: Instant, probed: Probed) -> Option<bool> {
         let Self::Rejoining { since, fallback } = self else { return None };
         let waited = now - *since;
         let all_are_back = probed.replicas.is_some_and(|replicas| replicas >= fallback.replicas);
-        // Somebody has begun with the shared pace, as the pause before it tells; or it never stood still. A record that
-        // was lost seems to be in use too, for a moment.
+        // Another replica has resumed the shared pace, as its initial pause shows, or the pace was never interrupted.
+        // For a moment a lost record seems to be in use too.
         let goes_on = probed.is_paused || (probed.is_in_use && waited >= FENCE_GRACE);
-        // All leases live on where it was this replica alone that did not reach it: the pace never stood still.
+        // If this replica alone did not reach the store, all leases are still alive, but the pace was never
+        // interrupted.
         let stands_still = all_are_back && !probed.is_in_use;
         let is_open = fallback.local.is_none();
-        (stands_still || goes_on || is_open || waited >= PATIENCE).then_some(goes_on)
+        (stands_still || goes_on || is_open || waited >= REJOIN_TIMEOUT).then_some(goes_on)
     }
 }
 
@@ -200,7 +203,7 @@ mod tests {
         State::Away(fallback(is_local))
     }
 
-    /// Its name, for the table.
+    /// Returns the name of the state in the table.
     fn name(state: &State) -> &'static str {
         match state {
             State::Shared => "Shared",
@@ -267,7 +270,7 @@ mod tests {
         for (after, is_local, probed, expected) in [
             (0, true, probed(1, false, false), None),
             (0, true, probed(4, false, false), Some(false)),
-            // The pace is in use: by others, or it begins behind a fence.
+            // The pace is in use by others, or it begins behind a fence.
             (0, true, probed(4, false, true), None),
             (299, true, probed(1, false, true), None),
             (300, true, probed(1, false, true), Some(true)),

@@ -1,20 +1,20 @@
-//! How many may be sent at once, and how many may hold a slot meanwhile: pure.
+//! The limit on concurrent sends, and on slots held meanwhile. It is pure.
 
 use std::time::Duration;
 
-use super::HeldQueue;
+use super::held::HeldQueue;
 use crate::pace::Waiter;
 
 /// The concurrency of one replica.
 ///
-/// A slot that comes while as many are being sent as may be is wasted, so slots are reserved only for those who will
-/// find room. What is being sent now is counted in full: it may hang. Of those who hold a slot, those count that will
-/// be in flight together with the next one: as many as there are slots in the time that a send takes.
+/// A slot that comes while all concurrency is in use is wasted, so slots are reserved only for waiters that will find
+/// room. Every send in progress counts, since it may hang. Of the waiters that hold a slot, those count that will be in
+/// flight together with the next one: as many as there are slots in the duration of a send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Concurrency {
     most: usize,
     sending: usize,
-    /// How long sends took of late; `None` before the first has ended.
+    /// The smoothed duration of recent sends; `None` before the first has ended.
     took: Option<Duration>,
 }
 
@@ -23,67 +23,67 @@ impl Concurrency {
         Self { most, sending: 0, took: None }
     }
 
-    /// Sets how many may be sent at once from now on. Those that are being sent beyond it may end.
+    /// Sets the most concurrent sends. Sends in progress beyond it may end.
     pub(crate) const fn resize(&mut self, most: usize) {
         self.most = most;
     }
 
-    /// A send begins.
+    /// Records that a send begins.
     pub(crate) const fn begin(&mut self) {
         self.sending += 1;
     }
 
-    /// A send has ended; how long the downstream took to answer, if it did.
+    /// Records that a send has ended, and how long the downstream took to answer, if it did.
     pub(crate) fn end(&mut self, took: Option<Duration>) {
         self.sending -= 1;
         let Some(took) = took else { return };
         self.took = Some(match self.took {
-            // Quick to believe that sends take longer, slow to believe that they take less.
+            // The estimate follows longer sends quickly, and shorter ones slowly.
             Some(before) if took < before => (before * 15 + took) / 16,
             Some(before) => (before + took) / 2,
             None => took,
         });
     }
 
-    /// Whether another one may be sent now.
+    /// Whether another send may begin now.
     pub(crate) const fn has_room(&self) -> bool {
         self.sending < self.most
     }
 
-    /// How many are being sent.
+    /// Returns the number of sends in progress.
     pub(crate) const fn sending(&self) -> usize {
         self.sending
     }
 
-    /// How many more would find room at their slots, if these lie so far apart: without end, where sends end so soon
+    /// Returns how many more waiters would find room at their slots, at this spacing; `usize::MAX` if sends end so soon
     /// that there is always room.
     pub(crate) fn room<W: Waiter>(&self, held: &HeldQueue<W>, spacing: Duration) -> usize {
         let free = self.free(held);
         if self.is_enough(free, spacing) { usize::MAX } else { free }
     }
 
-    /// How many find room in a turn that begins while nothing is being sent.
+    /// Returns how many waiters find room in a turn that begins while nothing is being sent.
     pub(crate) fn room_in_turn(&self, spacing: Duration) -> usize {
         if self.is_enough(self.most, spacing) { usize::MAX } else { self.most }
     }
 
-    /// How many connections the next `waiters` will use at one time beyond those that are in use, where slots lie so far
-    /// apart; at least one.
+    /// Returns how many connections beyond those in use the next `waiters` will need at one time, at this spacing of
+    /// slots; at least one.
     pub(crate) fn connections(&self, waiters: usize, spacing: Duration) -> usize {
         let spacing = spacing.as_micros();
-        // Where all go at one instant, or it is not known how long a send takes, all may be in flight together.
+        // If all are released at one instant, or the duration of a send is not known, all may be in flight together.
         let together = self.took.filter(|_| spacing > 0).map(|took| took.as_micros().div_ceil(spacing));
         let together = together.and_then(|together| usize::try_from(together).ok()).unwrap_or(usize::MAX);
         waiters.min(together.min(self.most).saturating_sub(self.sending)).max(1)
     }
 
-    /// Whether room for so many is enough where slots lie so far apart, however many there are.
+    /// Whether this room is enough for any number of slots at this spacing.
     fn is_enough(&self, room: usize, spacing: Duration) -> bool {
         let together = self.took.and_then(|took| took.as_micros().checked_div(spacing.as_micros()));
         together.is_some_and(|together| together + 1 < room as u128)
     }
 
-    /// How many more would find room at their slots.
+    /// Returns how many more waiters would find room at their slots.
     pub(crate) fn free<W: Waiter>(&self, held: &HeldQueue<W>) -> usize {
         let together = match self.took {
             Some(took) => held.within(took),
@@ -104,7 +104,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Jobs that hold a slot each, so many ms from one to the next.
+    /// Returns jobs that hold a slot each, at this spacing in ms.
     fn queue(jobs: u32, apart: u32) -> HeldQueue<Caller> {
         let (start, mut queue) = (Instant::now(), HeldQueue::default());
         for job in 0..jobs {

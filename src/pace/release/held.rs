@@ -1,24 +1,41 @@
-//! Those who hold a slot and wait for it, in the order of the slots: pure.
+//! The waiters that hold a slot, in the order of the slots. It is pure.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::pace::Waiter;
+use crate::pace::{LaneId, Waiter};
 use crate::time::{Deadline, Micros};
 
 /// A waiter with its slot.
 #[derive(Debug)]
 pub(crate) struct Held<W> {
     pub(crate) waiter: W,
-    /// On the store's clock.
+    /// The slot on the store's clock.
     pub(crate) slot: Micros,
     /// The slot on this process's clock, never early.
     pub(crate) deadline: Deadline,
 }
 
-/// Those who hold a slot of one downstream.
+/// A slot that its waiter does not use, with the lane and cost that it was granted for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unused {
+    pub(crate) lane: LaneId,
+    pub(crate) cost: u32,
+    pub(crate) slot: Micros,
+    pub(crate) deadline: Deadline,
+}
+
+impl Unused {
+    /// Returns the slot of this held waiter.
+    pub(crate) fn of<W: Waiter>(held: &Held<W>) -> Self {
+        let (lane, cost) = (held.waiter.lane(), held.waiter.cost());
+        Self { lane, cost, slot: held.slot, deadline: held.deadline }
+    }
+}
+
+/// The waiters that hold a slot of one downstream.
 ///
-/// Slots are granted in rising order, so that a waiter nearly always goes to the back.
+/// Slots are granted in ascending order, so that a waiter nearly always goes to the back.
 #[derive(Debug)]
 pub(crate) struct HeldQueue<W>(VecDeque<Held<W>>);
 
@@ -40,18 +57,18 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.insert(place, held);
     }
 
-    /// When the first slot comes.
+    /// Returns the instant of the first slot.
     pub(crate) fn next_due(&self) -> Option<Deadline> {
         self.0.front().map(|held| held.deadline)
     }
 
-    /// Takes the first one if its slot has come by `now`.
+    /// Takes the first waiter if its slot has come by `now`.
     pub(crate) fn pop_due(&mut self, now: Deadline) -> Option<Held<W>> {
         self.next_due().filter(|due| *due <= now).and_then(|_| self.0.pop_front())
     }
 
-    /// How many slots lie within `span` of the last one: those that will be in flight together if each takes that
-    /// long.
+    /// Returns how many slots lie within `span` of the last one. Those will be in flight together if each send takes
+    /// that long.
     pub(crate) fn within(&self, span: Duration) -> usize {
         let Some(last) = self.0.back() else { return 0 };
         let together = |held: &Held<W>| last.deadline.since(held.deadline) >= span;
@@ -62,14 +79,14 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.len()
     }
 
-    /// Those for whom nobody waits any more, in the order of their slots.
+    /// Returns the positions in the order of arrival of the stale waiters, in the order of their slots.
     pub(crate) fn stale(&self) -> Vec<u64> {
         let stale = self.0.iter().filter(|held| !held.waiter.is_live());
         stale.map(|held| held.waiter.seq()).collect()
     }
 
-    /// Takes the one of this place in the order of arrival out. Those behind it in the same lane that cost as much each move
-    /// up to the slot before their own; the last one of these slots comes with the one that is taken out.
+    /// Takes the waiter with this position in the order of arrival out. The waiters behind it with the same lane and
+    /// cost each move up to the preceding slot; the last of these slots is returned with the waiter.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
         let mut place = self.0.iter().position(|held| held.waiter.seq() == seq)?;
         let (lane, cost) = (self.0[place].waiter.lane(), self.0[place].waiter.cost());
@@ -87,7 +104,7 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.remove(place)
     }
 
-    /// Takes those whose slots are to be given up, in the order of their slots.
+    /// Takes the waiters whose slots are to be given up, in the order of their slots.
     pub(crate) fn take(&mut self, given_up: impl Fn(&Held<W>) -> bool) -> Vec<W> {
         let mut taken = Vec::new();
         if self.0.iter().any(&given_up) {
@@ -102,7 +119,7 @@ impl<W: Waiter> HeldQueue<W> {
         taken
     }
 
-    /// Takes all, in the order of their slots.
+    /// Takes all waiters, in the order of their slots.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = W> {
         self.0.drain(..).map(|held| held.waiter)
     }
@@ -117,9 +134,9 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The number of each waiter with its slot, in µs on the store's clock.
+    /// Returns the number of each waiter with its slot, in µs on the store's clock.
     fn held(queue: &HeldQueue<Caller>) -> Vec<(u64, i64)> {
-        queue.0.iter().map(|held| (held.waiter.seq, held.slot.0)).collect()
+        queue.0.iter().map(|held| (held.waiter.seq(), held.slot.0)).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -135,16 +152,20 @@ mod tests {
         ] {
             let slot = 10 * seq;
             let deadline = Deadline::at(start + MS * u32::try_from(slot).unwrap());
-            let waiter = Caller { cost, lane, ..Caller::new(seq) };
+            let waiter = Caller::new(seq).cost(cost).lane(lane);
             queue.push(Held { waiter, slot: Micros(slot.cast_signed()), deadline });
         }
         let left = queue.remove(1).unwrap();
-        assert_eq!((left.waiter.seq, left.slot), (1, Micros(50)), "the last slot that others could not use");
+        assert_eq!(
+            (left.waiter.seq(), left.slot),
+            (1, Micros(50)),
+            "the last slot that others could not use"
+        );
         assert_eq!(left.deadline, Deadline::at(start + 50 * MS));
         assert_eq!(held(&queue), [(0, 0), (4, 10), (2, 20), (3, 30), (5, 40)]);
         assert!(queue.0.iter().all(|held| held.deadline == Deadline::at(start + MS * held.slot.0 as u32)));
         let left = queue.remove(2).unwrap();
-        assert_eq!((left.waiter.seq, left.slot), (2, Micros(20)), "nobody else costs as much");
+        assert_eq!((left.waiter.seq(), left.slot), (2, Micros(20)), "nobody else costs as much");
         assert_eq!(held(&queue), [(0, 0), (4, 10), (3, 30), (5, 40)]);
         assert!(queue.remove(1).is_none());
     }

@@ -1,8 +1,8 @@
-//! Those who hold a slot, until it comes.
+//! The waiters that hold a slot, until it comes.
 //!
-//! A slot is used when it comes, or given up: where it was missed by more than is tolerated, or lies in a pause. A
-//! waiter whose slot is given up takes its old place in the backlog, and another slot. So late work never catches up in
-//! a burst.
+//! A slot is used when it comes, or given up if it was missed by more than the tolerance or lies in a pause. A waiter
+//! whose slot is given up takes its old position in the backlog, and gets another slot. So late work never catches up
+//! in a burst.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +19,24 @@ mod held;
 mod pause_gate;
 
 use concurrency::Concurrency;
-pub(crate) use held::Held;
 use held::HeldQueue;
+pub(crate) use held::{Held, Unused};
 pub(crate) use pause_gate::{Closed, PauseGate};
 
-/// A store answers within this time, or the call fails.
+/// The time within which a store answers, or the call fails.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 
-/// How late a slot may be used.
+/// The tolerance for late use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tolerance {
-    /// A slot that was missed by more than this is given up.
+    /// The tolerance at the hand-over: a slot that was missed by more than this is given up.
     pub(crate) at_handover: Duration,
-    /// The same while a connection was opened: at least a whole emission interval, since a slow limit has few slots to
-    /// give up, and the way to its API may be long.
+    /// The tolerance if a connection was opened: at least a whole emission interval, since a slow limit has few slots
+    /// to give up, and its API may be far away.
     pub(crate) while_connecting: Duration,
 }
 
-/// The owner of those who hold a slot, and of the concurrency that they need.
+/// The owner of the waiters that hold a slot, and of the concurrency.
 #[derive(Debug)]
 pub(crate) struct Release<W> {
     held: HeldQueue<W>,
@@ -45,17 +45,17 @@ pub(crate) struct Release<W> {
     tolerance: Tolerance,
 }
 
-/// One whose slot has come.
+/// A waiter whose slot has come.
 #[derive(Debug)]
 pub(crate) enum Due<W> {
-    /// It goes now.
+    /// The waiter is to be sent now.
     Now(Held<W>),
-    /// Its slot was missed by more than is tolerated.
+    /// Its slot was missed by more than the tolerance.
     Missed(Held<W>),
 }
 
 impl Tolerance {
-    /// What these limits tolerate, as the strictest lane has it.
+    /// Returns the tolerance of the strictest lane.
     pub(crate) fn of(settings: &Settings) -> Self {
         match settings.on_limit {
             OnLimit::Wait => {
@@ -63,7 +63,7 @@ impl Tolerance {
                 let at_handover = settings.lanes().map(LimitSet::tolerance).min().unwrap_or_default();
                 Self { at_handover, while_connecting: interval.max(at_handover) }
             }
-            // It was allowed, and is sent as soon as it can be: to ask once more would charge it twice.
+            // An allowed waiter is sent as soon as possible, since another check would charge it twice.
             OnLimit::Reject => Self { at_handover: LONGEST_CALL, while_connecting: Duration::MAX },
         }
     }
@@ -79,7 +79,7 @@ impl<W: Waiter> Release<W> {
         }
     }
 
-    /// Goes by other settings from now on. Those who hold a slot keep it.
+    /// Applies other settings. Waiters that hold a slot keep it.
     pub(crate) fn follow(&mut self, settings: &Settings) {
         self.concurrency.resize(settings.concurrency);
         self.tolerance = Tolerance::of(settings);
@@ -89,23 +89,23 @@ impl<W: Waiter> Release<W> {
         self.tolerance
     }
 
-    /// Tells those who are about to be sent whether their slots lie in a pause.
+    /// Returns the gate that shows, just before a send, whether its slot lies in a pause.
     pub(crate) const fn gate(&self) -> &Arc<PauseGate> {
         &self.gate
     }
 
-    /// Tells by this gate from now on; before anybody holds a slot.
+    /// Replaces the gate. It is called before any waiter holds a slot.
     pub(crate) fn set_gate(&mut self, gate: Arc<PauseGate>) {
         self.gate = gate;
     }
 
-    /// Takes the one of this place in the order of arrival out, with the slot that is left over then: those behind it that
-    /// can use its slot move up.
+    /// Takes the waiter with this position in the order of arrival out, with the slot that is left over: the waiters
+    /// behind it that can use its slot move up.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
         self.held.remove(seq)
     }
 
-    /// Holds one until its slot. It comes back where the slot lies in a pause that began while it was asked for.
+    /// Holds a waiter until its slot. Returns it if the slot lies in a pause that began during the reserve call.
     pub(crate) fn hold(&mut self, held: Held<W>) -> Result<(), W> {
         if self.gate.refuses(held.slot, held.deadline) {
             return Err(held.waiter);
@@ -114,13 +114,13 @@ impl<W: Waiter> Release<W> {
         Ok(())
     }
 
-    /// Holds one whose slot is this instant, and no pause was known.
+    /// Holds a waiter whose slot is this instant, while no pause is known.
     pub(crate) fn hold_at_once(&mut self, held: Held<W>) {
         self.held.push(held);
     }
 
-    /// Takes the next one whose slot has come by `now`, as long as fewer are sent than may be. One that finds no room
-    /// waits for it as long as its slot is still one.
+    /// Takes the next waiter whose slot has come by `now`, if there is room for another send. A waiter without room
+    /// stays until there is room or its slot is missed.
     pub(crate) fn pop_due(&mut self, now: Deadline) -> Option<Due<W>> {
         if !self.concurrency.has_room() {
             return None;
@@ -134,55 +134,56 @@ impl<W: Waiter> Release<W> {
         })
     }
 
-    /// A send that [`Release::pop_due`] began has ended, however it ended; how long the downstream took to answer, if
-    /// it did.
+    /// Records that a send which [`Release::pop_due`] began has ended, with any outcome, and how long the downstream
+    /// took to answer, if it did.
     pub(crate) fn sent(&mut self, took: Option<Duration>) {
         self.concurrency.end(took);
     }
 
-    /// When the next one is to be taken.
+    /// Returns the instant at which the next waiter is to be taken.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.held.next_due().filter(|_| self.concurrency.has_room()).map(Deadline::instant)
     }
 
-    /// How many hold a slot.
+    /// Returns the number of waiters that hold a slot.
     pub(crate) fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// How many are being sent.
+    /// Returns the number of sends in progress.
     pub(crate) const fn sending(&self) -> usize {
         self.concurrency.sending()
     }
 
-    /// Whether nothing holds a slot or is being sent.
+    /// Whether no waiter holds a slot or is being sent.
     pub(crate) fn is_quiet(&self) -> bool {
         self.held.len() == 0 && self.concurrency.sending() == 0
     }
 
-    /// How many more would find room at their slots.
+    /// Returns how many more waiters would find room at their slots.
     pub(crate) fn free(&self) -> usize {
         self.concurrency.free(&self.held)
     }
 
-    /// The same where slots lie so far apart: without end, where sends end so soon that there is always room.
+    /// Returns how many more waiters would find room at this spacing of slots; `usize::MAX` if sends end so soon that
+    /// there is always room.
     pub(crate) fn room(&self, spacing: Duration) -> usize {
         self.concurrency.room(&self.held, spacing)
     }
 
-    /// How many find room in a turn that begins while nothing is being sent.
+    /// Returns how many waiters find room in a turn that begins while nothing is being sent.
     pub(crate) fn room_in_turn(&self, spacing: Duration) -> usize {
         self.concurrency.room_in_turn(spacing)
     }
 
-    /// How many connections those who hold a slot, and `more` waiters, will use at one time beyond those that are in use,
-    /// where slots lie so far apart. Each may need one of its own until it is known how long a send takes. There are never
-    /// more connections than sends may be under way.
+    /// Returns how many connections beyond those in use the waiters that hold a slot, and `more` waiters, will need at
+    /// one time, at this spacing of slots. Each may need one of its own until the duration of a send is known. There
+    /// are never more connections than concurrent sends.
     pub(crate) fn connections(&self, more: usize, spacing: Duration) -> usize {
         self.concurrency.connections(self.held.len() + more, spacing)
     }
 
-    /// Gives up the slots that `is_given_up` says; the waiters come back in the order of their slots.
+    /// Gives up the slots that `is_given_up` selects. Returns the waiters in the order of their slots.
     pub(crate) fn give_up(&mut self, is_given_up: impl Fn(&Held<W>) -> bool) -> Vec<W> {
         self.held.take(is_given_up)
     }
@@ -198,7 +199,7 @@ impl<W: Waiter> Release<W> {
         self.held.drain().collect()
     }
 
-    /// Those for whom nobody waits any more, in the order of their slots.
+    /// Returns the positions in the order of arrival of the stale waiters, in the order of their slots.
     pub(crate) fn stale(&self) -> Vec<u64> {
         self.held.stale()
     }
@@ -226,7 +227,7 @@ mod tests {
     }
 
     fn seqs(callers: Vec<Caller>) -> Vec<u64> {
-        callers.into_iter().map(|caller| caller.seq).collect()
+        callers.into_iter().map(|caller| caller.seq()).collect()
     }
 
     #[test]
@@ -252,7 +253,7 @@ mod tests {
         let now = Deadline::at(start + 10 * MS);
         for seq in 0..2 {
             let Some(Due::Now(due)) = release.pop_due(now) else { panic!("{seq}: {release:?}") };
-            assert_eq!(due.waiter.seq, seq);
+            assert_eq!(due.waiter.seq(), seq);
         }
         assert!(release.pop_due(now).is_none(), "two are being sent");
         assert_eq!((release.wake_at(), release.sending(), release.held()), (None, 2, 1));
@@ -260,7 +261,7 @@ mod tests {
         assert_eq!(release.wake_at(), Some(start + 10 * MS), "there is room again");
         let late = Deadline::at(start + 21 * MS);
         let Some(Due::Missed(missed)) = release.pop_due(late) else { panic!("{release:?}") };
-        assert_eq!((missed.waiter.seq, release.sending()), (2, 1), "it takes no room");
+        assert_eq!((missed.waiter.seq(), release.sending()), (2, 1), "it takes no room");
     }
 
     #[tokio::test(start_paused = true)]
@@ -289,7 +290,7 @@ mod tests {
         release.gate().set(Closed { own: None, until: Micros(2000) });
         assert_eq!(seqs(release.give_up_paused()), [0, 1]);
         let refused = release.hold(held(1, start + MS)).unwrap_err();
-        assert_eq!(refused.seq, 1);
+        assert_eq!(refused.seq(), 1);
         release.hold_at_once(held(1, start + MS));
         assert_eq!(seqs(release.give_up(|held| held.slot == Micros(3000))), [3]);
         assert_eq!(seqs(release.give_up_all()), [2, 1], "by their slots here");

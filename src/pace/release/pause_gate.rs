@@ -1,15 +1,16 @@
-//! Whether a slot may be used, as pauses have it: what the engine knows, for those that are on their way.
+//! A gate that is closed for slots in a pause: the engine's knowledge of pauses, shared with sends that are being
+//! prepared.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::store::{Mapping, SlotClock};
 use crate::time::{Deadline, Micros};
 
-/// Closed for the slots that lie in a pause. The engine sets it, those who are about to be sent look at it last of all.
+/// The gate that is closed for slots in a pause. The engine sets it; each send reads it last before it begins.
 #[derive(Debug, Default)]
 pub(crate) struct PauseGate(Mutex<Closed>);
 
-/// Slots before these ends are not used.
+/// The ends before which slots are not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Closed {
     /// The end of a pause that the store does not know of yet, on this process's clock.
@@ -23,12 +24,13 @@ impl PauseGate {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = closed;
     }
 
-    /// Where the end of the pauses that the store knows of lies on this process's clock; none before the store was heard.
+    /// Returns the end of the pauses that the store knows of, on this process's clock; `None` before the store has
+    /// answered.
     pub(crate) fn closed_until(&self, slots: &SlotClock) -> Option<Mapping> {
         slots.mapping(self.closed().until)
     }
 
-    /// Whether it stays closed until somebody resumes.
+    /// Whether it stays closed until an operator resumes.
     pub(crate) fn is_closed_for_good(&self) -> bool {
         self.closed().until == Micros::MAX
     }
@@ -37,8 +39,8 @@ impl PauseGate {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this slot lies in a pause: also in one that is over by now, since whoever was late for it
-    /// would be one too many behind the pause.
+    /// Whether this slot lies in a pause, even one that is over by now: a late send would be one too many behind the
+    /// pause.
     pub(crate) fn refuses(&self, slot: Micros, deadline: Deadline) -> bool {
         let Closed { own, until } = self.closed();
         slot < until || own.is_some_and(|own| deadline < own)

@@ -1,37 +1,38 @@
-//! For how many slots to ask the store at once: pure.
+//! The number of slots to request at once. It is pure.
 
 use std::time::Duration;
 
 use crate::limit::{Limit, LimitSet, MAX_BATCH};
 use crate::store::LONGEST_LEASE;
 
-/// How one replica asks for the slots of one lane.
+/// The batching of one replica's requests for slots of one lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batching {
     horizon: Duration,
-    /// What half a horizon releases after a rest: the burst, or the N of a window, besides.
+    /// The units that half a horizon releases after an idle period, including the burst, or the N of a window.
     units_after_rest: u64,
-    /// How far apart slots lie, as far as it is known.
+    /// The known spacing of slots.
     spacing: Duration,
-    /// More may go at the instant of the last slot: a burst is not used up, or a window.
+    /// Whether the instant of the last slot has more slots, since a burst or a window is not used up.
     is_burst: bool,
-    /// How many replicas share the slots, this one included.
+    /// The number of replicas that share the slots, this one included.
     replicas: u32,
-    /// How long a replica counts as alive after a call.
+    /// The time for which a replica counts as alive after a call.
     lease: Duration,
     /// The most slots of a burst that one call takes.
     burst_share: usize,
-    /// The free concurrency that is worth a call at once, where concurrency is what is scarce.
+    /// The free concurrency that is worth a call at once while concurrency is scarce.
     worthwhile: usize,
 }
 
 impl Batching {
-    /// As if there were no other replica, which the first answer tells.
+    /// Creates the batching for a single replica; the first answer has the number of replicas.
     pub(crate) fn new(limits: &LimitSet, horizon: Duration, concurrency: usize) -> Self {
         let half = limits.rate().units_in(horizon / 2);
         let after_rest = |limit: &Limit| limit.rate().units_in(horizon / 2).saturating_add(limit.burst() - 1);
         let units_after_rest = limits.iter().map(after_rest).min().unwrap_or(half);
-        // A replica renews it by asking, which it does once in every slot that it takes or misses.
+        // A replica renews its lease by reserve calls, which it makes at least once for every slot that it takes or
+        // misses.
         let longest = limits.iter().map(longest_wait).max().unwrap_or_default();
         let lease = longest.max(2 * horizon).clamp(Duration::from_secs(2), LONGEST_LEASE);
         let mut batching = Self {
@@ -48,46 +49,45 @@ impl Batching {
         batching
     }
 
-    /// One that waits for no slot: a call takes all that there is.
+    /// Turns it into the batching of a policer, whose calls take all waiters.
     pub(crate) fn at_once(mut self) -> Self {
         (self.units_after_rest, self.is_burst) = (u64::MAX, true);
         self.set_replicas(1);
         self
     }
 
-    /// While a burst lasts all may ask at the same instant: each takes its part of it, or the first would take all.
+    /// Sets the number of replicas. During a burst all may call at the same instant: each takes its share, or the first
+    /// would take all.
     pub(crate) fn set_replicas(&mut self, replicas: u32) {
         self.replicas = replicas;
         let share = self.units_after_rest.div_ceil(u64::from(replicas.max(1)));
         self.burst_share = usize::try_from(share).unwrap_or(MAX_BATCH).clamp(1, MAX_BATCH);
     }
 
-    /// How many replicas share the slots, as far as this one knows.
+    /// Returns the known number of replicas that share the slots.
     pub(crate) const fn replicas(&self) -> u32 {
         self.replicas
     }
 
-    /// An answer tells how long after the last slot the next one is: zero, and more may go at the same instant.
-    /// `None` if there was no last one: the next is later than now. `told` is how far apart slots will lie, where the
-    /// store tells.
-    pub(super) fn on_spacing(&mut self, apart: Option<Duration>, told: Option<Duration>) {
+    /// Records the spacing from an answer; see [`Spacing`](super::Spacing) for `apart` and `announced`.
+    pub(super) fn on_spacing(&mut self, apart: Option<Duration>, announced: Option<Duration>) {
         self.is_burst = apart.is_some_and(|apart| apart.is_zero());
-        let spacing = told.or(apart).filter(|spacing| !spacing.is_zero());
+        let spacing = announced.or(apart).filter(|spacing| !spacing.is_zero());
         self.spacing = spacing.unwrap_or(self.spacing);
     }
 
-    /// How far apart slots lie, as far as it is known.
+    /// The known spacing of slots.
     pub(crate) const fn spacing(&self) -> Duration {
         self.spacing
     }
 
-    /// Whether more may go at the instant of the last slot.
+    /// Whether the instant of the last slot has more slots.
     pub(crate) const fn is_burst(&self) -> bool {
         self.is_burst
     }
 
-    /// How many slots to ask for, where so many wait and so many would find room at their slots. A call takes at most
-    /// `max_units`, without end where a burst begins with it.
+    /// Returns how many slots to request for the `waiting`, of which `room` would find room at their slots. A call
+    /// takes at most `max_units`, unless a burst is open; that is `u32::MAX` if a burst begins with it.
     pub(super) fn batch(&self, waiting: usize, room: usize, max_units: u32) -> Batch {
         let is_burst = self.is_burst || max_units == u32::MAX;
         let max_units = usize::try_from(max_units).unwrap_or(MAX_BATCH).min(MAX_BATCH);
@@ -97,10 +97,10 @@ impl Batching {
         Batch { count, is_scarce }
     }
 
-    /// Where there are other replicas, a random part of this: so those of unequal distance to the
+    /// Returns a random part of `most` if there are other replicas, so that replicas at different distances from the
     /// store get equal shares.
     pub(crate) fn jitter(&self, most: Duration) -> Duration {
-        // Between the slots of a very slow limit leases end, and who seems alone need not be.
+        // Leases end between the slots of a very slow limit, so that a replica that seems alone does not have to be.
         if self.replicas <= 1 && self.lease < LONGEST_LEASE {
             return Duration::ZERO;
         }
@@ -108,18 +108,18 @@ impl Batching {
         Duration::from_micros(fastrand::u64(0..=most))
     }
 
-    /// How long a lease is to last: over several calls.
+    /// Returns the time to live of leases, which covers several calls.
     pub(crate) const fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// How long a call for few slots waits at most for more concurrency to be free.
+    /// Returns how long a call for few slots is held back at most, for more concurrency to become free.
     pub(crate) fn batch_delay(&self) -> Duration {
         self.horizon / 32
     }
 }
 
-/// How long a replica may go without a call where there are jobs: several slots, or a whole window.
+/// Returns how long a replica with waiters may go without a call: several slots, or a whole window.
 fn longest_wait(limit: &Limit) -> Duration {
     let slots = match limit.is_even() {
         true => 4,
@@ -129,12 +129,12 @@ fn longest_wait(limit: &Limit) -> Duration {
     limit.rate().interval().saturating_mul(slots)
 }
 
-/// What the next call would ask for.
+/// The size of the next call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Batch {
-    /// Slots.
+    /// The number of slots to request.
     pub(crate) count: usize,
-    /// Little concurrency is free while more jobs wait: more may be free in a moment.
+    /// Whether little concurrency is free while more waiters are ready, so that a short delay may free more.
     pub(crate) is_scarce: bool,
 }
 
@@ -159,7 +159,7 @@ mod tests {
         for (limits, open) in [
             (vec![window.clone()], 1000),
             (vec![window.clone(), log.clone()], 52),
-            // What spaces the slots out leaves no burst.
+            // A limit that spaces the slots leaves no burst.
             (vec![window, log, shaper.clone()], 10),
             (vec![shaper], 10),
         ] {

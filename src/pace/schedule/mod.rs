@@ -1,13 +1,13 @@
-//! Whose turn it is among the lanes of a downstream: pure.
+//! The choice of the next lane of a downstream. It is pure.
 //!
-//! The highest priority goes first. Among equals the lane that was granted least goes first (start-time fair
-//! queueing: each grant has a start tag, and virtual time is the start tag of the latest grant), so that lanes share
-//! what the downstream allows evenly, whatever each call brings.
+//! The highest priority goes first. Among equals the lane that was granted least goes first (start-time fair queueing:
+//! each grant has a start tag, and virtual time is the start tag of the latest grant), so that lanes share the
+//! downstream's slots evenly, however many each call is granted.
 //!
-//! A lane that its own limits refuse sleeps until they allow more, and the others go on. It is asked for again once
-//! the slots of the downstream have come as far as its own; or shortly before its own, if there is nobody else. So
-//! neither loses a slot: if it were granted earlier, the downstream would be spoken for until then; if it were granted
-//! later, the lane would fall behind.
+//! A lane that its own limits refuse sleeps until they allow more, while other lanes are granted slots. Slots are
+//! requested for it again once the downstream's next slot is as late as its own, or shortly before its own if no other
+//! lane has waiters. So neither loses a slot: if the lane were granted one earlier, the downstream would be reserved
+//! until then; if later, the lane would fall behind.
 
 use std::time::Duration;
 
@@ -25,84 +25,84 @@ mod turn_taking;
 use batching::{Batch, Batching};
 use turn_taking::TurnTaking;
 
-/// How early a lane asks for a slot that its own limits set, where nobody else waits. If this were shorter than a
-/// round trip to the store, the lane would lose pace.
+/// How long before a slot that the lane's own limits determine it is requested, if no other lane has waiters. If this
+/// were shorter than a round trip to the store, the lane would lose pace.
 const LEAD: Duration = Duration::from_millis(20);
 
-/// How exactly the instants of slots are known here, over the way to the store and back.
+/// The error of this replica's estimates of slots, which is due to the round trip to the store.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// The lanes of a downstream, and how each gets on.
+/// The lanes of a downstream, with their scheduling state.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// By lane.
+    /// The state of each lane.
     lanes: Vec<LaneState>,
     /// The start tag of the latest grant to any lane.
     virtual_time: u64,
-    /// This replica's place among those who ask for slots.
+    /// This replica's place in the queue of turns.
     turns: TurnTaking,
-    /// How far apart the slots of the downstream are at least.
+    /// The minimum spacing of the downstream's slots.
     min_spacing: Duration,
-    /// How far apart they are where many are taken.
+    /// The mean spacing when many slots are taken.
     mean_spacing: Duration,
-    /// When the downstream has its next slot, as far as this replica knows.
+    /// The downstream's next slot, as far as this replica knows.
     next_slot: Instant,
-    /// The bars were lifted, and the jobs that were put aside may go again.
+    /// Whether the bars were lifted, so that the waiters that were put aside are ready again.
     bars_lifted: bool,
-    /// Holds back a small call for slots until more concurrency is free, until then at most.
+    /// The instant until which a small reserve call is held back at most, for more concurrency to become free.
     batch_delay_until: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct LaneState {
     batching: Batching,
-    /// Its slots lie further apart than the downstream's, as the last answer has it; before the first one, if its
-    /// limits are slower.
+    /// Whether its slots lie further apart than the downstream's, according to the last answer, or to its limits before
+    /// the first answer.
     slower_than_downstream: bool,
-    /// Its next slot, where its own limits set it.
+    /// The sleep until its next slot, if its own limits determine that.
     sleeping: Option<Sleep>,
-    /// The virtual time at which its next grant starts: where its last one ended.
+    /// The virtual time at which its next grant starts, which is the end of its last grant.
     start_tag: u64,
-    /// Jobs that cost as much or more have no slot before a window ends: the cost, and when it ends.
+    /// The cost from which on waiters get no slot before a window ends, and the end of the window.
     barred: Option<(u32, Instant)>,
 }
 
-/// A lane sleeps until a slot that its own limits set.
+/// The sleep of a lane until a slot that its own limits determine.
 #[derive(Clone, Copy, Debug)]
 struct Sleep {
     until: Instant,
-    /// When to ask for that slot, if nobody else waits.
+    /// When to request that slot, if no other lane has waiters.
     ask_at: Instant,
 }
 
-/// A lane whose turn it is.
+/// The lane whose turn it is, and the bounds of the call for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
     pub(crate) lane: LaneId,
-    /// Those of a lower priority wait behind the first one of another lane: those whose rank is above this one.
+    /// The highest rank that is taken: waiters of a lower priority wait behind the first waiter of another lane.
     pub(crate) rank: u8,
     /// How far ahead of now a slot may lie.
     pub(crate) ahead: Duration,
-    /// Others wait for slots that this lane would only pass over.
+    /// Whether other lanes wait for slots that this lane could not use.
     is_contended: bool,
     /// The turn that the call is for.
     turn: Option<Turn>,
-    /// How many units it takes at most.
+    /// The most units of the call.
     max_units: u32,
-    /// Other lanes go on at the same turn.
+    /// Whether other lanes use the same turn afterwards.
     goes_on: bool,
 }
 
-/// What an answer says of the slots of a lane.
+/// The spacing of a lane's slots, according to an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spacing {
-    /// From the last slot that was granted to the next one: zero, and more may go at the same instant. `None` where
-    /// none was granted and the next one is later than now.
+    /// The time from the last granted slot to the next one; zero means that the same instant has more slots. It is
+    /// `None` if none was granted and the next one is later than now.
     pub(crate) apart: Option<Duration>,
-    /// The cost of the job that the last slot went to.
+    /// The cost of the waiter that was granted the last slot.
     pub(crate) last_cost: Option<u32>,
-    /// How far apart slots will lie, where the store tells.
-    pub(crate) told: Option<Duration>,
+    /// The spacing of further slots, if the answer has it.
+    pub(crate) announced: Option<Duration>,
 }
 
 impl LaneState {
@@ -120,7 +120,7 @@ impl LaneState {
         }
     }
 
-    /// Whether its own limits allow a slot at `instant`, as far as it is known.
+    /// Whether its own limits allow a slot at `instant`, as far as is known.
     fn is_awake_at(&self, instant: Instant) -> bool {
         self.sleeping.is_none_or(|sleep| sleep.until <= instant)
     }
@@ -142,8 +142,7 @@ impl Schedule {
         }
     }
 
-    /// Goes by other limits of the same lanes from now on; each lane keeps its start tag. What was learnt of slots is
-    /// void.
+    /// Applies other limits of the same lanes; each lane keeps its start tag. The estimates of slots are void.
     pub(crate) fn follow(&mut self, settings: &Settings) {
         let new = Self::new(settings);
         for (lane, new) in self.lanes.iter_mut().zip(new.lanes) {
@@ -156,12 +155,12 @@ impl Schedule {
         self.forget();
     }
 
-    /// How to ask for the jobs of this lane.
+    /// Returns the batching of this lane.
     pub(crate) fn batching(&self, lane: LaneId) -> &Batching {
         &self.lanes[lane.row()].batching
     }
 
-    /// This replica's place among those who ask for slots.
+    /// This replica's place in the queue of turns.
     pub(crate) const fn turns(&self) -> &TurnTaking {
         &self.turns
     }
@@ -170,15 +169,15 @@ impl Schedule {
         &mut self.turns
     }
 
-    /// How many slots to ask for, where so many wait and so many would find room at their slots.
+    /// Returns how many slots to request for the `waiting`, of which `room` would find room at their slots.
     pub(crate) fn batch(&self, next: Next, waiting: usize, room: usize) -> Batch {
         let lane = &self.lanes[next.lane.row()];
-        // More of them would leave slots unused between each other.
+        // More slots of this lane would leave slots of the downstream between them unused.
         let only_one = next.is_contended && lane.slower_than_downstream && !lane.batching.is_burst();
         lane.batching.batch(if only_one { waiting.min(1) } else { waiting }, room, next.max_units)
     }
 
-    /// Whether to wait a moment before a call for so many, or to make none.
+    /// Whether to delay the call for this batch, or to make none.
     pub(crate) fn delays(&mut self, lane: LaneId, batch: Batch, now: Instant) -> bool {
         if batch.count > 0 && batch.is_scarce {
             let delay = self.lanes[lane.row()].batching.batch_delay();
@@ -190,17 +189,17 @@ impl Schedule {
         batch.count == 0
     }
 
-    /// Until when a small call is held back.
+    /// Returns the instant until which a small call is held back.
     pub(crate) const fn batch_delay_until(&self) -> Option<Instant> {
         self.batch_delay_until
     }
 
-    /// No call is held back any more.
+    /// Ends the delay of a small call.
     pub(crate) const fn forget_batch_delay(&mut self) {
         self.batch_delay_until = None;
     }
 
-    /// How long a lease is to last: as the slowest lane needs it.
+    /// Returns the time to live of leases, as the slowest lane needs it.
     pub(crate) fn lease(&self) -> Duration {
         self.lanes.iter().map(|lane| lane.batching.lease()).max().unwrap_or_default()
     }
@@ -210,7 +209,7 @@ impl Schedule {
         self.lanes.iter_mut().for_each(|lane| lane.batching.set_replicas(replicas));
     }
 
-    /// The lane whose turn it is.
+    /// Returns the lane whose turn it is, if any has waiters and may be called for.
     pub(crate) fn next<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Option<Next> {
         if let [_] = self.lanes[..] {
             let lane = LaneId::DOWNSTREAM;
@@ -232,24 +231,24 @@ impl Schedule {
         Some(Next { lane, rank, ahead, is_contended, turn, max_units, goes_on })
     }
 
-    /// The turn that a call at `now` for the jobs of a lane is for, how many units it takes, and how far ahead.
+    /// Returns the turn of a call for a lane at `now`, the most units of the call, and how far ahead its slots may lie.
     fn reach(&self, lane: LaneId, now: Instant) -> (Option<Turn>, u32, Duration) {
         let turn = self.turns.turn(now);
         let (max_units, ahead) = self.turns.call_bounds(turn, self.batching(lane).spacing());
         (turn, max_units, ahead)
     }
 
-    /// How this replica asks for jobs that cost so many units in all, where so many others wait for the same turn.
+    /// Returns this replica's part in the queue of turns for a call of `units`, while `others` wait for the same turn.
     pub(crate) fn asker(&self, next: Next, units: u64, others: u64, limits: &LimitSet) -> Asker {
         self.turns.asker(next.turn, units.saturating_add(others), limits, next.goes_on)
     }
 
-    /// Whether jobs of other lanes than this one wait.
+    /// Whether other lanes have ready waiters.
     pub(crate) fn has_others<W: Waiter>(&self, lane: LaneId, backlog: &Backlog<W>) -> bool {
         self.all().any(|(other, _)| other != lane && backlog.ready(other) > 0)
     }
 
-    /// How many jobs wait that may have a slot as soon as the downstream has one.
+    /// Returns the number of waiters that may have a slot as soon as the downstream has one.
     pub(crate) fn waiting<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> u64 {
         let base = now.max(self.next_slot);
         let awake = self.all().filter(|(_, state)| state.is_awake_at(base));
@@ -260,7 +259,7 @@ impl Schedule {
         self.lanes.iter().enumerate().map(|(row, state)| (LaneId::at(row), state))
     }
 
-    /// The best lane among those that `may` go, and the rank of the first job of the others.
+    /// Returns the best lane among those that satisfy `may`, and the rank of the first waiter of the others.
     fn best<W: Waiter>(
         &self,
         backlog: &Backlog<W>,
@@ -276,8 +275,8 @@ impl Schedule {
         Some((lane, candidates().filter(|(.., other)| *other != lane).map(|(rank, ..)| rank).min()))
     }
 
-    /// How far ahead of now a lane may be granted a slot: not beyond what another one waits for; and where limits of
-    /// its own may set it, hardly beyond what the downstream allows.
+    /// Returns how far ahead of now a lane may be granted a slot: not beyond the slot for which another lane sleeps
+    /// and, if its own limits may determine the slot, hardly beyond the downstream's next slot.
     fn ahead<W: Waiter>(
         &self,
         backlog: &Backlog<W>,
@@ -286,7 +285,7 @@ impl Schedule {
         reach: Duration,
     ) -> Duration {
         let own = if lane == LaneId::DOWNSTREAM || !self.lanes[lane.row()].slower_than_downstream {
-            // The downstream sets its slots, so none is passed over.
+            // The downstream's limits determine its slots, so that none is skipped.
             reach
         } else if is_contended {
             base - now + SLACK
@@ -295,7 +294,7 @@ impl Schedule {
         };
         let others = self.all().filter(|(other, _)| *other != lane && backlog.ready(*other) > 0);
         let due = others.filter_map(|(_, state)| state.sleeping.map(|sleep| sleep.until));
-        // A slot at that instant would push the other one on.
+        // A slot at that instant would delay the other lane's slot.
         let before = |due: Instant| (due - now).saturating_sub(Duration::from_micros(1));
         let before = due.filter(|due| *due > base).min().map_or(reach, before);
         own.min(reach).min(before)
@@ -305,7 +304,7 @@ impl Schedule {
         LEAD.min(self.turns.horizon() / 2)
     }
 
-    /// When a lane that has jobs may ask, if none of them may before `since`.
+    /// Returns when slots may be requested for a lane with waiters, `since` at the earliest.
     pub(crate) fn wake_at<W: Waiter>(&self, backlog: &Backlog<W>, since: Instant) -> Option<Instant> {
         let ready = self.all().filter(|(lane, _)| backlog.ready(*lane) > 0);
         let ask_at = |state: &LaneState| {
@@ -315,7 +314,7 @@ impl Schedule {
         ready.map(|(_, state)| ask_at(state)).min()
     }
 
-    /// Units were granted to a lane; where slots are known, the latest one and the cost of its job.
+    /// Records that units were granted to a lane and, if slots are known, the latest slot and the cost of its waiter.
     pub(crate) fn on_granted(&mut self, lane: LaneId, units: u64, last: Option<(Instant, u32)>) {
         let lane = &mut self.lanes[lane.row()];
         if units > 0 {
@@ -327,27 +326,27 @@ impl Schedule {
         }
     }
 
-    /// Whether this is the next slot that the downstream itself has after one with a job of this cost.
+    /// Whether `slot` is the next one that the downstream's limits allow after `last`, which was taken at this cost.
     pub(crate) fn is_next(&self, (last, cost): (Instant, u32), slot: Instant) -> bool {
         slot <= last + self.min_spacing.saturating_mul(cost)
     }
 
-    /// The downstream has its next slot then, as `lane` was told.
+    /// Records the downstream's next slot, which a call for `lane` was answered.
     pub(crate) fn on_next_slot(&mut self, lane: LaneId, slot: Instant) {
         self.next_slot = self.next_slot.max(slot);
         self.lanes[lane.row()].sleeping = None;
     }
 
-    /// An answer tells how far apart the slots of a lane are.
+    /// Records the spacing of a lane's slots from an answer.
     pub(crate) fn on_spacing(&mut self, lane: LaneId, spacing: Spacing) {
         let lane = &mut self.lanes[lane.row()];
         if let (Some(apart), Some(cost)) = (spacing.apart, spacing.last_cost) {
             lane.slower_than_downstream = apart > self.mean_spacing.saturating_mul(cost);
         }
-        lane.batching.on_spacing(spacing.apart, spacing.told);
+        lane.batching.on_spacing(spacing.apart, spacing.announced);
     }
 
-    /// A lane has its next slot then, as its own limits have it.
+    /// Has a lane sleep until its next slot, which its own limits determine.
     pub(crate) fn sleep(&mut self, lane: LaneId, until: Instant) {
         let lead = self.lead();
         let lane = &mut self.lanes[lane.row()];
@@ -355,7 +354,7 @@ impl Schedule {
         lane.sleeping = Some(Sleep { until, ask_at });
     }
 
-    /// The store's clock stepped, or it lost what it knew: what was learnt of its slots is void.
+    /// Forgets the estimates of slots, since the store's clock stepped, its state was lost, or its slots have changed.
     pub(crate) fn forget(&mut self) {
         self.next_slot = Instant::now();
         self.turns.forget();
@@ -363,17 +362,17 @@ impl Schedule {
         self.bars_lifted = true;
     }
 
-    /// Whether the bars were lifted since the last time that this was asked.
+    /// Returns whether the bars were lifted since the last call.
     pub(crate) const fn take_bars_lifted(&mut self) -> bool {
         std::mem::replace(&mut self.bars_lifted, false)
     }
 
-    /// Jobs of this lane that cost as much or more wait for the end of a window, which is then.
+    /// Bars waiters of this lane with at least this cost until a window ends.
     pub(crate) fn bar(&mut self, lane: LaneId, cost: u32, ends: Instant) {
         self.lanes[lane.row()].barred = Some((cost, ends));
     }
 
-    /// When the window ends that a job of this cost waits for, if that is later than a call reaches.
+    /// Returns the end of the window for which a waiter of this cost waits, if a call does not reach it.
     pub(crate) fn barred(&self, lane: LaneId, cost: u32, reaches: Instant) -> Option<Instant> {
         let barred = self.lanes[lane.row()].barred;
         barred.filter(|(least, ends)| cost >= *least && *ends > reaches).map(|(_, ends)| ends)

@@ -1,4 +1,4 @@
-//! Whose turn it is, when it may ask, and how far ahead.
+//! Tests of the choice of lanes, the instants of requests, and the reach of slots.
 
 use super::*;
 use crate::pace::{Caller, PlanLimits, testing};
@@ -6,12 +6,12 @@ use crate::pace::{Caller, PlanLimits, testing};
 const MS: Duration = Duration::from_millis(1);
 const OWN: LaneId = LaneId::DOWNSTREAM;
 
-/// The lane of one of two plans.
+/// Returns the lane of one of two plans.
 fn plan(number: usize) -> LaneId {
     LaneId::of_plan(Some(number))
 }
 
-/// 100/s, with a plan of 10/s and one of the whole pace.
+/// Returns settings of 100/s, with a plan of 10/s and one of the whole pace.
 fn settings() -> Settings {
     let settings = testing::settings("100/s");
     let with = |rate: &str| {
@@ -22,11 +22,11 @@ fn settings() -> Settings {
     Settings { plans: vec![with("10/s"), with("100/s")], ..settings.clone() }
 }
 
-/// Callers in these lanes, in this order, of priority 0.
+/// Returns a backlog of callers of priority 0 in these lanes, in this order.
 fn backlog(lanes: &[LaneId]) -> Backlog<Caller> {
     let mut backlog = Backlog::new(2);
     for (seq, lane) in (0..).zip(lanes) {
-        backlog.push(Caller { lane: *lane, ..Caller::new(seq) });
+        backlog.push(Caller::new(seq).lane(*lane));
     }
     backlog
 }
@@ -51,7 +51,7 @@ async fn equals_share_evenly_whatever_each_call_brings() {
         schedule.on_granted(lane, units, None);
         turns.push(lane);
     }
-    // 8 to the first, then the other until it has had more; of two that had as much, who came first.
+    // The first lane gets 8, then the other until it has more; of two with as much, the waiter that came first.
     assert_eq!(turns, [OWN, plan(1), plan(1), plan(1), OWN, OWN]);
 }
 
@@ -77,7 +77,7 @@ async fn a_lane_that_was_empty_gains_nothing_by_it() {
 async fn a_higher_priority_goes_first_and_ends_the_batch_of_the_others() {
     let schedule = Schedule::new(&settings());
     let mut backlog = backlog(&[OWN]);
-    backlog.push(Caller { lane: plan(1), priority: 9, ..Caller::new(7) });
+    backlog.push(Caller::new(7).lane(plan(1)).priority(9));
     let next = schedule.next(&backlog, Instant::now()).unwrap();
     assert_eq!((next.lane, next.rank), (plan(1), 9), "down to where the other's first one is");
 }
@@ -90,12 +90,12 @@ async fn a_lane_that_its_own_limits_refuse_sleeps_while_others_go_on() {
     schedule.sleep(plan(0), now + 100 * MS);
     assert_eq!(next(&schedule, &both), Some(OWN));
     assert_eq!(schedule.waiting(&both, now), 1);
-    // It may ask shortly before its slot, if nobody else is there.
+    // Its slot may be requested shortly before it comes, if no other lane has waiters.
     let alone = backlog(&[plan(0)]);
     assert_eq!((next(&schedule, &alone), schedule.wake_at(&alone, now)), (None, Some(now + 80 * MS)));
     tokio::time::advance(80 * MS).await;
     assert_eq!(next(&schedule, &alone), Some(plan(0)));
-    // Or when the downstream's slots have come as far.
+    // It may also be requested when the downstream's next slot is as late.
     schedule.on_next_slot(OWN, now + 100 * MS);
     assert_eq!(schedule.waiting(&both, Instant::now()), 2);
 }

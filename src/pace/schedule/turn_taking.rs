@@ -1,4 +1,4 @@
-//! This replica's place in the queue that the store keeps of those who ask for slots: pure.
+//! This replica's place in the queue of turns that the store keeps for its callers. It is pure.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::store::turns::{farthest, lead, units};
 use crate::store::{Asker, Booking, NextTurn, Turn};
 use crate::time::Micros;
 
-/// The longest reach, in horizons.
+/// The longest reach of turns, in horizons.
 const LONGEST: u32 = 5;
 
-/// How long before a turn that is too far off to be booked the store is asked again.
+/// How long before a turn that is too far ahead to be booked the store is called again.
 const LATER: Duration = Duration::from_secs(300);
 
-/// What is known of the queue.
+/// The known state of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnTaking {
     horizon: Duration,
-    /// How long calls take of late; none before the first.
-    trip: Option<Duration>,
-    /// How far ahead turns are booked, as the store told last.
+    /// The smoothed round trip of recent calls; `None` before the first.
+    round_trip: Option<Duration>,
+    /// How far ahead turns are booked, according to the last answer.
     reach: Duration,
     /// The turn that was booked last.
     booked: Option<Booked>,
 }
 
-/// A turn, and until when it is of use.
+/// A turn, and the instant until which it is of use.
 #[derive(Clone, Copy, Debug)]
 struct Booked {
     turn: Turn,
@@ -36,15 +36,15 @@ struct Booked {
 
 impl TurnTaking {
     pub(crate) const fn new(horizon: Duration) -> Self {
-        Self { horizon, trip: None, reach: horizon, booked: None }
+        Self { horizon, round_trip: None, reach: horizon, booked: None }
     }
 
-    /// Another horizon counts from now on.
+    /// Applies another horizon.
     pub(crate) fn follow(&mut self, horizon: Duration) {
-        *self = Self { trip: self.trip, ..Self::new(horizon) };
+        *self = Self { round_trip: self.round_trip, ..Self::new(horizon) };
     }
 
-    /// Whatever was booked is void.
+    /// Forgets the booked turn.
     pub(crate) const fn forget(&mut self) {
         self.booked = None;
     }
@@ -53,22 +53,22 @@ impl TurnTaking {
         self.horizon
     }
 
-    /// How far ahead a slot may lie that is granted out of turn where slots lie close together.
+    /// Returns how far ahead a slot may lie at most that is granted out of turn.
     pub(crate) fn farthest(&self) -> Duration {
         farthest(self.far())
     }
 
-    /// A call took so long. What only this replica's own delays are of must not stretch the queue for all, so that it
-    /// moves slowly.
-    pub(crate) fn on_trip(&mut self, trip: Duration) {
-        self.trip = Some(self.trip.map_or(trip, |before| (before * 7 + trip) / 8));
+    /// Records the round trip of a call. The estimate moves slowly, so that delays of this replica alone do not extend
+    /// the queue for all.
+    pub(crate) fn on_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = Some(self.round_trip.map_or(round_trip, |before| (before * 7 + round_trip) / 8));
     }
 
-    /// How far ahead this replica needs turns to be booked: two trips, in steps of a quarter of a horizon, since what
-    /// flickers would have turns of changing length.
+    /// Returns how far ahead this replica needs turns to be booked: two round trips, in steps of a quarter of a
+    /// horizon, since a fluctuating reach would make turns of changing length.
     fn need(&self) -> Duration {
         let step = (self.horizon / 4).max(Duration::from_micros(1));
-        let steps = (2 * self.trip.unwrap_or_default()).as_micros().div_ceil(step.as_micros());
+        let steps = (2 * self.round_trip.unwrap_or_default()).as_micros().div_ceil(step.as_micros());
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         (step.saturating_mul(steps)).clamp(self.horizon, self.horizon * LONGEST)
     }
@@ -77,17 +77,17 @@ impl TurnTaking {
         self.reach.max(self.need())
     }
 
-    /// The turn that a call at `now` is for.
+    /// Returns the turn of a call at `now`.
     pub(crate) fn turn(&self, now: Instant) -> Option<Turn> {
         self.booked.filter(|booked| now < booked.over).map(|booked| booked.turn)
     }
 
-    /// How many units a call takes at most, and how far ahead: at its turn all that is free up to its end, and
-    /// otherwise half a turn. Slots lie so far apart, as far as it is known.
+    /// Returns the most units of a call, and how far ahead its slots may lie, given the known spacing of slots. At its
+    /// turn a call takes everything that is free up to the turn's end, and otherwise half a turn.
     pub(super) fn call_bounds(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
         if let Some(turn) = turn {
-            // No farther than the reach, of which the lead is a part: a slot behind the end of a window would keep the
-            // rest of that window from others.
+            // The slots lie no further ahead than the reach, of which the lead is a part: a slot behind the end of a
+            // window would keep others from the rest of that window.
             let ahead = turn.lead.saturating_add(turn.length().min(turn.lead * 5 / 3));
             let slots =
                 turn.lead.saturating_add(turn.length()).as_micros().checked_div(turn.spacing.as_micros());
@@ -100,21 +100,21 @@ impl TurnTaking {
         ((units / 2).max(1), lead(far) + more)
     }
 
-    /// How it asks, with so many units that wait. Where it `goes_on` with other jobs at the same turn, no other one
-    /// is booked before this one is used up.
+    /// Returns this replica's part in the queue, with `waiting` units. If it `goes_on` with other lanes at the same
+    /// turn, no other turn is booked before this one is used up.
     pub(crate) fn asker(&self, turn: Option<Turn>, waiting: u64, limits: &LimitSet, goes_on: bool) -> Asker {
         let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap_or_default();
         let goes_on = goes_on && turn.is_some();
         Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
     }
 
-    /// How long before a slot to ask for it, out of turn.
+    /// Returns how long before a slot it is requested out of turn.
     pub(crate) fn early(&self) -> Duration {
         lead(self.far())
     }
 
-    /// Learns from an answer, to a call that was `sent` then and decided at the store's `now`, when to ask again.
-    /// `next` is the next slot that is free.
+    /// Records the booking in an answer, and returns when to call again. The call was sent at `sent`, and decided at
+    /// the store's `now`; `next` is the next free slot.
     pub(crate) fn on_booking(
         &mut self,
         sent: Instant,
@@ -124,7 +124,7 @@ impl TurnTaking {
     ) -> Instant {
         self.reach = booking.reach;
         self.booked = None;
-        // Counted from when the call was sent: so the way there is the same, however long it is.
+        // The time counts from when the call was sent, so that the way to the store cancels out, however long it is.
         let when = |at: Micros| sent + at.since(now);
         match booking.next {
             NextTurn::At(turn) => {
@@ -162,7 +162,7 @@ mod tests {
     fn the_reach_is_two_trips_in_steps() {
         let mut turns = TurnTaking::new(H);
         let mut after = |millis: u32| {
-            (0..60).for_each(|_| turns.on_trip(MS * millis));
+            (0..60).for_each(|_| turns.on_round_trip(MS * millis));
             turns.need()
         };
         assert_eq!(
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn one_stall_stretches_nothing() {
         let mut turns = TurnTaking::new(H);
-        (0..20).for_each(|_| turns.on_trip(MS));
-        turns.on_trip(300 * MS);
+        (0..20).for_each(|_| turns.on_round_trip(MS));
+        turns.on_round_trip(300 * MS);
         assert_eq!(turns.need(), H);
     }
 

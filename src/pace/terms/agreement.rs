@@ -1,25 +1,25 @@
-//! Which terms are in force, as all replicas agree on them.
+//! The agreement of all replicas on the terms in force.
 //!
-//! Slots are asked for in the state `InForce` alone. `Lost` is left by telling the store again alone: what it has before that
-//! says nothing.
+//! Slots are requested in the state `InForce` only. `Lost` ends only when the store's record has been restored; its
+//! contents before that are ignored.
 //!
-//! | state | what happens | next state |
+//! | state | event | next state |
 //! |---|---|---|
-//! | `Unknown` | the store tells terms, or takes this replica's | `InForce` |
-//! | `Unknown` | the store tells terms that cannot be gone by here | `Rejected` |
-//! | `InForce` | the store tells a higher generation | `Outdated` |
+//! | `Unknown` | the store returns terms, or accepts this replica's | `InForce` |
+//! | `Unknown` | the store returns terms that this replica cannot use | `Rejected` |
+//! | `InForce` | an answer has a higher generation | `Outdated` |
 //! | `InForce` | the store's clock stepped, or its record began anew | `Outdated` |
-//! | `InForce`, `Outdated` | the store tells a lower generation, or has no terms, or has forgotten a pause | `Lost` |
-//! | `Outdated` | the store tells terms | `InForce` |
-//! | `Outdated` | the store tells terms that cannot be gone by here | `Rejected` |
-//! | `Lost` | the store was told again what it has lost | `Outdated`; `Unknown` where no terms were known |
-//! | `Rejected` | the store tells terms that can be gone by | `InForce` |
-//! | `Rejected` | the store tells of a later generation than the rejected one, or its clock stepped | `Outdated`; `Unknown` as above |
+//! | `InForce`, `Outdated`, `Rejected` | an answer has a lower generation than the known one, or no terms, or lacks a pause | `Lost` |
+//! | `Outdated` | the store returns terms | `InForce` |
+//! | `Outdated` | the store returns terms that this replica cannot use | `Rejected` |
+//! | `Lost` | the store's record was restored | `Outdated`; `Unknown` if no terms were known |
+//! | `Rejected` | the store returns terms that this replica can use | `InForce` |
+//! | `Rejected` | an answer has a later generation than the rejected one, or the store's clock stepped | `Outdated`; `Unknown` as above |
 //! | `Rejected` | the store has no terms any more, and none were known here | `Unknown` |
 //! | `Rejected` | this replica is given other limits | `Outdated`; `Unknown` as above |
 //!
-//! Beside the state, a replica proposes its own limits after its start and after each reload, until the store has
-//! them or others are found to stay; meanwhile it goes by those that are in force.
+//! Independent of the state, a replica proposes its own limits after its start and after each reload, until the store
+//! has them or others turn out to stay in force. Meanwhile it follows the limits in force.
 
 use crate::limit::{LimitError, LimitSet};
 use crate::pace::{PlanLimits, Settings};
@@ -27,56 +27,56 @@ use crate::store::Status;
 use crate::terms::{Load, Terms, TermsError};
 use crate::time::Micros;
 
-/// What one replica knows of the terms in force, and what it wants of them.
+/// One replica's knowledge of the terms in force, and its proposal.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     state: State,
-    /// What this replica was given: the limits are those of its configuration.
+    /// The settings that this replica was given, with the limits of its configuration.
     given: Settings,
-    /// Those limits as terms.
+    /// The limits of its configuration as terms.
     own: Terms,
-    /// The terms that it goes by, or went by last; none before the store told.
+    /// The terms that it follows, or followed last; `None` before the store returned any.
     known: Option<Known>,
-    /// Its own are still to be proposed.
+    /// Whether its own limits are still to be proposed.
     is_proposing: bool,
-    /// The text that is to become the store's, if its generation is still this one.
+    /// The text to write to the store, if the generation there is still this one.
     to_write: Option<(u64, String)>,
-    /// The generation that cannot be gone by here: until there is one that can, the known terms are of no use either.
+    /// The generation that this replica cannot use. Until there is a usable one, the known terms are of no use either.
     rejected_generation: Option<u64>,
-    /// The generation of which it was logged that the configuration differs.
+    /// The generation for which the log has a warning that the configuration differs.
     warned_generation: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The store has not told yet which terms are in force.
+    /// The terms in force are not known yet.
     Unknown,
-    /// The known ones are.
+    /// The known terms are in force.
     InForce,
-    /// The store may have others than the known ones.
+    /// The store may have other terms than the known ones.
     Outdated,
-    /// The store has none, or older ones, or has lost a pause: it lost its record.
+    /// The store has lost its record: it has no terms, or older ones, or lacks a pause.
     Lost,
-    /// The store has others, and they cannot be gone by here.
+    /// The store has other terms, and this replica cannot use them.
     Rejected,
 }
 
-/// Terms that the store told.
+/// Terms that the store returned.
 #[derive(Debug)]
 struct Known {
     generation: u64,
     text: String,
     terms: Terms,
-    /// When the first rate that an operator set is over.
+    /// The instant at which the first rate of an operator expires.
     next_end: Option<Micros>,
 }
 
-/// What the agreement wants of the store's record.
+/// The access to the store's record that the agreement needs next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// It wants to read it.
+    /// The record is to be read.
     Read,
-    /// This text is to become the terms, if those in the store are still of generation `of`.
+    /// This text is to replace the terms, if those in the store are still of generation `of`.
     Write {
         /// The generation that the text replaces.
         of: u64,
@@ -85,16 +85,16 @@ pub(crate) enum Wanted {
     },
 }
 
-/// Limits to go by from now on.
+/// Limits that came into force.
 #[derive(Clone, Debug)]
 pub(crate) struct Adopted {
-    /// What the engine is to go by.
+    /// The settings for the engine.
     pub(crate) settings: Settings,
     /// Whether a rate that an operator set is among them.
     pub(crate) is_override: bool,
 }
 
-/// Why the terms in the store cannot be gone by.
+/// The reason why this replica cannot use the terms in the store.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(transparent)]
@@ -106,7 +106,7 @@ enum Unusable {
 }
 
 impl Agreement {
-    /// Before the store has told anything: this replica's own are to be proposed.
+    /// Creates the agreement before the first answer: this replica's own limits are to be proposed.
     pub(crate) fn new(given: Settings) -> Self {
         Self {
             state: State::Unknown,
@@ -120,22 +120,22 @@ impl Agreement {
         }
     }
 
-    /// This replica's own limits are not proposed, unless the store has none.
+    /// Keeps this replica's own limits from being proposed, unless the store has none.
     pub(crate) const fn do_not_propose(&mut self) {
         (self.state, self.is_proposing) = (State::Outdated, false);
     }
 
-    /// The generation to ask for slots under; none unless it is known which terms are in force.
+    /// Returns the generation for reserve calls; `None` unless the terms in force are known.
     pub(crate) fn settled(&self) -> Option<u64> {
         self.known.as_ref().filter(|_| self.state == State::InForce).map(|known| known.generation)
     }
 
-    /// Whether terms are known that a replica may pace by while the store is away.
+    /// Whether the known terms may be used for a local pace.
     pub(crate) const fn is_usable(&self) -> bool {
         self.known.is_some() && self.rejected_generation.is_none()
     }
 
-    /// Whether the store's terms cannot be gone by here.
+    /// Whether this replica cannot use the store's terms.
     pub(crate) fn is_rejected(&self) -> bool {
         self.state == State::Rejected
     }
@@ -145,12 +145,12 @@ impl Agreement {
         self.state == State::Lost
     }
 
-    /// Generation and text as they are known here, for a store that has lost them.
+    /// Returns the known generation and text, for a store that has lost them.
     pub(crate) fn memory(&self) -> Option<(u64, String)> {
         self.known.as_ref().map(|known| (known.generation, known.text.clone()))
     }
 
-    /// What is to be asked or told next to find out which terms are in force.
+    /// Returns the next access to the record that the agreement needs.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         if let Some((of, text)) = &self.to_write {
             return Some(Wanted::Write { of: *of, text: text.clone() });
@@ -160,36 +160,36 @@ impl Agreement {
         (is_unread || proposes).then_some(Wanted::Read)
     }
 
-    /// The first instant at which a rate that an operator set is over.
+    /// Returns the first instant at which a rate of an operator expires.
     pub(crate) fn next_end(&self) -> Option<Micros> {
         self.known.as_ref()?.next_end
     }
 
-    /// The store has lost its record.
+    /// Handles that the store has lost its record.
     pub(crate) const fn on_loss(&mut self) {
         self.state = State::Lost;
     }
 
-    /// What the store has need not be what it had: its clock stepped, or its record began anew.
+    /// Handles that the store's terms may have changed, since its clock stepped or its record began anew.
     pub(crate) fn on_step(&mut self) {
         if matches!(self.state, State::InForce | State::Rejected) {
             self.state = self.unread();
         }
     }
 
-    /// The store was told again what it had lost.
+    /// Handles that the store's record was restored.
     pub(crate) fn on_recalled(&mut self) {
         if self.state == State::Lost {
             self.state = self.unread();
         }
     }
 
-    /// The state in which the terms are to be read.
+    /// Returns the state in which the terms are to be read.
     const fn unread(&self) -> State {
         if self.known.is_some() { State::Outdated } else { State::Unknown }
     }
 
-    /// An answer of the store tells its generation, without the terms.
+    /// Takes in the generation of an answer that does not carry the terms.
     pub(crate) fn on_generation(&mut self, generation: u64) {
         let known = self.known.as_ref().map(|known| known.generation);
         let is_later = match self.state {
@@ -204,11 +204,11 @@ impl Agreement {
         }
     }
 
-    /// The store's record was read at its instant `now`: goes by its terms, or proposes others. Returns the limits to
-    /// go by, where these change.
+    /// Takes in the record that was read at the store's instant `now`: adopts its terms, or proposes others. Returns
+    /// the limits to apply, if they change.
     pub(crate) fn on_record(&mut self, status: Status, text: Option<String>, now: Micros) -> Option<Adopted> {
         if self.is_lost() {
-            // The store is told first what it has lost, a pause perhaps: what it has says nothing before.
+            // The record has to be restored first, perhaps with a pause; its contents before that are ignored.
             return None;
         }
         let generation = status.generation;
@@ -219,7 +219,7 @@ impl Agreement {
         }
         self.to_write = self.to_write.take().filter(|(of, _)| *of == generation);
         if text.is_none() && known.is_none() {
-            // If terms were rejected before, they are gone.
+            // Terms that were rejected before do not exist any more.
             (self.state, self.is_proposing) = (State::Unknown, true);
             self.rejected_generation = None;
         }
@@ -245,12 +245,12 @@ impl Agreement {
         }
     }
 
-    /// Proposes this replica's limits where they differ from those in force; false where those in force stay, or
+    /// Proposes this replica's limits if they differ from those in force. Returns false if those in force stay, or
     /// cannot be judged.
     fn propose(&mut self, generation: u64, text: Option<&str>) -> bool {
         let stored = match text.map(Terms::parse).transpose() {
             Ok(stored) => stored,
-            // Nobody can go by it, so it is replaced.
+            // No replica can use it, so it is replaced.
             Err(TermsError::Malformed(_)) => None,
             Err(_) => return false,
         };
@@ -305,8 +305,9 @@ impl Agreement {
         Ok(Adopted { settings: settings.policing(), is_override })
     }
 
-    /// Rates that operators set may be over at the store's instant `now`: has the store told, whoever notices first.
-    /// Where it is away nobody can be told, and each replica goes by the remaining terms: these are returned.
+    /// Ends the rates of operators that have expired at the store's instant `now`; the replica that notices first tells
+    /// the store. While the store is unavailable, each replica follows the remaining terms: the settings for them are
+    /// returned.
     pub(crate) fn expire(&mut self, now: Micros, is_away: bool) -> Option<Settings> {
         let known = self.known.as_mut().filter(|known| known.next_end.is_some_and(|end| end <= now))?;
         known.next_end = known.terms.next_end(now);
@@ -317,15 +318,15 @@ impl Agreement {
         settings.map(Settings::policing)
     }
 
-    /// What to go by without the rates that are over at `now`, where there are such: nobody can be told while the
-    /// store is away.
+    /// Returns the settings without the rates that have expired at `now`, if there are any, since the store cannot be
+    /// told while it is unavailable.
     pub(crate) fn without_expired(&self, now: Micros) -> Option<Settings> {
         let known = self.known.as_ref().filter(|known| known.terms.expired(now).is_some())?;
         effective(&self.given, &known.terms, now).ok().map(Settings::policing)
     }
 
-    /// This replica is given other settings: proposes their limits, and returns what to go by until those are in
-    /// force: all else of them.
+    /// Takes in other settings of this replica: proposes their limits, and returns the settings to apply until those
+    /// are in force.
     pub(crate) fn give(&mut self, given: Settings, now: Micros) -> Settings {
         self.own = given.terms();
         self.is_proposing = true;
@@ -343,7 +344,8 @@ impl Agreement {
     }
 }
 
-/// What to go by under these terms. A plan that the terms do not have keeps its own limits behind the downstream's.
+/// Returns the settings under these terms. A plan that the terms do not have keeps its own limits behind the
+/// downstream's.
 fn effective(given: &Settings, terms: &Terms, now: Micros) -> Result<Settings, LimitError> {
     let (limits, mut plans) = terms.effective(now);
     let plans = given.plans.iter().map(|plan| {

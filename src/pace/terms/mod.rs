@@ -1,4 +1,4 @@
-//! What all replicas of a downstream hold in common: the limits in force, and pauses.
+//! The state that all replicas of a downstream share: the limits in force, and pauses.
 
 mod agreement;
 mod pauses;
@@ -8,33 +8,45 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-pub(crate) use agreement::{Adopted, Agreement, Wanted};
+use agreement::Wanted;
+pub(crate) use agreement::{Adopted, Agreement};
 pub(crate) use pauses::{PauseChange, Pauses};
-pub(crate) use record::{Purpose, RecordCalls, RecordReply};
+use record::RecordCalls;
+pub(crate) use record::{Purpose, RecordReply};
 
 use super::Settings;
-use crate::store::Store;
+use crate::store::{Observed, SlotClock, Status, Store};
+use crate::time::{Deadline, Micros};
 
-/// The owner of what one replica knows of the downstream's record.
+/// The owner of one replica's knowledge of the downstream's record.
 #[derive(Debug)]
 pub(crate) struct SharedTerms {
-    /// Which limits are in force.
-    pub(crate) agreement: Agreement,
-    /// What pauses there are.
-    pub(crate) pauses: Pauses,
-    /// The calls about both.
-    pub(crate) calls: RecordCalls,
+    /// The agreement on the limits in force.
+    agreement: Agreement,
+    /// The known pauses.
+    pauses: Pauses,
+    /// The calls about the record.
+    calls: RecordCalls,
 }
 
-/// What the others know that matters for calls about the record.
+/// The state of the engine's other parts that matters for calls about the record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Circumstances {
-    /// The store is away: nothing is asked of it but whether it is there.
+    /// The store is unavailable: it is only probed.
     pub(crate) is_away: bool,
-    /// Slots are asked for, now or once a back-off is over, so that the answers tell what holds.
-    pub(crate) are_slots_asked_for: bool,
-    /// Somebody waits, or holds a slot.
+    /// Slots are being requested, or will be once a back-off is over; those answers carry the status too.
+    pub(crate) are_slots_requested: bool,
+    /// There is a waiter, with or without a slot.
     pub(crate) somebody_waits: bool,
+}
+
+/// The news of an answer besides its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StatusNews {
+    /// The counts of the limits were reset to 0.
+    pub(crate) is_reset: bool,
+    /// Its pauses are in force, since the store has not lost its record.
+    pub(crate) counts: bool,
 }
 
 impl SharedTerms {
@@ -42,8 +54,135 @@ impl SharedTerms {
         Self { agreement: Agreement::new(given), pauses: Pauses::default(), calls: RecordCalls::new(now) }
     }
 
-    /// Tells the store what it does not know yet, or reads what holds now, if there is reason to. What it has lost comes
-    /// first, then a pause, then terms.
+    /// Returns the agreement on the limits in force.
+    pub(crate) const fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    /// Returns the known pauses.
+    pub(crate) const fn pauses(&self) -> &Pauses {
+        &self.pauses
+    }
+
+    /// Keeps this replica's own limits from being proposed, unless the store has none.
+    pub(crate) const fn do_not_propose(&mut self) {
+        self.agreement.do_not_propose();
+    }
+
+    /// Takes in other settings of this replica. Returns the settings to apply until all replicas agree on their limits.
+    pub(crate) fn give(&mut self, given: Settings, slots: &SlotClock) -> Settings {
+        self.calls.postpone(Instant::now());
+        self.agreement.give(given, slots.store_now().unwrap_or_default())
+    }
+
+    /// Records that the downstream asked for a pause until `end`. Returns false if that is known already.
+    pub(crate) fn penalize(&mut self, end: Deadline) -> bool {
+        self.pauses.penalize(end)
+    }
+
+    /// Returns the change of pauses that is to be applied now, if there is one.
+    pub(crate) fn take_pause_change(&mut self) -> Option<PauseChange> {
+        self.pauses.take_change()
+    }
+
+    /// Sets the instant from which slots behind the pause may be requested.
+    pub(crate) const fn set_ask_from(&mut self, at: Instant) {
+        self.pauses.set_ask_from(at);
+    }
+
+    /// Ends the rates of operators that have expired; the replica that notices first tells the store. Returns the
+    /// settings to apply if the store is unavailable.
+    pub(crate) fn expire(&mut self, slots: &SlotClock, is_away: bool) -> Option<Settings> {
+        self.agreement.next_end()?;
+        self.agreement.expire(slots.store_now()?, is_away)
+    }
+
+    /// Returns the settings without expired rates, if there are any, since the store cannot be told while it is
+    /// unavailable.
+    pub(crate) fn without_expired(&self, slots: &SlotClock) -> Option<Settings> {
+        self.agreement.without_expired(slots.store_now()?)
+    }
+
+    /// Handles the notice that the record was changed; this number of replicas read it now.
+    pub(crate) fn on_change(&mut self, now: Instant, replicas: u32, is_failing: bool) {
+        self.calls.on_change(now, replicas, is_failing);
+    }
+
+    /// Records that the store answered a call of any kind.
+    pub(crate) const fn on_answer(&mut self, received: Instant) {
+        self.calls.on_answer(received);
+    }
+
+    /// Handles that the store is available again: pending changes are sent at once.
+    pub(crate) const fn on_store_back(&mut self, received: Instant) {
+        self.calls.postpone(received);
+        self.pauses.on_store_back();
+    }
+
+    /// Handles that the store's clock stepped, or its record began anew.
+    pub(crate) fn on_step(&mut self) {
+        self.agreement.on_step();
+    }
+
+    /// Handles that the store confirmed a call about the record.
+    pub(crate) fn on_confirmed(&mut self, purpose: &Purpose) {
+        match purpose {
+            Purpose::Penalize(end) => self.pauses.on_confirmed(*end),
+            Purpose::Recall(_) => self.agreement.on_recalled(),
+            Purpose::Read | Purpose::Write { .. } => {}
+        }
+    }
+
+    /// Handles that a call about the record failed; it is repeated at `again`.
+    pub(crate) fn on_failure(&mut self, purpose: &Purpose, again: Instant) {
+        if *purpose == Purpose::Read {
+            self.calls.on_read_failed();
+        }
+        self.calls.postpone(again);
+        self.pauses.on_report_failed(again);
+    }
+
+    /// Takes in the status of an answer that the store gave at `now` in this epoch. Returns `None` if a newer answer
+    /// was taken in already.
+    pub(crate) fn on_status(
+        &mut self,
+        (status, now, epoch): (Status, Micros, Micros),
+        observed: Observed,
+        slots: &SlotClock,
+    ) -> Option<StatusNews> {
+        if observed == Observed::Consistent && self.pauses.is_overtaken(now, epoch) {
+            return None;
+        }
+        self.agreement.on_generation(status.generation);
+        let news = self.pauses.on_answer(&status);
+        if news.is_forgotten {
+            self.agreement.on_loss();
+        }
+        // Pauses that the store has lost stay in force.
+        let counts = !self.agreement.is_lost();
+        if counts {
+            self.pauses.follow(status, now, epoch, slots);
+        }
+        Some(StatusNews { is_reset: news.is_reset, counts })
+    }
+
+    /// Takes in the record that the store returned at `now`. Returns the limits to apply, if they change.
+    pub(crate) fn on_record(
+        &mut self,
+        status: Status,
+        terms: Option<String>,
+        now: Micros,
+    ) -> Option<Adopted> {
+        self.agreement.on_record(status, terms, now)
+    }
+
+    /// Waits for the reply to the call in flight; forever, if there is none. Cancel safe.
+    pub(crate) async fn reply(&mut self) -> (Purpose, RecordReply) {
+        self.calls.reply().await
+    }
+
+    /// Starts the next call about the record, if there is reason for one. Restoring a lost record comes first, then a
+    /// pause, then terms, then reading.
     pub(crate) fn tick(
         &mut self,
         now: Instant,
@@ -63,7 +202,7 @@ impl SharedTerms {
         if may_call && self.agreement.is_lost() {
             return Some(Purpose::Recall(self.pauses.memory(self.agreement.memory())));
         }
-        if let Some(end) = self.pauses.to_tell(now) {
+        if let Some(end) = self.pauses.to_report(now) {
             return Some(Purpose::Penalize(end));
         }
         match self.agreement.wanted().filter(|_| may_call) {
@@ -74,17 +213,23 @@ impl SharedTerms {
         self.read_due(circumstances).filter(|due| *due <= now).map(|_| Purpose::Read)
     }
 
-    /// When [`SharedTerms::tick`] has something to do.
-    pub(crate) fn wake_at(&self, circumstances: Circumstances) -> Option<Instant> {
+    /// Returns the instant at which [`SharedTerms::tick`] has something to do, or a pause or an operator's rate ends.
+    pub(crate) fn wake_at(&self, circumstances: Circumstances, slots: &SlotClock) -> Option<Instant> {
+        let rate_end = self.agreement.next_end().and_then(|end| slots.hold(end)).map(Deadline::instant);
+        [self.call_at(circumstances), self.pauses.wake_at(), rate_end].into_iter().flatten().min()
+    }
+
+    /// Returns the instant of the next call.
+    fn call_at(&self, circumstances: Circumstances) -> Option<Instant> {
         if self.calls.is_calling() || circumstances.is_away {
             return None;
         }
         let wants = self.agreement.is_lost() || self.agreement.wanted().is_some();
         let wanted = wants.then(|| self.calls.next_at());
-        [wanted, self.pauses.tell_at(), self.read_due(circumstances)].into_iter().flatten().min()
+        [wanted, self.pauses.report_at(), self.read_due(circumstances)].into_iter().flatten().min()
     }
 
     fn read_due(&self, circumstances: Circumstances) -> Option<Instant> {
-        self.calls.read_due(circumstances.are_slots_asked_for, circumstances.somebody_waits)
+        self.calls.read_due(circumstances.are_slots_requested, circumstances.somebody_waits)
     }
 }

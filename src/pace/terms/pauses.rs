@@ -1,12 +1,12 @@
-//! Pauses: what the downstream asked for, and what an operator did, as far as one replica knows.
+//! One replica's knowledge of pauses: those that the downstream asked for, and those of an operator.
 //!
-//! | state | what happens | what is done |
+//! | state | event | action |
 //! |---|---|---|
-//! | none | a pause is learnt of | [`PauseChange::Until`] |
+//! | none | a pause becomes known | [`PauseChange::Until`] |
 //! | paused | its end moves by more than [`SLACK`] | [`PauseChange::Until`] |
-//! | paused | its end moves by less | slots are asked for that much later or earlier: the mapping between two clocks moves by as much |
+//! | paused | its end moves by less | slots are requested that much later or earlier: the mapping between two clocks moves by as much |
 //! | paused | its end has passed | [`PauseChange::Over`] |
-//! | paused | somebody resumes before that | [`PauseChange::Resumed`] |
+//! | paused | an operator resumes before that | [`PauseChange::Resumed`] |
 
 use std::time::Duration;
 
@@ -17,111 +17,111 @@ use crate::pace::release::Closed;
 use crate::store::{SlotClock, Status};
 use crate::time::{Deadline, Micros, wall_now};
 
-/// A pause that grows with each answer of a storm is told to the store no more often than this.
+/// The minimum interval of reports to the store of a pause that grows with each answer of a storm.
 const APART: Duration = Duration::from_millis(20);
 
-/// A shorter pause is no news: a shared pace begins anew with one.
+/// A shorter pause is not worth a warning, since a shared pace begins anew with one.
 const BRIEF: Duration = Duration::from_millis(200);
 
-/// Ends that lie closer together are one: the mapping between two clocks moves by as much.
+/// Ends that lie closer together count as the same, since the mapping between two clocks moves by as much.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// An end that comes nearer by more than this does so by a step of the store's clock.
+/// An end that moves closer by more than this does so because of a step of the store's clock.
 const STEP: Duration = Duration::from_millis(100);
 
-/// What one replica knows of pauses.
+/// One replica's knowledge of pauses.
 #[derive(Debug, Default)]
 pub(crate) struct Pauses {
-    /// The downstream asked for one until then, and the store has not confirmed it.
+    /// The end of a pause that the downstream asked for, and that the store has not confirmed yet.
     own: Option<Deadline>,
-    /// When the store may be told of it again.
-    next_tell_at: Option<Instant>,
-    /// What the store said last.
+    /// The earliest instant of the next report of it to the store.
+    next_report_at: Option<Instant>,
+    /// The status of the last answer.
     status: Status,
-    /// When it said so: by its clock, in which epoch of its record.
-    said_at: Option<(Micros, Micros)>,
-    /// The last reset that the store told of; none: it has told nothing yet, and the first one is no news.
+    /// The instant of that answer on the store's clock, and the epoch of its record.
+    status_at: Option<(Micros, Micros)>,
+    /// The number of the last known reset; `None` before the first answer, whose number is no news.
     last_reset: Option<u64>,
-    /// The end of the pause that the downstream asked for, on this process's clock: kept for a store that loses it,
-    /// and with it perhaps its clock.
+    /// The end of the pause that the downstream asked for, on this process's clock. It is kept in case the store loses
+    /// it, perhaps together with its clock.
     penalty: Option<Deadline>,
-    /// The same of an operator's pause.
+    /// The end of an operator's pause, kept likewise.
     pause: Option<Deadline>,
-    /// The end that was acted upon last; none: there was no pause.
+    /// The end that was applied last; `None` if there was no pause.
     end: Option<Deadline>,
-    /// Slots are asked for from then on: a little before the pause ends.
+    /// The instant from which slots are requested, a little before the pause ends.
     ask_from: Option<Instant>,
 }
 
-/// What an answer of the store says of pauses, and of the record as a whole.
+/// The news of an answer about pauses and resets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct News {
-    /// Somebody had the counts of limits begin at 0.
+    /// The counts of the limits were reset to 0.
     pub(crate) is_reset: bool,
     /// The store has forgotten an operator's pause or resume.
     pub(crate) is_forgotten: bool,
 }
 
-/// What changes for those who wait.
+/// A change of pauses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PauseChange {
-    /// Nothing is released before then: a pause begins, or its end moves.
+    /// A pause begins, or its end moves: nothing is released before `end`.
     Until {
         /// The end on this process's clock.
         end: Deadline,
         /// The end for people to read.
         until: String,
-        /// The reason for people to read: the operator, or the downstream's answer.
+        /// The reason for people to read: an operator, or an answer of the downstream.
         why: &'static str,
-        /// It is worth a warning.
+        /// Whether it is worth a warning.
         is_news: bool,
     },
-    /// The pause is over.
+    /// The pause has ended.
     Over,
-    /// The pause is over before its time.
+    /// An operator resumed before the end of the pause.
     Resumed,
 }
 
 impl Pauses {
-    /// When the last of them ends, if that is still to come.
+    /// Returns the end of the last known pause, if it is still to come.
     pub(crate) fn end(&self) -> Option<Deadline> {
         let ends = [self.own, self.penalty, self.pause].into_iter().flatten();
         ends.max().filter(|end| !end.left().is_zero())
     }
 
-    /// For which slots the gate is closed.
+    /// Returns the ends before which the gate is closed.
     pub(crate) fn closed(&self) -> Closed {
         Closed { own: self.own, until: self.status.paused_until() }
     }
 
-    /// Whether nothing may be released now.
+    /// Whether the downstream is paused now.
     pub(crate) fn is_paused(&self) -> bool {
         self.end.is_some_and(|end| !end.left().is_zero())
     }
 
-    /// When the pause that is acted upon is over, if nothing changes before.
+    /// Returns the end of the applied pause.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.end.map(Deadline::instant)
     }
 
-    /// Whether the end of the pause that is acted upon has passed.
+    /// Whether the end of the applied pause has passed.
     pub(crate) fn is_over(&self) -> bool {
         self.end.is_some_and(|end| end.left().is_zero())
     }
 
-    /// The earliest instant to ask for slots, while there is a pause.
+    /// Returns the earliest instant to request slots, while there is a pause.
     pub(crate) const fn ask_from(&self) -> Option<Instant> {
         self.ask_from
     }
 
-    /// Slots behind the pause may be asked for from then on.
+    /// Sets the instant from which slots behind the pause may be requested.
     pub(crate) const fn set_ask_from(&mut self, at: Instant) {
         self.ask_from = Some(at);
     }
 
-    /// The downstream asks for a pause until `end`; false where that is known.
+    /// Records that the downstream asked for a pause until `end`. Returns false if that is known already.
     pub(crate) fn penalize(&mut self, end: Deadline) -> bool {
-        // The answer to another job may have told the store already.
+        // The store may know of it already, from the answer to another job.
         let is_news = self.penalty.is_none_or(|known| known < end);
         if is_news {
             self.own = self.own.max(Some(end));
@@ -129,39 +129,39 @@ impl Pauses {
         is_news
     }
 
-    /// The end of a pause that the store is to be told of at `now`.
-    pub(crate) fn to_tell(&self, now: Instant) -> Option<Deadline> {
-        self.untold().filter(|_| self.next_tell_at.is_none_or(|at| at <= now))
+    /// Returns the end of a pause that is to be reported to the store at `now`.
+    pub(crate) fn to_report(&self, now: Instant) -> Option<Deadline> {
+        self.unconfirmed().filter(|_| self.next_report_at.is_none_or(|at| at <= now))
     }
 
-    /// When it is to be told of one.
-    pub(crate) fn tell_at(&self) -> Option<Instant> {
-        self.untold().map(|_| self.next_tell_at.unwrap_or_else(Instant::now))
+    /// Returns the instant of the next report to the store.
+    pub(crate) fn report_at(&self) -> Option<Instant> {
+        self.unconfirmed().map(|_| self.next_report_at.unwrap_or_else(Instant::now))
     }
 
-    fn untold(&self) -> Option<Deadline> {
+    fn unconfirmed(&self) -> Option<Deadline> {
         self.own.filter(|own| !own.left().is_zero())
     }
 
-    /// The store knows of a pause until `end`.
-    pub(crate) fn on_told(&mut self, end: Deadline) {
-        self.next_tell_at = Some(Instant::now() + APART);
+    /// Records that the store has confirmed a pause until `end`.
+    pub(crate) fn on_confirmed(&mut self, end: Deadline) {
+        self.next_report_at = Some(Instant::now() + APART);
         if self.own.is_some_and(|own| own <= end) {
             self.own = None;
         }
     }
 
-    /// It could not be told; that is to be tried again then.
-    pub(crate) const fn on_not_told(&mut self, again: Instant) {
-        self.next_tell_at = Some(again);
+    /// Records that a report failed, and is to be repeated at `again`.
+    pub(crate) const fn on_report_failed(&mut self, again: Instant) {
+        self.next_report_at = Some(again);
     }
 
-    /// The store is there again: what it could not be told, it can be told now.
+    /// Allows a report at once, since the store is available again.
     pub(crate) const fn on_store_back(&mut self) {
-        self.next_tell_at = None;
+        self.next_report_at = None;
     }
 
-    /// What the store is to be reminded of, once it has lost it.
+    /// Returns the memory from which a lost record is restored.
     pub(crate) fn memory(&self, terms: Option<(u64, String)>) -> Memory {
         let left = |end: Option<Deadline>| end.map_or(Duration::ZERO, Deadline::left);
         Memory {
@@ -172,46 +172,46 @@ impl Pauses {
         }
     }
 
-    /// Whether an answer that the store gave at `now` in this epoch was overtaken by one that it gave later.
+    /// Whether an answer that the store gave at `now` in this epoch was overtaken by a later one.
     pub(crate) fn is_overtaken(&self, now: Micros, epoch: Micros) -> bool {
-        self.said_at.is_some_and(|(said, of)| epoch == of && now < said)
+        self.status_at.is_some_and(|(said, of)| epoch == of && now < said)
     }
 
-    /// Takes notice of what an answer says before its pauses are gone by: resets, resumes and losses.
+    /// Takes in the resets, resumes and losses of an answer, before its pauses are applied.
     pub(crate) fn on_answer(&mut self, status: &Status) -> News {
         let before = self.last_reset.replace(status.reset);
         let (version, known) = (status.pause.version, self.status.pause.version);
         if version > known && status.pause.until == Micros(0) {
-            // Somebody resumed since: what is remembered of pauses is over too.
+            // An operator has resumed since then, which ends the remembered pauses too.
             (self.penalty, self.pause) = (None, None);
         }
         News { is_reset: before.is_some_and(|before| before < status.reset), is_forgotten: version < known }
     }
 
-    /// Goes by the pauses that the store told at its instant `now` in this epoch.
+    /// Takes in the pauses that the store returned at its instant `now` in this epoch.
     pub(crate) fn follow(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) {
         let is_resumed = status.pause.version != self.status.pause.version;
         let before = self.penalty.filter(|end| !is_resumed && !end.left().is_zero());
-        (self.status, self.said_at) = (status, Some((now, epoch)));
+        (self.status, self.status_at) = (status, Some((now, epoch)));
         let end = |until: Micros| slots.hold(until).filter(|_| until > now);
         (self.penalty, self.pause) = (end(status.penalty), end(status.pause.until));
         if let Some(before) = before
             && self.penalty.is_none_or(|end| before.since(end) > STEP)
         {
-            // The store's clock stepped forward. What the downstream asked for is a span of real time.
+            // The store's clock stepped forward, but the downstream asked for a span of real time.
             self.own = self.own.max(Some(before));
         }
     }
 
-    /// Acts upon what is known by now, as the table above says.
+    /// Returns the change since the last call, as the table above says.
     pub(crate) fn take_change(&mut self) -> Option<PauseChange> {
         let (was, end) = (self.end, self.end());
-        // Also where it is the same pause: otherwise the end that has passed would be seen to over and over, until the
-        // other one has.
+        // The end is replaced even if it is nearly the same. Otherwise an end that has passed would be handled again
+        // and again, until the new one has passed.
         self.end = end;
         if is_same(was, end) {
             if let (Some(from), Some(was), Some(end)) = (self.ask_from, was, end) {
-                // Many small steps are no small one.
+                // `ask_from` moves too, since many small steps add up.
                 let moved = from + end.since(was);
                 self.ask_from = Some(moved.checked_sub(was.since(end)).unwrap_or(moved));
             }
@@ -226,7 +226,7 @@ impl Pauses {
         Some(PauseChange::Until { end, until, why, is_news: was.is_none() && end.left() > BRIEF })
     }
 
-    /// The end for people to read, and who wanted it.
+    /// Returns the end and the reason for people to read.
     fn shown(&self) -> (String, &'static str) {
         if self.status.is_stopped() {
             return ("somebody resumes".to_owned(), "an operator paused it");

@@ -1,4 +1,4 @@
-//! Calls about the downstream's record as a whole, beside those for slots: what holds now, and what is to hold.
+//! Calls about the downstream's record as a whole, apart from those for slots: they read it, or change it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use tokio::time::Instant;
 use crate::store::{BoxFuture, Change, LONGEST_PAUSE, Recall, RecordState, Store, StoreError};
 use crate::time::Deadline;
 
-/// While jobs wait or are held, the store is heard at least this often: what it told by [`Store::changes`] may have been
-/// lost.
+/// The longest time without an answer of the store while there are waiters, since a notice of [`Store::changes`] may
+/// have been lost.
 const READ_EVERY: Duration = Duration::from_secs(2);
 
-/// Reads after changes are this far apart at least, however many changes there are.
+/// The minimum interval of reads after changes, however many changes there are.
 const APART: Duration = Duration::from_millis(50);
 
-/// Where several replicas hear of a change each reads within this time: not all at one instant.
+/// The time over which the reads of several replicas after a change are spread.
 const SPREAD: Duration = Duration::from_millis(10);
 
-/// When to make such calls, and the one that is under way.
+/// The schedule of these calls, and the call in flight.
 #[derive(Debug)]
 pub(crate) struct RecordCalls {
     call: Option<RecordCall>,
     /// The earliest instant of the next call.
     next_at: Instant,
-    /// When the store answered last, to whatever call.
-    heard_at: Instant,
-    /// Somebody changed what holds for the downstream: the record is to be read soon.
+    /// The instant of the last answer of the store to any call.
+    answered_at: Instant,
+    /// Whether the record was changed, and is to be read soon.
     is_changed: bool,
-    /// When it was read last.
+    /// The instant of the last read.
     read_at: Option<Instant>,
 }
 
-/// A call under way.
+/// A call in flight.
 struct RecordCall {
     purpose: Purpose,
     reply: BoxFuture<'static, RecordReply>,
@@ -44,33 +44,33 @@ impl std::fmt::Debug for RecordCall {
     }
 }
 
-/// What such a call is for.
+/// The purpose of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// What holds now?
+    /// Reads the record.
     Read,
-    /// The downstream asked for a pause until then.
+    /// Reports a pause until this end, which the downstream asked for.
     Penalize(Deadline),
-    /// These terms, instead of those of a generation.
+    /// Replaces the terms of generation `of` by this text.
     Write { of: u64, text: String },
-    /// The store has forgotten what was learnt from it.
+    /// Restores the record, which the store has lost, from this memory.
     Recall(Memory),
 }
 
-/// A worker's memory of a record, with spans as they are left now.
+/// A worker's memory of a record, with the remaining spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// What is left of the pause that the downstream asked for.
+    /// The rest of the pause that the downstream asked for.
     pub(crate) penalty: Duration,
-    /// What is left of the operator's pause; none: it lasts until somebody resumes.
+    /// The rest of the operator's pause; `None` if it lasts until an operator resumes.
     pub(crate) pause: Option<Duration>,
     /// The version of the operator's pause.
     pub(crate) version: u64,
-    /// Generation and text of the terms.
+    /// The generation and the text of the terms.
     pub(crate) terms: Option<(u64, String)>,
 }
 
-/// How such a call ended.
+/// The reply to a call.
 pub(crate) struct RecordReply {
     pub(crate) sent: Instant,
     pub(crate) received: Instant,
@@ -79,14 +79,14 @@ pub(crate) struct RecordReply {
 
 impl RecordCalls {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { call: None, next_at: now, heard_at: now, is_changed: false, read_at: None }
+        Self { call: None, next_at: now, answered_at: now, is_changed: false, read_at: None }
     }
 
     pub(crate) const fn is_calling(&self) -> bool {
         self.call.is_some()
     }
 
-    /// Makes a call. There is one at a time.
+    /// Starts a call. There is one at a time.
     pub(crate) fn start(
         &mut self,
         store: Arc<dyn Store>,
@@ -101,7 +101,7 @@ impl RecordCalls {
         self.call = Some(RecordCall { purpose, reply });
     }
 
-    /// How the call under way ended; never, where there is none. Cancel safe.
+    /// Waits for the reply to the call in flight; forever, if there is none. Cancel safe.
     pub(crate) async fn reply(&mut self) -> (Purpose, RecordReply) {
         let Some(call) = &mut self.call else { return std::future::pending().await };
         let reply = call.reply.as_mut().await;
@@ -120,23 +120,23 @@ impl RecordCalls {
         self.next_at
     }
 
-    /// The next call is made then, and not before.
+    /// Sets the earliest instant of the next call.
     pub(crate) const fn postpone(&mut self, until: Instant) {
         self.next_at = until;
     }
 
-    /// When to read the record, if nothing else tells what holds by then. It is not read just for that while slots
-    /// `are_asked_for`, or nobody waits.
-    pub(crate) fn read_due(&self, are_asked_for: bool, somebody_waits: bool) -> Option<Instant> {
+    /// Returns when to read the record, if no other answer comes before. Unless it was changed, it is not read while
+    /// slots `are_requested`, or there is no waiter.
+    pub(crate) fn read_due(&self, are_requested: bool, somebody_waits: bool) -> Option<Instant> {
         if self.is_changed {
             return Some(self.next_at);
         }
-        let is_due = !are_asked_for && somebody_waits;
-        is_due.then(|| (self.heard_at + READ_EVERY).max(self.next_at))
+        let is_due = !are_requested && somebody_waits;
+        is_due.then(|| (self.answered_at + READ_EVERY).max(self.next_at))
     }
 
-    /// Somebody changed what holds for the downstream, which so many replicas work on. While calls fail the next one
-    /// that succeeds tells of it.
+    /// Handles the notice that the record was changed; this number of replicas read it now. While calls fail, the next
+    /// one that succeeds carries the change.
     pub(crate) fn on_change(&mut self, now: Instant, replicas: u32, is_failing: bool) {
         if std::mem::replace(&mut self.is_changed, true) || is_failing {
             return;
@@ -146,14 +146,14 @@ impl RecordCalls {
         self.next_at = self.read_at.map_or(soon, |at| soon.max(at + APART));
     }
 
-    /// A read failed, and is to be made again.
+    /// Has a failed read repeated.
     pub(crate) const fn on_read_failed(&mut self) {
         self.is_changed = true;
     }
 
-    /// The store answered some call.
-    pub(crate) const fn on_heard(&mut self, received: Instant) {
-        self.heard_at = received;
+    /// Records that the store answered a call of any kind.
+    pub(crate) const fn on_answer(&mut self, received: Instant) {
+        self.answered_at = received;
     }
 }
 
@@ -167,7 +167,7 @@ async fn call(store: Arc<dyn Store>, downstream: String, purpose: Purpose) -> Re
 }
 
 impl Purpose {
-    /// The change of the record that it is for.
+    /// Returns the change of the record; `None` for a read.
     fn change(&self) -> Option<Change<'_>> {
         Some(match self {
             Self::Read => return None,
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(calls.read_due(false, false), None, "nobody waits");
         assert_eq!(calls.read_due(true, true), None, "the answers about slots tell");
         assert_eq!(calls.read_due(false, true), Some(start + READ_EVERY));
-        calls.on_heard(start + 500 * MS);
+        calls.on_answer(start + 500 * MS);
         assert_eq!(calls.read_due(false, true), Some(start + 500 * MS + READ_EVERY));
         calls.postpone(start + 10 * READ_EVERY);
         assert_eq!(calls.read_due(false, true), Some(start + 10 * READ_EVERY), "after a failure");

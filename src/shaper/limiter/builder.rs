@@ -1,4 +1,4 @@
-//! How a [`Limiter`] is put together.
+//! The builder of a [`Limiter`].
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Core, Limiter, Policy};
 use crate::limit::{Limit, LimitSet};
 use crate::store::{MemoryStore, Store, check_downstream};
 
-/// Limits and a store for a [`Limiter`].
+/// A builder of a [`Limiter`], with its limits and its store.
 #[derive(Debug)]
 #[must_use = "a limiter is there after `build`"]
 pub struct LimiterBuilder {
@@ -19,9 +19,8 @@ pub struct LimiterBuilder {
     shared: bool,
 }
 
-/// What the states of a limiter's limits are kept under, before the limit's name: neither a shaper's
-/// nor the daemon's names. Neither begins with the other, so that no limit's name leads from one to the
-/// other.
+/// The prefixes of the names under which the states of a limiter's limits are kept; shapers and the daemon do not use
+/// such names. Neither prefix begins with the other, so that no limit's name can turn one into the other.
 const EACH: &str = "limiter-";
 const SHARED: &str = "shared-limiter-";
 
@@ -30,36 +29,36 @@ impl LimiterBuilder {
         Self { name, limits: vec![], set: None, store: None, shared: false }
     }
 
-    /// A limit; all that are given must agree. Its state is kept under its name, so that its numbers may
-    /// change and the state stays.
+    /// Adds a limit; all limits must allow a request. Its state is kept under its name, so that its numbers may change
+    /// and the state stays.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.limits.push(limit);
         self
     }
 
-    /// A whole set of limits, which says how they combine: all, any, or one of them. The last set that is
-    /// given counts; a further [`limit`](Self::limit) beside it is an error.
+    /// Sets a whole set of limits, which says how they combine: all, any, or one of them. The last set that is given
+    /// applies; a further [`limit`](Self::limit) beside it is an error.
     pub fn limits(mut self, limits: LimitSet) -> Self {
         self.set = Some(limits);
         self
     }
 
-    /// Where the state lives; in this process alone unless set. An `Arc` of a store is a store.
+    /// Sets the store of the state, which is in this process alone unless set. An `Arc` of a store is a store.
     pub fn store(mut self, store: impl Store) -> Self {
         self.store = Some(Arc::new(store));
         self
     }
 
-    /// One state for all keys together, instead of one for each: keys only say who asks.
+    /// Keeps one state for all keys together, instead of one for each; keys then only identify the caller.
     pub const fn shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
-    /// The limiter. Nothing is asked of the store yet.
+    /// Builds the limiter. It does not call the store yet.
     ///
     /// # Errors
-    /// [`BuildError`] when the limits or the name cannot be.
+    /// [`BuildError`] when the limits or the name are invalid.
     pub fn build(self) -> Result<Limiter, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
         let limits = match self.set {

@@ -19,7 +19,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// 10/s, so many at once.
+/// Returns a GCRA limit of 10/s with this burst.
 fn gcra(name: &str, burst: u32) -> Limit {
     Limit::gcra(name, "10/s".parse().unwrap(), burst).unwrap()
 }
@@ -58,7 +58,7 @@ async fn many_checks_take_few_calls_and_exactly_the_burst_is_allowed() {
     }
     let decisions = tasks.join_all().await;
     let (allowed, denied): (Vec<_>, Vec<_>) = decisions.into_iter().partition(|decision| decision.allowed);
-    // The second call comes 10 ms after the first, in which no unit came back.
+    // The second call comes 10 ms after the first, in which no unit returned.
     assert_eq!((allowed.len(), denied.len()), (500, 2500));
     let mut remaining: Vec<u64> = allowed.iter().map(|decision| decision.remaining).collect();
     remaining.sort_unstable();
@@ -67,7 +67,7 @@ async fn many_checks_take_few_calls_and_exactly_the_burst_is_allowed() {
     for decision in denied {
         assert_eq!(decision.now.plus(decision.retry_after), first.plus(ms(100)));
     }
-    // The first may leave alone; the others need three more calls of 1024.
+    // The first check may be sent alone; the others need three more calls of 1024.
     assert!(bench.count() <= 4, "{} calls", bench.count());
 }
 
@@ -118,7 +118,7 @@ async fn a_check_that_is_dropped_before_its_call_takes_nothing() {
     let mut first = Box::pin(limiter.check("any"));
     begin(first.as_mut()).await;
     bench.arrival().await;
-    // One is under way; two wait for the next call, and one of them leaves.
+    // One check is in flight; two wait for the next call, and one of them is dropped.
     let (mut gone, mut last) = (Box::pin(limiter.check("any")), Box::pin(limiter.check("any")));
     begin(gone.as_mut()).await;
     begin(last.as_mut()).await;
@@ -170,7 +170,7 @@ async fn a_failing_store_fails_those_who_wait_and_no_more() {
 async fn each_key_has_its_own_unless_it_is_shared() {
     let allowed = async |limiter: &Limiter, key| limiter.check(key).await.unwrap().allowed;
     let own = limiter(gcra("calls", 1), &Bench::new());
-    // The empty key is one like others.
+    // The empty key is a key like any other.
     for key in ["a", "b", ""] {
         assert!(allowed(&own, key).await && !allowed(&own, key).await, "{key}");
     }
@@ -194,12 +194,12 @@ async fn nobody_else_of_the_same_name_is_touched() {
     for _ in 0..2 {
         assert!(own.check("").await.unwrap().allowed);
         assert!(shared.check("").await.unwrap().allowed);
-        assert_eq!(shaper.peek("").await.unwrap().wait, ms(0));
+        assert_eq!(shaper.peek("").await.unwrap(), ms(0));
         let daemon = Scope { downstream: "api", key: "" };
         let plain = Check { scope: daemon, limits: &set, costs: crate::Costs::Each(&[1]), generation: 0 };
         assert_eq!(store.check(plain).await.unwrap().verdicts[0].charge.0, 1);
         assert!(!own.check("").await.unwrap().allowed && !shared.check("").await.unwrap().allowed);
-        // Only limiters of the same kind share it.
+        // Only limiters of the same kind share the state.
         assert!(!builder().build().unwrap().check("").await.unwrap().allowed);
         tokio::time::advance(ms(100)).await;
     }
@@ -318,7 +318,7 @@ async fn limits_and_names_that_cannot_be_are_refused() {
     assert!(matches!(beside, Err(BuildError::BesideSet)));
 }
 
-/// Costs as callers ask for them; `width` of them where each limit has its own.
+/// Generates costs of callers; `width` of them if each limit has its own.
 fn costs(width: usize) -> impl Strategy<Value = Cost> {
     prop_oneof![
         3 => (0_u32..5).prop_map(Cost::Each),
@@ -329,7 +329,7 @@ fn costs(width: usize) -> impl Strategy<Value = Cost> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Each caller gets the decision that it would have got alone, whoever else is in the same call.
+    /// Each caller gets the decision that it would have got alone, whatever else is in the same call.
     #[test]
     fn a_batch_decides_as_one_by_one(
         (combine, limits, rounds) in (combines(), limits()).prop_flat_map(|(combine, limits)| {
@@ -394,7 +394,7 @@ async fn a_store_that_must_be_awaited_decides_nothing_at_once() {
     assert_eq!(limiter.check("a").await.unwrap().remaining, 1, "nothing was taken before");
 }
 
-/// The last one who could ask is gone while the store is asked: its task ends, and does not panic.
+/// The last clone is dropped while a call is in flight: its task ends, and does not panic.
 #[tokio::test(start_paused = true)]
 async fn the_task_ends_with_the_limiter() {
     let bench = Bench::new();

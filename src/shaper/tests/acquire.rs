@@ -1,4 +1,4 @@
-//! Waiting here, in order: who leaves, who is turned away, and what becomes of slots that nobody uses.
+//! Tests of waiting in order: dropped callers, refused callers, and slots that are not used.
 
 use super::*;
 use crate::pace::{OnUnavailable, Settings};
@@ -7,7 +7,7 @@ fn away() -> StoreError {
     StoreError::Unreachable { address: "a:1".to_owned(), detail: "refused".to_owned() }
 }
 
-/// Has one wait for its slot; it returns when that has come.
+/// Spawns a caller that waits for its slot, and returns the instant at which it had it.
 fn acquire(shaper: &Shaper, cost: u32) -> tokio::task::JoinHandle<Instant> {
     let shaper = shaper.clone();
     tokio::spawn(async move {
@@ -16,7 +16,7 @@ fn acquire(shaper: &Shaper, cost: u32) -> tokio::task::JoinHandle<Instant> {
     })
 }
 
-/// When each of them had its slot, in ms since then.
+/// Returns when each caller had its slot, in ms since `start`.
 async fn all(start: Instant, waiting: Vec<tokio::task::JoinHandle<Instant>>) -> Vec<u128> {
     let mut came = vec![];
     for one in waiting {
@@ -51,7 +51,7 @@ async fn whoever_leaves_takes_no_slot() {
         settle().await;
     }
     tokio::time::sleep(ms(150)).await;
-    // The third holds a slot by now, the tenth waits for one.
+    // The third caller holds a slot by now, and the tenth waits for one.
     for gone in [2, 9] {
         waiting[gone].abort();
     }
@@ -68,14 +68,15 @@ async fn the_slot_of_the_last_one_who_leaves_goes_back_to_the_store() {
     shaper.acquire("any").await.unwrap();
     let waiting = acquire(&shaper, 1);
     tokio::time::sleep(ms(50)).await;
-    assert_eq!(shaper.peek("any").await.unwrap().wait, ms(150), "it holds the slot 50 ms from now");
+    assert_eq!(shaper.peek("any").await.unwrap(), ms(150), "it holds the slot 50 ms from now");
     waiting.abort();
     settle().await;
-    assert_eq!(shaper.peek("any").await.unwrap().wait, ms(50));
+    assert_eq!(shaper.peek("any").await.unwrap(), ms(50));
     assert_eq!(bench.cancelled.load(Ordering::SeqCst), 1);
 }
 
-/// The first of three in one call leaves. The second one has its slot, and not the fourth one, which came later.
+/// The first of three callers in one call is dropped. The second one gets its slot, and not the fourth one, which came
+/// later.
 #[tokio::test(start_paused = true)]
 async fn one_who_leaves_while_the_store_is_asked_has_its_slot_passed_on() {
     let bench = Bench::new();
@@ -93,7 +94,7 @@ async fn one_who_leaves_while_the_store_is_asked_has_its_slot_passed_on() {
     assert_eq!(all(start, waiting).await, [50, 100, 150]);
 }
 
-/// Its slot has come, and it is dropped before it could look: the next one goes instead.
+/// The slot has come, and its caller is dropped before it was polled: the next caller gets the slot.
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_came_and_was_not_taken_is_passed_on() {
     let bench = Bench::new();
@@ -104,7 +105,7 @@ async fn a_slot_that_came_and_was_not_taken_is_passed_on() {
     assert!(futures_util::poll!(&mut dropped).is_pending());
     settle().await;
     let next = acquire(&shaper, 1);
-    // Nobody polls it when its slot comes.
+    // The caller is not polled when its slot comes.
     tokio::time::sleep(ms(1010)).await;
     drop(dropped);
     let came = next.await.unwrap() - start;
@@ -121,7 +122,7 @@ async fn a_queue_that_is_full_turns_away_at_once_and_a_wait_that_is_too_long_in_
         waiting.push(acquire(&shaper, 1));
         settle().await;
     }
-    // The first one had its slot at once, so that this one might have the last.
+    // The first caller had its slot at once, so that this one may get the last.
     let hopes = tokio::spawn({
         let shaper = shaper.clone();
         async move { (shaper.acquire("any").await, Instant::now()) }
@@ -133,7 +134,7 @@ async fn a_queue_that_is_full_turns_away_at_once_and_a_wait_that_is_too_long_in_
     let (outcome, at) = hopes.await.unwrap();
     assert!(matches!(outcome, Err(ReserveError::QueueFull { .. })) && at - start <= ms(510), "{outcome:?}");
 
-    // Another one takes every slot that there is: only time tells.
+    // Another caller takes every slot, so that the refusal comes only after `max_wait`.
     let other = builder("10/s", &bench).max_wait(Duration::from_secs(60)).build().unwrap();
     let far = other.reserve_cost("any", 50).await.unwrap();
     let start = Instant::now();
@@ -184,8 +185,8 @@ async fn without_the_store_it_goes_on_alone_where_that_is_wanted() {
     }
 }
 
-/// The process stood still for longer than is tolerated while one held a slot: it has another one, and where slots lie
-/// far apart it does not wait for a whole interval.
+/// The process was stopped for longer than the tolerance while a caller held a slot: the caller gets another one, and
+/// does not wait for a whole interval if slots lie far apart.
 #[tokio::test(start_paused = true)]
 async fn a_missed_slot_of_a_slow_limit_costs_no_interval() {
     let bench = Bench::new();
@@ -197,10 +198,10 @@ async fn a_missed_slot_of_a_slow_limit_costs_no_interval() {
     tokio::time::advance(ms(20_000)).await;
     let came = waiting.await.unwrap() - start;
     assert!((ms(79_950)..ms(80_100)).contains(&came), "{came:?}");
-    assert!(shaper.peek("any").await.unwrap().wait >= ms(59_000), "strict behind it");
+    assert!(shaper.peek("any").await.unwrap() >= ms(59_000), "strict behind it");
 }
 
-/// The slot came, and its caller was not run before it was over.
+/// The slot came, and its caller was not polled before the tolerance was over.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_run_too_late_waits_for_another_slot() {
     let bench = Bench::new();
@@ -208,7 +209,7 @@ async fn a_caller_that_is_run_too_late_waits_for_another_slot() {
     shaper.acquire("any").await.unwrap();
     let start = Instant::now();
     let mut waiting = Box::pin(shaper.acquire("any"));
-    // Nobody looks at it when the slot comes.
+    // The caller is not polled when the slot comes.
     assert!(futures_util::poll!(&mut waiting).is_pending());
     tokio::time::sleep(ms(200)).await;
     let ahead = acquire(&shaper, 1);
@@ -228,7 +229,7 @@ fn it_works_after_the_runtime_that_it_was_used_in_first() {
             let reservation = shaper.reserve("any").await.unwrap();
             reservation.wait().await;
             let waiting = waiting.clone();
-            // It ends with its runtime while it waits.
+            // The caller ends with its runtime while it waits.
             tokio::spawn(async move { waiting.acquire_cost("any", 5).await });
         });
         drop(runtime);
@@ -241,7 +242,7 @@ fn it_works_after_the_runtime_that_it_was_used_in_first() {
     );
 }
 
-/// The lanes of two plans: those who wait in the one do not turn away those of the other.
+/// Tests the lanes of two plans: the callers that wait in one do not cause refusals in the other.
 #[cfg(feature = "config")]
 #[tokio::test(start_paused = true)]
 async fn a_queue_is_full_for_its_own_plan_only() {

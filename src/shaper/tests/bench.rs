@@ -1,4 +1,4 @@
-//! A store to experiment with: it counts, delays, stops at a gate, fails or panics on demand.
+//! A store for experiments, which counts, delays, stops at a gate, fails or panics on demand.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -37,21 +37,21 @@ pub(in crate::shaper) struct Bench {
     memory: Mutex<Arc<MemoryStore>>,
     pub(in crate::shaper) clock: Arc<SteppingClock>,
     pub(in crate::shaper) calls: AtomicUsize,
-    /// Changes of the record.
+    /// The number of changes of the record.
     pub(in crate::shaper) changes: AtomicUsize,
     pub(in crate::shaper) cancelled: AtomicUsize,
     pub(in crate::shaper) pings: AtomicUsize,
-    /// On the way there and back.
+    /// The latencies of the way to the store and back.
     pub(in crate::shaper) latency: Mutex<(Duration, Duration)>,
-    /// A call needs a permit to go on.
+    /// The gate, at which each call needs a permit.
     pub(in crate::shaper) gate: Semaphore,
-    /// Calls that wait at the gate, or have passed it.
+    /// The calls that wait at the gate, or have passed it.
     pub(in crate::shaper) arrived: Semaphore,
     pub(in crate::shaper) failure: Mutex<Option<StoreError>>,
     pub(in crate::shaper) panics: AtomicUsize,
-    /// Looks are not answered.
+    /// Whether reads are not answered.
     pub(in crate::shaper) mute: AtomicBool,
-    /// Looks are refused.
+    /// Whether reads are refused.
     refuse: AtomicBool,
 }
 
@@ -79,7 +79,7 @@ impl Bench {
         Arc::clone(&self.memory.lock().unwrap())
     }
 
-    /// All is forgotten. Who listens for changes hears of none any more.
+    /// Loses all state. Listeners are not notified of changes any more.
     pub(in crate::shaper) fn lose(&self) {
         *self.memory.lock().unwrap() = Arc::new(MemoryStore::with_clock(self.clock.clone()));
     }
@@ -93,7 +93,7 @@ impl Bench {
         self.gate.add_permits(calls);
     }
 
-    /// Until one more call has arrived at the gate.
+    /// Waits until one more call has arrived at the gate.
     pub(in crate::shaper) async fn arrival(&self) {
         self.arrived.acquire().await.unwrap().forget();
     }
@@ -106,7 +106,7 @@ impl Bench {
         *self.failure.lock().unwrap() = error;
     }
 
-    /// One call for slots or decisions more: counted, held at the gate, failed if the test wants it.
+    /// Counts a call for slots or decisions, holds it at the gate, and fails it if the test wants that.
     async fn enter(&self) -> Result<(), StoreError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.arrived.add_permits(1);

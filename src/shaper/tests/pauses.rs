@@ -1,4 +1,4 @@
-//! Pauses of the whole downstream: asked for by it, or made by an operator.
+//! Tests of pauses of the whole downstream, asked for by it or made by an operator.
 
 use super::*;
 use crate::store::{Change, Pause, Store as _};
@@ -6,7 +6,7 @@ use crate::time::Clock as _;
 
 const TWO: Duration = Duration::from_secs(2);
 
-/// When each of so many scheduled jobs ran, sorted, with another worker's pause in mid-run.
+/// Returns when each scheduled job ran, sorted, with a pause by another worker during the run.
 async fn run(burst: u32) -> (Instant, Vec<Instant>) {
     let bench = Bench::new();
     let (shaper, other) = (builder("50/s", &bench).burst(burst).build().unwrap(), builder("1/s", &bench));
@@ -18,7 +18,7 @@ async fn run(burst: u32) -> (Instant, Vec<Instant>) {
     }
     tokio::time::sleep(ms(505)).await;
     other.penalize(TWO).await.unwrap();
-    // Of two the later end counts.
+    // Of two pauses the later end counts.
     other.penalize(ms(100)).await.unwrap();
     other.penalize(Duration::ZERO).await.unwrap();
     let mut ran = tasks.join_all().await;
@@ -35,7 +35,7 @@ async fn another_workers_pause_is_kept_and_ends_without_a_burst() {
         assert_eq!(before.len(), 25 + burst as usize, "burst {burst}");
         assert!(after[0] >= start + ms(505) + TWO, "burst {burst}");
         assert!(after.windows(2).all(|two| two[1] - two[0] >= ms(20)), "burst {burst}");
-        // Half of the slots lay in the pause. Those are lost, and no others.
+        // Half of the slots lay in the pause. Only those are lost.
         assert!(after[after.len() - 1] <= start + ms(505) + TWO + ms(2000), "burst {burst}");
     }
 }
@@ -84,7 +84,7 @@ async fn a_store_that_is_away_pauses_nothing() {
     assert!(!shaper.reserve("any").await.unwrap().is_missed());
 }
 
-/// Nobody else keeps it alive.
+/// Nothing but the shaper keeps the watch alive.
 #[tokio::test(start_paused = true)]
 async fn the_watch_ends_with_the_shaper() {
     let bench = Bench::new();
@@ -95,12 +95,12 @@ async fn the_watch_ends_with_the_shaper() {
     drop(shaper);
     settle().await;
     assert!(core.upgrade().is_none());
-    // The watch would keep the store.
+    // The watch would keep the store alive.
     assert_eq!(Arc::strong_count(&bench), 1);
 }
 
-/// An answer by a clock that stepped back is not one that was overtaken, and slots of before the step lie where
-/// they did.
+/// An answer by a clock that stepped back does not count as overtaken, and the slots of before the step keep their
+/// instants.
 #[tokio::test(start_paused = true)]
 async fn a_pause_after_a_step_back_is_kept() {
     for (step, ahead) in [(-1, 1), (-10, 8)] {
@@ -122,7 +122,7 @@ async fn a_pause_after_a_step_back_is_kept() {
     }
 }
 
-/// What an operator did is told again, as long as it is to last and no longer, and again where that fails.
+/// An operator's pause is restored for the rest of its span and no longer, and the call is repeated if it fails.
 #[tokio::test(start_paused = true)]
 async fn what_the_store_forgot_is_recalled_until_it_knows() {
     let bench = Bench::new();
@@ -149,7 +149,8 @@ async fn what_the_store_forgot_is_recalled_until_it_knows() {
     assert_eq!(bench.changes.load(Ordering::SeqCst), changes, "once it knows nothing is told");
 }
 
-/// Else a server that refuses it is asked again and again: each refusal opens a connection, which is a change.
+/// Otherwise a server that refuses it would be called in a loop: each refusal opens a connection, which counts as a
+/// change.
 #[tokio::test(start_paused = true)]
 async fn a_look_that_fails_is_tried_again_later() {
     let bench = Bench::new();

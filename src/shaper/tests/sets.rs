@@ -1,4 +1,4 @@
-//! Shapers of every algorithm and combination.
+//! Tests of shapers of every algorithm and combination.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::limit::{Combine, LimitSet};
 use crate::store::MemoryStore;
 use crate::time::{Clock, ManualClock, Micros};
 
-/// One limit of each algorithm, 10/s or nearly.
+/// Returns one limit of each algorithm, of 10/s or nearly so.
 pub(in crate::shaper) fn each_algorithm() -> Vec<Limit> {
     let (rate, second) = ("10/s".parse().unwrap(), Duration::from_secs(1));
     vec![
@@ -22,7 +22,7 @@ pub(in crate::shaper) fn each_algorithm() -> Vec<Limit> {
     ]
 }
 
-/// Up to three limits of different algorithms.
+/// Generates up to three limits of different algorithms.
 pub(in crate::shaper) fn limits() -> impl Strategy<Value = Vec<Limit>> {
     prop::sample::subsequence(each_algorithm(), 1..=3).prop_shuffle()
 }
@@ -39,8 +39,8 @@ fn with(limits: Vec<Limit>, bench: &Arc<Bench>) -> ShaperBuilder {
 
 #[tokio::test(start_paused = true)]
 async fn every_algorithm_shapes_a_batch() {
-    // How long 60 slots take, in ms. It depends on when a clock's window ends; and the sliding window's
-    // estimate holds back up to a bucket more.
+    // The spans of 60 slots, in ms. They depend on when a window of the clock ends, and the sliding window's estimate
+    // holds back up to a bucket more.
     let spans =
         [5800..=5800, 5600..=5600, 5400..=5400, 5000..=5500, 5500..=5500, 5000..=6250, 5000..=5000, 0..=4000];
     for (limit, spans) in each_algorithm().into_iter().zip(spans) {
@@ -88,7 +88,7 @@ async fn each_limit_has_its_own_cost() {
         slots.push(shaper.reserve_costs("any", &costs).await.unwrap().keep());
     }
     let since: Vec<Duration> = slots.iter().map(|slot| slot.since(slots[0])).collect();
-    // The third asks the calls alone, which have been taken at 0 and 1000 ms.
+    // The third request costs only the calls, which have been taken at 0 and 1000 ms.
     assert_eq!(since, [ms(0), ms(1000), ms(1100), ms(1000)]);
     let error = shaper.reserve_costs("any", &[1]).await.unwrap_err();
     assert!(matches!(error, ReserveError::CostCount { given: 1, limits: 2 }) && !error.is_retryable());
@@ -140,8 +140,7 @@ async fn a_peek_takes_nothing() {
         for _ in 0..15 {
             let next = shaper.peek("any").await.unwrap();
             assert_eq!(shaper.peek("any").await.unwrap(), next, "{name}");
-            assert_eq!(shaper.reserve("any").await.unwrap().keep(), next.slot, "{name}");
-            assert_eq!(next.wait, next.slot.since(bench.clock.now()), "{name}");
+            assert_eq!(shaper.reserve("any").await.unwrap().keep(), bench.clock.now().plus(next), "{name}");
         }
     }
 }
@@ -157,7 +156,7 @@ async fn a_slot_ahead_is_given_back() {
         let ahead = shaper.reserve("any").await.unwrap();
         let slot = ahead.slot();
         assert!(ahead.cancel().await.unwrap(), "{name}");
-        // One that is dropped is given back too.
+        // A dropped reservation is given back too.
         assert_eq!(shaper.reserve("any").await.unwrap().slot(), slot, "{name}");
         settle().await;
         assert_eq!(shaper.reserve("any").await.unwrap().keep(), slot, "{name}");
@@ -177,7 +176,7 @@ async fn a_burst_or_a_limit_beside_a_set_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Each caller gets the slot, or the refusal, that it would have got alone, whoever else is in the same call.
+    /// Each caller gets the slot, or the refusal, that it would have got alone, whatever else is in the same call.
     #[test]
     fn a_batch_reserves_as_one_by_one(
         (combine, limits, batches) in (combines(), limits()).prop_flat_map(|(combine, limits)| {

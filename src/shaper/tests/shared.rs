@@ -1,9 +1,9 @@
-//! Several shapers on one downstream: one pace, one set of limits in force, and no slots far ahead.
+//! Tests of several shapers on one downstream: one pace, one set of limits in force, and no slots far ahead.
 
 use super::*;
 use crate::store::{Change, Store as _};
 
-/// When each of so many calls had its slot, in ms.
+/// Returns when each of the calls had its slot, in ms.
 async fn run(shaper: Shaper, calls: usize) -> Vec<u128> {
     let (start, mut came) = (Instant::now(), vec![]);
     for _ in 0..calls {
@@ -62,7 +62,7 @@ async fn rates_and_pauses_count_for_all_who_wait() {
     let error = one.acquire("any").await.unwrap_err();
     assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
     bench.update_record("billing", Change::Resume).await.unwrap();
-    // Looks after changes are 50 ms apart.
+    // Reads after changes are 50 ms apart.
     tokio::time::sleep(ms(60)).await;
     one.acquire("any").await.unwrap();
 
@@ -81,7 +81,7 @@ async fn nobody_reserves_far_ahead_beside_those_who_wait_in_order() {
     let bench = Bench::new();
     let (waits, reserves) =
         (builder("10/s", &bench).build().unwrap(), builder("10/s", &bench).build().unwrap());
-    let kept: Vec<Micros> = {
+    let kept: Vec<_> = {
         let mut kept = vec![];
         for _ in 0..20 {
             kept.push(reserves.reserve("any").await.unwrap().keep());
@@ -116,7 +116,7 @@ async fn nobody_reserves_far_ahead_beside_those_who_wait_in_order() {
     assert!(came[19] <= 2000 + 100 * granted, "{came:?}");
 }
 
-/// A process with many who wait is killed: what it had taken is used up within the horizon.
+/// A process with many waiting callers is killed: the slots that it had taken are over within the horizon.
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     let bench = Bench::new();
@@ -124,7 +124,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
         (builder("100/s", &bench).build().unwrap(), builder("100/s", &bench).build().unwrap());
     let tasks: Vec<_> = (0..3000).map(|_| tokio::spawn(run(killed.clone(), 1))).collect();
     tokio::time::sleep(ms(500)).await;
-    // Nothing is given back, as if the machine were gone: from now on the store answers nobody but the other one.
+    // Nothing is given back, as if the machine had failed: from now on the store answers only the other process.
     bench.close();
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     settle().await;
@@ -135,7 +135,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     assert!(came[19] - came[0] <= 400, "{came:?}");
 }
 
-/// The terms in the store are of a newer program: nobody gets a slot, and everybody is told why.
+/// The terms in the store are of a newer program: no caller gets a slot, and every caller gets the reason.
 #[tokio::test(start_paused = true)]
 async fn limits_that_cannot_be_gone_by_are_told() {
     let bench = Bench::new();
@@ -167,7 +167,7 @@ async fn a_pause_that_is_longer_than_anybody_waits_is_told() {
     assert!(start.elapsed() >= ms(5000), "within what it waits");
 }
 
-/// The runtime in which a pause was learnt has ended, and somebody has resumed: the next one learns of it.
+/// The runtime in which a pause became known has ended, and an operator has resumed: the next driver takes that in.
 #[test]
 fn a_pause_that_is_over_is_not_remembered_by_the_next_runtime() {
     let store = Arc::new(crate::store::MemoryStore::new());
@@ -187,7 +187,7 @@ fn a_pause_that_is_over_is_not_remembered_by_the_next_runtime() {
     });
 }
 
-/// At a slow rate a turn that was booked for nobody would cost others a slot.
+/// At a slow rate, a turn that was booked without need would cost others a slot.
 #[tokio::test(start_paused = true)]
 async fn the_last_one_who_waits_books_no_turn_for_others() {
     let bench = Bench::new();
@@ -201,7 +201,7 @@ async fn the_last_one_who_waits_books_no_turn_for_others() {
     assert_eq!(start.elapsed(), ms(180_000));
 }
 
-/// The limits in force hold less than a cost, or are others in number: whoever asks for too much is told, and no other.
+/// The limits in force hold less than a cost, or differ in number: only callers with too high a cost are refused.
 #[tokio::test(start_paused = true)]
 async fn a_cost_that_the_limits_in_force_do_not_hold_is_told_to_its_caller_alone() {
     let bench = Bench::new();
@@ -231,7 +231,7 @@ async fn a_cost_that_the_limits_in_force_do_not_hold_is_told_to_its_caller_alone
     assert!(matches!(error, ReserveError::CostTooLarge { highest: 2, .. }), "{error}");
 }
 
-/// A program that starts another runtime is no new start: what was loaded since stays in force.
+/// A second runtime in a program is no new start: the limits that were loaded since then stay in force.
 #[test]
 fn a_driver_that_is_started_again_proposes_nothing() {
     let store = Arc::new(crate::store::MemoryStore::new());

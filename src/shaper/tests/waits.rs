@@ -1,4 +1,4 @@
-//! Waiting for a slot: over stalls, steps of the clock, suspends and hanging stores.
+//! Tests of waiting for a slot over stalls, steps of the clock, suspends and hanging stores.
 
 use proptest::prelude::*;
 
@@ -15,12 +15,12 @@ async fn a_wait_of_years_is_exact() {
     let far = shaper.reserve("any").await.unwrap();
     far.wait().await;
     assert_eq!(start.elapsed(), Duration::from_secs(40 * 30 * 86_400));
-    // Ten minutes apart, and once a second before the end.
+    // The clock is read every ten minutes, and once a second before the end.
     let pings = bench.pings.load(Ordering::SeqCst);
     assert!((172_800..=172_802).contains(&pings), "{pings}");
 }
 
-/// When each of so many scheduled jobs ran, sorted; none may fail.
+/// Returns when each scheduled job ran, sorted; none may fail.
 async fn schedule(shaper: &Shaper, jobs: usize, meanwhile: impl AsyncFnOnce()) -> Vec<Instant> {
     let mut tasks = JoinSet::new();
     for _ in 0..jobs {
@@ -34,7 +34,7 @@ async fn schedule(shaper: &Shaper, jobs: usize, meanwhile: impl AsyncFnOnce()) -
     ran
 }
 
-/// The smallest distance of two in a row.
+/// Returns the smallest distance of two consecutive jobs.
 fn closest(ran: &[Instant]) -> Duration {
     ran.windows(2).map(|two| two[1] - two[0]).min().unwrap()
 }
@@ -59,7 +59,7 @@ async fn slots_missed_while_the_process_stood_still_are_given_up() {
     let ran = schedule(&shaper, 1000, async || tokio::time::advance(ms(10_010)).await).await;
     assert_eq!(ran.len(), 1000);
     assert!(ran.iter().filter(|at| **at < start + ms(10_000)).count() <= 1);
-    // The one before the stall's end may be late by as much as T.
+    // The job before the end of the stall may be late by as much as T.
     assert!(closest(&ran[2..]) >= ms(20), "{:?}", closest(&ran[2..]));
 }
 
@@ -88,7 +88,7 @@ async fn a_clock_that_steps_forward_does_not_double_the_pace() {
             shaper.schedule("any", async {}).await.unwrap();
         });
         let ran = ran.await;
-        // What was granted before the step is not known to the store any more: the slots of one horizon.
+        // The store does not know the slots of one horizon any more that it granted before the step.
         let close = ran.windows(2).filter(|two| two[1] - two[0] < ms(100)).count();
         assert!(close <= 1, "{step} s: {ran:?}");
     }
@@ -107,7 +107,7 @@ async fn a_clock_that_steps_back_does_not_prolong_a_wait() {
     second.wait().await;
     assert_eq!(start.elapsed(), ms(60_000));
     third.wait().await;
-    // The store cannot know how long ago its clock stepped: it counts from when it last saw it.
+    // The store cannot know how long ago its clock stepped; it counts from when it last read it.
     let late = start.elapsed() - ms(120_000);
     assert!(late <= ms(10_001), "{late:?}");
 }
@@ -115,7 +115,7 @@ async fn a_clock_that_steps_back_does_not_prolong_a_wait() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever the latencies: nobody goes before the store's clock has reached the slot.
+    /// With any latencies, no caller goes before the store's clock has reached the slot.
     #[test]
     fn nobody_is_early(calls in prop::collection::vec((0_u64..200_000, 0_u64..200_000, 0_u64..400_000), 1..20)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -159,7 +159,7 @@ async fn a_suspend_brings_the_slot_nearer_and_counts_when_it_is_missed() {
     tokio::join!(wait, sleeper);
     assert_eq!(start.elapsed(), ms(20 * 60_000));
     assert!(!far.is_missed());
-    // It sleeps over the next slot, by more than a tenth of a minute.
+    // The machine sleeps past the next slot by more than a tenth of a minute.
     suspend(ms(67_000));
     assert!(next.is_missed());
     next.wait().await;

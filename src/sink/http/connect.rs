@@ -19,24 +19,24 @@ use super::connection::Connection;
 use super::guard::{Lookup, Resolver};
 use super::{HttpError, chain};
 
-/// A host that does not answer within it is away; the rest of a long time-out is for the answer.
+/// A host that does not answer within this time counts as away; the rest of a long time-out is left for the answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 
-/// A connection over which nothing comes is probed after it, and as often.
+/// A connection that receives nothing is probed after this time, and at the same interval from then on.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The probes that may stay unanswered.
 const PROBES: u32 = 3;
 
-/// What the host has not acknowledged by then, it will not: so that a host that went away is
-/// noticed before a long time-out is over.
+/// The time after which unacknowledged bytes end the connection, so that a host that went away is noticed before a long
+/// time-out is over.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
-/// Whom to trust; asked for https alone.
+/// Provides the TLS configuration; called for https alone.
 pub(super) type Tls = fn() -> Result<Arc<ClientConfig>, HttpError>;
 
-/// Knows how to reach one host.
+/// Opens connections to one host.
 pub(super) struct Connector {
     tcp: HttpConnector<Resolver>,
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -62,7 +62,7 @@ impl Connector {
         let timeout = timeout.min(LONGEST_CONNECT);
         let mut tcp = HttpConnector::new_with_resolver(Resolver::new(lookup));
         tcp.enforce_http(false);
-        // Shared by the host's addresses, so that one that is away leaves time for the next.
+        // The time-out is shared by the host's addresses, so that one that is away leaves time for the next.
         tcp.set_connect_timeout(Some(timeout));
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(KEEP_ALIVE));
@@ -73,7 +73,7 @@ impl Connector {
         Ok(Self { tcp, tls, origin, timeout })
     }
 
-    /// A connection that is ready for a request, or what went wrong, for people.
+    /// Opens a connection that is ready for a request; the error is a text for people.
     pub(super) async fn open(&self) -> Result<Connection, String> {
         match timeout(self.timeout, self.try_open()).await {
             Ok(Ok(connection)) => Ok(connection),

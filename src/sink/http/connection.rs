@@ -1,7 +1,7 @@
-//! One HTTP/1.1 connection, polled by whoever uses it.
+//! One HTTP/1.1 connection, polled by its user.
 //!
-//! No task of its own: a request and its answer cost no wake-up of another task, and a connection
-//! is ready again as soon as the end of its answer is read.
+//! It has no task of its own: a request and its answer cost no wake-up of another task, and a connection is ready again
+//! as soon as the end of its answer is read.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -19,7 +19,7 @@ use super::upload::{Payload, Upload, Watched};
 
 pub(super) type Outgoing = Request<Payload>;
 
-/// The most headers of an answer. hyper's own bound is 100, which some APIs exceed; each more costs every answer
+/// The most headers of an answer. hyper's own bound is 100, which some APIs exceed; each one more costs every answer
 /// some nanoseconds.
 const MAX_HEADERS: usize = 160;
 
@@ -30,9 +30,9 @@ type Driver = Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>;
 
 pub(super) struct Connection {
     sender: SendRequest<Payload>,
-    /// Reads and writes; gone when the connection is over.
+    /// Reads and writes the socket; `None` when the connection is over.
     driver: Driver,
-    /// The latest request's state.
+    /// The progress of the latest request.
     upload: Arc<Upload>,
 }
 
@@ -68,7 +68,7 @@ impl Connection {
             loop {
                 drive(&mut self.driver, cx);
                 match Pin::new(&mut *body).poll_frame(cx) {
-                    // A frame of trailers is not a piece: the next is asked for.
+                    // A frame of trailers is not a piece of the body: the next frame is polled.
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => return Poll::Ready(Some(data)),
                         Err(_) => continue,
@@ -86,9 +86,9 @@ impl Connection {
         self.upload.is_written()
     }
 
-    /// Waits until the whole of the last request is written, which is true, or the connection is over
-    /// before that. What comes of the answer's body meanwhile is discarded: a server that cannot write its
-    /// answer may not read on.
+    /// Waits until the whole of the last request is written and returns true, or false if the connection is over before
+    /// that. Any part of the answer's body that arrives meanwhile is discarded: a server that cannot write its answer
+    /// may stop reading.
     ///
     /// Cancel safe.
     pub(super) async fn finish_sending(&mut self, body: &mut Incoming) -> bool {
@@ -113,10 +113,10 @@ impl Connection {
         .await
     }
 
-    /// Whether a request can be sent now: the server has not closed it, and nothing of an earlier
-    /// request or answer is under way.
+    /// Whether a request can be sent now: the server has not closed the connection, and no earlier request or answer is
+    /// under way.
     pub(super) fn is_idle(&mut self) -> bool {
-        // The waker of a task that is over would keep its memory.
+        // The waker of a finished task would keep the task's memory.
         drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready()
     }
@@ -126,7 +126,7 @@ fn drive(driver: &mut Driver, cx: &mut Context<'_>) {
     if let Some(running) = driver
         && running.as_mut().poll(cx).is_ready()
     {
-        // Dropping it gives back a request that was not written. Its error went to the answer.
+        // Dropping the driver returns a request that was not written, and its error goes to the answer.
         *driver = None;
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses that no job may reach, however its downstream's name resolves.
+//! Addresses that no request may reach, however its downstream's name resolves.
 
 use std::error::Error;
 use std::io;
@@ -15,14 +15,14 @@ pub(super) type Lookup = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
 type Allowed = Result<vec::IntoIter<SocketAddr>, Box<dyn Error + Send + Sync>>;
 
-/// Asks the system, as every other program does.
+/// Resolves the host by the system's resolver, as other programs do.
 pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
     // The port is the connector's business: 0 is replaced.
     Ok((host, 0).to_socket_addrs()?.collect())
 }
 
-/// Leaves out of what a lookup finds what [`is_forbidden`]: checked on each connect, so a name
-/// that changes its mind between check and use gains nothing.
+/// Removes addresses that [`is_forbidden`] from the results of a lookup. It runs on each connect, so a name that
+/// resolves otherwise between check and use gains nothing.
 #[derive(Clone)]
 pub(super) struct Resolver(Lookup);
 

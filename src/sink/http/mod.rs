@@ -1,4 +1,4 @@
-//! One HTTP/1.1 request per job, to one base URL.
+//! An HTTP sink: one HTTP/1.1 request per job, to one base URL.
 
 mod connect;
 mod connection;
@@ -28,7 +28,7 @@ pub use options::{HttpError, HttpOptions};
 use pool::Pool;
 use response::Answer;
 
-/// A time-out that no request outlives, and that can be added to any instant.
+/// The longest time-out, which can be added to any instant.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
 
 /// The longest error text of a failed attempt, in characters.
@@ -36,8 +36,8 @@ const MAX_ERROR: usize = 200;
 
 /// Sends jobs to the downstream below one base URL.
 ///
-/// It follows no redirect, reads no proxy from the environment, keeps connections alive, and never
-/// connects to a link-local or metadata address. Cloning is not needed: share it by reference.
+/// It follows no redirect, reads no proxy from the environment, keeps connections alive, and never connects to a
+/// link-local or metadata address. It need not be cloned: share it by reference.
 pub struct HttpSink {
     pool: Pool,
     read_headers: Option<ReadHeaders>,
@@ -45,13 +45,13 @@ pub struct HttpSink {
     timeout: Duration,
 }
 
-/// Reads the headers of every request anew, from where their secrets are kept. It may block. The error is for
-/// people, without any secret.
+/// Reads the headers of every request again from their files. It may block. The error is a text for people, without any
+/// secret.
 pub type ReadHeaders = Arc<dyn Fn() -> Result<Vec<(String, String)>, String> + Send + Sync>;
 
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The base has lost its user information; header values may be secrets.
+        // The base URL has no user information any more; header values may be secrets.
         f.debug_struct("HttpSink").field("base_url", &self.target.base.as_str()).finish_non_exhaustive()
     }
 }
@@ -66,7 +66,7 @@ impl HttpSink {
         Self::with(options, guard::system, connect::system)
     }
 
-    /// Where the headers of every request can be read again, for [`Sink::read_secrets`].
+    /// Sets how the headers of every request can be read again, for [`Sink::read_secrets`].
     #[must_use]
     pub fn reading_headers_again(mut self, read: ReadHeaders) -> Self {
         self.read_headers = Some(read);
@@ -103,7 +103,7 @@ impl HttpSink {
         }
     }
 
-    /// Sends the request up to the head of its answer; `None` when the last look says no.
+    /// Sends the request up to the head of its answer; `None` when the last look refuses.
     async fn exchange(&self, mut request: Outgoing, look: LastLook<'_>) -> Result<Option<Answer>, Failed> {
         let deadline = Instant::now() + self.timeout;
         loop {
@@ -120,7 +120,7 @@ impl HttpSink {
                 sent.map_err(|_| Failed::Sent { reason: "timeout", detail: self.too_late("no answer") })?;
             match sent {
                 Ok(head) => return Ok(Some(Answer { head, aging, deadline })),
-                // With the request in it, nothing of that was written: its server had closed the connection.
+                // If the error contains the request, nothing of it was written: the server had closed the connection.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if reused => request = unsent,
                     Some(_) => return Err(Failed::Unreachable(chain(&error.into_error()))),
@@ -135,18 +135,18 @@ impl HttpSink {
     }
 }
 
-/// An attempt without an answer.
+/// The ways in which an attempt can fail without an answer.
 enum Failed {
     /// Nothing of the request was written.
     Unreachable(String),
-    /// The downstream has the request, and answered what is no HTTP.
+    /// The downstream has the request, and its answer is not HTTP.
     Unreadable(String),
     /// The downstream may have the request.
     Sent { reason: &'static str, detail: String },
 }
 
 impl Failed {
-    /// With this error, once a part of the request was written.
+    /// Classifies an error that occurred after a part of the request was written.
     fn after_sending(error: &hyper::Error) -> Self {
         let detail = chain(error);
         if error.is_parse() {
@@ -181,11 +181,11 @@ impl Sink for HttpSink {
 
 /// Makes ring the process's provider of cryptography for TLS, unless there is one already.
 pub fn install_crypto_provider() {
-    // An error means that one was installed before, which is as good.
+    // An error means that a provider was installed before, which is no problem.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// An error and its causes on one line. None of them knows the request.
+/// An error and its causes on one line. None of them contains the request.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

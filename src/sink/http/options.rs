@@ -1,4 +1,4 @@
-//! Where an HTTP sink sends to, checked once.
+//! The options of an HTTP sink, checked once.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,24 +14,24 @@ use url::{Position, Url};
 use super::guard;
 use crate::job::shown;
 
-/// What an HTTP sink needs to know.
+/// The options of an HTTP sink.
 #[derive(Clone)]
 pub struct HttpOptions {
     /// `http://` or `https://`, ending in `/`, without query and fragment; user information
     /// becomes an `Authorization` header.
     pub base_url: String,
-    /// For one request, from connecting to the end of the answer.
+    /// The time-out for one request, from connecting to the end of the answer.
     pub timeout: Duration,
     /// Headers of every request; they win over a job's.
     pub headers: Vec<(String, String)>,
-    /// A connection takes no request once it is so old, or up to a fifth younger: the connections of many
-    /// sinks end one by one, and new ones follow what the host's name resolves to by then. Zero: there is
-    /// no bound.
+    /// The age above which a connection takes no more requests; it is shortened by up to a fifth at random, so that the
+    /// connections of many sinks end one by one, and new ones follow changes of the host's address. Zero stands for no
+    /// bound.
     pub max_connection_age: Duration,
 }
 
 impl HttpOptions {
-    /// A time-out of 30 s, connections of at most 90 s, and no headers.
+    /// Options with a time-out of 30 s, connections of at most 90 s, and no headers.
     #[must_use]
     pub fn new(base_url: impl Into<String>) -> Self {
         Self {
@@ -61,26 +61,26 @@ impl fmt::Debug for HttpOptions {
     }
 }
 
-/// Why there can be no such sink. Neither the URL nor a header's value is in the text.
+/// The reason why options are invalid. Neither the URL nor a header's value is in the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
-    /// The base URL cannot be one.
+    /// The base URL is invalid.
     #[error("the base URL {0}; use one such as https://api.example.com/v1/")]
     BaseUrl(String),
-    /// The base URL's host is an address that no job may reach.
+    /// The base URL's host is an address that no request may reach.
     #[error(
         "{0} is a link-local or metadata address, which paced never connects to; use the API's own address"
     )]
     ForbiddenAddress(IpAddr),
-    /// A configured header that cannot be sent.
+    /// A configured header cannot be sent.
     #[error("the header `{name}` {why}")]
     Header {
         /// Its name.
         name: String,
-        /// What is wrong, and what would be right.
+        /// The problem, and what would be right.
         why: &'static str,
     },
-    /// A time-out of zero lets nothing through.
+    /// The time-out is zero.
     #[error("a time-out of zero lets no request through; use one such as 30s")]
     NoTimeout,
     /// The HTTP client cannot be set up.
@@ -88,7 +88,7 @@ pub enum HttpError {
     Client(String),
 }
 
-/// Set from the connection, the body or the job, so that another value would break requests.
+/// Headers that are set from the connection, the body or the job; another value would break requests.
 const OWN: [&str; 8] = [
     "connection",
     "content-length",
@@ -100,18 +100,18 @@ const OWN: [&str; 8] = [
     "upgrade",
 ];
 
-/// Longer ones leave no room for paths: an HTTP target ends at 64 KiB.
+/// A longer base URL leaves no room for paths: an HTTP target ends at 64 KiB.
 const MAX_BASE: usize = 8192;
 
 /// A base URL and the headers of every request.
 pub(super) struct Target {
-    /// Ends in `/`; has no user information, query or fragment.
+    /// The base URL, which ends in `/` and has no user information, query or fragment.
     pub(super) base: Url,
     /// The `Host` of every request, unless one is configured.
     pub(super) host: HeaderValue,
-    /// What the base URL's user information stands for.
+    /// The header for the base URL's user information.
     authorization: Option<HeaderValue>,
-    /// Win over a job's.
+    /// The headers of every request, which take precedence over a job's.
     headers: RwLock<Arc<HeaderMap>>,
 }
 
@@ -127,12 +127,12 @@ impl Target {
         Ok(Self { base, host, authorization, headers })
     }
 
-    /// The headers of every request, which win over a job's.
+    /// The headers of every request, which take precedence over a job's.
     pub(super) fn headers(&self) -> Arc<HeaderMap> {
         Arc::clone(&self.headers.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has requests to come send these headers; whether they are others than before.
+    /// Replaces the headers of later requests; returns whether they changed.
     pub(super) fn replace_headers(&self, given: Vec<(String, String)>) -> Result<bool, HttpError> {
         let new = headers(self.authorization.as_ref(), given)?;
         let mut headers = self.headers.write().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +142,7 @@ impl Target {
     }
 }
 
-/// The headers of every request: the given ones win over the base URL's user information.
+/// The headers of every request: the given ones take precedence over the base URL's user information.
 fn headers(
     authorization: Option<&HeaderValue>,
     given: Vec<(String, String)>,
@@ -182,7 +182,7 @@ fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {
     split_credentials(url)
 }
 
-/// Takes the user information out of the URL, as the header that it stands for.
+/// Removes the user information from the URL, and returns the header that it stands for.
 fn split_credentials(mut url: Url) -> Result<(Url, Option<HeaderValue>), HttpError> {
     if url.username().is_empty() && url.password().is_none() {
         return Ok((url, None));
@@ -193,7 +193,7 @@ fn split_credentials(mut url: Url) -> Result<(Url, Option<HeaderValue>), HttpErr
     let mut authorization =
         HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair))).map_err(|_| wrong())?;
     authorization.set_sensitive(true);
-    // A URL with a host always can.
+    // A URL with a host can always be changed in this way.
     url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
     Ok((url, Some(authorization)))
 }

@@ -1,4 +1,4 @@
-//! The connections of one sink: those that are free, and those that are being opened.
+//! The connections of one sink: those that are idle, and those that are being opened.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,29 +11,29 @@ use tokio::time::{Instant, sleep_until};
 use super::connect::Connector;
 use super::connection::Connection;
 
-/// Shorter than the keep-alive of common servers (5 s: Node, Apache, uvicorn), so that a request
-/// does not meet a connection that its server is closing.
+/// An idle connection is closed after this time. It is shorter than the keep-alive of common servers (5 s: Node,
+/// Apache, uvicorn), so that a request does not meet a connection that its server is closing.
 pub(super) const POOL_IDLE: Duration = Duration::from_secs(4);
 
-/// How long a free connection must still be usable to be kept in readiness for a job that waits.
-pub(super) const WARM_FOR: Duration = Duration::from_secs(1);
+/// How long an idle connection must stay usable to count as ready for a job that waits.
+pub(super) const MIN_WARM_TIME: Duration = Duration::from_secs(1);
 
-/// An age that no connection reaches, and that can be added to any instant.
+/// The longest age, which can be added to any instant.
 const LONGEST_AGE: Duration = Duration::from_secs(366 * 86_400);
 
-/// After a spare connection could not be opened, the next is not tried before.
-pub(super) const WARM_AGAIN: Duration = Duration::from_secs(1);
+/// After a spare connection could not be opened, the next attempt waits for this long.
+pub(super) const WARM_RETRY: Duration = Duration::from_secs(1);
 
 /// How much younger than the bound the youngest connections end, as a divisor.
 const AGE_JITTER: u32 = 5;
 
-/// A connection, and whether it comes from the pool: then its server may have closed it unseen.
+/// A connection, and whether it was idle in the pool: then its server may have closed it unnoticed.
 pub(super) type Taken = (Aging, bool);
 
-/// A connection, and when it takes no request any more.
+/// A connection, and the instant after which it takes no more requests.
 pub(super) struct Aging {
     pub(super) connection: Connection,
-    /// `None`: there is no bound.
+    /// The instant after which it takes no more requests; `None` stands for no bound.
     expires: Option<Instant>,
 }
 
@@ -42,27 +42,27 @@ impl Aging {
         Self { connection, expires: lifetime(max_age).map(|lifetime| Instant::now() + lifetime) }
     }
 
-    /// When it is closed if it is idle from `now` on.
+    /// The instant at which it is closed if it is idle from `now` on.
     fn usable_until(&self, now: Instant) -> Instant {
         let idle = now + POOL_IDLE;
         self.expires.map_or(idle, |expires| expires.min(idle))
     }
 }
 
-/// How long a connection that is opened now takes requests, so that those opened together do not end
-/// together. `None`: there is no bound.
+/// How long a connection that is opened now takes requests; it is random, so that those opened together do not end
+/// together. `None` stands for no bound.
 pub(super) fn lifetime(max_age: Duration) -> Option<Duration> {
     let max_age = max_age.min(LONGEST_AGE);
     (!max_age.is_zero()).then(|| max_age - (max_age / AGE_JITTER).mul_f64(fastrand::f64()))
 }
 
-/// Connections that are opened in tasks of their own, so that a send that gets one from elsewhere,
-/// or is given up, wastes none.
+/// Connections are opened in tasks of their own, so that a send that gets another connection first, or is given up,
+/// wastes none.
 pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
     connector: Connector,
-    /// The longest life of a connection; zero: there is no bound.
+    /// The longest life of a connection; zero stands for no bound.
     max_age: Duration,
     state: Mutex<State>,
 }
@@ -70,18 +70,18 @@ struct Shared {
 /// At least one connection is being opened for each send that waits.
 #[derive(Default)]
 struct State {
-    /// In the order in which they became free. The newest is used first.
+    /// The idle connections, in the order in which they became idle. The newest is used first.
     idle: Vec<Idle>,
     waiting: VecDeque<oneshot::Sender<Result<Taken, String>>>,
     opening: usize,
-    /// Whether a task closes what is idle for too long.
+    /// Whether a task closes connections that are idle for too long.
     swept: bool,
     no_spare_before: Option<Instant>,
 }
 
 struct Idle {
     aging: Aging,
-    /// When it is closed: then its server may be closing it, or it is too old.
+    /// The instant at which it is closed: its server may be closing it then, or it is too old.
     until: Instant,
 }
 
@@ -90,14 +90,14 @@ impl Pool {
         Self(Arc::new(Shared { connector, max_age, state: Mutex::default() }))
     }
 
-    /// A free connection; else the first that becomes free or open; else why none could be opened.
+    /// Returns an idle connection, or else the first one that becomes idle or opens, or else why none could be opened.
     ///
     /// Cancel safe.
     pub(super) async fn take(&self) -> Result<Taken, String> {
         let waiting = {
             let now = Instant::now();
             let mut state = self.0.state();
-            // What is passed over is closed in its time.
+            // Connections that are passed over are closed in their time.
             if let Some(newest) = state.idle.iter().rposition(|idle| now < idle.until) {
                 return Ok((state.idle.remove(newest).aging, true));
             }
@@ -109,12 +109,11 @@ impl Pool {
             }
             receiver
         };
-        // Whoever opens a connection answers, also when its task is ended.
+        // The task that opens a connection always answers, even if it is aborted.
         waiting.await.unwrap_or_else(|_| Err("the runtime is shutting down".to_owned()))
     }
 
-    /// Opens a connection, whether or not there are free ones, and keeps it for the next send; else why there is
-    /// none.
+    /// Opens another connection and keeps it for the next send; the error says why there is none.
     ///
     /// Cancel safe.
     pub(super) async fn open_another(&self) -> Result<(), String> {
@@ -123,14 +122,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes back a connection that is idle; one that is too old is closed.
+    /// Returns a connection to the pool; one that is too old is closed.
     pub(super) fn put(&self, aging: Aging) {
         if aging.expires.is_none_or(|expires| Instant::now() < expires) {
             self.0.give(&mut self.0.state(), Ok((aging, true)));
         }
     }
 
-    /// The connections that are free, and those that are being opened.
+    /// The numbers of connections that are idle, and of those that are being opened.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         let state = self.0.state();
@@ -142,11 +141,11 @@ impl Pool {
         let now = Instant::now();
         let mut closed = Vec::new();
         let mut state = self.0.state();
-        // The newest are used first.
+        // The newest connections are used first.
         let (mut ready, mut place) = (0, state.idle.len());
         while ready < connections && place > 0 {
             place -= 1;
-            if now + WARM_FOR >= state.idle[place].until {
+            if now + MIN_WARM_TIME >= state.idle[place].until {
                 continue;
             }
             if state.idle[place].aging.connection.is_idle() {
@@ -157,12 +156,12 @@ impl Pool {
         }
         state.waiting.retain(|waiting| !waiting.is_closed());
         let is_too_soon = state.no_spare_before.is_some_and(|at| now < at);
-        // Without a runtime there is nobody who could send, either.
+        // Without a runtime there is nobody who could send either.
         if ready < connections && !is_too_soon && Handle::try_current().is_ok() {
             let coming = state.opening.saturating_sub(state.waiting.len());
             (ready + coming..connections).for_each(|_| self.0.open(&mut state));
         }
-        // Closing calls the system: not under the lock.
+        // Closing is a system call, so it is done outside the lock.
         drop(state);
         drop(closed);
     }
@@ -170,7 +169,7 @@ impl Pool {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No method leaves the state half changed.
+        // No method leaves the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,8 +179,8 @@ impl Shared {
         tokio::spawn(opening.run());
     }
 
-    /// Hands a connection, or why there is none, to the send that waits longest; a connection that
-    /// nobody waits for is kept.
+    /// Gives a connection, or the reason why there is none, to the send that waits longest; without one the connection
+    /// is kept.
     fn give(self: &Arc<Self>, state: &mut State, mut taken: Result<Taken, String>) {
         while let Some(waiting) = state.waiting.pop_front() {
             match waiting.send(taken) {
@@ -198,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// Closes what is idle for too long; says when to look again, if there is more.
+    /// Closes connections that are idle for too long; returns when to check again, if any are left.
     fn close_old(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut state = self.state();
@@ -211,7 +210,7 @@ impl Shared {
     }
 }
 
-/// Ends with the last idle connection, or with the sink.
+/// The task ends with the last idle connection, or with the sink.
 async fn sweep(shared: Weak<Shared>) {
     let mut next = Some(Instant::now() + POOL_IDLE);
     while let Some(at) = next {
@@ -220,7 +219,7 @@ async fn sweep(shared: Weak<Shared>) {
     }
 }
 
-/// A connection on its way. However it ends, it is counted out, and a send that waits is told.
+/// A connection that is being opened. However the attempt ends, it is counted down, and a waiting send is answered.
 struct Opening {
     shared: Arc<Shared>,
     opened: Option<Result<Connection, String>>,
@@ -237,7 +236,7 @@ impl Drop for Opening {
         let opened = self.opened.take().unwrap_or_else(|| Err("the runtime is shutting down".to_owned()));
         let mut state = self.shared.state();
         state.opening -= 1;
-        state.no_spare_before = opened.is_err().then(|| Instant::now() + WARM_AGAIN);
+        state.no_spare_before = opened.is_err().then(|| Instant::now() + WARM_RETRY);
         let opened = opened.map(|connection| (Aging::new(connection, self.shared.max_age), false));
         self.shared.give(&mut state, opened);
     }

@@ -1,4 +1,4 @@
-//! From a job to its request.
+//! Builds the request of a job.
 
 use bytes::Bytes;
 use hyper::header::{
@@ -22,8 +22,8 @@ const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
 type Refusal = (Reason, String);
 
 impl Target {
-    /// The request of a job, or why there can be none. A decoded job always has one; the checks
-    /// are repeated because jobs can be built by hand.
+    /// The request of a job, or the reason why there can be none. A decoded job always has one; the checks are repeated
+    /// because jobs can be built by hand.
     pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
         let mut request = Request::new(Payload::new(job.body.clone()));
         *request.method_mut() = Method::from_bytes(job.method.as_bytes())
@@ -31,13 +31,13 @@ impl Target {
         *request.uri_mut() = self.uri(&job.path)?;
         *request.headers_mut() = self.headers_of(job)?;
         if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
-            // hyper leaves it out then, and some servers answer 411.
+            // hyper omits the header for an empty body, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         Ok(request)
     }
 
-    /// Path and query of the request, below the base.
+    /// The path and query of the request, below the base.
     fn uri(&self, path: &str) -> Result<Uri, Refusal> {
         let text = if is_plain(path) {
             let base = self.base.path();
@@ -53,8 +53,8 @@ impl Target {
             .ok_or_else(|| (Reason::ForbiddenPath, "the path leads out of the base URL".to_owned()))
     }
 
-    /// Base and path as a parser of URLs understands them: it resolves dots and backslashes, so
-    /// that what leads out of the base shows, and encodes what no request may hold plainly.
+    /// The base and the path as a URL parser normalises them. It resolves dots and backslashes, so that a path that
+    /// leads out of the base is detected, and encodes characters that no request may contain.
     fn normalised(&self, path: &str) -> Option<String> {
         let base = self.base.as_str();
         let url = Url::parse(&format!("{base}{path}")).ok().filter(|url| url.as_str().starts_with(base))?;
@@ -92,8 +92,8 @@ impl Target {
     }
 }
 
-/// Whether a parser of URLs would append the path as it is: nothing in it is encoded or dropped, and
-/// no segment starts as `.`, `..` and their encodings do.
+/// Whether a URL parser would append the path unchanged: nothing in it is encoded or dropped, and no segment begins as
+/// `.`, `..` and their encodings do.
 fn is_plain(path: &str) -> bool {
     let mut starts_segment = true;
     path.bytes().all(|byte| {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_is_appended_plainly_is_what_a_parser_makes_of_it() {
-        // Every short path of what parsers give a meaning to, and of what they do not.
+        // All short paths of pieces that parsers give a meaning to, and of pieces that they do not.
         let pieces =
             ["", "a", "/", ".", "%2e", "%", "?", ":", ";", "@", "=", "!", "+", "//", "a.b", "~", "$"];
         let target = target("http://127.0.0.1/v1/");

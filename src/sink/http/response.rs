@@ -1,4 +1,4 @@
-//! From an answer to an outcome. The status decides; the body is for replies only.
+//! Classifies an answer. The status decides; the body is for replies only.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::retry_after;
 use crate::job::Reason;
 use crate::sink::{Outcome, Receipt, Response};
 
-/// The most that is read of a body, be it for a reply or to free the connection.
+/// The most bytes that are read of a body, for a reply or to reuse the connection.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How long the rest of an answer that nobody waits for may take; then a new connection is cheaper.
+/// How long reading the rest of an unwanted body may take; beyond that a new connection is cheaper.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 /// The most headers of a reply.
@@ -25,17 +25,17 @@ const MAX_HEADERS: usize = 64;
 /// The most bytes of a reply's headers, names and values together.
 const MAX_HEADER_BYTES: usize = 8 * 1024;
 
-/// An answer of which the head has come.
+/// An answer whose head has arrived.
 pub(super) struct Answer {
     pub(super) head: hyper::Response<Incoming>,
-    /// On which its body comes.
+    /// The connection on which its body arrives.
     pub(super) aging: Aging,
-    /// The end of the request's time.
+    /// The end of the request's time-out.
     pub(super) deadline: Instant,
 }
 
 impl Answer {
-    /// The body's next piece, if there is one and it comes by then.
+    /// The next piece of the body, if there is one and it arrives by then.
     async fn chunk(&mut self, by: Instant) -> Option<Bytes> {
         if self.is_read() {
             return None;
@@ -48,11 +48,11 @@ impl Answer {
     }
 }
 
-/// What `answer` comes to, and its connection if it can be used again. With `wanted` the response is
-/// kept, as far as its bounds go.
+/// The outcome of `answer`, and its connection if it can be used again. With `wanted` the response is kept, within its
+/// bounds.
 ///
-/// An answer may come before its request was written. A 2xx counts only once that is done: a part of a job
-/// was not delivered, whatever its server says. Any other status is the answer at once.
+/// An answer may come before its request was written. A 2xx counts only once the request is written: a part of a job is
+/// no delivery, whatever the server answers. Any other status is the answer at once.
 pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Option<Aging>) {
     let response = if wanted { Some(keep(&mut answer).await) } else { None };
     let is_success = answer.head.status().is_success();
@@ -65,13 +65,13 @@ pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Optio
     }
     let outcome = judge(&answer.head, response);
     let Answer { head, mut aging, .. } = answer;
-    // What is not read by now stays unread: the connection ends.
+    // The rest of the body stays unread, so the connection ends.
     drop(head);
     let is_reusable = is_sent && aging.connection.is_idle();
     (outcome, is_reusable.then_some(aging))
 }
 
-/// Waits until the whole request is written; else why it counts as failed.
+/// Waits until the whole request is written; the error is the outcome of a failed attempt.
 async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
     let Answer { head, aging, deadline } = answer;
     if aging.connection.has_sent() {
@@ -112,7 +112,7 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
     Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response }
 }
 
-/// Whether it is asked of all callers to slow down.
+/// Whether the answer asks all callers to slow down.
 fn is_throttling(status: StatusCode, after: Option<Duration>) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || (status == StatusCode::SERVICE_UNAVAILABLE && after.is_some())
 }
@@ -125,8 +125,8 @@ fn is_temporary(status: StatusCode) -> bool {
         )
 }
 
-/// The response for a reply. A body that breaks off is kept as far as it came: the status was
-/// the answer, and asking again would do the work twice.
+/// The response for a reply. A body that breaks off is kept as far as it arrived: the status was the answer, and a
+/// repeated request would do the work twice.
 async fn keep(answer: &mut Answer) -> Response {
     let headers = kept_headers(answer.head.headers());
     let mut body = BytesMut::new();
@@ -139,8 +139,8 @@ async fn keep(answer: &mut Answer) -> Response {
     Response { status: answer.head.status().as_u16(), headers, body: Bytes::from(body) }
 }
 
-/// Reads to the end, so that the connection can be used again, unless the end is far. Too late is
-/// no error: the connection is closed instead.
+/// Reads the body to its end, so that the connection can be used again, unless the end is far. A time-out is no error:
+/// the connection is closed instead.
 async fn drain(answer: &mut Answer) {
     let mut room = MAX_BODY as u64;
     if answer.is_read() || answer.head.body().size_hint().lower() > room {
@@ -154,7 +154,7 @@ async fn drain(answer: &mut Answer) {
     }
 }
 
-/// Text headers in lower case, up to the bounds; no cookies, which are nobody's business here.
+/// The text headers in lower case, within the bounds; cookies are left out, as they do not concern the requester.
 fn kept_headers(headers: &HeaderMap) -> Vec<(String, String)> {
     let mut room = MAX_HEADER_BYTES;
     let texts = headers.iter().filter(|(name, _)| *name != SET_COOKIE);

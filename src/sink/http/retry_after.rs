@@ -6,7 +6,7 @@ use hyper::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
 use crate::retry_after;
 
-/// How long the downstream asks to wait; `None` when it does not say, or unclearly.
+/// How long the downstream asks to wait; `None` when the header is absent or unclear.
 pub(super) fn read(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &HeaderName| headers.get(name)?.to_str().ok();
     retry_after(text(&RETRY_AFTER)?, text(&DATE))

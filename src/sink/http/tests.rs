@@ -53,7 +53,7 @@ fn sink(base_url: &str) -> HttpSink {
     HttpSink::new(options(base_url)).expect("a sink")
 }
 
-/// Waits until `is_so`: for what happens in other tasks and tells nobody.
+/// Polls until `is_so`, for effects in other tasks that give no signal.
 async fn until(is_so: impl Fn() -> bool) {
     let poll = async {
         while !is_so() {
@@ -337,7 +337,7 @@ async fn a_connection_that_breaks() {
     let base = format!("http://{}/", listener.local_addr().expect("an address"));
     let close = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.expect("a connection");
-        // The request has come, and no answer will.
+        // The request has arrived, and it gets no answer.
         stream.read_exact(&mut [0; 16]).await.expect("a request");
         drop(stream);
         listener
@@ -352,7 +352,7 @@ async fn a_server_that_speaks_no_tls() {
     let server = Server::always(200).await;
     match HttpSink::new(options(&server.base.replace("http:", "https:"))) {
         Ok(sink) => assert!(!unreachable(sink.send(&job()).await).is_empty()),
-        // A machine without certificate authorities, which https cannot do without.
+        // The machine has no certificate authorities, without which https does not work.
         Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
     }
     assert_eq!(server.seen().len(), 0);

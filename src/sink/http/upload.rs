@@ -1,9 +1,9 @@
-//! How far a request has come: known from what its socket took, not from what hyper took.
+//! The progress of a request, measured by the bytes that its socket took rather than by those that hyper took.
 //!
-//! hyper buffers what it is given, so a body that is used up has not left yet. [`Payload`], the body of a
-//! request, and [`Watched`], the socket below hyper, share an [`Upload`], in which each notes its part: a
-//! flush of the socket that follows the last frame means that everything was written, since hyper
-//! flushes a socket only when its own buffer is empty.
+//! hyper buffers the body, so a body that was read to its end may not have been written yet. [`Payload`], the body of a
+//! request, and [`Watched`], the socket below hyper, share an [`Upload`], in which each notes its part: a flush of the
+//! socket that follows the last frame means that everything was written, since hyper flushes a socket only when its own
+//! buffer is empty.
 
 use std::convert::Infallible;
 use std::io;
@@ -31,7 +31,7 @@ pub(super) struct Upload {
     waiting: AtomicWaker,
 }
 
-/// All are entered by whoever polls the connection, one after the other.
+/// The stages of a request. All transitions are made by the task that polls the connection, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
@@ -59,7 +59,7 @@ impl Upload {
         self.stage.store(stage as u8, Ordering::SeqCst);
     }
 
-    /// The socket has taken all that hyper was given.
+    /// Records that the socket has taken all that hyper was given.
     fn flushed(&self) {
         let is_whole = self.is_in(Stage::HandedOver) || self.is_in(Stage::Written);
         self.enter(if is_whole { Stage::Written } else { Stage::CaughtUp });
@@ -92,7 +92,7 @@ impl Payload {
         Self { rest: body, is_long, upload: None }
     }
 
-    /// The request is sent on the connection of `upload` now, from its beginning.
+    /// Records that the request is sent from its beginning on the connection of `upload`.
     pub(super) fn follow(&mut self, upload: &Arc<Upload>) {
         upload.enter(Stage::Buffered);
         self.upload = Some(Arc::clone(upload));
@@ -159,13 +159,13 @@ impl<T> Watched<T> {
         Self { io, upload, is_broken: false }
     }
 
-    /// The result of a write; where it failed, none, and there will be none.
+    /// Turns the result of a write into one for hyper; after a failure it is pending for ever.
     fn noted<V>(&mut self, cx: &Context<'_>, result: io::Result<V>) -> Poll<io::Result<V>> {
         if result.is_ok() {
             return Poll::Ready(result);
         }
         self.is_broken = true;
-        // So that it is read from once more, whatever was known when it was read from last.
+        // The connection is polled once more for reading, whatever the last read returned.
         cx.waker().wake_by_ref();
         Poll::Pending
     }

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 
 use super::{Asker, Booking, Cancel, Change, GRACE, NextTurn, Pause, Queue, Recall, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
-use crate::store::dump::{self, Kept, Record};
+use crate::store::dump::{self, DumpedState, Record};
 use crate::time::Micros;
 
 #[derive(Debug)]
@@ -21,45 +21,44 @@ pub(super) struct Downstream {
     shift: i64,
     /// A clock further behind than this many µs has stepped back.
     step: i64,
-    /// What holds for all of it.
+    /// Pauses and the generation of the terms in force.
     pub(super) status: Status,
-    /// Those who ask for slots in turns.
+    /// The queue of turns.
     queue: Queue,
     /// The terms of the status's generation.
     pub(super) terms: Option<String>,
-    /// The names of its limits. A limit's place among them is that of its states.
+    /// The names of the downstream's limits. The index of a name is that of the limit's states.
     names: Vec<String>,
-    /// The states of the whole downstream.
+    /// The states of limits that are the whole downstream's.
     whole: Row,
-    /// The states of each key.
+    /// The states of keyed limits, by key.
     keyed: IndexMap<Box<str>, Row>,
-    /// The place among them up to where it was looked which may be forgotten.
-    swept: usize,
-    /// Until when each replica counts as alive.
+    /// The index in `keyed` at which the next sweep goes on.
+    sweep_cursor: usize,
+    /// The end of each replica's lease.
     pub(super) leases: HashMap<String, Micros>,
 }
 
-/// The states of one key, by the limit's place. The first is kept apart: mostly there is no other.
+/// The states of one key, by the index of the limit. The first is stored inline, since most keys have no other.
 #[derive(Debug, Default)]
 struct Row {
-    first: Option<Held>,
-    more: Vec<Option<Held>>,
+    first: Option<StoredState>,
+    more: Vec<Option<StoredState>>,
 }
 
-/// A state, the shift that it was written under, and when it equals absence on that clock.
+/// A state, the shift that it was written under, and the instant on that clock from which it equals absence.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct StoredState {
     state: State,
     shift: i64,
     whole: Micros,
 }
 
-/// Below this many keys nothing is forgotten.
-pub(super) const FEW: usize = 1024;
+/// With fewer keys than this, none is swept.
+pub(super) const SWEEP_THRESHOLD: usize = 1024;
 
-/// With each new key it is looked at this many others whether they may be forgotten: not at all of them in one
-/// call.
-const LOOKED_AT: usize = 4;
+/// The number of other keys that each new key has examined, so that no call sweeps all of them.
+const SWEEP_STEP: usize = 4;
 
 impl Downstream {
     pub(super) fn new(now: Micros, step: Duration) -> Self {
@@ -74,12 +73,12 @@ impl Downstream {
             names: vec![],
             whole: Row::default(),
             keyed: IndexMap::new(),
-            swept: 0,
+            sweep_cursor: 0,
             leases: HashMap::new(),
         }
     }
 
-    /// Follows the clock: a step back is added to `shift`.
+    /// Follows the clock, and adds a step back to `shift`.
     #[inline]
     pub(super) fn follow(&mut self, now: Micros) {
         if self.has_stepped(now) {
@@ -93,10 +92,10 @@ impl Downstream {
         }
     }
 
-    /// Makes a change; says whether there was anything to change.
+    /// Makes a change, and returns whether it changed anything.
     pub(super) fn update(&mut self, change: Change<'_>, now: Micros) -> bool {
         let status = self.status;
-        // Later than every version before a loss too, so that what was done last counts.
+        // Not below the store's now, so that a change after a loss has a later version than any before it.
         let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
         let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
         match change {
@@ -144,38 +143,38 @@ impl Downstream {
         }
         let paused = |status: &Status| (status.pause.version, status.generation);
         if paused(&self.status) != paused(&status) {
-            // Turns that were booked before are too late now, or too few.
+            // Turns that were booked behind the pause begin too late now, or have too few slots.
             self.queue.end = Micros(0);
         }
         self.status != status
     }
 
-    /// Turns that were booked begin too late now.
+    /// Discards the turns that were booked: after a reset they begin too late.
     pub(super) fn forget_turns(&mut self) {
         self.queue.end = Micros(0);
     }
 
-    /// Books the next turn of one who has units `left`, and the first job of which has that cost; the next two slots
-    /// lie where it says.
+    /// Books the next turn of an asker with `left` units, the first job of which has the given cost; the next two slots
+    /// are given as well.
     pub(super) fn book(
         &mut self,
         now: Micros,
         asker: &Asker,
         left: Option<((Micros, Duration), u64, u32)>,
     ) -> Booking {
-        let reach = self.queue.stretch(now, asker.reach);
+        let reach = self.queue.extend_reach(now, asker.reach);
         let next = left
             .map_or(NextTurn::None, |(slots, left, cost)| self.queue.book(now, asker, slots, (left, cost)));
         Booking { reach, next }
     }
 
-    /// Whether the clock is behind where it was by more than clocks wobble.
+    /// Whether the clock is behind the highest instant seen by more than the tolerance for steps.
     #[inline]
     pub(super) fn has_stepped(&self, now: Micros) -> bool {
         self.high.0 - now.0 > self.step
     }
 
-    /// The place of a limit's states.
+    /// The index of a limit's states.
     pub(super) fn place(&mut self, limit: &Limit) -> usize {
         let place = self.names.iter().position(|name| name == limit.name());
         place.unwrap_or_else(|| {
@@ -184,7 +183,7 @@ impl Downstream {
         })
     }
 
-    /// The state of a limit with what a pause does to it, as [`Self::kept`] has it.
+    /// The state of a limit as [`Self::kept`] returns it, with the pause in force applied.
     pub(super) fn read(&mut self, limit: &Limit, key: &str, now: Micros) -> State {
         let state = self.kept(limit, key);
         match self.status.paused_until() {
@@ -193,7 +192,7 @@ impl Downstream {
         }
     }
 
-    /// The state of a limit, corrected for steps back, and forgotten once it has equalled absence for long.
+    /// The state of a limit, corrected for steps back; fresh once it has equalled absence for longer than [`GRACE`].
     fn kept(&mut self, limit: &Limit, key: &str) -> State {
         let (high, shift) = (self.high, self.shift);
         let Some(held) = self.get(limit, key) else { return limit.fresh() };
@@ -203,26 +202,26 @@ impl Downstream {
         } else {
             limit.adopt(held.state.clone())
         };
-        // By these numbers, which need not be those that it was written under.
+        // Computed under the present numbers, which need not be those that the state was written under.
         let whole = limit.whole_at(&state);
         if whole.plus(GRACE) <= high {
             return limit.fresh();
         }
         if back > 0 {
-            *held = Held { state: state.clone(), shift, whole };
+            *held = StoredState { state: state.clone(), shift, whole };
         }
         state
     }
 
-    /// The latest slot of a limit of the whole downstream, on the clock as it is now.
+    /// The latest slot of a limit of the whole downstream, on the present clock.
     fn last(&mut self, limit: &Limit) -> Micros {
         let shift = self.shift;
         let held = self.get(limit, "");
         held.map_or(Micros(0), |held| Micros(held.state.last.0 - (shift - held.shift).max(0)))
     }
 
-    /// Takes `cost` from the one limit whose states have this place, if it fits from now on until an
-    /// instant (`when`): the slot, or the one that it would have had.
+    /// Commits `cost` to the one limit with this index, if it fits at an instant within `when`. Returns the slot, or
+    /// the refusal.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -242,10 +241,10 @@ impl Downstream {
                 }
                 held
             }
-            None => slot.insert(Held { state: limit.fresh(), shift, whole: Micros(0) }),
+            None => slot.insert(StoredState { state: limit.fresh(), shift, whole: Micros(0) }),
         };
-        if paused > Micros(0) && limit.feels(paused, when.0) {
-            // Only what is taken is kept: who resumes finds the state as it was.
+        if paused > Micros(0) && limit.is_affected_by_pause(paused, when.0) {
+            // The pause is stored only with a commit: after a resume the state is then as it was before.
             let mut state = limit.pause(limit.adopt(held.state.clone()), paused, when.0);
             let slot = limit.take(&mut state, when, cost)?;
             if cost > 0 {
@@ -262,7 +261,7 @@ impl Downstream {
     pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State) {
         let (shift, whole) = (self.shift, limit.whole_at(&state));
         let place = self.place(limit);
-        *self.row(key).slot(place) = Some(Held { state, shift, whole });
+        *self.row(key).slot(place) = Some(StoredState { state, shift, whole });
     }
 
     pub(super) fn forget(&mut self, limit: &Limit, key: &str) {
@@ -271,8 +270,8 @@ impl Downstream {
         }
     }
 
-    /// The states of the limits that a reservation was charged to, without it; none if anything was
-    /// taken after it.
+    /// The states of the limits that a reservation was charged to, with the charge undone; `None` if anything was
+    /// committed after it.
     pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>) -> Option<Vec<(&'a Limit, &'a str, State)>> {
         let shift = self.shift;
         let marks = call.before.iter().zip(call.after);
@@ -288,29 +287,29 @@ impl Downstream {
         (!restored.is_empty()).then_some(restored)
     }
 
-    /// The record, and the states of the limits, as texts.
+    /// The record and the states of the limits, as text.
     pub(super) fn dump(&mut self, key: &str, limits: &LimitSet) -> Vec<String> {
         let (epoch, high, shift) = (self.epoch, self.high, self.shift);
         let kept = |limit: &Limit| {
             let held = self.get(limit, key)?;
-            Some(Kept { state: held.state.clone(), shift: held.shift, epoch })
+            Some(DumpedState { state: held.state.clone(), shift: held.shift, epoch })
         };
         let kept = limits.iter().map(kept).collect();
         dump::texts(limits, Record { epoch, high, shift, status: self.status, queue: self.queue }, kept)
     }
 
-    /// How many keys have states of their own.
+    /// The number of keys that have states of their own.
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
         self.keyed.len()
     }
 
-    fn get(&mut self, limit: &Limit, key: &str) -> Option<&mut Held> {
+    fn get(&mut self, limit: &Limit, key: &str) -> Option<&mut StoredState> {
         self.slot(limit, key)?.as_mut()
     }
 
-    /// Where a limit's state is, if there ever was one.
-    fn slot(&mut self, limit: &Limit, key: &str) -> Option<&mut Option<Held>> {
+    /// The storage of a limit's state, if there ever was one.
+    fn slot(&mut self, limit: &Limit, key: &str) -> Option<&mut Option<StoredState>> {
         let place = self.names.iter().position(|name| name == limit.name())?;
         let row = if key.is_empty() { Some(&mut self.whole) } else { self.keyed.get_mut(key) };
         Some(row?.slot(place))
@@ -327,33 +326,34 @@ impl Downstream {
         &mut self.keyed[place]
     }
 
-    /// Forgets some of the keys whose states are all whole again.
+    /// Removes some of the keys whose states all equal absence.
     fn sweep(&mut self) {
-        if self.keyed.len() < FEW {
+        if self.keyed.len() < SWEEP_THRESHOLD {
             return;
         }
         let (high, shift) = (self.high, self.shift);
-        // On the clock that each was written under, which was never behind.
-        let is_absent = |held: &Held| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
-        for _ in 0..LOOKED_AT {
-            match self.keyed.get_index(self.swept) {
+        // Compared on the clock that each state was written under, which was never behind the present one.
+        let is_absent =
+            |held: &StoredState| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
+        for _ in 0..SWEEP_STEP {
+            match self.keyed.get_index(self.sweep_cursor) {
                 Some((_, row)) if row.all(is_absent) => {
-                    self.keyed.swap_remove_index(self.swept);
+                    self.keyed.swap_remove_index(self.sweep_cursor);
                 }
-                Some(_) => self.swept += 1,
-                None => self.swept = 0,
+                Some(_) => self.sweep_cursor += 1,
+                None => self.sweep_cursor = 0,
             }
         }
     }
 }
 
 impl Row {
-    fn all(&self, holds: impl FnMut(&Held) -> bool) -> bool {
+    fn all(&self, holds: impl FnMut(&StoredState) -> bool) -> bool {
         self.first.iter().chain(self.more.iter().flatten()).all(holds)
     }
 
     #[inline]
-    fn slot(&mut self, place: usize) -> &mut Option<Held> {
+    fn slot(&mut self, place: usize) -> &mut Option<StoredState> {
         if place == 0 {
             return &mut self.first;
         }
@@ -364,7 +364,7 @@ impl Row {
     }
 }
 
-impl Held {
+impl StoredState {
     fn correct(&mut self, limit: &Limit, shift: i64) {
         let back = shift - self.shift;
         if back > 0 {

@@ -1,4 +1,4 @@
-//! Decisions in this process without a future: nothing is awaited, no name is looked up.
+//! Decisions in this process without a future: nothing is awaited, and no name is looked up.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,9 +33,9 @@ pub struct MemoryHandle {
     limits: Arc<LimitSet>,
     /// The latest slot at which a cost of 1 is exact.
     latest: Micros,
-    /// The limit of a set that has but one, and where its states are: the short way.
+    /// The limit of a set that has only one, and the index of its states: the fast path.
     single: Option<(Limit, usize)>,
-    /// Whether instants may come in the wrong order: the GCRA family has no frontier.
+    /// Whether instants may come in the wrong order, which is harmless for the GCRA family, as it has no frontier.
     unordered: bool,
 }
 
@@ -71,10 +71,10 @@ impl MemoryHandle {
     /// # Errors
     /// As [`MemoryHandle::take`].
     pub fn reserve(&self, key: &str, cost: u32, ahead: Duration) -> Result<Micros, Refusal> {
-        // Before the lock, whose wait is not the clock's. Two threads may so see their instants in the
-        // wrong order; one that was kept from the lock for long must look again, or it would seem that
-        // the clock had stepped. The windows are asked under the lock: behind the slot that another
-        // thread has just taken nothing fits.
+        // The clock is read before the lock is taken, so that the wait for the lock is not part of the instant. Two
+        // threads may then see their instants in the wrong order; a thread that waited long for the lock must read the
+        // clock again, or the clock would seem to have stepped back. For windows the clock is read under the lock:
+        // nothing fits before a slot that another thread has just taken.
         let early = self.unordered.then(|| self.clock.now());
         let mut downstream = locked(&self.downstream);
         let now = match early {
@@ -105,7 +105,7 @@ impl MemoryHandle {
         }
     }
 
-    /// The clock that it decides by.
+    /// The present time of the clock that it decides by.
     #[must_use]
     pub fn now(&self) -> Micros {
         self.clock.now()
@@ -148,7 +148,7 @@ mod tests {
         }
     }
 
-    /// Stands still, and notes whether the downstream was locked when it was read.
+    /// A clock that stands still, and records whether the downstream was locked when it was read.
     #[derive(Debug, Default)]
     struct Witness {
         watched: std::sync::OnceLock<Arc<Mutex<Downstream>>>,
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// Else a window refused what fits: an instant before another thread's slot is behind its frontier.
+    /// A window would otherwise refuse what fits: an instant before another thread's slot is behind its frontier.
     #[test]
     fn instants_at_a_window_are_in_order() {
         let window = Limit::sliding_log("w", 5, Duration::from_secs(1)).unwrap();

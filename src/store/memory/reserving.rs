@@ -1,16 +1,16 @@
-//! Slots for jobs, from the record of one downstream and the states of its limits.
+//! The decision on a reserve call, from the record of one downstream and the states of its limits.
 
 use std::time::Duration;
 
 use super::downstream::Downstream;
-use super::{Booking, LONGEST_LIFE, Lease, Reserve, Reserved, SharedHorizon};
+use super::{Booking, LONGEST_TURN_LEASE, Lease, Reserve, Reserved, SharedHorizon};
 use crate::limit::{Charge, Keyed, Mark, Plan, State};
 use crate::store::lanes::States;
 use crate::store::{Asker, Lanes};
 use crate::time::Micros;
 
 impl Downstream {
-    /// Slots for jobs of lanes, and which of the downstream's limits were taken from.
+    /// Grants slots to jobs of lanes. Returns the answer, and which of the downstream's limits were charged.
     pub(super) fn reserve_in_lanes(
         &mut self,
         call: &Reserve<'_>,
@@ -35,7 +35,7 @@ impl Downstream {
         (self.reserved(call, states, now, (before, plan)), taken)
     }
 
-    /// The answer to a call that was decided on; `states` are those after it.
+    /// Builds the answer to a call; `states` are those after the decision.
     pub(super) fn reserved(
         &mut self,
         call: &Reserve<'_>,
@@ -87,19 +87,19 @@ impl Downstream {
         self.book(now, asker, left.map(|(left, cost)| (slots, left, cost)))
     }
 
-    /// Renews a replica's lease, and counts those that live.
+    /// Renews a replica's lease, and counts the leases in force.
     pub(super) fn lease(&mut self, lease: Lease<'_>, booking: Option<&Booking>, now: Micros) -> u32 {
-        // One that lies further ahead was given before the clock stepped back.
-        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_LIFE));
-        let ttl = lease.ttl.max(booking.map_or(Duration::ZERO, |booking| booking.life(now)));
+        // A lease that ends later than any lease can was granted before the clock stepped back.
+        self.leases.retain(|_, until| *until > now && *until <= now.plus(LONGEST_TURN_LEASE));
+        let ttl = lease.ttl.max(booking.map_or(Duration::ZERO, |booking| booking.lease_ttl(now)));
         self.leases.insert(lease.replica.to_owned(), now.plus(ttl));
         u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
-    /// The call, which reaches no further than its shared horizon while others hold leases.
+    /// The call with its horizon reduced to the shared one while other replicas hold leases.
     pub(super) fn within_shared_horizon<'a>(&self, call: Reserve<'a>, now: Micros) -> Reserve<'a> {
         let Some(SharedHorizon { replica, horizon }) = call.shared else { return call };
-        let lives = |until: &Micros| *until > now && *until <= now.plus(LONGEST_LIFE);
+        let lives = |until: &Micros| *until > now && *until <= now.plus(LONGEST_TURN_LEASE);
         let is_shared = self.leases.iter().any(|(name, until)| name != replica && lives(until));
         Reserve { ahead: if is_shared { call.ahead.min(horizon) } else { call.ahead }, ..call }
     }

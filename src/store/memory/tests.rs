@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::limit::{Costs, Limit};
 use crate::rate::Rate;
-use crate::store::memory::downstream::FEW;
+use crate::store::memory::downstream::SWEEP_THRESHOLD;
 use crate::store::{Asker, Granted, NextTurn};
 use crate::time::ManualClock;
 
@@ -20,7 +20,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// 10/s with this burst, at START.
+    /// A leaky bucket of 10/s with this burst, on a clock that starts at START.
     fn new(burst: u32) -> Self {
         let clock = Arc::new(ManualClock::new(Micros(START)));
         let rate = Rate::new(10, Duration::from_secs(1)).unwrap();
@@ -39,7 +39,7 @@ impl Bench {
         self.store.reserve(call).await.unwrap()
     }
 
-    /// Slots in ms after START, and the refused one.
+    /// Returns the slots granted, in ms after START, and the refused one.
     async fn slots(&self, at_ms: i64, jobs: usize, ahead_ms: u64) -> (Vec<i64>, Option<i64>) {
         let answer = self.reserve("", START + at_ms * MS, &vec![1; jobs], ahead_ms).await;
         let since = |slot: &Micros| (slot.0 - START) / MS;
@@ -67,7 +67,7 @@ async fn a_burst_goes_at_once_after_a_rest() {
 async fn a_clock_that_steps_back_does_not_stall_anyone() {
     let bench = Bench::new(1);
     assert_eq!(bench.slots(10_000, 2, 1000).await, (vec![10_000, 10_100], None));
-    // 10 s back: the slot after 10 100 ms is 10 200 ms, now called 200 ms.
+    // The clock is 10 s back, so the slot after 10 100 ms, which is 10 200 ms, is now 200 ms.
     assert_eq!(bench.slots(0, 1, 0).await, (vec![], Some(200)));
     assert_eq!(bench.slots(300, 2, 1000).await, (vec![300, 400], None));
 }
@@ -119,12 +119,12 @@ async fn keys_are_apart_and_reset_forgets_one() {
 #[tokio::test]
 async fn memory_is_bounded_by_the_keys_in_use() {
     let bench = Bench::new(1);
-    // 20 keys are in use in any minute and a half; 50 000 are used in all.
+    // At any time 20 keys have been used in the last minute and a half, of 50 000 in all.
     for index in 0..50_000_i64 {
         bench.reserve(&index.to_string(), START + index * 5_000 * MS, &[1], 0).await;
     }
-    assert!(bench.store.held("d") <= FEW, "{}", bench.store.held("d"));
-    // A crowd in use at once is kept: nobody's pace is lost.
+    assert!(bench.store.key_count("d") <= SWEEP_THRESHOLD, "{}", bench.store.key_count("d"));
+    // Keys that are in use at the same time are kept, so that none loses its pace.
     let start = START + 1_000_000_000 * MS;
     for index in 0..5000 {
         bench.reserve(&format!("crowd-{index}"), start, &[1], 0).await;
@@ -169,8 +169,8 @@ async fn calls_that_cannot_be_exact_are_refused() {
     assert!(matches!(call(&beyond).await, Err(StoreError::Invalid(_))));
 }
 
-/// Each slot that is taken drops what it is sure not to need. Given back one after the other, two of
-/// them must not lead back to where it counted.
+/// Each slot that is taken drops entries that no later instant needs. When two slots are given back one after the
+/// other, the frontier must not return to where a dropped entry counted.
 #[tokio::test]
 async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
     let second = Duration::from_secs(1);
@@ -204,7 +204,7 @@ async fn slots_given_back_in_turn_do_not_forget_what_counted_before() {
     }
 }
 
-/// A turn that was booked behind a backlog must not be waited for once the backlog is forgotten.
+/// A turn that was booked behind a backlog must not delay its asker once the backlog is forgotten.
 #[tokio::test]
 async fn a_reset_forgets_booked_turns() {
     let bench = Bench::new(1);
@@ -236,7 +236,7 @@ async fn a_reset_forgets_booked_turns() {
     assert_eq!(book().await, Duration::from_secs(10));
 }
 
-/// Units that a window holds back wait for no turn: one that nobody could use would keep others from their slots.
+/// Units that a window holds back wait for no turn: a turn that nobody can use would keep others from their slots.
 #[tokio::test]
 async fn who_waits_for_the_end_of_a_window_books_no_turn() {
     let bench = Bench::new(1);
@@ -255,4 +255,52 @@ async fn who_waits_for_the_end_of_a_window_books_no_turn() {
     assert_eq!(booked(&[5, 5, 6], 16).await, NextTurn::None, "all of them wait for the window");
     let NextTurn::At(turn) = booked(&[5, 5], 12).await else { panic!("two units need one") };
     assert_eq!((turn.begins, turn.units), (Micros(START + 10_000 * MS), 1));
+}
+
+/// Those of 50 000 keys that may be forgotten.
+#[tokio::test]
+async fn one_call_forgets_few_keys() {
+    let bench = Bench::new(1);
+    for index in 0..50_000 {
+        bench.reserve(&index.to_string(), START, &[1], 0).await;
+    }
+    let held = bench.store.key_count("d");
+    assert!(held >= 50_000, "all are in use: {held}");
+    // All are whole again by now.
+    let (mut before, mut most) = (held, 0);
+    for index in 0..30_000 {
+        bench.reserve(&format!("later-{index}"), START + 1_000_000 * MS, &[1], 0).await;
+        let after = bench.store.key_count("d");
+        (before, most) = (after, most.max(before.saturating_sub(after)));
+    }
+    assert!(most <= 16, "{most} keys are forgotten in one call");
+    assert!(before < held, "they are forgotten in the end: {before}");
+}
+
+/// A call for a key that there is does not take longer when there are many others. Each is timed in five runs that are
+/// alike, and the fastest counts: what else the machine does meanwhile is not at the same call of each run.
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "real time is measured")]
+async fn no_call_for_a_known_key_looks_at_all_others() {
+    const KEYS: usize = 40_000;
+    let mut fastest = vec![Duration::MAX; KEYS];
+    for _ in 0..5 {
+        let bench = Bench::new(1);
+        for (index, fastest) in fastest.iter_mut().enumerate() {
+            // It may have to make the table larger, which is not timed.
+            bench.reserve(&index.to_string(), START, &[1], 0).await;
+            let begun = std::time::Instant::now();
+            bench.reserve("0", START, &[1], 0).await;
+            *fastest = (*fastest).min(begun.elapsed());
+        }
+    }
+    let (keys, slowest) = fastest.iter().enumerate().max_by_key(|(_, took)| **took).unwrap();
+    let mut sorted = fastest.clone();
+    sorted.sort_unstable();
+    let median = sorted[KEYS / 2];
+    assert!(
+        *slowest < 200 * median,
+        "a call takes {slowest:?} with {} keys, the median one {median:?}",
+        keys + 1
+    );
 }

@@ -118,7 +118,7 @@ async fn a_suspend_is_no_step_and_slots_come_nearer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_under_way_in_a_suspend_is_no_step() {
-    // Decided before the suspend, or after it; the one after the next suspend too.
+    // The instant is mapped before the suspend, or after it; the second one also after the next suspend.
     for decided in [1001, 301_001] {
         let (clock, start) = (SlotClock::new(), Instant::now());
         let store = |at: u64| Micros(1_000_000_000 + at as i64 * 1000);
@@ -128,20 +128,20 @@ async fn a_call_under_way_in_a_suspend_is_no_step() {
         let observed = clock.observe(start + ms(1000), store(decided), EPOCH, start + ms(1002));
         assert_eq!(observed, Observed::Consistent);
         assert!(clock.deadline(store(400_000)).unwrap() >= start + ms(100_000), "never early");
-        // Sent before it was noticed, between two suspends that are close together.
+        // The call was sent before the suspend was noticed, between two suspends that are close together.
         tokio::time::advance(ms(998)).await;
         suspend(ms(300_000));
         let observed = clock.observe(start + ms(1001), store(302_000), EPOCH, start + ms(2000));
         assert_eq!(observed, Observed::Consistent);
-        // What does not fit is a step still.
+        // A sample that contradicts the window is still a step.
         let observed = clock.observe(start + ms(3000), store(203_000), EPOCH, start + ms(3001));
         assert_eq!(observed, Observed::SteppedBack);
     }
 }
 
 proptest! {
-    /// Whatever the latencies and the order of the answers: at the deadline the store's clock has
-    /// reached the slot, and it is late by no more than the last answer's way back.
+    /// For any latencies and any order of the answers, the store's clock has reached the slot at the deadline, and the
+    /// deadline is late by no more than the last answer's way back.
     #[test]
     fn never_early(
         offset in -1_000_000_000_000_i64..1_000_000_000_000,

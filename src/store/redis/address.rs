@@ -1,4 +1,4 @@
-//! Host and port of a server, as URLs, sentinels and nodes of a cluster tell it.
+//! The host and port of a server, as given by a URL, a sentinel or a node of a cluster.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use redis::{ConnectionAddr, ConnectionInfo};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
-    /// IPv6 without brackets.
+    /// The host name or address; an IPv6 address has no brackets.
     pub(super) host: String,
     pub(super) port: u16,
 }
@@ -21,19 +21,21 @@ impl Address {
         }
     }
 
-    /// The address that a redirection names, `HOST:PORT` without brackets; an empty host is that of the server `asked`.
+    /// Parses the address of a redirection, `HOST:PORT` without brackets. An empty host stands for that of the server
+    /// that was `asked`.
     pub(super) fn redirected(text: &str, asked: &Self) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Some(Self::announced(host, port.parse().ok()?, asked))
     }
 
-    /// As a node announces another one: where it does not know the host it means its own.
+    /// The address that a node announces for another one. An empty or unknown host stands for that of the server that
+    /// was `asked`.
     pub(super) fn announced(host: &str, port: u16, asked: &Self) -> Self {
         let host = if matches!(host, "" | "?") { &asked.host } else { host };
         Self { host: host.to_owned(), port }
     }
 
-    /// The same login, at this address.
+    /// The connection information `login`, with this address in it.
     pub(super) fn with(&self, login: &ConnectionInfo) -> ConnectionInfo {
         let Self { host, port } = self.clone();
         login.clone().set_addr(match login.addr() {

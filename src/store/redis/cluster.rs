@@ -1,8 +1,7 @@
-//! A cluster: each downstream's keys lie on the master of one slot, and each master has a link of its own.
+//! A Redis Cluster: the keys of each downstream lie on the master of one slot, and each master has its own connection.
 //!
-//! A failed call is told to its caller, who asks again, and the nodes are asked anew where slots are before
-//! the next one. Only a call that another node has refused, MOVED, goes on to the right one by itself: it
-//! has not run.
+//! A failed call is reported to its caller, which retries, and the slot map is refreshed before the next call. Only a
+//! call that was refused with MOVED is sent on to the right node by itself, as it has not run.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,35 +15,35 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::address::Address;
-use super::dial::{Dial, first};
+use super::dial::{Dialer, first};
+use super::errors::ServerAddress;
 use super::link::{Failure, Link};
 use super::scripts::Call;
 use super::slots::{Topology, slot};
-use super::trouble::At;
 use crate::store::StoreError;
 use crate::time::Micros;
 
-/// Nodes are not asked for their slots more often than this.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The least time between two refreshes of the slot map.
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) struct Cluster {
-    dial: Dial,
+    dial: Dialer,
     seeds: Vec<Address>,
-    /// To every node; its address is another one for each.
+    /// The login to every node; the address in it is replaced for each.
     login: ConnectionInfo,
-    at: At,
-    map: StdMutex<Map>,
-    asked: Mutex<Asked>,
+    at: ServerAddress,
+    map: StdMutex<SlotMap>,
+    last_refresh: Mutex<LastRefresh>,
 }
 
-/// Which node has which slots, as far as is known.
+/// The nodes that serve each slot, as far as is known.
 #[derive(Default)]
-struct Map {
-    /// First and last slot; ascending.
+struct SlotMap {
+    /// First and last slot of each range, in ascending order.
     ranges: Vec<(u16, u16, Arc<Node>)>,
-    /// What redirections have told since.
+    /// The nodes of slots that redirections have named since the last refresh.
     moved: HashMap<u16, Arc<Node>>,
-    /// All that may know better: masters, replicas and seeds.
+    /// All nodes that can be asked for the slot map: masters, replicas and seeds.
     known: Vec<Address>,
     gap: Option<u16>,
 }
@@ -52,37 +51,37 @@ struct Map {
 struct Node {
     address: Address,
     link: Link,
-    /// A call has failed there since its slots were asked for.
+    /// Whether a call to the node has failed since the last refresh.
     suspect: AtomicBool,
 }
 
-/// The last time that nodes were asked for their slots.
+/// The last refresh of the slot map.
 #[derive(Default)]
-struct Asked {
+struct LastRefresh {
     at: Option<Instant>,
     failure: Option<StoreError>,
-    /// How often: another node is first each time, since one may be wrong for long.
-    turn: usize,
+    /// The number of refreshes: each starts with another node, since one node may be wrong for long.
+    rotation: usize,
 }
 
 impl Cluster {
-    pub(super) fn new(dial: Dial, seeds: Vec<Address>, login: ConnectionInfo) -> Self {
+    pub(super) fn new(dial: Dialer, seeds: Vec<Address>, login: ConnectionInfo) -> Self {
         let names: Vec<String> = seeds.iter().map(Address::to_string).collect();
-        let (map, asked) = (StdMutex::default(), Mutex::default());
-        Self { dial, seeds, login, at: At(names.join(",")), map, asked }
+        let (map, last_refresh) = (StdMutex::default(), Mutex::default());
+        Self { dial, seeds, login, at: ServerAddress(names.join(",")), map, last_refresh }
     }
 
-    /// How nodes are connected to.
-    pub(super) const fn dial(&self) -> &Dial {
+    /// How connections to nodes are opened.
+    pub(super) const fn dial(&self) -> &Dialer {
         &self.dial
     }
 
-    /// The seeds, without credentials.
-    pub(super) const fn at(&self) -> &At {
+    /// The addresses of the seeds, without credentials.
+    pub(super) const fn at(&self) -> &ServerAddress {
         &self.at
     }
 
-    /// As [`Link::invoke`], on the node of the downstream.
+    /// As [`Link::invoke`], on the node that serves the downstream.
     pub(super) async fn invoke<'c, T: FromRedisValue>(
         &self,
         downstream: &str,
@@ -92,30 +91,30 @@ impl Cluster {
         let node = self.node(slot).await?;
         let moved = match node.link.invoke(&call).await {
             Err(Failure { moved: Some(moved), .. }) => moved,
-            other => return node.heed(other),
+            other => return node.mark_if_failed(other),
         };
         let Some(address) = Address::redirected(&moved, &node.address) else {
-            return node.heed(Err(node.link.at().unexpected(format!("MOVED to {moved}")).into()));
+            return node.mark_if_failed(Err(node.link.at().unexpected(format!("MOVED to {moved}")).into()));
         };
         let node = self.redirect(slot, address);
-        node.heed(node.link.invoke(&call).await.map_err(|failure| match failure.moved {
-            // They disagree, as they do for a moment in a failover.
+        node.mark_if_failed(node.link.invoke(&call).await.map_err(|failure| match failure.moved {
+            // The nodes disagree, as they do for a moment in a failover.
             Some(to) => node.link.at().unreachable(format!("slot {slot} is moving to {to}")).into(),
             None => failure,
         }))
     }
 
-    /// As [`Link::read`], on the node of the downstream.
+    /// As [`Link::read`], on the node that serves the downstream.
     pub(super) async fn read<T: FromRedisValue>(
         &self,
         downstream: &str,
-        asked: &redis::Pipeline,
+        commands: &redis::Pipeline,
     ) -> Result<T, StoreError> {
         let node = self.node(slot(downstream)).await?;
-        node.heed(node.link.read(asked).await.map_err(Failure::from))
+        node.mark_if_failed(node.link.read(commands).await.map_err(Failure::from))
     }
 
-    /// The clock of one of the masters, once all of them have answered: each slot must have one.
+    /// The clock of one of the masters, once all of them have answered and each slot has one.
     pub(super) async fn time(&self) -> Result<Micros, StoreError> {
         let is_known = {
             let map = self.map();
@@ -134,12 +133,12 @@ impl Cluster {
         if let Some(gap) = gap {
             return Err(self.at.unreachable(format!("no master serves slot {gap} of the cluster")));
         }
-        let mut asked = JoinSet::new();
+        let mut answers = JoinSet::new();
         for node in masters {
-            asked.spawn(async move { node.heed(node.link.time().await.map_err(Failure::from)) });
+            answers.spawn(async move { node.mark_if_failed(node.link.time().await.map_err(Failure::from)) });
         }
         let mut time = Err(self.at.unreachable("no master of the cluster is known"));
-        while let Some(answer) = asked.join_next().await {
+        while let Some(answer) = answers.join_next().await {
             time =
                 Ok(answer
                     .unwrap_or_else(|_| Err(self.at.unreachable("asking for its clock was broken off")))?);
@@ -147,16 +146,16 @@ impl Cluster {
         time
     }
 
-    /// A connection of its own that hears what is published on the channel, to any node: each tells all
-    /// others what is published there.
+    /// Opens a connection that subscribes to the channel, to any node: each node forwards to all others what is
+    /// published there.
     pub(super) async fn listen(&self, channel: &str) -> Result<PubSub, StoreError> {
-        let turn = self.asked.lock().await.next();
+        let rotation = self.last_refresh.lock().await.next();
         let listen = |info| self.dial.clone().listen(info, channel.to_owned());
-        let asked = self.candidates(turn).into_iter().map(listen).collect();
-        first(asked).await.map_err(|errors| self.none(&errors))
+        let attempts = self.candidates(rotation).into_iter().map(listen).collect();
+        first(attempts).await.map_err(|errors| self.no_answer(&errors))
     }
 
-    /// The node that has a slot; asked for anew if calls to it have failed.
+    /// The node that serves a slot. The slot map is refreshed first if calls to the node have failed.
     async fn node(&self, slot: u16) -> Result<Arc<Node>, StoreError> {
         let known = self.map().node(slot);
         if let Some(node) = known.filter(|node| !node.suspect.load(Ordering::Acquire)) {
@@ -167,36 +166,41 @@ impl Cluster {
         known.ok_or_else(|| self.at.unreachable(format!("no master serves slot {slot} of the cluster")))
     }
 
-    /// Asks nodes where the slots are; who waited for somebody else to do so shares the answer.
+    /// Refreshes the slot map. Callers that waited for another refresh share its result.
     async fn refresh(&self) -> Result<(), StoreError> {
-        let mut asked = self.asked.lock().await;
-        if asked.at.is_some_and(|at| at.elapsed() < PAUSE) {
-            return asked.failure.clone().map_or(Ok(()), Err);
+        let mut last = self.last_refresh.lock().await;
+        if last.at.is_some_and(|at| at.elapsed() < MIN_REFRESH_INTERVAL) {
+            return last.failure.clone().map_or(Ok(()), Err);
         }
-        let turn = asked.next();
-        let questions = self.candidates(turn).into_iter().map(|info| ask(self.dial.clone(), info)).collect();
+        let rotation = last.next();
+        let questions = self
+            .candidates(rotation)
+            .into_iter()
+            .map(|info| ask_for_slots(self.dial.clone(), info))
+            .collect();
         let answer = first(questions).await;
-        asked.at = Some(Instant::now());
-        let result = answer.map(|topology| self.learn(topology)).map_err(|errors| self.none(&errors));
-        asked.failure = result.as_ref().err().cloned();
+        last.at = Some(Instant::now());
+        let result =
+            answer.map(|topology| self.replace_slot_map(topology)).map_err(|errors| self.no_answer(&errors));
+        last.failure = result.as_ref().err().cloned();
         result
     }
 
-    /// All nodes that are known, another one first each time.
-    fn candidates(&self, turn: usize) -> Vec<ConnectionInfo> {
+    /// All known nodes, starting with another one each time.
+    fn candidates(&self, rotation: usize) -> Vec<ConnectionInfo> {
         let mut known = self.map().known.clone();
         for seed in &self.seeds {
             if !known.contains(seed) {
                 known.push(seed.clone());
             }
         }
-        let start = turn % known.len().max(1);
+        let start = rotation % known.len().max(1);
         known.rotate_left(start);
         known.iter().map(|address| address.with(&self.login)).collect()
     }
 
-    /// Links to nodes that stay masters are kept.
-    fn learn(&self, topology: Topology) {
+    /// Replaces the slot map. Connections to nodes that stay masters are kept.
+    fn replace_slot_map(&self, topology: Topology) {
         let mut map = self.map();
         let gap = topology.gap();
         let mut nodes: HashMap<Address, Arc<Node>> = HashMap::new();
@@ -216,7 +220,7 @@ impl Cluster {
         (map.known, map.gap) = (known, gap);
     }
 
-    /// Takes in what a node has told: the slot is at this address.
+    /// Records a redirection: the slot is served at this address.
     fn redirect(&self, slot: u16, address: Address) -> Arc<Node> {
         let mut map = self.map();
         let known = map.ranges.iter().map(|(.., node)| node).chain(map.moved.values());
@@ -231,19 +235,19 @@ impl Cluster {
         Arc::new(Node { address: address.clone(), link, suspect: AtomicBool::new(false) })
     }
 
-    /// No node answers: one that refuses says more than those that are away.
-    fn none(&self, errors: &[StoreError]) -> StoreError {
+    /// The error when no node answers: a node that refuses is more informative than one that is away.
+    fn no_answer(&self, errors: &[StoreError]) -> StoreError {
         let answered = errors.iter().find(|error| !error.is_away());
         let cause = answered.or(errors.first()).cloned();
         cause.unwrap_or_else(|| self.at.unreachable("there is no node to ask"))
     }
 
-    fn map(&self) -> MutexGuard<'_, Map> {
+    fn map(&self) -> MutexGuard<'_, SlotMap> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Map {
+impl SlotMap {
     fn node(&self, slot: u16) -> Option<Arc<Node>> {
         if let Some(node) = self.moved.get(&slot) {
             return Some(node.clone());
@@ -255,8 +259,8 @@ impl Map {
 }
 
 impl Node {
-    /// Whatever fails there: the slots are asked for anew before the next call.
-    fn heed<T>(&self, result: Result<T, Failure>) -> Result<T, StoreError> {
+    /// After any failure the slot map is refreshed before the next call to this node.
+    fn mark_if_failed<T>(&self, result: Result<T, Failure>) -> Result<T, StoreError> {
         result.map_err(|failure| {
             self.suspect.store(true, Ordering::Release);
             failure.error
@@ -264,16 +268,16 @@ impl Node {
     }
 }
 
-impl Asked {
+impl LastRefresh {
     fn next(&mut self) -> usize {
-        self.turn = self.turn.wrapping_add(1);
-        self.turn - 1
+        self.rotation = self.rotation.wrapping_add(1);
+        self.rotation - 1
     }
 }
 
-async fn ask(dial: Dial, info: ConnectionInfo) -> Result<Topology, StoreError> {
+async fn ask_for_slots(dial: Dialer, info: ConnectionInfo) -> Result<Topology, StoreError> {
     let address = Address::of(&info);
-    let at = At(address.to_string());
+    let at = ServerAddress(address.to_string());
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let answer = dial.ask(info, question).await.map_err(|error| match error.code() {

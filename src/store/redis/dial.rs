@@ -1,4 +1,4 @@
-//! New connections: how long opening one may take, and whom to ask where several know the answer.
+//! New connections: time-outs for opening one, and hedged requests to several servers that know the same answer.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,61 +10,61 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::address::Address;
-use super::trouble::At;
+use super::errors::ServerAddress;
 use crate::store::StoreError;
 
-/// How long one of several servers may keep silent before the next one is asked too.
-const SILENCE: Duration = Duration::from_millis(100);
+/// How long one of several servers may be silent before the next one is asked as well.
+const HEDGE_DELAY: Duration = Duration::from_millis(100);
 
 /// Opens connections.
 #[derive(Clone)]
-pub(super) struct Dial {
+pub(super) struct Dialer {
     config: AsyncConnectionConfig,
-    patience: Duration,
+    connect_timeout: Duration,
     reopened: watch::Sender<()>,
 }
 
-impl Dial {
+impl Dialer {
     pub(super) fn new(connect: Duration, response: Duration) -> Self {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect))
             .set_response_timeout(Some(response));
-        Self { config, patience: connect, reopened: watch::Sender::new(()) }
+        Self { config, connect_timeout: connect, reopened: watch::Sender::new(()) }
     }
 
-    /// A connection that carries calls was opened, after another one broke or the first time.
-    pub(super) fn tell_reopened(&self) {
+    /// Reports that a connection for calls was opened, the first one or one that replaces a broken one.
+    pub(super) fn notify_reopened(&self) {
         self.reopened.send_replace(());
     }
 
-    /// Tells from now on when such a connection was opened.
+    /// Subscribes to openings of such connections.
     pub(super) fn reopened(&self) -> watch::Receiver<()> {
         self.reopened.subscribe()
     }
 
-    /// For connecting: name resolution, TLS and authentication included.
-    pub(super) const fn patience(&self) -> Duration {
-        self.patience
+    /// The time-out for connecting, which includes name resolution, TLS and authentication.
+    pub(super) const fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
     }
 
     pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
         Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&self.config).await
     }
 
-    /// One question, on a connection of its own, within the time for connecting.
+    /// Sends one command on a new connection, within the time-out for connecting.
     pub(super) async fn ask(self, info: ConnectionInfo, question: Cmd) -> Result<Value, RedisError> {
         let answer = async { question.query_async(&mut self.open(&info).await?).await };
-        timeout(self.patience, answer).await.unwrap_or_else(|_| Err(too_late()))
+        timeout(self.connect_timeout, answer).await.unwrap_or_else(|_| Err(too_late()))
     }
 
-    /// A connection of its own that hears what is published on the channel.
+    /// Opens a connection that subscribes to the channel.
     pub(super) async fn listen(self, info: ConnectionInfo, channel: String) -> Result<PubSub, StoreError> {
         let opened = async {
             let mut subscriber = Client::open(info.clone())?.get_async_pubsub().await?;
             subscriber.subscribe(channel).await.map(|()| subscriber)
         };
-        let opened = timeout(self.patience, opened).await.unwrap_or_else(|_| Err(too_late()));
-        opened.map_err(|error| At(Address::of(&info).to_string()).explain(&error))
+        let opened = timeout(self.connect_timeout, opened).await.unwrap_or_else(|_| Err(too_late()));
+        opened.map_err(|error| ServerAddress(Address::of(&info).to_string()).explain(&error))
     }
 }
 
@@ -72,8 +72,8 @@ fn too_late() -> RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting timed out").into()
 }
 
-/// The first good answer of several who may know it, or each one's error. The next one is asked when all
-/// before have failed or one has kept silent for a while: one that is cut off costs no more than that.
+/// The first successful answer of several servers, or the error of each. The next server is asked when all earlier ones
+/// have failed or the last one has been silent for a while, so a server that is cut off costs no more than that.
 pub(super) async fn first<T: Send + 'static>(
     asked: Vec<impl Future<Output = Result<T, StoreError>> + Send + 'static>,
 ) -> Result<T, Vec<StoreError>> {
@@ -88,11 +88,11 @@ pub(super) async fn first<T: Send + 'static>(
             None if waiting.is_empty() => return Err(errors),
             None => true,
         };
-        let patience = if is_last { Duration::MAX } else { SILENCE };
-        match timeout(patience, waiting.join_next()).await {
+        let delay = if is_last { Duration::MAX } else { HEDGE_DELAY };
+        match timeout(delay, waiting.join_next()).await {
             Ok(Some(Ok(Ok(answer)))) => return Ok(answer),
             Ok(Some(Ok(Err(error)))) => errors.push(error),
-            // Silence, or a question that panicked: the next one.
+            // The server is silent, or its task panicked: the next one is asked.
             Ok(Some(Err(_)) | None) | Err(_) => {}
         }
     }
@@ -116,7 +116,7 @@ mod tests {
             (vec![answers("a", 10, false), answers("b", 20, true), answers("c", 0, true)], "b", 30),
             (vec![answers("a", 400, true), answers("b", 20, true), answers("c", 0, true)], "b", 120),
             (vec![answers("a", 400, true), answers("b", 500, true), answers("c", 10, true)], "c", 210),
-            // One that was slow is not given up.
+            // A slow server is not given up.
             (vec![answers("a", 400, true), answers("b", 0, false), answers("c", 0, false)], "a", 400),
         ] {
             let start = Instant::now();

@@ -1,10 +1,10 @@
-//! What a server says of itself: is it fit to keep the state of limits?
+//! Whether a server can keep the state of limits, according to its INFO.
 
-use super::trouble::At;
+use super::errors::ServerAddress;
 use crate::store::StoreError;
 
-/// Refuses a server that is too old, or that is a replica: one that was asked in the middle of a failover.
-pub(super) fn check(at: &At, server: &str, replication: &str) -> Result<(), StoreError> {
+/// Refuses a server that is too old, or that is a replica, as one may be in the middle of a failover.
+pub(super) fn check(at: &ServerAddress, server: &str, replication: &str) -> Result<(), StoreError> {
     let version = field(server, "redis_version");
     let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     if !version.is_empty() && (parts.next(), parts.next()) < (Some(6), Some(2)) {
@@ -16,13 +16,13 @@ pub(super) fn check(at: &At, server: &str, replication: &str) -> Result<(), Stor
     Ok(())
 }
 
-/// The policy by which a server may evict states, if it may: that silently resets their pace.
+/// The policy by which a server may evict keys, if it has one: an eviction silently resets the pace of a limit.
 pub(super) fn evicts(memory: &str) -> Option<&str> {
     let policy = field(memory, "maxmemory_policy");
     (policy.starts_with("volatile-") || policy.starts_with("allkeys-")).then_some(policy)
 }
 
-/// The server's process: the first 52 bits of its run_id, as `reserve.lua` has them; 0 for none.
+/// The id of the server's process: the first 52 bits of its run_id, as `reserve.lua` computes it; 0 if it has none.
 pub(super) fn run(server: &str) -> i64 {
     let digits = field(server, "run_id").get(..13);
     digits.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0)
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn old_servers_and_replicas_are_refused() {
-        let at = At("a:6379".to_owned());
+        let at = ServerAddress("a:6379".to_owned());
         for (version, is_fit) in
             [("5.0.1", false), ("6.0.16", false), ("6.2.0", true), ("7.0.15", true), ("10.0", true)]
         {
@@ -63,7 +63,7 @@ mod tests {
                 "{error}"
             );
         }
-        // Where INFO is not permitted nothing is known.
+        // Where INFO is not permitted, nothing is known of the server.
         assert!(check(&at, "", "").is_ok());
         let replica = check(&at, "redis_version:7.0.15\r\n", "# Replication\r\nrole:slave\r\n").unwrap_err();
         assert!(matches!(replica, StoreError::Unreachable { .. }), "{replica}");

@@ -1,4 +1,4 @@
-//! The keys of a downstream: all of them, and nowhere else.
+//! The keys of a downstream. All keys are built here.
 //!
 //! ```text
 //! paced:{billing}:record            the downstream's record (string, no TTL)
@@ -8,18 +8,18 @@
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
 //! ```
 //!
-//! Changes of records are told on the channel `paced:changes`: the downstream's name.
+//! Changes of records are published on the channel `paced:changes`, with the downstream's name as the message.
 //!
-//! The part in braces is the hash tag: all keys of one downstream lie in one slot of a cluster, so
-//! that one script may touch them. Hence no braces in the prefix or in a downstream's name. A
-//! colon in a limit's name is escaped, so that `a` with key `b:c` is not `a:b` with key `c`.
+//! The part in braces is the hash tag: all keys of one downstream lie in one slot of a cluster, so that one script may
+//! touch them. The prefix and the downstream's name therefore have no braces. A colon in a limit's name is escaped, so
+//! that `a` with key `b:c` is not `a:b` with key `c`.
 
 use std::borrow::Cow;
 
 use crate::limit::{Limit, LimitSet};
 use crate::store::Scope;
 
-/// The key of the record, and those of the states of `limits`: what every script has.
+/// The keys of every script: that of the record, then those of the states of `limits`.
 pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
     let mut keys = Vec::with_capacity(limits.len() + 2);
     keys.push(record(prefix, scope));
@@ -27,14 +27,14 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
     keys
 }
 
-/// The key of the record, those of the states of `limits`, and that of the terms.
+/// The keys of the record, of the states of `limits`, and of the terms.
 pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec<String> {
     let [record, terms] = record_and_terms(prefix, scope);
     let states = limits.iter().map(|limit| state(prefix, scope, limit));
     std::iter::once(record).chain(states).chain([terms]).collect()
 }
 
-/// The keys of the states of limits of the same downstream, each of which has a key.
+/// The keys of the states of keyed limits of one downstream.
 pub(super) fn of<'a>(
     prefix: &str,
     scope: Scope<'_>,
@@ -48,12 +48,12 @@ pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }
 
-/// The record, and the terms.
+/// The keys of the record and of the terms.
 pub(super) fn record_and_terms(prefix: &str, scope: Scope<'_>) -> [String; 2] {
     [record(prefix, scope), join(prefix, scope, &["terms"])]
 }
 
-/// The channel on which changes are told.
+/// The channel on which changes are published.
 pub(super) fn channel(prefix: &str) -> String {
     format!("{prefix}:changes")
 }
@@ -74,7 +74,7 @@ pub(super) fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
     }
 }
 
-/// In one allocation: keys are built with every call.
+/// Joins the parts of a key in one allocation, since keys are built with every call.
 fn join(prefix: &str, scope: Scope<'_>, parts: &[&str]) -> String {
     let size = prefix.len() + scope.downstream.len() + 4 + parts.iter().map(|part| part.len()).sum::<usize>();
     let mut key = String::with_capacity(size);

@@ -1,10 +1,9 @@
-//! The connection to a server: the only place that knows how the redis crate waits and fails.
+//! The connection to a server. Only this module depends on how the redis crate waits and fails.
 //!
-//! The crate's own `ConnectionManager` keeps a connection whose answers time out (a half-open one,
-//! say) and answers the first call after a failed reconnect with the old failure; its clients of
-//! clusters and sentinels repeat calls by themselves, and hide which server process answered. Here a
-//! connection that failed, or leads to no primary, is dropped, the next call opens a new one, and each knows its
-//! server's process.
+//! The crate's own `ConnectionManager` keeps a connection whose answers time out (a half-open one, say) and answers the
+//! first call after a failed reconnect with the old failure; its clients of clusters and sentinels repeat calls by
+//! themselves, and hide which server process answered. Here a connection that failed, or does not lead to a primary, is
+//! dropped, the next call opens a new one, and each connection knows the id of its server's process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
@@ -14,56 +13,56 @@ use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKi
 use tokio::sync::Mutex;
 
 use super::address::Address;
-use super::dial::Dial;
+use super::dial::Dialer;
+use super::errors::{ServerAddress, ends_connection, is_transient};
 use super::fit;
 use super::scripts::{Call, preloaded};
 use super::sentinel::Sentinels;
-use super::trouble::{At, ends_connection, passes};
 use crate::store::StoreError;
 use crate::time::Micros;
 
-/// One server, through at most one connection.
+/// The link to one server, over at most one connection at a time.
 pub(super) struct Link {
-    dial: Dial,
-    way: Way,
-    at: At,
-    /// The connection. Every call looks at it, so this lock is never held across an await.
+    dial: Dialer,
+    target: Target,
+    at: ServerAddress,
+    /// The connection. Every call locks it, so this lock is never held across an await.
     open: StdMutex<Option<Arc<Peer>>>,
     opening: Mutex<Opening>,
-    /// How often connecting failed: who waited for an attempt shares its failure.
+    /// The number of failed attempts to connect: callers that waited for an attempt share its failure.
     failures: AtomicU64,
-    /// The last server whose eviction was warned of.
+    /// The last server whose eviction policy was warned of.
     warned: StdMutex<String>,
 }
 
-/// Which server it is.
-enum Way {
+/// The server to connect to.
+enum Target {
     Fixed(Box<ConnectionInfo>),
-    /// The one that is the master when the connection is opened.
+    /// The server that is the master when the connection is opened.
     Sentinels(Box<Sentinels>),
 }
 
-/// The attempts to connect, of which there is one at a time.
+/// The attempts to connect, which are made one at a time.
 #[derive(Default)]
 struct Opening {
     opened: u64,
     failure: Option<StoreError>,
 }
 
-/// An open connection, and which server process it leads to.
+/// An open connection, with the id of the server's process.
 struct Peer {
     connection: MultiplexedConnection,
-    at: At,
-    /// As much of its run_id as a double holds; 0 where INFO is not permitted.
+    at: ServerAddress,
+    /// As much of the server's run_id as a double holds; 0 where INFO is not permitted.
     run: i64,
-    /// Which of the link's connections it is.
+    /// The sequence number of the connection on its link.
     number: u64,
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 pub(super) struct Failure {
     pub(super) error: StoreError,
-    /// The node of the cluster that has the keys, as `HOST:PORT`: then nothing has run.
+    /// The node of the cluster that serves the keys, as `HOST:PORT`; if it is set, nothing was run.
     pub(super) moved: Option<String>,
 }
 
@@ -74,42 +73,42 @@ impl From<StoreError> for Failure {
 }
 
 impl Link {
-    /// To this server.
-    pub(super) fn fixed(dial: Dial, info: ConnectionInfo) -> Self {
-        let at = At(Address::of(&info).to_string());
-        Self::new(dial, Way::Fixed(Box::new(info)), at)
+    /// A link to this server.
+    pub(super) fn fixed(dial: Dialer, info: ConnectionInfo) -> Self {
+        let at = ServerAddress(Address::of(&info).to_string());
+        Self::new(dial, Target::Fixed(Box::new(info)), at)
     }
 
-    /// To the master that these sentinels know.
-    pub(super) fn sentinels(dial: Dial, sentinels: Sentinels) -> Self {
-        let at = At(sentinels.address());
-        Self::new(dial, Way::Sentinels(Box::new(sentinels)), at)
+    /// A link to the master that these sentinels report.
+    pub(super) fn sentinels(dial: Dialer, sentinels: Sentinels) -> Self {
+        let at = ServerAddress(sentinels.address());
+        Self::new(dial, Target::Sentinels(Box::new(sentinels)), at)
     }
 
-    fn new(dial: Dial, way: Way, at: At) -> Self {
+    fn new(dial: Dialer, target: Target, at: ServerAddress) -> Self {
         let (open, opening) = (StdMutex::default(), Mutex::default());
-        Self { dial, way, at, open, opening, failures: AtomicU64::new(0), warned: StdMutex::default() }
+        Self { dial, target, at, open, opening, failures: AtomicU64::new(0), warned: StdMutex::default() }
     }
 
-    /// How it is connected to.
-    pub(super) const fn dial(&self) -> &Dial {
+    /// How connections are opened.
+    pub(super) const fn dial(&self) -> &Dialer {
         &self.dial
     }
 
-    /// Host and port, or the sentinels', without credentials.
-    pub(super) const fn at(&self) -> &At {
+    /// The address of the server or of the sentinels, without credentials.
+    pub(super) const fn at(&self) -> &ServerAddress {
         &self.at
     }
 
-    /// Asks several things that change nothing.
-    pub(super) async fn read<T: FromRedisValue>(&self, asked: &redis::Pipeline) -> Result<T, StoreError> {
+    /// Runs several commands that change nothing.
+    pub(super) async fn read<T: FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<T, StoreError> {
         let peer = self.peer().await?;
-        let result = asked.query_async(&mut peer.connection.clone()).await;
-        self.settle(&peer, result).map_err(|error| peer.at.explain(&error))
+        let result = commands.query_async(&mut peer.connection.clone()).await;
+        self.drop_if_broken(&peer, result).map_err(|error| peer.at.explain(&error))
     }
 
-    /// Runs a script once; it is loaded if the server does not know it (then it has not run). The call is
-    /// told which process it goes to.
+    /// Runs a script once. If the server does not know it, which means that it has not run, it is loaded first. `call`
+    /// is given the id of the server's process.
     pub(super) async fn invoke<'c, T: FromRedisValue>(
         &self,
         call: impl Fn(i64) -> Call<'c> + Send + Sync,
@@ -126,7 +125,7 @@ impl Link {
                 Err(error) => Err(error),
             };
         }
-        self.settle(&peer, result).map_err(|error| {
+        self.drop_if_broken(&peer, result).map_err(|error| {
             let is_moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
             let moved = error.redirect_node().filter(|_| is_moved).map(|(node, _)| node.to_owned());
             Failure { error: peer.at.explain(&error), moved }
@@ -137,17 +136,17 @@ impl Link {
     pub(super) async fn time(&self) -> Result<Micros, StoreError> {
         let peer = self.peer().await?;
         let result = redis::cmd("TIME").query_async(&mut peer.connection.clone()).await;
-        let answer = self.settle(&peer, result);
+        let answer = self.drop_if_broken(&peer, result);
         let (seconds, micros): (i64, i64) = answer.map_err(|error| peer.at.explain(&error))?;
         Ok(Micros(seconds * 1_000_000 + micros))
     }
 
-    /// A connection of its own that hears what is published on the channel.
+    /// Opens a connection that subscribes to the channel.
     pub(super) async fn listen(&self, channel: &str) -> Result<PubSub, StoreError> {
         self.dial.clone().listen(self.find().await?, channel.to_owned()).await
     }
 
-    /// The connection, opened if there is none.
+    /// The open connection; opens one if there is none.
     async fn peer(&self) -> Result<Arc<Peer>, StoreError> {
         if let Some(peer) = &*self.current() {
             return Ok(Arc::clone(peer));
@@ -160,14 +159,14 @@ impl Link {
         if failures != self.failures.load(Ordering::Acquire)
             && let Some(failure) = &opening.failure
         {
-            // Somebody has just tried; a queue of attempts would keep the last caller for long.
+            // Another caller has just tried. Queued attempts would delay the last caller for too long.
             return Err(failure.clone());
         }
         opening.opened += 1;
         match self.connect(opening.opened).await {
             Ok(peer) => {
                 opening.failure = None;
-                self.dial.tell_reopened();
+                self.dial.notify_reopened();
                 Ok(Arc::clone(self.current().insert(Arc::new(peer))))
             }
             Err(error) => {
@@ -182,12 +181,12 @@ impl Link {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the connection where it broke, or leads to the wrong server: a new one may find a new primary, or
-    /// a live server. One that answers an error stays: all downstreams share it.
-    fn settle<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
-        // Behind sentinels a server that cannot serve now may be a primary that was deposed and does not know it.
-        let is_of_sentinels = matches!(self.way, Way::Sentinels(_));
-        let ends = |error: &RedisError| ends_connection(error) || (is_of_sentinels && passes(error));
+    /// Drops the connection if it broke or leads to the wrong server: a new one may find a new primary, or a live
+    /// server. A connection that only answered with an error is kept, as all downstreams share it.
+    fn drop_if_broken<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
+        // Behind sentinels, a server that cannot serve at the moment may be a deposed primary that does not know it.
+        let is_of_sentinels = matches!(self.target, Target::Sentinels(_));
+        let ends = |error: &RedisError| ends_connection(error) || (is_of_sentinels && is_transient(error));
         if result.as_ref().is_err_and(ends) {
             let _ended = self.current().take_if(|open| open.number == peer.number);
         }
@@ -196,22 +195,22 @@ impl Link {
 
     async fn connect(&self, number: u64) -> Result<Peer, StoreError> {
         let info = self.find().await?;
-        let at = At(Address::of(&info).to_string());
-        let attempt = tokio::time::timeout(self.dial.patience(), self.open(&info, &at, number)).await;
+        let at = ServerAddress(Address::of(&info).to_string());
+        let attempt = tokio::time::timeout(self.dial.connect_timeout(), self.open(&info, &at, number)).await;
         attempt.unwrap_or_else(|_| Err(at.unreachable("connecting timed out")))
     }
 
     /// The server to connect to.
     async fn find(&self) -> Result<ConnectionInfo, StoreError> {
-        match &self.way {
-            Way::Fixed(info) => Ok(ConnectionInfo::clone(info)),
-            Way::Sentinels(sentinels) => sentinels.master(&self.dial).await,
+        match &self.target {
+            Target::Fixed(info) => Ok(ConnectionInfo::clone(info)),
+            Target::Sentinels(sentinels) => sentinels.master(&self.dial).await,
         }
     }
 
-    async fn open(&self, info: &ConnectionInfo, at: &At, number: u64) -> Result<Peer, StoreError> {
+    async fn open(&self, info: &ConnectionInfo, at: &ServerAddress, number: u64) -> Result<Peer, StoreError> {
         let mut connection = self.dial.open(info).await.map_err(|error| at.explain(&error))?;
-        // All in one round trip: a far server's must fit into the time for connecting.
+        // All commands go in one round trip, so that even a distant server answers within the time-out for connecting.
         let mut opening = redis::pipe();
         for section in ["server", "memory", "replication"] {
             opening.cmd("INFO").arg(section);
@@ -222,19 +221,19 @@ impl Link {
         let answers = opening.ignore_errors().query_async(&mut connection).await;
         let answers: Vec<Result<String, RedisError>> = match answers {
             Ok(answers) => answers,
-            Err(error) => return Err(at.explain(&self.why(info, error).await)),
+            Err(error) => return Err(at.explain(&self.hang_up_reason(info, error).await)),
         };
         let mut answers = answers.into_iter();
         let server = section(at, answers.next())?;
         let memory = section(at, answers.next())?.unwrap_or_default();
         let replication = section(at, answers.next())?.unwrap_or_default();
         if server.is_none() {
-            self.warn_blind(at);
+            self.warn_without_info(at);
         }
         let server = server.unwrap_or_default();
         fit::check(at, &server, &replication)?;
         if let Some(policy) = fit::evicts(&memory) {
-            self.warn(at, policy);
+            self.warn_of_eviction(at, policy);
         }
         for loaded in answers {
             loaded.map_err(|error| at.explain(&error))?;
@@ -242,22 +241,23 @@ impl Link {
         Ok(Peer { connection, at: at.clone(), run: fit::run(&server), number })
     }
 
-    /// A server that wants a password hangs up on so long a request, and what it says is lost.
-    async fn why(&self, info: &ConnectionInfo, error: RedisError) -> RedisError {
+    /// A server that wants a password closes the connection on such a long request, and its error is lost. A short
+    /// request gets the error.
+    async fn hang_up_reason(&self, info: &ConnectionInfo, error: RedisError) -> RedisError {
         let asked = self.dial.clone().ask(info.clone(), redis::cmd("PING")).await;
         asked.err().filter(|why| why.code() == Some("NOAUTH")).unwrap_or(error)
     }
 
-    /// Whether this server is another one than was warned of last: once, not with every connection.
-    fn is_new_to_warnings(&self, at: &At) -> bool {
+    /// Whether this server was not the last one warned of: a warning is given once, not with every connection.
+    fn is_first_warning(&self, at: &ServerAddress) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = *warned != at.0;
         warned.clone_from(&at.0);
         is_new
     }
 
-    fn warn_blind(&self, at: &At) {
-        if self.is_new_to_warnings(at) {
+    fn warn_without_info(&self, at: &ServerAddress) {
+        if self.is_first_warning(at) {
             tracing::warn!(
                 store = %at.0,
                 "the user may not ask the store for INFO: its version, its role and whether it evicts are not checked, \
@@ -266,8 +266,8 @@ impl Link {
         }
     }
 
-    fn warn(&self, at: &At, policy: &str) {
-        if self.is_new_to_warnings(at) {
+    fn warn_of_eviction(&self, at: &ServerAddress, policy: &str) {
+        if self.is_first_warning(at) {
             tracing::warn!(
                 store = %at.0, policy,
                 "the store may evict the state of limits, which resets their pace; set maxmemory-policy noeviction"
@@ -276,8 +276,11 @@ impl Link {
     }
 }
 
-/// A section of INFO; none where it is not permitted.
-fn section(at: &At, answer: Option<Result<String, RedisError>>) -> Result<Option<String>, StoreError> {
+/// A section of INFO; empty where INFO is not permitted.
+fn section(
+    at: &ServerAddress,
+    answer: Option<Result<String, RedisError>>,
+) -> Result<Option<String>, StoreError> {
     match answer {
         Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
         Some(other) => other.map(Some).map_err(|error| at.explain(&error)),

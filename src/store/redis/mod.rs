@@ -1,24 +1,24 @@
-//! State shared through Redis: one script per call, the decision made by the store's own clock.
+//! State shared through Redis: one script per call, with decisions made by the store's clock.
 
 mod address;
 mod cluster;
 mod dial;
+mod errors;
 mod fit;
+mod history;
 mod keys;
-mod known;
 mod link;
 mod listen;
 mod options;
 mod packed;
 mod reply;
+mod request;
 mod scripts;
 mod sentinel;
 mod servers;
 mod slots;
 mod state;
 mod stored;
-mod tell;
-mod trouble;
 mod url;
 
 use std::fmt;
@@ -34,16 +34,16 @@ use super::{
 };
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
-use known::Known;
+use history::History;
 pub use options::Options;
 use reply::{Answer, Reply};
+use request::{InLanes, KnownRecord, KnownWindows, Now, Request};
 use scripts::Scripts;
 use servers::Servers;
-use tell::{Ask, InLanes, Now, Seen, Windows};
 
-/// How often the edges of calendars are sent: the worker's clock may be far off, and other limits of a set
-/// may lead a job to where they were not sent.
-const MISSED: usize = 8;
+/// How many times the script may ask for the edges of calendars: the worker's clock may be far off, and other limits of
+/// a set may move a job to a period whose edges were not sent.
+const MAX_CALENDAR_RETRIES: usize = 8;
 
 /// Keeps state in Redis (6.2 or later), shared by all who connect to it.
 ///
@@ -55,15 +55,15 @@ pub struct RedisStore {
     servers: Arc<Servers>,
     scripts: Scripts,
     prefix: String,
-    known: Mutex<known::All>,
+    histories: Mutex<history::Histories>,
     watchers: Arc<Watchers>,
-    /// Hears of changes; it ends with the runtime that it was started in.
+    /// The task that receives changes; it ends with the runtime that it was started in.
     listening: Mutex<Option<JoinHandle<()>>>,
     clock: Option<Arc<dyn Clock>>,
 }
 
 impl RedisStore {
-    /// A store at one of these URLs, with `rediss` instead of `redis` for TLS. Nothing is sent yet.
+    /// A store at one of these URLs, with `rediss` instead of `redis` for TLS. It does not connect yet.
     ///
     /// - `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`: one server.
     /// - `redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/MASTER_NAME[/DB]`: the master that
@@ -87,26 +87,26 @@ impl RedisStore {
             servers: Arc::new(servers),
             scripts: Scripts::new(),
             prefix,
-            known: Mutex::default(),
+            histories: Mutex::default(),
             watchers: Arc::default(),
             listening: Mutex::default(),
             clock: None,
         })
     }
 
-    /// [`RedisStore::open`], and asks the server whether it is there and fit.
+    /// [`RedisStore::open`], and checks that the server is reachable and suitable.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// [`StoreError`] when the URL is wrong, or the server is away or not fit.
+    /// [`StoreError`] when the URL is wrong, or the server is away or not suitable.
     pub async fn connect(url: &str, options: Options) -> Result<Self, StoreError> {
         let store = Self::open(url, options)?;
         store.ping().await?;
         Ok(store)
     }
 
-    /// Decides by this clock instead of the server's: for tests of clocks that step.
+    /// Decides by this clock instead of the server's. It serves tests of clocks that step.
     #[doc(hidden)]
     #[must_use]
     pub fn with_test_clock(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -114,8 +114,8 @@ impl RedisStore {
         self
     }
 
-    /// [`RedisStore::with_test_clock`], whose instants are taken as they are: nothing is corrected for one that goes
-    /// back. For recorded decisions.
+    /// [`RedisStore::with_test_clock`], whose instants are taken as they are: no correction is made for a clock that
+    /// steps back. It serves to replay recorded decisions.
     #[doc(hidden)]
     #[must_use]
     pub fn replaying(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -134,38 +134,43 @@ impl RedisStore {
         self.clock.as_ref().map_or(Now::Store, |clock| Now::Clock(clock.now()))
     }
 
-    /// What is told of a downstream with a call to this process of the server.
-    fn seen(&self, downstream: &str, run: i64) -> Seen {
-        self.all_known().get(downstream).map_or(Seen { run, ..Seen::default() }, |known| known.seen(run))
+    /// The knowledge of a downstream that is sent with a call to the given process of the server.
+    fn known_record(&self, downstream: &str, run: i64) -> KnownRecord {
+        self.histories()
+            .get(downstream)
+            .map_or(KnownRecord { run, ..KnownRecord::default() }, |history| history.known_record(run))
     }
 
-    /// Runs `change` on what is known of the downstream.
-    fn know<T>(&self, downstream: &str, change: impl FnOnce(&mut Known) -> T) -> T {
-        let mut all = self.all_known();
+    /// Runs `change` on the memory of the downstream.
+    fn with_history<T>(&self, downstream: &str, change: impl FnOnce(&mut History) -> T) -> T {
+        let mut all = self.histories();
         match all.get_mut(downstream) {
-            Some(known) => change(known),
+            Some(history) => change(history),
             None => change(all.entry(downstream.to_owned()).or_default()),
         }
     }
 
-    fn all_known(&self) -> MutexGuard<'_, known::All> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn histories(&self) -> MutexGuard<'_, history::Histories> {
+        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn in_lanes<'a>(&self, scope: Scope<'_>, lanes: Lanes<'a>) -> Result<InLanes<'a>, StoreError> {
         let states = lanes.states()?;
-        let all = self.all_known();
-        let known = all.get(scope.downstream);
-        let known =
-            states.all.iter().map(|(limit, key)| known.and_then(|known| known.window(limit, key))).collect();
-        Ok(InLanes { lanes, states, known })
+        let all = self.histories();
+        let history = all.get(scope.downstream);
+        let known_windows = states
+            .all
+            .iter()
+            .map(|(limit, key)| history.and_then(|history| history.window(limit, key)))
+            .collect();
+        Ok(InLanes { lanes, states, known_windows })
     }
 
-    fn windows(&self, scope: Scope<'_>) -> Windows {
-        self.all_known().get(scope.downstream).map(|known| known.windows(scope.key)).unwrap_or_default()
+    fn windows(&self, scope: Scope<'_>) -> KnownWindows {
+        self.histories().get(scope.downstream).map(|history| history.windows(scope.key)).unwrap_or_default()
     }
 
-    /// Has changes by others heard from now on. Without a runtime there is nobody to hear them.
+    /// Starts to receive changes made by others, if there is a runtime to do so.
     fn listen(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,61 +181,63 @@ impl RedisStore {
         }
     }
 
-    /// Where the edges of calendars are sent from at first: this machine's clock is near the store's.
+    /// The span of calendar edges that is sent first, by this machine's clock, which is probably near the store's.
     fn edges(&self) -> (Micros, Micros) {
         let now = self.clock.as_ref().map_or_else(wall_now, |clock| clock.now());
         (now, now)
     }
 
-    /// One call of the script, and another one for each time that it misses the edges of a calendar.
-    async fn ask(&self, scope: Scope<'_>, mut ask: Ask<'_>) -> Result<Reply, StoreError> {
-        let mut keys = self.keys(scope, ask.limits);
-        if let Some(in_lanes) = &ask.in_lanes {
+    /// Runs the script, again for each time that it lacks edges of calendars.
+    async fn run_script(&self, scope: Scope<'_>, mut request: Request<'_>) -> Result<Reply, StoreError> {
+        let mut keys = self.keys(scope, request.limits);
+        if let Some(in_lanes) = &request.in_lanes {
             keys.extend(keys::of(&self.prefix, scope, in_lanes.states.all.iter().copied()));
         }
         let now = self.now();
-        if let Some(reply) = self.ask_fast(scope, &keys, &ask, now).await? {
+        if let Some(reply) = self.run_fast_script(scope, &keys, &request, now).await? {
             return Ok(reply);
         }
-        if ask.replica().is_some() {
+        if request.replica().is_some() {
             keys.push(keys::replicas(&self.prefix, scope));
         }
-        for turn in 0..MISSED {
+        for attempt in 0..MAX_CALENDAR_RETRIES {
             let call = |run| {
-                let seen = self.seen(scope.downstream, run);
-                self.scripts.reserve(&keys, &ask, now, seen.or_asking(&ask))
+                let known_record = self.known_record(scope.downstream, run);
+                self.scripts.reserve(&keys, &request, now, known_record.with_default_horizon(&request))
             };
             let packed: Vec<u8> = self.servers.invoke(scope.downstream, call).await?;
-            let answer = Answer::read(&packed, ask.all_limits().map(|(limit, _)| limit))
+            let answer = Answer::read(&packed, request.all_limits().map(|(limit, _)| limit))
                 .map_err(|detail| self.servers.unexpected(detail))?;
             match answer {
                 Answer::Reply(reply) => return Ok(*reply),
-                // The guess by this machine's clock is dropped: it may be years off.
-                Answer::Missing(from, to) if turn == 0 => ask.edges = (from, to),
-                Answer::Missing(from, to) => ask.edges = (ask.edges.0.min(from), ask.edges.1.max(to)),
+                // The span by this machine's clock is dropped: it may be years off.
+                Answer::Missing(from, to) if attempt == 0 => request.edges = (from, to),
+                Answer::Missing(from, to) => {
+                    request.edges = (request.edges.0.min(from), request.edges.1.max(to))
+                }
             }
         }
         let detail = "it asks for the edges of a calendar again and again; is its clock right?";
         Err(self.servers.unexpected(detail.to_owned()))
     }
 
-    /// The script for most calls; none where this one is not for it, and nothing is decided yet.
-    async fn ask_fast(
+    /// Runs the fast script; `None` where it does not apply, and then nothing is decided yet.
+    async fn run_fast_script(
         &self,
         scope: Scope<'_>,
         keys: &[String],
-        ask: &Ask<'_>,
+        request: &Request<'_>,
         now: Now,
     ) -> Result<Option<Reply>, StoreError> {
-        if !ask.is_fast() {
+        if !request.is_fast() {
             return Ok(None);
         }
         let call = |run| {
-            let seen = self.seen(scope.downstream, run);
-            self.scripts.fast(keys, ask, &ask.fast(now, seen.or_asking(ask)))
+            let known_record = self.known_record(scope.downstream, run);
+            self.scripts.fast(keys, request, &request.fast(now, known_record.with_default_horizon(request)))
         };
         let answer = self.servers.invoke(scope.downstream, call).await?;
-        Reply::fast(&answer, ask.limits, ask.asker.is_some())
+        Reply::fast(&answer, request.limits, request.asker.is_some())
             .map_err(|detail| self.servers.unexpected(detail))
     }
 
@@ -241,13 +248,13 @@ impl RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the client: its URL may hold a password.
+        // The client is left out, as its URL may hold a password.
         f.debug_struct("RedisStore").field("address", &self.servers.address()).finish_non_exhaustive()
     }
 }
 
 impl RedisStore {
-    /// What holds for a whole downstream, after a change to it if there is one.
+    /// Returns the record of a downstream, after the change if one is given.
     async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
         let scope = Scope { downstream, key: "" };
         scope.check()?;
@@ -258,12 +265,14 @@ impl RedisStore {
         };
         let channel = keys::channel(&self.prefix);
         let call = |run| {
-            let seen = self.seen(downstream, run);
-            self.scripts.record(&keys, (&channel, downstream), change.as_ref(), self.now(), seen)
+            let known_record = self.known_record(downstream, run);
+            self.scripts.record(&keys, (&channel, downstream), change.as_ref(), self.now(), known_record)
         };
         let state = reply::record(self.servers.invoke(downstream, call).await?)
             .map_err(|detail| self.servers.unexpected(detail))?;
-        self.know(downstream, |known| known.remember((state.epoch, state.now), &state.status));
+        self.with_history(downstream, |history| {
+            history.record_answer((state.epoch, state.now), &state.status)
+        });
         Ok(state)
     }
 }
@@ -274,7 +283,7 @@ impl Store for RedisStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let ask = Ask {
+            let request = Request {
                 limits: call.limits,
                 costs: call.costs,
                 ahead: call.ahead,
@@ -285,22 +294,22 @@ impl Store for RedisStore {
                 police: false,
                 generation: call.generation,
                 edges: self.edges(),
-                known: self.windows(call.scope),
+                known_windows: self.windows(call.scope),
                 in_lanes: call.lanes.map(|lanes| self.in_lanes(call.scope, lanes)).transpose()?,
             };
-            let horizon = ask.horizon();
-            let reply = self.ask(call.scope, ask).await?;
+            let horizon = request.horizon();
+            let reply = self.run_script(call.scope, request).await?;
             let reserved = reply.reserved(&call).map_err(|detail| self.servers.unexpected(detail))?;
             let states = call.lanes.map(|lanes| lanes.states()).transpose()?;
-            self.know(call.scope.downstream, |known| {
-                let is_newest = known.remember((reserved.epoch, reserved.now), &reserved.status);
+            self.with_history(call.scope.downstream, |history| {
+                let is_newest = history.record_answer((reserved.epoch, reserved.now), &reserved.status);
                 let farthest =
                     reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
                 if call.shared.is_some() {
                     let ahead = farthest.map_or(Duration::ZERO, |slot| slot.since(reserved.now));
-                    known.reserved(ahead, farthest);
+                    history.record_shared_call(ahead, farthest);
                 } else {
-                    known.asked(horizon, farthest);
+                    history.record_call(horizon, farthest);
                 }
                 if is_newest {
                     let marks = || reserved.marks_after(&call);
@@ -308,9 +317,9 @@ impl Store for RedisStore {
                     let own = call.limits.iter().map(|limit| (limit, call.scope.key));
                     match &states {
                         Some(states) => {
-                            known.remember_windows(when, own.chain(states.all.iter().copied()), marks)
+                            history.record_windows(when, own.chain(states.all.iter().copied()), marks)
                         }
-                        None => known.remember_windows(when, own, marks),
+                        None => history.record_windows(when, own, marks),
                     }
                 }
             });
@@ -321,7 +330,7 @@ impl Store for RedisStore {
     fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
         Box::pin(async move {
             call.check()?;
-            let ask = Ask {
+            let request = Request {
                 limits: call.limits,
                 costs: call.costs,
                 ahead: Duration::ZERO,
@@ -332,15 +341,15 @@ impl Store for RedisStore {
                 police: true,
                 generation: call.generation,
                 edges: self.edges(),
-                known: self.windows(call.scope),
+                known_windows: self.windows(call.scope),
                 in_lanes: None,
             };
-            let reply = self.ask(call.scope, ask).await?;
+            let reply = self.run_script(call.scope, request).await?;
             let (checked, marks) = reply.checked(&call).map_err(|detail| self.servers.unexpected(detail))?;
-            self.know(call.scope.downstream, |known| {
-                if known.remember((checked.epoch, checked.now), &checked.status) {
+            self.with_history(call.scope.downstream, |history| {
+                if history.record_answer((checked.epoch, checked.now), &checked.status) {
                     let limits = call.limits.iter().map(|limit| (limit, call.scope.key));
-                    known.remember_windows((checked.epoch, checked.now), limits, || marks);
+                    history.record_windows((checked.epoch, checked.now), limits, || marks);
                 }
             });
             Ok(checked)
@@ -381,7 +390,7 @@ impl Store for RedisStore {
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
-        self.know(downstream, |known| known.set_horizon(horizon));
+        self.with_history(downstream, |history| history.set_horizon(horizon));
     }
 
     fn changes(&self, downstream: &str) -> Changes {

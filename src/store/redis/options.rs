@@ -1,28 +1,28 @@
-//! What a store in Redis is opened with.
+//! The options of a store in Redis.
 
 use std::time::Duration;
 
-/// How to talk to the server.
+/// The key prefix and the time-outs of a store in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// What all keys begin with; without braces.
+    /// The prefix of all keys; it must not contain braces.
     pub key_prefix: String,
-    /// For connecting: name resolution, TLS and authentication included.
+    /// The time-out for connecting, which includes name resolution, TLS and authentication.
     pub connect_timeout: Duration,
-    /// For one answer. A reservation whose answer comes later is lost, never taken twice.
+    /// The time-out for one answer. A reservation whose answer comes later is lost, never taken twice.
     pub response_timeout: Duration,
 }
 
 impl Options {
-    /// The same with another prefix of all keys.
+    /// The same options with another prefix of all keys.
     #[must_use]
     pub fn with_key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// The same with this time-out for connecting, and for one answer.
+    /// The same options with other time-outs, for connecting and for one answer.
     #[must_use]
     pub const fn with_timeouts(mut self, connect: Duration, response: Duration) -> Self {
         (self.connect_timeout, self.response_timeout) = (connect, response);
@@ -31,9 +31,9 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Prefix `paced`, and half a second for each timeout: a call returns within a second. Where sentinels or
-    /// nodes of a cluster must first be asked for the server, that may take as long again, and 100 ms for each
-    /// that is silent.
+    /// Returns the prefix `paced` and half a second for each time-out, so that a call returns within a second. Where
+    /// sentinels or nodes of a cluster must first be asked for the server, that may take as long again, and 100 ms for
+    /// each that is silent.
     fn default() -> Self {
         let half = Duration::from_millis(500);
         Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }

@@ -1,13 +1,13 @@
-//! Numbers as the scripts are told them and tell them: doubles, one after the other.
+//! The numbers in the arguments and answers of scripts: packed doubles.
 
 use crate::time::Micros;
 
-/// Each number is an integer below 2^53, so that none is rounded.
+/// A buffer of packed doubles. Each number is an integer below 2^53, so that none is rounded.
 #[derive(Debug, Default)]
 pub(super) struct Packed(Vec<u8>);
 
 impl Packed {
-    /// Creates an empty buffer with room for this many numbers.
+    /// Creates an empty buffer with capacity for this many numbers.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         Self(Vec::with_capacity(8 * numbers))
     }
@@ -19,7 +19,7 @@ impl Packed {
         }
     }
 
-    /// A number that may be larger than a script can count: then the largest that it can.
+    /// Appends a count; one above the largest integer of a double is replaced by that.
     pub(super) fn put_count(&mut self, count: u64) {
         self.put([i64::try_from(count).unwrap_or(i64::MAX).min(Micros::MAX.0)]);
     }
@@ -35,7 +35,7 @@ pub(super) fn integer(double: [u8; 8]) -> i64 {
     f64::from_le_bytes(double) as i64
 }
 
-/// Packed doubles; none if there are not just as many.
+/// Reads exactly `N` doubles; `None` if there are more or fewer.
 pub(super) fn doubles<const N: usize>(packed: &[u8]) -> Option<[i64; N]> {
     let (doubles, rest) = packed.as_chunks::<8>();
     let doubles: [[u8; 8]; N] = doubles.try_into().ok().filter(|_| rest.is_empty())?;

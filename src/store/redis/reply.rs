@@ -1,4 +1,4 @@
-//! What the scripts tell, read once: numbers in, values with names out.
+//! The answers of the scripts, parsed once into structs with names.
 
 use redis::Value;
 
@@ -7,7 +7,7 @@ use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standin
 use crate::store::{Booking, Check, Checked, NextTurn, Pause, RecordState, Reserve, Reserved, Status, Turn};
 use crate::time::Micros;
 
-/// How every answer begins.
+/// The stamp that begins every answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stamp {
     now: Micros,
@@ -19,13 +19,13 @@ pub(super) struct Stamp {
 #[derive(Debug)]
 pub(super) struct Reply {
     stamp: Stamp,
-    /// From when on it was decided.
+    /// The instant from which slots were granted.
     from: Micros,
     replicas: u32,
-    /// The jobs granted where slots are derived, and otherwise those that there are outcomes of.
+    /// The number of jobs granted where the worker derives the slots, otherwise the number of outcomes.
     granted: usize,
     refused: Option<Refusal>,
-    /// Where it was asked for.
+    /// The next slot, if the call asked for it.
     next: Option<Micros>,
     booking: Option<Booking>,
     /// The mark of each limit before the first slot was taken.
@@ -33,11 +33,11 @@ pub(super) struct Reply {
     outcomes: Vec<i64>,
 }
 
-/// The answer of a script that may ask for more.
+/// The answer of a script that may lack edges of calendars.
 #[derive(Debug)]
 pub(super) enum Answer {
     Reply(Box<Reply>),
-    /// From where to where to send edges of calendars.
+    /// The edges of calendars between these instants are missing.
     Missing(Micros, Micros),
 }
 
@@ -56,10 +56,10 @@ impl Stamp {
     }
 }
 
-/// Penalty, pause, its version, generation and reset.
+/// Builds the status from penalty, pause, its version, generation and reset.
 ///
 /// # Errors
-/// What is wrong with them.
+/// A text that says what is wrong with the numbers.
 pub(super) fn status([penalty, until, version, generation, reset]: [i64; 5]) -> Result<Status, String> {
     let pause = Pause { until: Micros(until), version: count(version)? };
     Ok(Status { penalty: Micros(penalty), pause, generation: count(generation)?, reset: count(reset)? })
@@ -70,10 +70,10 @@ fn count<T: TryFrom<i64>>(number: i64) -> Result<T, String> {
 }
 
 impl Reply {
-    /// The answer of a script for the GCRA family; none where the call is for the other one.
+    /// Parses the answer of a fast script; `None` where the script does not apply to the call.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with the answer.
     pub(super) fn fast(answer: &Value, limits: &LimitSet, takes_turns: bool) -> Result<Option<Self>, String> {
         let packed = match answer {
             Value::Nil => return Ok(None),
@@ -124,24 +124,24 @@ impl Reply {
         })
     }
 
-    /// All states of the GCRA family, which are their marks.
+    /// The states of the GCRA family before the call, which are their marks.
     fn states(&self, limits: &LimitSet) -> Vec<State> {
         let state = |(limit, mark): (&Limit, &Mark)| limit.state_of(*mark).unwrap_or_else(|| limit.fresh());
         limits.iter().zip(&self.before).map(state).collect()
     }
 
-    /// The slots of an answer. Those of the GCRA family are derived with the kernel, from the states before
+    /// Derives the slots of an answer. Those of the GCRA family are computed with the kernel, from the states before
     /// the first and the number granted.
     ///
     /// # Errors
-    /// What is wrong with the answer.
+    /// A text that says what is wrong with the answer.
     pub(super) fn reserved(self, call: &Reserve<'_>) -> Result<Reserved, String> {
         let Stamp { now, epoch, status } = self.stamp;
         let limits = call.limits;
         let (plan, next) = if limits.is_tat() && call.lanes.is_none() && call.shared.is_none() {
             let mut states = self.states(limits);
             let plan = call.plan(&mut states, (now, self.from), &status);
-            // What the script committed and what is handed out here must be the same slots.
+            // The slots derived here must be those that the script committed.
             if plan.slots.len() != self.granted || plan.refused != self.refused {
                 return Err(format!(
                     "{} slots, then {:?}, where {} and {:?} follow from its state",
@@ -177,7 +177,7 @@ impl Reply {
         })
     }
 
-    /// What an answer tells of each job: its slot and what it was charged to, or why it was passed over.
+    /// The plan in an answer: for each job its slot and charge, or why it was passed over.
     fn plan(&self, call: &Reserve<'_>) -> Result<Plan, String> {
         let (pairs, rest) = self.outcomes.as_chunks::<2>();
         if pairs.len() != self.granted || !rest.is_empty() {
@@ -201,10 +201,10 @@ impl Reply {
         Ok(plan)
     }
 
-    /// The verdicts of an answer, derived as [`Reply::reserved`] derives slots; and the marks after them.
+    /// Derives the verdicts of an answer as [`Reply::reserved`] derives slots, and the marks after them.
     ///
     /// # Errors
-    /// What is wrong with the answer.
+    /// A text that says what is wrong with the answer.
     pub(super) fn checked(self, call: &Check<'_>) -> Result<(Checked, Vec<Mark>), String> {
         let Stamp { now, epoch, status } = self.stamp;
         let (limits, outdated) = (call.limits, !status.is_current(call.generation));
@@ -232,7 +232,7 @@ impl Reply {
                 None => told.next().map(|&[remaining, reset_at]| Standing {
                     limit: limit.burst(),
                     remaining: u64::try_from(remaining).unwrap_or_default(),
-                    reset_at: Micros(reset_at),
+                    reset_after: Micros(reset_at).since(now),
                 }),
             };
             let standings = limits.iter().zip(&marks).filter_map(standing).collect();
@@ -244,10 +244,10 @@ impl Reply {
 }
 
 impl Answer {
-    /// The answer of `reserve.lua`.
+    /// Parses the answer of `reserve.lua`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with the answer.
     pub(super) fn read<'a>(
         packed: &[u8],
         limits: impl Iterator<Item = &'a Limit> + Clone,
@@ -294,10 +294,10 @@ fn read_marks<'a>(
     limits.zip(marks).map(mark).collect()
 }
 
-/// Reads what a change came to.
+/// Parses the record after a change.
 ///
 /// # Errors
-/// What is wrong with the answer.
+/// A text that says what is wrong with the answer.
 pub(super) fn record((packed, terms): RecordReply) -> Result<RecordState, String> {
     let (Stamp { now, epoch, status }, rest) = Stamp::read(&packed)?;
     if rest.is_empty() {

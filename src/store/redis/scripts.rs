@@ -1,5 +1,5 @@
-//! The Lua scripts, and the calls of them. Each is composed of the parts that its limits need: what is there is
-//! read anew with every call.
+//! The Lua scripts and their calls. Each script is composed of only the parts that its limits need, since Redis runs
+//! the whole script with every call.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Cmd, Script};
 
 use super::packed::Packed;
-use super::tell::{Ask, Now, Seen, tell_costs, tell_limits};
+use super::request::{KnownRecord, Now, Request, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
 use crate::store::{Cancel, Change};
 use crate::time::Micros;
@@ -18,7 +18,7 @@ const COUNTS: &str = include_str!("lua/counts.lua");
 const FAST: &str = include_str!("lua/fast.lua");
 const TURNS: &str = include_str!("lua/turns.lua");
 
-/// The algorithms that count, by the bits of [`Kinds`] from the second on.
+/// The algorithms that count, in the order of the bits of [`Kinds`] from the second on.
 const COUNTING: [&str; 3] =
     [include_str!("lua/windows.lua"), include_str!("lua/buckets.lua"), include_str!("lua/log.lua")];
 
@@ -29,7 +29,7 @@ type Kinds = usize;
 #[derive(Debug)]
 struct ByKinds {
     main: &'static str,
-    /// Without them nothing is corrected for a clock that steps back.
+    /// Whether clocks that step back are corrected for.
     steps: bool,
     scripts: [OnceLock<Script>; 16],
 }
@@ -37,8 +37,8 @@ struct ByKinds {
 /// All scripts.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    /// Most calls: for the GCRA family, by a clock, without a lease. For one limit and for several, without turns and
-    /// with them.
+    /// The fast scripts, which serve most calls: those for the GCRA family by the store's clock, without a lease. They
+    /// are for one limit and for several, each without turns and with them.
     fast: [Script; 4],
     reserve: ByKinds,
     lanes: ByKinds,
@@ -48,14 +48,14 @@ pub(super) struct Scripts {
     record: Script,
 }
 
-/// A script, and all that it is told.
+/// A script with its keys and arguments.
 pub(super) struct Call<'a> {
     pub(super) script: &'a Script,
     pub(super) command: Cmd,
 }
 
 impl<'a> Call<'a> {
-    /// Its numbers are followed by so many texts.
+    /// The call of `script`; `texts` is the number of text arguments that follow the numbers.
     fn new(script: &'a Script, keys: &[String], numbers: &Packed, texts: usize) -> Self {
         let size = keys.iter().map(String::len).sum::<usize>() + 64 + numbers.bytes().len() + 64 * texts;
         let mut command = Cmd::with_capacity(4 + keys.len() + texts, size);
@@ -113,8 +113,8 @@ const LANES: &str = concat!(
     include_str!("lua/finish.lua")
 );
 
-/// The scripts that nearly every replica needs: they are loaded with the connection. The others are when they are
-/// first called.
+/// The scripts that nearly every replica needs, which are loaded when a connection is opened. The others are loaded
+/// when they are first called.
 pub(super) fn preloaded() -> [String; 6] {
     let (one, many) = (include_str!("lua/one.lua"), include_str!("lua/many.lua"));
     [
@@ -127,7 +127,7 @@ pub(super) fn preloaded() -> [String; 6] {
     ]
 }
 
-/// How the scripts know a clock that has stepped back.
+/// The line of the scripts that sets the tolerance for steps of the clock.
 const STEP: &str = "local STEP = 100000";
 
 fn script(source: &str, steps: bool) -> Script {
@@ -139,7 +139,7 @@ impl Scripts {
         Self::with(true)
     }
 
-    /// For instants that are taken as they are.
+    /// The scripts for instants that are taken as they are.
     pub(super) fn without_steps() -> Self {
         Self::with(false)
     }
@@ -157,40 +157,46 @@ impl Scripts {
         }
     }
 
-    /// The call of a script that answers most: nil where this one is not for it.
-    pub(super) fn fast(&self, keys: &[String], ask: &Ask<'_>, numbers: &Packed) -> Call<'_> {
-        let place = usize::from(ask.limits.len() > 1) + 2 * usize::from(ask.asker.is_some());
+    /// The call of a fast script. Its answer is nil where the script does not apply.
+    pub(super) fn fast(&self, keys: &[String], request: &Request<'_>, numbers: &Packed) -> Call<'_> {
+        let place = usize::from(request.limits.len() > 1) + 2 * usize::from(request.asker.is_some());
         Call::new(&self.fast[place], keys, numbers, 0)
     }
 
-    pub(super) fn reserve(&self, keys: &[String], ask: &Ask<'_>, now: Now, seen: Seen) -> Call<'_> {
+    pub(super) fn reserve(
+        &self,
+        keys: &[String],
+        request: &Request<'_>,
+        now: Now,
+        known_record: KnownRecord,
+    ) -> Call<'_> {
         let mut numbers = Packed::with_capacity(64);
         numbers.put([now.number()]);
-        numbers.put(seen.numbers());
-        ask.tell(&mut numbers);
-        tell_limits(&mut numbers, ask.all_limits(), Some(ask));
-        for &unit in &ask.limits.unit()[..ask.limits.len()] {
+        numbers.put(known_record.numbers());
+        request.encode(&mut numbers);
+        encode_limits(&mut numbers, request.all_limits(), Some(request));
+        for &unit in &request.limits.unit()[..request.limits.len()] {
             numbers.put([unit.into()]);
         }
-        let script = match &ask.in_lanes {
+        let script = match &request.in_lanes {
             Some(in_lanes) => {
-                in_lanes.tell(&mut numbers, ask.limits.len(), ask.costs);
-                self.lanes.of(ask.all_limits().map(|(limit, _)| limit))
+                in_lanes.encode(&mut numbers, request.limits.len(), request.costs);
+                self.lanes.of(request.all_limits().map(|(limit, _)| limit))
             }
             None => {
-                tell_costs(&mut numbers, ask);
-                self.reserve.of(ask.limits.iter())
+                encode_costs(&mut numbers, request);
+                self.reserve.of(request.limits.iter())
             }
         };
         let mut call = Call::new(script, keys, &numbers, 1);
-        call.command.arg(ask.replica().unwrap_or_default());
+        call.command.arg(request.replica().unwrap_or_default());
         call
     }
 
     pub(super) fn cancel(&self, keys: &[String], cancel: &Cancel<'_>, now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(64);
         numbers.put([now.number(), cancel.slot.0, cancel.is_unused.into()]);
-        tell_limits(&mut numbers, cancel.states().map(|(limit, _)| (limit, None)), None);
+        encode_limits(&mut numbers, cancel.states().map(|(limit, _)| (limit, None)), None);
         for ((before, after), cost) in cancel.before.iter().zip(cancel.after).zip(cancel.charged) {
             numbers.put([i64::from(*cost)]);
             numbers.put(before.numbers());
@@ -202,7 +208,7 @@ impl Scripts {
     pub(super) fn reset(&self, keys: &[String], limits: &LimitSet, now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(32);
         numbers.put([now.number()]);
-        tell_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
+        encode_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
         Call::new(self.reset.of(limits.iter()), keys, &numbers, 0)
     }
 
@@ -212,18 +218,18 @@ impl Scripts {
         (channel, downstream): (&str, &str),
         change: Option<&Change<'_>>,
         now: Now,
-        seen: Seen,
+        known_record: KnownRecord,
     ) -> Call<'_> {
         let mut numbers = Packed::with_capacity(16);
         numbers.put([now.number()]);
-        numbers.put(seen.numbers());
+        numbers.put(known_record.numbers());
         if let Some(Change::Reset { limits }) = change {
-            tell_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
+            encode_limits(&mut numbers, limits.iter().map(|limit| (limit, None)), None);
             let mut call = Call::new(self.restart.of(*limits), keys, &numbers, 2);
             call.command.arg(channel).arg(downstream);
             return call;
         }
-        let (word, text) = tell_change(&mut numbers, change);
+        let (word, text) = encode_change(&mut numbers, change);
         let mut call = Call::new(&self.record, keys, &numbers, 4);
         call.command.arg(channel).arg(downstream).arg(word);
         text.iter().for_each(|text| {
@@ -233,13 +239,13 @@ impl Scripts {
     }
 }
 
-/// The numbers of a change of which there is a word, and its text.
-fn tell_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'static str, Option<&'a str>) {
+/// The name of a change and its text; its numbers are appended to `numbers`.
+fn encode_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'static str, Option<&'a str>) {
     let micros = |span: Duration| Micros(0).plus(span).0;
     let pause = |span: Option<Duration>| span.map_or(-1, micros);
     let Some(change) = change else { return ("read", None) };
     match change {
-        // It has a script of its own.
+        // A reset has a script of its own.
         Change::Reset { .. } => ("read", None),
         Change::Penalize(span) => {
             numbers.put([micros(*span)]);

@@ -1,53 +1,53 @@
-//! Sentinels: they know which server is the master now.
+//! Sentinels, which know the current master.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redis::{Cmd, ConnectionInfo, ErrorKind, FromRedisValue as _, RedisError};
 
 use super::address::Address;
-use super::dial::{Dial, first};
-use super::trouble::At;
+use super::dial::{Dialer, first};
+use super::errors::ServerAddress;
 use crate::store::StoreError;
 
 pub(super) struct Sentinels {
     sentinels: Vec<ConnectionInfo>,
     name: String,
     master: ConnectionInfo,
-    /// Which one is asked first: another one each time, since one may be wrong for long.
-    turn: AtomicUsize,
+    /// The index of the sentinel that is asked first: another one each time, since one may be wrong for long.
+    rotation: AtomicUsize,
 }
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<ConnectionInfo>, name: String, master: ConnectionInfo) -> Self {
-        Self { sentinels, name, master, turn: AtomicUsize::new(0) }
+        Self { sentinels, name, master, rotation: AtomicUsize::new(0) }
     }
 
-    /// All of them, and the master's name.
+    /// The addresses of all sentinels, and the master's name.
     pub(super) fn address(&self) -> String {
         let all: Vec<String> = self.sentinels.iter().map(|info| Address::of(info).to_string()).collect();
         format!("{} ({})", self.name, all.join(","))
     }
 
-    /// Where the master is, as the first sentinel says that knows it. It may have been deposed since.
-    pub(super) async fn master(&self, dial: &Dial) -> Result<ConnectionInfo, StoreError> {
-        let start = self.turn.fetch_add(1, Ordering::Relaxed) % self.sentinels.len().max(1);
+    /// The address of the master, as the first sentinel reports that knows it. It may have been deposed since.
+    pub(super) async fn master(&self, dial: &Dialer) -> Result<ConnectionInfo, StoreError> {
+        let start = self.rotation.fetch_add(1, Ordering::Relaxed) % self.sentinels.len().max(1);
         let (late, early) = self.sentinels.split_at(start);
         let asked =
             early.iter().chain(late).map(|info| ask(dial.clone(), info.clone(), self.name.clone())).collect();
-        let address: Address = first(asked).await.map_err(|errors| self.none(&errors))?;
+        let address: Address = first(asked).await.map_err(|errors| self.no_answer(&errors))?;
         Ok(address.with(&self.master))
     }
 
-    /// No sentinel knows: one that answers says more than those that are away.
-    fn none(&self, errors: &[StoreError]) -> StoreError {
+    /// The error when no sentinel knows the master: one that answers is more informative than those that are away.
+    fn no_answer(&self, errors: &[StoreError]) -> StoreError {
         let answered = errors.iter().find(|error| !error.is_away());
         let cause = answered.or(errors.first()).cloned();
-        cause.unwrap_or_else(|| At(self.address()).unreachable("there is no sentinel to ask"))
+        cause.unwrap_or_else(|| ServerAddress(self.address()).unreachable("there is no sentinel to ask"))
     }
 }
 
-async fn ask(dial: Dial, info: ConnectionInfo, name: String) -> Result<Address, StoreError> {
-    let at = At(format!("{} (sentinel)", Address::of(&info)));
+async fn ask(dial: Dialer, info: ConnectionInfo, name: String) -> Result<Address, StoreError> {
+    let at = ServerAddress(format!("{} (sentinel)", Address::of(&info)));
     let mut question = Cmd::new();
     question.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&name);
     let answer = dial.ask(info, question).await.map_err(|error| explain(&at, &error))?;
@@ -60,7 +60,7 @@ async fn ask(dial: Dial, info: ConnectionInfo, name: String) -> Result<Address, 
     }
 }
 
-fn explain(at: &At, error: &RedisError) -> StoreError {
+fn explain(at: &ServerAddress, error: &RedisError) -> StoreError {
     let login = error.kind() == ErrorKind::AuthenticationFailed
         || ["NOAUTH", "WRONGPASS"].contains(&error.code().unwrap_or_default());
     if login {

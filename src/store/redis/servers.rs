@@ -1,4 +1,4 @@
-//! The servers behind a URL: one, the master that sentinels know, or a cluster.
+//! The servers that a URL names: one server, the master of sentinels, or a cluster.
 
 use std::time::Duration;
 
@@ -7,54 +7,54 @@ use redis::aio::PubSub;
 use tokio::sync::watch;
 
 use super::cluster::Cluster;
-use super::dial::Dial;
+use super::dial::Dialer;
+use super::errors::ServerAddress;
 use super::link::Link;
 use super::scripts::Call;
 use super::sentinel::Sentinels;
-use super::trouble::At;
-use super::url::Place;
+use super::url::Deployment;
 use crate::store::StoreError;
 use crate::time::Micros;
 
 pub(super) enum Servers {
-    /// All downstreams are on one server.
+    /// All downstreams are on one server, which may be the master of sentinels.
     One(Box<Link>),
     /// Each downstream is on the master of its slot.
     Cluster(Box<Cluster>),
 }
 
 impl Servers {
-    /// Nothing is sent yet.
+    /// The servers of a URL. It does not connect yet.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] when the URL is wrong; the text does not repeat it.
     pub(super) fn open(url: &str, connect: Duration, response: Duration) -> Result<Self, StoreError> {
-        let place = Place::parse(url)?;
+        let deployment = Deployment::parse(url)?;
         if url.starts_with("rediss") {
             install_tls();
         }
-        let dial = Dial::new(connect, response);
-        Ok(match place {
-            Place::One(info) => Self::One(Box::new(Link::fixed(dial, info))),
-            Place::Sentinels { sentinels, name, master } => {
+        let dial = Dialer::new(connect, response);
+        Ok(match deployment {
+            Deployment::One(info) => Self::One(Box::new(Link::fixed(dial, info))),
+            Deployment::Sentinels { sentinels, name, master } => {
                 Self::One(Box::new(Link::sentinels(dial, Sentinels::new(sentinels, name, master))))
             }
-            Place::Cluster { seeds, login } => Self::Cluster(Box::new(Cluster::new(dial, seeds, login))),
+            Deployment::Cluster { seeds, login } => Self::Cluster(Box::new(Cluster::new(dial, seeds, login))),
         })
     }
 
-    /// Hosts and ports, without credentials.
+    /// The hosts and ports, without credentials.
     pub(super) fn address(&self) -> &str {
         &self.at().0
     }
 
-    /// An answer that is not what it should be.
+    /// The error for a malformed answer.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
         self.at().unexpected(detail)
     }
 
-    /// Runs a script once, on the server of the downstream. It is built with what is known of that server's
-    /// process, and built anew for the right node of a cluster if the first one has refused it.
+    /// Runs a script once, on the server of the downstream. The call is built for the id of that server's process, and
+    /// built again for the right node of a cluster if the first one has refused it.
     pub(super) async fn invoke<'c, T: FromRedisValue>(
         &self,
         downstream: &str,
@@ -66,15 +66,15 @@ impl Servers {
         }
     }
 
-    /// Asks the server of the downstream several things that change nothing.
+    /// Runs several commands that change nothing, on the server of the downstream.
     pub(super) async fn read<T: FromRedisValue>(
         &self,
         downstream: &str,
-        asked: &redis::Pipeline,
+        commands: &redis::Pipeline,
     ) -> Result<T, StoreError> {
         match self {
-            Self::One(link) => link.read(asked).await,
-            Self::Cluster(cluster) => cluster.read(downstream, asked).await,
+            Self::One(link) => link.read(commands).await,
+            Self::Cluster(cluster) => cluster.read(downstream, commands).await,
         }
     }
 
@@ -86,7 +86,7 @@ impl Servers {
         }
     }
 
-    /// A connection of its own that hears what is published on the channel, for whichever downstream.
+    /// Opens a connection that subscribes to the channel, which serves all downstreams.
     pub(super) async fn listen(&self, channel: &str) -> Result<PubSub, StoreError> {
         match self {
             Self::One(link) => link.listen(channel).await,
@@ -94,7 +94,7 @@ impl Servers {
         }
     }
 
-    /// Tells from now on when another connection for calls was opened, since the last one broke.
+    /// Subscribes to openings of connections for calls after the last one broke.
     pub(super) fn reopened(&self) -> watch::Receiver<()> {
         match self {
             Self::One(link) => link.dial().reopened(),
@@ -102,7 +102,7 @@ impl Servers {
         }
     }
 
-    fn at(&self) -> &At {
+    fn at(&self) -> &ServerAddress {
         match self {
             Self::One(link) => link.at(),
             Self::Cluster(cluster) => cluster.at(),
@@ -110,10 +110,11 @@ impl Servers {
     }
 }
 
-/// rustls panics without a process-wide provider; one that is installed already is kept.
+/// Installs a provider of cryptography for the process, without which rustls panics; one that is installed already is
+/// kept.
 fn install_tls() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // It fails only if another thread was faster, which is as good.
+        // It fails only if another thread was faster, which is no problem.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }

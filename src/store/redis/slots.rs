@@ -1,10 +1,10 @@
-//! Hash slots of a cluster: the slot of a downstream, and which masters serve which slots. Pure.
+//! Hash slots of a cluster: the slot of a downstream, and the masters that serve slots. It has no I/O.
 
 use redis::Value;
 
 use super::address::Address;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
 /// The slot of all keys of a downstream, whose name is their hash tag.
@@ -12,7 +12,7 @@ pub(super) fn slot(downstream: &str) -> u16 {
     crc16(downstream.as_bytes()) % SLOTS
 }
 
-/// CRC-16/XMODEM, as the cluster's specification has it.
+/// CRC-16/XMODEM, as the specification of Redis Cluster requires.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, &byte| {
         (0..8).fold(
@@ -24,42 +24,42 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// What one node knows of the cluster.
+/// The view that one node has of the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Topology {
-    /// First and last slot, and who serves them; ascending, without overlaps.
+    /// First slot, last slot and master of each range, in ascending order without overlaps.
     pub(super) ranges: Vec<(u16, u16, Address)>,
     pub(super) replicas: Vec<Address>,
 }
 
 impl Topology {
-    /// Reads the answer of the node `asked` to CLUSTER SLOTS.
+    /// Parses the answer of the node `asked` to CLUSTER SLOTS.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with the answer.
     pub(super) fn parse(answer: &Value, asked: &Address) -> Result<Self, String> {
-        let told = || format!("{answer:?} for the slots of a cluster");
-        let Value::Array(told_ranges) = answer else { return Err(told()) };
+        let malformed = || format!("{answer:?} for the slots of a cluster");
+        let Value::Array(listed_ranges) = answer else { return Err(malformed()) };
         let (mut ranges, mut replicas) = (vec![], vec![]);
-        for range in told_ranges {
-            let Value::Array(parts) = range else { return Err(told()) };
+        for range in listed_ranges {
+            let Value::Array(parts) = range else { return Err(malformed()) };
             let [Value::Int(first), Value::Int(last), master, others @ ..] = parts.as_slice() else {
-                return Err(told());
+                return Err(malformed());
             };
             let slot = |number: i64| u16::try_from(number).ok().filter(|slot| *slot < SLOTS);
-            let (Some(first), Some(last)) = (slot(*first), slot(*last)) else { return Err(told()) };
-            ranges.push((first, last, node(master, asked).ok_or_else(told)?));
+            let (Some(first), Some(last)) = (slot(*first), slot(*last)) else { return Err(malformed()) };
+            ranges.push((first, last, node(master, asked).ok_or_else(malformed)?));
             replicas.extend(others.iter().filter_map(|other| node(other, asked)));
         }
         ranges.sort_unstable_by_key(|(first, ..)| *first);
         let apart = ranges.windows(2).all(|pair| pair[0].1 < pair[1].0);
         if ranges.is_empty() || !apart || ranges.iter().any(|(first, last, _)| first > last) {
-            return Err(told());
+            return Err(malformed());
         }
         Ok(Self { ranges, replicas })
     }
 
-    /// A slot that no master serves.
+    /// The first slot that no master serves.
     pub(super) fn gap(&self) -> Option<u16> {
         let next = self.ranges.iter().try_fold(
             0,
@@ -74,9 +74,9 @@ impl Topology {
     }
 }
 
-/// A node as CLUSTER SLOTS tells it: host (none: the one that was asked), port, and more.
-fn node(told: &Value, asked: &Address) -> Option<Address> {
-    let Value::Array(parts) = told else { return None };
+/// Parses a node of CLUSTER SLOTS: its host (or that of the node `asked`), its port, and further fields.
+fn node(value: &Value, asked: &Address) -> Option<Address> {
+    let Value::Array(parts) = value else { return None };
     let (host, port) = match parts.as_slice() {
         [Value::Nil, Value::Int(port), ..] => ("", port),
         [Value::BulkString(host), Value::Int(port), ..] => (std::str::from_utf8(host).ok()?, port),
@@ -130,9 +130,9 @@ mod tests {
     fn slots_without_a_master_are_found() {
         for (ranges, gap) in [(vec![(1, 16383)], 0), (vec![(0, 5), (7, 16383)], 6), (vec![(0, 16382)], 16383)]
         {
-            let told: Vec<String> =
+            let listed: Vec<String> =
                 ranges.iter().map(|(first, last)| range(*first, *last, &[named("a", 1)])).collect();
-            let topology = parse(&format!("*{}\r\n{}", told.len(), told.concat())).unwrap();
+            let topology = parse(&format!("*{}\r\n{}", listed.len(), listed.concat())).unwrap();
             assert_eq!(topology.gap(), Some(gap));
         }
     }

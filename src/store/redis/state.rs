@@ -2,20 +2,20 @@
 
 use super::packed::{all, integer};
 
-/// The version of what follows the letter.
+/// The version of the layout that follows the letter.
 const VERSION: u8 = b'1';
 
-/// A state for people and tests: its letter, then its numbers, without those that are kept for speed and without the
-/// entries of a log that are gone or were taken back.
+/// A state as text for people and tests: its letter and its numbers, without those that are redundant and without the
+/// entries of a log that were dropped or taken back.
 pub(super) fn text(state: &[u8]) -> String {
-    let told = numbers(state).map(|(letter, numbers)| {
+    let shown = numbers(state).map(|(letter, numbers)| {
         let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
         format!("{letter} {}", numbers.join(" "))
     });
-    told.unwrap_or_else(|| String::from_utf8_lossy(state).into_owned())
+    shown.unwrap_or_else(|| String::from_utf8_lossy(state).into_owned())
 }
 
-/// The letter of a state's kind, and the numbers that count; none where it is no state.
+/// The letter of a state's kind, and its significant numbers; `None` if the bytes are no state.
 pub(super) fn numbers(state: &[u8]) -> Option<(char, Vec<i64>)> {
     let (&[letter, VERSION], packed) = state.split_first_chunk::<2>()? else { return None };
     match letter {
@@ -25,7 +25,7 @@ pub(super) fn numbers(state: &[u8]) -> Option<(char, Vec<i64>)> {
     }
 }
 
-/// Reads a log: last, shift, epoch and cleared, then for each entry when its units were taken and their number.
+/// Parses a log: last, shift, epoch and cleared, then for each entry when its units were taken and their number.
 fn log(packed: &[u8]) -> Option<Vec<i64>> {
     let (head, entries) = packed.split_at_checked(9 * 8)?;
     let [last, shift, epoch, gone, count, .., cleared] = super::packed::doubles::<9>(head)?;
@@ -47,7 +47,7 @@ mod tests {
             state.extend(number.to_le_bytes());
         }
         assert_eq!(text(&state), "t 1760000000000000 0 1760000000000001 9007199254740991 7 9 1000000 5");
-        // A later version's, and no state.
+        // Neither a state of a later version nor any other text is parsed.
         assert_eq!((numbers(b"t2"), text(b"text")), (None, "text".to_owned()));
     }
 }

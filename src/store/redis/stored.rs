@@ -1,7 +1,7 @@
-//! What the server keeps, read back: for tests that compare it with the reference's.
+//! Reads back what the server stores, for tests that compare it with the reference store.
 //!
-//! How a state is written is the scripts' business (`lua/lib.lua`, and beside each kind); [`state`] and [`decode`]
-//! are the other places that know it.
+//! The layout of a state is defined by the scripts (`lua/lib.lua` and the file of each kind); only [`state`] and
+//! [`decode`] depend on it too.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use super::packed::all;
 use super::{RedisStore, keys, reply, state};
 use crate::limit::{Buckets, Level, Limit, LimitSet, Log, State, Tat, Under, Window};
 use crate::rate::Rate;
-use crate::store::dump::{self, Kept, Record};
+use crate::store::dump::{self, DumpedState, Record};
 use crate::store::turns::Queue;
 use crate::store::{Scope, StoreError};
 use crate::time::Micros;
 
 impl RedisStore {
-    /// The record of the downstream, and the states of the limits, as texts. For tests.
+    /// The record of the downstream and the states of the limits, as text. It serves tests.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// [`StoreError`] when the server is away, or keeps what is no state.
+    /// [`StoreError`] when the server is away, or holds a value that is no state.
     #[doc(hidden)]
     pub async fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<Vec<String>, StoreError> {
-        let mut asked = redis::pipe();
-        asked.cmd("GET").arg(keys::record(&self.prefix, scope));
-        asked.cmd("MGET");
+        let mut commands = redis::pipe();
+        commands.cmd("GET").arg(keys::record(&self.prefix, scope));
+        commands.cmd("MGET");
         for limit in limits.iter() {
-            asked.arg(keys::state(&self.prefix, scope, limit));
+            commands.arg(keys::state(&self.prefix, scope, limit));
         }
         let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) =
-            self.servers.read(scope.downstream, &asked).await?;
-        let Some(numbers) = record.map(|record| all(&record)) else { return Ok(dump::nothing(limits)) };
+            self.servers.read(scope.downstream, &commands).await?;
+        let Some(numbers) = record.map(|record| all(&record)) else { return Ok(dump::unused(limits)) };
         let [_, _, _, shift, high, _, generation, epoch, penalty, pause, version, reset, ..] = numbers[..]
         else {
             return Err(self.servers.unexpected(format!("the record {numbers:?}")));
         };
-        let [.., turns_end, reach, reach_until] = numbers[..] else { return Ok(dump::nothing(limits)) };
+        let [.., turns_end, reach, reach_until] = numbers[..] else { return Ok(dump::unused(limits)) };
         let status = reply::status([penalty, pause, version, generation, reset])
             .map_err(|detail| self.servers.unexpected(detail))?;
         let reach = Duration::from_micros(reach.unsigned_abs());
@@ -54,8 +54,8 @@ impl RedisStore {
     }
 }
 
-/// The state that these bytes are.
-fn decode(bytes: &[u8]) -> Option<Kept> {
+/// Decodes a state.
+fn decode(bytes: &[u8]) -> Option<DumpedState> {
     let (kind, numbers) = state::numbers(bytes)?;
     let [last, shift, epoch, level @ ..] = &numbers[..] else { return None };
     let count = |units: i64| u64::try_from(units).ok();
@@ -81,5 +81,5 @@ fn decode(bytes: &[u8]) -> Option<Kept> {
         }
         _ => return None,
     };
-    Some(Kept { state: State { last: Micros(*last), level }, shift: *shift, epoch: Micros(*epoch) })
+    Some(DumpedState { state: State { last: Micros(*last), level }, shift: *shift, epoch: Micros(*epoch) })
 }

@@ -1,4 +1,4 @@
-//! The store's URL: one server, servers behind sentinels, or a cluster. No error repeats it, since it may
+//! Parses the store's URL: one server, servers behind sentinels, or a cluster. No error repeats the URL, since it may
 //! hold a password.
 
 use redis::{ConnectionInfo, IntoConnectionInfo as _};
@@ -6,55 +6,55 @@ use redis::{ConnectionInfo, IntoConnectionInfo as _};
 use super::address::Address;
 use crate::store::StoreError;
 
-/// Where sentinels listen, unless the URL says otherwise.
+/// The port of sentinels whose URL names none.
 const SENTINEL_PORT: u16 = 26379;
 
-/// What a URL names.
+/// The servers that a URL names.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum Deployment {
     /// One server.
     One(ConnectionInfo),
-    /// The server that sentinels know as the master `name`.
+    /// The server that the sentinels monitor as the master `name`.
     Sentinels {
         sentinels: Vec<ConnectionInfo>,
         name: String,
-        /// How to log in to the master; its address is the sentinels' to tell.
+        /// The login to the master; the sentinels give its address.
         master: ConnectionInfo,
     },
-    /// The cluster that these are nodes of.
+    /// The cluster that these nodes belong to.
     Cluster {
         seeds: Vec<Address>,
-        /// How to log in to every node.
+        /// The login to every node.
         login: ConnectionInfo,
     },
 }
 
-impl Place {
+impl Deployment {
     /// # Errors
-    /// [`StoreError::Invalid`] with what would be right.
+    /// [`StoreError::Invalid`] with the correct form.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         parse(url).map_err(|problem| StoreError::Invalid(problem.to_owned()))
     }
 }
 
-fn parse(url: &str) -> Result<Place, &'static str> {
+fn parse(url: &str) -> Result<Deployment, &'static str> {
     const SCHEME: &str = "the store's URL has another scheme; use redis://HOST:PORT, redis+cluster:// or \
                           redis+sentinel://, or rediss for TLS";
     const ONE: &str = "the store's URL is malformed; write redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]";
     let (scheme, rest) = url.split_once("://").ok_or(SCHEME)?;
     match scheme {
-        "redis" | "rediss" => info(url, ONE).map(Place::One),
+        "redis" | "rediss" => info(url, ONE).map(Deployment::One),
         "redis+cluster" | "rediss+cluster" => cluster(&Parts::of(scheme, rest)?),
         "redis+sentinel" | "rediss+sentinel" => sentinels(&Parts::of(scheme, rest)?),
         _ => Err(SCHEME),
     }
 }
 
-/// A URL with several hosts, in its parts.
+/// The parts of a URL with several hosts.
 struct Parts<'a> {
-    /// The one for a single host: `redis` or `rediss`.
+    /// The scheme of the same URL for a single host: `redis` or `rediss`.
     scheme: &'a str,
-    /// With its `@`, or empty.
+    /// The user information with its `@`, or an empty text.
     login: &'a str,
     hosts: &'a str,
     path: &'a str,
@@ -73,7 +73,7 @@ impl<'a> Parts<'a> {
         Ok(Self { scheme, login, hosts, path, query })
     }
 
-    /// Each host with this login, and this port unless it has its own.
+    /// Parses each host, with this login, and with this port unless it names its own.
     fn infos(
         &self,
         login: &str,
@@ -89,7 +89,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-fn cluster(parts: &Parts<'_>) -> Result<Place, &'static str> {
+fn cluster(parts: &Parts<'_>) -> Result<Deployment, &'static str> {
     const RIGHT: &str = "the URL of the store's cluster is malformed; write \
                          redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]";
     if !["", "/", "/0"].contains(&parts.path) {
@@ -102,10 +102,10 @@ fn cluster(parts: &Parts<'_>) -> Result<Place, &'static str> {
     }
     let login = info(&format!("{}://{}node", parts.scheme, parts.login), RIGHT)?;
     let seeds = parts.infos("", 6379, RIGHT)?.iter().map(Address::of).collect();
-    Ok(Place::Cluster { seeds, login })
+    Ok(Deployment::Cluster { seeds, login })
 }
 
-fn sentinels(parts: &Parts<'_>) -> Result<Place, &'static str> {
+fn sentinels(parts: &Parts<'_>) -> Result<Deployment, &'static str> {
     const RIGHT: &str = "the URL of the store's sentinels is malformed; write \
                          redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/MASTER_NAME[/DB]";
     let mut path = parts.path.strip_prefix('/').unwrap_or_default().split('/');
@@ -123,10 +123,10 @@ fn sentinels(parts: &Parts<'_>) -> Result<Place, &'static str> {
     let login = parts.query.map_or(Ok(String::new()), sentinel_login)?;
     let sentinels = parts.infos(&login, SENTINEL_PORT, RIGHT)?;
     let master = info(&format!("{}://{}sentinel/{db}", parts.scheme, parts.login), RIGHT)?;
-    Ok(Place::Sentinels { sentinels, name: name.to_owned(), master })
+    Ok(Deployment::Sentinels { sentinels, name: name.to_owned(), master })
 }
 
-/// The sentinels' own user and password, as a URL has them.
+/// The user and password for the sentinels, from the query of the URL.
 fn sentinel_login(query: &str) -> Result<String, &'static str> {
     const RIGHT: &str = "the URL of the store's sentinels has a query that is not understood; write \
                          ?sentinel_user=USER&sentinel_password=PASSWORD, percent-encoded, or the password alone";
@@ -142,10 +142,10 @@ fn sentinel_login(query: &str) -> Result<String, &'static str> {
     password.map(|password| format!("{user}:{password}@")).ok_or(RIGHT)
 }
 
-/// What the redis crate makes of the URL of one server.
+/// Parses the URL of one server with the redis crate.
 fn info(url: &str, right: &'static str) -> Result<ConnectionInfo, &'static str> {
     let info = url.into_connection_info().map_err(|_| right)?;
-    // Each call waits for its answer: held back for more to send, it would come late.
+    // Each call waits for its answer, so Nagle's algorithm would only delay it.
     let tcp = info.tcp_settings().clone().set_nodelay(true);
     Ok(info.set_tcp_settings(tcp))
 }
@@ -184,7 +184,7 @@ mod tests {
             ("redis+sentinel://a/m?sentinel_user=hunter2", "sentinel_password"),
             ("redis+sentinel://a/m?sentinel_password=hunter2@b", "percent-encoded"),
         ] {
-            let text = match Place::parse(url) {
+            let text = match Deployment::parse(url) {
                 Err(StoreError::Invalid(text)) => text,
                 other => panic!("{url}: {other:?}"),
             };
@@ -194,7 +194,9 @@ mod tests {
 
     #[test]
     fn one_server() {
-        let Ok(Place::One(info)) = Place::parse("rediss://:hunter2@store.example:6380/1") else { panic!() };
+        let Ok(Deployment::One(info)) = Deployment::parse("rediss://:hunter2@store.example:6380/1") else {
+            panic!()
+        };
         assert_eq!(shown(&info), ":hunter2@store.example:6380/1");
         assert!(info.tcp_settings().nodelay());
     }
@@ -202,7 +204,7 @@ mod tests {
     #[test]
     fn the_nodes_of_a_cluster_share_a_login() {
         let url = "redis+cluster://u:hunter%402@a,b:7000,[::1],[::2]:7001/";
-        let Ok(Place::Cluster { seeds, login }) = Place::parse(url) else { panic!() };
+        let Ok(Deployment::Cluster { seeds, login }) = Deployment::parse(url) else { panic!() };
         let seeds: Vec<String> = seeds.iter().map(Address::to_string).collect();
         assert_eq!(seeds, ["a:6379", "b:7000", "[::1]:6379", "[::2]:7001"]);
         assert_eq!(shown(&login), "u:hunter@2@node:6379/0");
@@ -212,13 +214,13 @@ mod tests {
     #[test]
     fn sentinels_have_a_login_of_their_own() {
         let url = "rediss+sentinel://u:hunter2@a,b:7000/my-master/3?sentinel_user=s&sentinel_password=p%2F";
-        let Ok(Place::Sentinels { sentinels, name, master }) = Place::parse(url) else { panic!() };
+        let Ok(Deployment::Sentinels { sentinels, name, master }) = Deployment::parse(url) else { panic!() };
         assert!(matches!(master.addr(), redis::ConnectionAddr::TcpTls { .. }));
         let sentinels: Vec<String> = sentinels.iter().map(shown).collect();
         assert_eq!(sentinels, ["s:p/@a:26379/0", "s:p/@b:7000/0"]);
         assert_eq!((name.as_str(), &*shown(&master)), ("my-master", "u:hunter2@sentinel:6379/3"));
-        let plain = Place::parse("redis+sentinel://:hunter2@a/m").unwrap();
-        let Place::Sentinels { sentinels, .. } = plain else { panic!() };
+        let plain = Deployment::parse("redis+sentinel://:hunter2@a/m").unwrap();
+        let Deployment::Sentinels { sentinels, .. } = plain else { panic!() };
         assert_eq!(shown(&sentinels[0]), ":@a:26379/0", "the data servers' password is not the sentinels'");
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A writer that says what it is to write, and then waits to be told how that ends.
+/// A writer that reports what it is to write, and then waits for the test to decide the result.
 struct Scripted {
     begun: Sender<String>,
     ends: Receiver<io::Result<()>>,
@@ -13,7 +13,7 @@ struct Scripted {
 impl Write for Scripted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let _ = self.begun.send(String::from_utf8_lossy(bytes).into_owned());
-        // Without a script it blocks for ever, as a pipe does that nobody reads.
+        // Without a decision it blocks for ever, as a pipe does that nobody reads.
         let end = self.ends.recv().unwrap_or_else(|_| {
             loop {
                 thread::park();
@@ -55,7 +55,7 @@ fn a_writer_that_blocks_costs_lines_and_no_time() {
     for _ in 0..12 {
         end.send(Ok(())).unwrap();
     }
-    // One report as soon as lines can be written again.
+    // One report follows as soon as lines can be written again.
     let report = next(&seen);
     assert!(report.ends_with("  WARN 91 log lines were dropped\n"), "{report}");
     for _ in 0..9 {

@@ -1,4 +1,4 @@
-//! The admin API and the tools that use it: who may change what, and that every replica learns of it.
+//! The admin API and the tools that use it: permissions, and the effect of changes on every replica.
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -10,13 +10,13 @@ use crate::support::eventually;
 pub(super) const TOKEN: &str = "correct-horse-battery";
 
 /// A replica with a token.
-pub(super) struct Desk {
+pub(super) struct AdminReplica {
     pub(super) paced: Paced,
     pub(super) base: String,
     pub(super) client: Client,
 }
 
-impl Desk {
+impl AdminReplica {
     async fn start(site: &Site, admin: &str) -> Self {
         let paced = Paced::start(&format!("{}{ADMIN}{admin}", site.config()), &[], &[]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
@@ -30,7 +30,7 @@ impl Desk {
         Self::start(site, &format!("token = '{TOKEN}'\n")).await
     }
 
-    /// The status and the answer; `headers` besides those of a right change, or instead of them.
+    /// Sends a request; `headers` are added to those of an allowed change, or replace them.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -65,7 +65,7 @@ impl Desk {
         run_cli(&all, b"").await
     }
 
-    /// So many lines of the audit log, once they are there.
+    /// Waits for this many lines of the audit log.
     pub(super) async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
         let lines = || -> Vec<Value> {
             let lines =
@@ -82,9 +82,9 @@ impl Desk {
 #[tokio::test]
 async fn only_who_knows_the_token_changes_anything() {
     let site = Site::shared("apitoken", "rate = '100/s'").await;
-    let desk = Desk::with_token(&site).await;
-    let before = desk.get().await;
-    let origin = desk.base.clone();
+    let replica = AdminReplica::with_token(&site).await;
+    let before = replica.get().await;
+    let origin = replica.base.clone();
     let long = format!("{{\"reason\": \"{}\"}}", "x".repeat(20_000));
     for (headers, body, status, error) in [
         (&[("authorization", "")][..], "", 401, "send authorization: Bearer TOKEN"),
@@ -99,11 +99,11 @@ async fn only_who_knows_the_token_changes_anything() {
         (&[], "{", 400, "body: "),
         (&[], &long, 413, "over 16384 bytes"),
     ] {
-        let (got, told) = desk.send(Method::POST, "/pause", headers, body).await;
+        let (got, told) = replica.send(Method::POST, "/pause", headers, body).await;
         assert_eq!(got, status, "{headers:?} {told}");
         assert!(told["error"].as_str().unwrap().contains(error), "{headers:?} {told}");
     }
-    // Who reads needs no token, but a name of the daemon's and no foreign page.
+    // Reading needs no token, but a known name of the daemon, and no foreign origin.
     for (headers, status) in [
         (&[("authorization", "")][..], 200),
         (&[("origin", &*origin)], 200),
@@ -111,32 +111,32 @@ async fn only_who_knows_the_token_changes_anything() {
         (&[("host", "evil.example")], 421),
         (&[("origin", "https://evil.example")], 403),
     ] {
-        assert_eq!(desk.send(Method::GET, "", headers, "").await.0, status, "{headers:?}");
+        assert_eq!(replica.send(Method::GET, "", headers, "").await.0, status, "{headers:?}");
     }
-    let refused = desk.audit("admin: refused", 11).await;
+    let refused = replica.audit("admin: refused", 11).await;
     assert!(refused[0]["remote"].as_str().unwrap().starts_with("127.0.0.1:"), "{refused:?}");
-    let after = desk.get().await;
+    let after = replica.get().await;
     assert_eq!((&after["generation"], &after["paused"]), (&before["generation"], &json!(false)));
-    assert!(!desk.paced.log().join("\n").contains("correct-horse"), "no token is logged, right or wrong");
-    assert_eq!(desk.paced.stop().await, 0);
+    assert!(!replica.paced.log().join("\n").contains("correct-horse"), "no token is logged, right or wrong");
+    assert_eq!(replica.paced.stop().await, 0);
 }
 
 #[tokio::test]
 async fn without_a_token_nothing_is_changed() {
     let site = Site::shared("apinone", "rate = '100/s'").await;
-    let desk = Desk::start(&site, "allow_hosts = ['paced.internal']\n").await;
-    let (status, told) = desk.send(Method::POST, "/pause", &[], "").await;
+    let replica = AdminReplica::start(&site, "allow_hosts = ['paced.internal']\n").await;
+    let (status, told) = replica.send(Method::POST, "/pause", &[], "").await;
     assert!(status == 403 && told["error"].as_str().unwrap().contains("set admin.token"), "{status} {told}");
-    assert_eq!(desk.send(Method::GET, "", &[("host", "paced.internal:9750")], "").await.0, 200);
-    let output = desk.tool("any", &["pause", "billing"]).await;
+    assert_eq!(replica.send(Method::GET, "", &[("host", "paced.internal:9750")], "").await.0, 200);
+    let output = replica.tool("any", &["pause", "billing"]).await;
     assert!(output.code == 77 && output.stderr.contains("admin.token"), "{output:?}");
-    assert_eq!(desk.paced.stop().await, 0);
+    assert_eq!(replica.paced.stop().await, 0);
 }
 
 #[tokio::test]
 async fn what_one_replica_is_told_all_know() {
     let site = Site::shared("apishare", "rate = '100/s'").await;
-    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     let order = r#"{"rate": "40/s", "for": "1s", "reason": "trial"}"#;
     let (status, told) = one.send(Method::PUT, "/rate", &[], order).await;
     assert_eq!((status, &told["limits"][0]["rate"]), (200, &json!("40/s")), "{told}");
@@ -175,9 +175,9 @@ async fn the_tools_change_what_runs() {
     let downstream =
         "rate = '100/s'\nlimits = [{ algorithm = 'sliding-log', rate = '1000/m', name = 'log' }]";
     let site = Site::shared("apitools", downstream).await;
-    let desk = Desk::with_token(&site).await;
+    let replica = AdminReplica::with_token(&site).await;
     let tool = async |args: &[&str]| {
-        let output = desk.tool(TOKEN, args).await;
+        let output = replica.tool(TOKEN, args).await;
         assert_eq!(output.code, 0, "{output:?}");
         output.stdout
     };
@@ -208,10 +208,10 @@ async fn the_tools_change_what_runs() {
     let told: Value = serde_json::from_str(&tool(&["-o", "json", "rate", "unset", "billing"]).await).unwrap();
     assert_eq!(told["overrides"].as_array().unwrap().len(), 1);
     tool(&["rate", "unset", "billing", "--limit", "log", "--reason", "done"]).await;
-    assert_eq!(desk.get().await["overrides"], json!([]));
+    assert_eq!(replica.get().await["overrides"], json!([]));
 
-    // The environment is enough where there is no configuration.
-    let (folder, base) = (TempDir::new().unwrap(), desk.base.clone());
+    // Without a configuration the environment suffices.
+    let (folder, base) = (TempDir::new().unwrap(), replica.base.clone());
     let output = blocking(move || {
         let mut command = Command::new(binary());
         command.args(["--admin", &base, "pause", "billing"]).current_dir(&folder);
@@ -223,13 +223,13 @@ async fn the_tools_change_what_runs() {
         "billing is paused until it is resumed\n",
         "{output:?}"
     );
-    assert_eq!(desk.paced.stop().await, 0);
+    assert_eq!(replica.paced.stop().await, 0);
 }
 
 #[tokio::test]
 async fn tools_end_with_what_is_wrong() {
     let site = Site::shared("apiexit", "rate = '100/s'").await;
-    let desk = Desk::with_token(&site).await;
+    let replica = AdminReplica::with_token(&site).await;
     for (token, args, code, told) in [
         ("wrong", &["pause", "billing"][..], 77, "the token is wrong"),
         ("wrong", &["rate", "set", "billing", "20/s"], 77, "the token is wrong"),
@@ -242,16 +242,16 @@ async fn tools_end_with_what_is_wrong() {
         (TOKEN, &["rate", "set", "billing", "20/s", "--limit", "x"], 2, "there are `leaky-bucket-0`"),
         (TOKEN, &["rate", "unset", "billing", "--limit", "x"], 2, "there are `leaky-bucket-0`"),
     ] {
-        let output = desk.tool(token, args).await;
+        let output = replica.tool(token, args).await;
         assert_eq!(output.code, code, "{args:?} {output:?}");
         assert!(output.stderr.contains(told), "{args:?} {output:?}");
         assert!(!output.stderr.contains(TOKEN), "{output:?}");
     }
-    assert_eq!(desk.get().await["overrides"], json!([]));
-    assert_eq!(desk.paced.stop().await, 0);
-    let output = desk.tool(TOKEN, &["pause", "billing"]).await;
-    assert!(output.code == 69 && output.stderr.contains(&desk.base), "{output:?}");
-    // What else answers there is no daemon.
+    assert_eq!(replica.get().await["overrides"], json!([]));
+    assert_eq!(replica.paced.stop().await, 0);
+    let output = replica.tool(TOKEN, &["pause", "billing"]).await;
+    assert!(output.code == 69 && output.stderr.contains(&replica.base), "{output:?}");
+    // Another server at that address is not taken for a daemon.
     let api = crate::support::api::Api::start();
     let output = run_cli(&["--admin", &api.url(), "resume", "billing"], b"").await;
     assert!(output.code == 1 && output.stderr.contains("not that of a paced daemon"), "{output:?}");
@@ -273,15 +273,15 @@ async fn tools_end_with_what_is_wrong() {
 async fn a_store_that_is_away_is_told() {
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "apiaway", "rate = '100/s'");
-    let desk = Desk::with_token(&site).await;
-    assert_eq!(desk.send(Method::POST, "/pause", &[], "").await.0, 200);
+    let replica = AdminReplica::with_token(&site).await;
+    assert_eq!(replica.send(Method::POST, "/pause", &[], "").await.0, 200);
     redis.kill().await;
     for (method, what) in [(Method::GET, ""), (Method::POST, "/resume"), (Method::DELETE, "/rate")] {
-        let (status, told) = desk.send(method, what, &[], "").await;
+        let (status, told) = replica.send(method, what, &[], "").await;
         assert!(status == 503 && told["error"].as_str().unwrap().contains("store"), "{status} {told}");
     }
-    let output = desk.tool(TOKEN, &["resume", "billing"]).await;
+    let output = replica.tool(TOKEN, &["resume", "billing"]).await;
     assert!(output.code == 69 && output.stderr.contains("store"), "{output:?}");
-    desk.audit("admin: not changed", 3).await;
-    assert_eq!(desk.paced.stop().await, 0);
+    replica.audit("admin: not changed", 3).await;
+    assert_eq!(replica.paced.stop().await, 0);
 }

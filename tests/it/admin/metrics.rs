@@ -144,8 +144,8 @@ impl Scrape {
 }
 
 impl Scrape {
-    /// Once nothing is under way: each slot was used or given up, and each count of the same things
-    /// is the same.
+    /// Checks, once nothing is in progress, that each slot was used or given up, and that counts of the same things are
+    /// equal.
     #[track_caller]
     fn assert_slots_agree(&self, released: usize) {
         let count = |name: &str| self.count(name, "", "");
@@ -193,7 +193,7 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     }
     for (name, label, values) in LABELS {
         for value in if values.is_empty() { &[""] } else { values } {
-            // Which terms are in force was asked for already.
+            // The terms in force were asked for already.
             let asked = (name, *value) == ("paced_store_roundtrip_seconds_count", "tend");
             assert_eq!(scrape.value(name, label, value) > 0.0, asked, "{name} {value}");
         }
@@ -241,7 +241,7 @@ async fn the_counters_agree_with_what_the_api_saw() {
     jobs.push(Job::new("e").header("paced-deadline", "1000"));
     let published = jobs.len();
     site.publish(jobs).await;
-    // Delivered or dead, each once.
+    // Each job is delivered or dead, exactly once.
     let settled = |scrape: &Scrape| {
         let of = |outcome| scrape.count("paced_jobs_settled_total", "outcome", outcome);
         of("delivered") + of("dead")
@@ -252,7 +252,7 @@ async fn the_counters_agree_with_what_the_api_saw() {
         settled(&last) >= published && last.total("paced_jobs_in_flight") == 0
     })
     .await;
-    // A page is not written at one instant: what it says first may be older than what it says last.
+    // A page is not written at one instant: its beginning may be older than its end.
     last = Scrape::of(&watched).await;
     site.depth(&site.dead_queue(), 7, LONG).await;
     let arrivals = site.api.arrivals();
@@ -298,7 +298,7 @@ async fn the_counters_agree_with_what_the_api_saw() {
 
 #[tokio::test]
 async fn slots_missed_while_the_process_stands_still_are_counted() {
-    // So far ahead that many slots are held at any time.
+    // The horizon is so long that many slots are held at any time.
     let site = Site::shared("missed", "rate = '100/s'\nhorizon = '1s'").await;
     let watched = Watched::start(&site).await;
     watched.readyz(200).await;
@@ -345,7 +345,7 @@ async fn a_broker_that_comes_back_is_counted() {
     assert_eq!(watched.paced.stop().await, 0);
 }
 
-/// Has Prometheus' own tool read the page, where there is one.
+/// Lets Prometheus' own tool check the page, where it is installed.
 async fn promtool(text: &str) {
     let text = text.to_owned();
     let checked = blocking(move || {

@@ -1,8 +1,8 @@
-//! A broker that is lost while requests are on their way: what it delivers again waits for their outcomes.
+//! A broker that is lost while requests are in progress: redelivered messages wait for their outcomes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::api::Desk;
+use super::api::AdminReplica;
 use super::*;
 use crate::support::proxy::Proxy;
 use crate::support::servers::redis;
@@ -10,8 +10,8 @@ use crate::support::site::compare;
 
 const JOBS: usize = 10;
 
-/// Has the broker deliver jobs again while the API holds them; then it gives the first request for each of
-/// them `first`, and all others 200. It must be asked just so often, and no job be left.
+/// Makes the broker deliver jobs again while the API holds them; then the API answers the first request for each of
+/// them with `first`, and all others with 200. There must be exactly this many requests, and no job left.
 async fn lost_while_sending(topic: &str, first: fn() -> Answer, requests: usize) {
     let broker = rabbit().await;
     let way = Proxy::start(broker.port(), Duration::ZERO).unwrap();
@@ -26,20 +26,20 @@ async fn lost_while_sending(topic: &str, first: fn() -> Answer, requests: usize)
             _ => Answer::ok(),
         }
     });
-    let desk = Desk::with_token(&site).await;
+    let replica = AdminReplica::with_token(&site).await;
     site.publish(Job::many("job", JOBS)).await;
     site.api.wait_for(JOBS, LONG).await;
     way.cut();
-    desk.paced.wait_line("not consuming", LONG).await;
+    replica.paced.wait_line("not consuming", LONG).await;
     way.restore();
-    desk.paced.wait_line("consuming again", LONG).await;
+    replica.paced.wait_line("consuming again", LONG).await;
     until("all were delivered again", LONG, async || {
-        desk.metric("paced_jobs_received_total").await >= 2.0 * JOBS as f64
+        replica.metric("paced_jobs_received_total").await >= 2.0 * JOBS as f64
     })
     .await;
     gate.open();
     site.api.wait_for(requests, LONG).await;
-    assert_eq!(desk.paced.stop().await, 0);
+    assert_eq!(replica.paced.stop().await, 0);
     site.depth(&site.queue(), 0, LONG).await;
     let arrivals = site.api.arrivals();
     assert_eq!(arrivals.len(), requests);

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::api::{Desk, TOKEN};
+use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::support::count;
 use crate::support::site::{compare, slots_missed};
@@ -11,12 +11,12 @@ use crate::support::site::{compare, slots_missed};
 async fn resets_under_load_keep_the_pace() {
     const JOBS: usize = 600;
     let site = Site::shared("resetload", "rate = '200/s'\nqueue.prefetch = 100").await;
-    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     site.publish(Job::many("job", JOBS)).await;
     for number in 1..=10 {
         site.api.wait_for(number * 50, LONG).await;
-        let desk = if number % 2 == 0 { &one } else { &other };
-        assert_eq!(desk.send(Method::POST, "/reset", &[], "").await.0, 200);
+        let replica = if number % 2 == 0 { &one } else { &other };
+        assert_eq!(replica.send(Method::POST, "/reset", &[], "").await.0, 200);
     }
     let arrivals = site.api.wait_for(JOBS, LONG).await;
     assert!(compare("job", JOBS, &arrivals).is_clean());
@@ -34,7 +34,7 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     let limits = "rate = '20/s'\nqueue.prefetch = 100\n\
                   limits = [{ algorithm = 'fixed-window', rate = '30/30d', name = 'monthly' }]";
     let site = Site::shared("resetwindow", limits).await;
-    let (one, other) = tokio::join!(Desk::with_token(&site), Desk::with_token(&site));
+    let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     let replicas = [&one.paced, &other.paced];
     site.publish(Job::many("job", 70)).await;
     let missed = site.used_up(30, &replicas, LONG).await;
@@ -48,7 +48,7 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     }
     let output = one.tool("wrong", &["reset", "billing", "--yes"]).await;
     assert_eq!(output.code, 77, "{output:?}");
-    // The pace alone gives no more of the month.
+    // The pace alone releases no more of the month.
     let output = one.tool(TOKEN, &["reset", "billing", "--limit", "leaky-bucket-0", "--yes"]).await;
     assert_eq!(output.stdout, "billing: the counts of `leaky-bucket-0` begin at 0\n", "{output:?}");
     assert_eq!(site.api.count() + missed, 30);
@@ -70,8 +70,8 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     let field = |name: &str| audit[0][name].as_str().unwrap_or_default();
     assert_eq!((field("change"), field("reason"), field("downstream")), ("reset", "they asked", "billing"));
     assert!(field("before").starts_with("reset ") && field("after").ends_with(" of monthly"), "{audit:?}");
-    for desk in [&one, &other] {
-        desk.paced.wait_line("reset: the counts of limits began at 0", LONG).await;
-        assert_eq!(desk.paced.stop().await, 0);
+    for replica in [&one, &other] {
+        replica.paced.wait_line("reset: the counts of limits began at 0", LONG).await;
+        assert_eq!(replica.paced.stop().await, 0);
     }
 }

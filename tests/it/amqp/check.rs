@@ -1,4 +1,4 @@
-//! What `check --online` says of a broker that works, and may lose jobs all the same.
+//! The warnings of `check --online` about a broker that works, but may lose jobs.
 
 use paced::amqp::{AMQPValue, Downstream, FieldTable, Server, Warning, check_online};
 
@@ -7,7 +7,7 @@ use crate::support::servers::Redis;
 use crate::support::site::Site;
 use crate::support::unique;
 
-/// Quorum queues that name no limit have one from this version on.
+/// Whether quorum queues that name no delivery limit have one, as they do from this version on.
 fn limits_by_default(server: &Server) -> bool {
     server.max_message_size() == Some(16 << 20)
 }
@@ -24,7 +24,7 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-/// Declares a queue, and what a check says of a downstream that consumes it.
+/// Declares a queue, and returns the warnings about a downstream that consumes it.
 async fn warned_of(
     options: &Options,
     channel: &Channel,
@@ -111,7 +111,7 @@ async fn a_foreign_queue_that_may_not_be_configured_is_warned_of_with_an_if() {
     }
 }
 
-/// What the check declares to learn of a queue is refused where there is none, with every version.
+/// The declarations by which the check examines a queue are refused if there is no such queue, by every version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_that_is_gone_is_not_declared_by_a_check() {
     let rabbit = shared().await;
@@ -141,7 +141,7 @@ async fn the_command_names_the_broker_and_warns_of_bodies_that_it_does_not_take(
     let warned = checked.stderr.contains("http.max_body is 17825792 bytes");
     assert_eq!(warned, is_new, "{version}: {}", checked.stderr);
 
-    // A store that runs no scripts is no store, and is told why.
+    // A server that runs no scripts is refused as a store, with the reason.
     let redis = Redis::without_scripts().await;
     site.store = redis.url();
     let checked = site.cli(&["check", "--online"]).await;

@@ -4,7 +4,7 @@ use paced::job::{Reason, Value};
 
 use super::*;
 
-/// Buries a message for each number; the even ones have expired, the odd ones got a 422.
+/// Dead-letters a message for each number; the even ones have expired, the odd ones got a 422.
 async fn dead_letter(options: &Options, numbers: std::ops::Range<u32>) {
     let (amqp, mut source) = consuming(options.clone()).await;
     for number in numbers {
@@ -41,7 +41,7 @@ async fn listing_changes_nothing() {
     let options = options(shared().await, "list");
     dead_letter(&options, 0..10).await;
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
-    // More often than the limit of RabbitMQ 4 allows by default.
+    // This is more often than RabbitMQ 4 allows by default.
     for _ in 0..25 {
         assert_eq!(listed(&dead, 4).await, numbered(0..4));
     }
@@ -77,7 +77,7 @@ async fn a_replay_takes_what_matches_and_leaves_the_rest() {
     assert_eq!(told, [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)]);
     assert_eq!(listed(&dead, 100).await, ["0", "2", "4", "6", "7", "8", "9"], "in their order");
 
-    // One by its id, as it was.
+    // One letter is replayed by its id, unchanged.
     let filter = Filter { id: Some("id-6".into()), ..Filter::default() };
     let replay = within("the replay", dead.replay(&filter, None, &Edits::default(), |_| {})).await.unwrap();
     assert_eq!((replay.found, replay.seen, replay.replayed, replay.kept), (7, 7, 1, 6));
@@ -97,7 +97,7 @@ async fn a_replay_takes_what_matches_and_leaves_the_rest() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-/// A job that dies again while it is replayed comes round once, not for ever.
+/// A job that dies again while it is replayed is replayed once, not for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replayed_job_can_die_and_be_replayed_again() {
     let options = options(shared().await, "again");

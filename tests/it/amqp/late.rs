@@ -1,4 +1,4 @@
-//! Answers that come when nobody waits for them any more.
+//! Answers of the broker that arrive after the call was given up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,20 +17,20 @@ const CONSUME: [u8; 6] = [0, 60, 0, 20, 0, 0];
 /// Class and method of queue.declare, with the reserved field behind them.
 const DECLARE: [u8; 6] = [0, 50, 0, 10, 0, 0];
 
-/// Between paced and the broker: holds back what the broker says once a question is asked for the first
-/// time.
+/// A relay between paced and the broker, which holds back the broker's answers once a certain method is called for the
+/// first time.
 struct Relay {
     question: [u8; 6],
-    /// Somebody has asked it, and the answer is held back.
+    /// Whether the method was called, so that the answer is held back.
     asked: watch::Sender<bool>,
-    /// Something else was said after that.
+    /// Whether another method was called after that.
     went_on: watch::Sender<bool>,
     let_through: watch::Sender<bool>,
     first: AtomicBool,
 }
 
 impl Relay {
-    /// Starts it; the port that it listens on.
+    /// Starts the relay; returns its port.
     async fn start(broker: u16, question: [u8; 6]) -> (Arc<Self>, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -99,13 +99,13 @@ impl Relay {
     }
 }
 
-/// The broker grants a consumer after the question was given up: no job may go to that one.
+/// The broker grants a consumer after the call was given up: no job may be delivered to it.
 #[tokio::test]
 async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "granted");
     let (relay, port) = Relay::start(rabbit.port(), CONSUME).await;
-    // The heartbeats must not end what is held back.
+    // Missed heartbeats must not end the connection whose answers are held back.
     options.address = format!("amqp://guest:guest@127.0.0.1:{port}/?heartbeat=600").parse().unwrap();
     let amqp = Amqp::start(options.clone());
     let mut source = amqp.source("billing").unwrap();
@@ -113,7 +113,7 @@ async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let (_connection, channel) = open(&rabbit.url()).await;
     until("the broker's consent", async || consumers(&channel, "granted.jobs.billing").await == 1).await;
     assert!(!amqp.is_ready());
-    // More than it waits for an answer.
+    // This is longer than the time-out for an answer.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
@@ -128,7 +128,7 @@ async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-/// A declaration that is answered after the question was given up leaves no channel.
+/// A declaration that is answered after the call was given up leaves no channel open.
 #[tokio::test]
 async fn a_late_declaration_leaves_no_channel() {
     let rabbit = shared().await;
@@ -140,7 +140,7 @@ async fn a_late_declaration_leaves_no_channel() {
     let _source = amqp.source("billing").unwrap();
     within("the declaration", relay.asked.subscribe().wait_for(|asked| *asked)).await.unwrap();
     let (_connection, _channel) = open(&url).await;
-    // More than it waits for an answer.
+    // This is longer than the time-out for an answer.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
@@ -148,7 +148,7 @@ async fn a_late_declaration_leaves_no_channel() {
     assert!(!amqp.is_ready());
     relay.let_through.send_replace(true);
     within("the consumer", amqp.ready()).await;
-    // That of the test has no consumer.
+    // The test's own channel has no consumer.
     until("one channel", async || {
         let mut channels = channels(rabbit, "tardy").await;
         channels.sort_unstable();

@@ -40,7 +40,7 @@ async fn a_missing_downstream_holds_up_no_other() {
     publish(&amqp, &options, ["x".to_owned()]).await;
     ack(next(&mut source).await);
     assert!(!amqp.is_ready());
-    // Created late, it is consumed all the same.
+    // The queue is created late, and consumed all the same.
     let (_connection, channel) = open(&rabbit.url()).await;
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare("partial.theirs".into(), declare, Default::default()).await.unwrap();
@@ -53,7 +53,7 @@ async fn a_missing_downstream_holds_up_no_other() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-/// Whatever happens to the connections, every job that was confirmed comes, and none is lost.
+/// Whatever happens to the connections, every confirmed job is delivered, and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn losses_are_survived() {
     let rabbit = Rabbit::dedicated().await;
@@ -66,16 +66,16 @@ async fn losses_are_survived() {
     assert!(held.iter().all(|delivery| delivery.ticket.is_live()));
     rabbit.ctl(&["close_all_connections", "test"]).await;
     until("the loss to be seen", async || held.iter().all(|delivery| !delivery.ticket.is_live())).await;
-    // Settling what is not live any more does nothing.
+    // Settling a message that is not live any more does nothing.
     held.into_iter().for_each(ack);
     let again = take(&mut source, 5).await;
-    // The window has grown, so several consumers had them; what these lose comes back in any order.
+    // The window has grown, so several consumers had the messages; those that they lose come back in any order.
     let mut all = bodies(&again);
     all.sort_unstable();
     assert_eq!(all, numbered(0..5));
     assert!(again.iter().all(|delivery| delivery.ticket.is_live()));
 
-    // The node goes and comes back on the same port.
+    // The node stops, and starts again on the same port.
     rabbit.stop().await;
     until("the loss to be seen", async || again.iter().all(|delivery| !delivery.ticket.is_live())).await;
     assert!(!amqp.is_ready());
@@ -100,8 +100,8 @@ async fn losses_are_survived() {
     all.sort_unstable();
     assert_eq!(all, numbered(0..6));
 
-    // The node hangs: its sockets stay open, and only heartbeats tell. Closing does not hang with it.
-    // With the sixteenth message, the last one, the window grows: that does not hold up the end either.
+    // The node hangs: its sockets stay open, and only missing heartbeats show it. Closing does not hang either. With
+    // the sixteenth message, the last one, the window grows, which does not delay the end.
     rabbit.freeze();
     let begun = crate::support::real_now();
     source.close().await;
@@ -111,7 +111,7 @@ async fn losses_are_survived() {
     rabbit.thaw();
 }
 
-/// Jobs are consumed once the broker is there, however late that is.
+/// Jobs are consumed once the broker is up, however late that is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_may_come_late() {
     let rabbit = Rabbit::down().await;
@@ -129,7 +129,7 @@ async fn a_broker_may_come_late() {
 
 #[tokio::test]
 async fn a_peer_that_never_answers_is_given_up() {
-    // It takes connections, and says nothing.
+    // The server accepts connections, and sends nothing.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let options = Options {
@@ -144,12 +144,12 @@ async fn a_peer_that_never_answers_is_given_up() {
     let mut greeting = [0; 8];
     within("the greeting", peer.read_exact(&mut greeting)).await.unwrap();
     assert!(greeting.starts_with(b"AMQP"), "{greeting:?}");
-    // Now only the time-out can happen, so its seconds may pass at once.
+    // Only the time-out can happen now, so its seconds may pass at once.
     tokio::time::pause();
     let error = within("the time-out", attempt).await.unwrap().unwrap_err();
     tokio::time::resume();
     assert!(error.is_unreachable(), "{error}");
-    // The socket is closed as well: a thread would wait on it for ever.
+    // The socket is closed as well: otherwise a thread would wait on it for ever.
     let mut rest = Vec::new();
     within("the end", peer.read_to_end(&mut rest)).await.unwrap();
     assert_eq!(rest, b"", "nothing more was said");

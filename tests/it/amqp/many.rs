@@ -6,11 +6,11 @@ use lapin::types::FieldTable;
 
 use super::*;
 
-/// More of them fail than may attach at a time.
+/// The number of wrong queues, which is more than may attach at a time.
 const WRONG: usize = 10;
 const ALL: usize = 60;
 
-/// A vhost for one test, so that its channels are told from those of others.
+/// A vhost for one test, so that its channels can be told from those of other tests.
 pub(super) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
     rabbit.ctl(&["add_vhost", name]).await;
     rabbit.ctl(&["set_permissions", "-p", name, "guest", ".*", ".*", ".*"]).await;
@@ -40,7 +40,7 @@ fn attached(amqp: &Amqp) -> usize {
     (0..ALL).filter(|n| amqp.is_attached(&format!("d{n}"))).count()
 }
 
-/// Queues that are wrong hold up nobody else, and leave no channels behind.
+/// Wrong queues hold up no other downstream, and leave no channels open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_wrong_ones_hold_up_no_others() {
     let rabbit = shared().await;
@@ -55,7 +55,7 @@ async fn the_wrong_ones_hold_up_no_others() {
     let sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
     until("the right ones are consumed", async || attached(&amqp) == ALL - WRONG).await;
     assert!((0..WRONG).all(|n| !amqp.is_attached(&format!("d{n}"))) && !amqp.is_ready());
-    // One of them is the test's own, without a consumer. Those that try again have one for a moment.
+    // One of the channels is the test's own, without a consumer. Downstreams that retry have one for a moment.
     let expected = |consuming| [&[0][..], &vec![1; consuming]].concat();
     until("a channel for each consumer", async || {
         let mut channels = channels(rabbit, "many").await;
@@ -75,7 +75,7 @@ async fn the_wrong_ones_hold_up_no_others() {
     drop(sources);
 }
 
-/// What all share is made sure of once per connection: again over the next one, and where it is gone.
+/// The shared exchanges are ensured once per connection: again over the next one, and when one is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_all_share_comes_back() {
     let rabbit = shared().await;
@@ -85,14 +85,14 @@ async fn what_all_share_comes_back() {
     let sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
     within("all", amqp.ready()).await;
 
-    // Over the same connection, a queue that is declared anew misses its exchange.
+    // On the same connection, a queue that is declared again misses its exchange.
     let delete = ExchangeDeleteOptions::default();
     channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
     channel.queue_delete("share.jobs.d7".into(), QueueDeleteOptions::default()).await.unwrap();
     until("the exchange", async || is_exchange(&url, "share.jobs").await).await;
     within("all", amqp.ready()).await;
 
-    // Over another one, nothing has to miss it.
+    // On another connection, no queue has to miss it.
     channel.exchange_delete("share.jobs".into(), delete).await.unwrap();
     rabbit.ctl(&["close_all_connections", "--vhost", "share", "test"]).await;
     until("the exchange", async || is_exchange(&url, "share.jobs").await).await;
@@ -101,7 +101,7 @@ async fn what_all_share_comes_back() {
     drop(sources);
 }
 
-/// Asked over a connection of its own each time, since the broker closes the channel over a no.
+/// Uses a connection of its own each time, since the broker closes the channel with a refusal.
 async fn is_exchange(url: &str, name: &str) -> bool {
     let (_connection, channel) = open(url).await;
     let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };

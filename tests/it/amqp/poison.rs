@@ -20,25 +20,25 @@ use super::*;
 /// The second downstream, which gets no bad message.
 const OTHER: &str = "other";
 
-/// A bad message: what it is called, what of it is published how, and what its dead letter says.
+/// A malformed message: its name, the parts that are published as they are, and the detail of its dead letter.
 struct Poison {
     name: &'static str,
     suffix: &'static [u8],
     flags: u16,
     properties: Vec<u8>,
     said: &'static str,
-    /// Its id can be parsed.
+    /// Whether its id can be parsed.
     has_id: bool,
 }
 
-/// In headers, beside a good one, with an id behind them.
+/// A message with a malformed header, beside a good one and with an id.
 fn in_headers(name: &'static str, bad: &[u8], said: &'static str) -> Poison {
     let headers = [entry(b"paced-lane", &value(b'S', b"acme")), bad.to_vec()].concat();
     let properties = [value(b'F', &headers)[1..].to_vec(), short(name.as_bytes())].concat();
     Poison { name, suffix: b"", flags: flag::HEADERS | flag::MESSAGE_ID, properties, said, has_id: true }
 }
 
-/// In one property, beside the id where that is another.
+/// A message with one malformed property, beside the id if that is another property.
 fn in_property(name: &'static str, which: u16) -> Poison {
     let bad = short(b"caf\xe9");
     let (flags, properties) = match which {
@@ -91,7 +91,7 @@ fn poisons() -> Vec<Poison> {
 
 impl Poison {
     fn body(&self) -> Vec<u8> {
-        // More than one frame, and nothing that looks like text.
+        // The body is longer than one frame, and resembles no text.
         self.name.bytes().chain((0..200_000_u32).map(|n| (n % 251) as u8)).collect()
     }
 
@@ -106,7 +106,7 @@ impl Poison {
     }
 }
 
-/// A replica with two downstreams, and where its other one calls.
+/// A replica with two downstreams, and the API of the second one.
 async fn replica(site: &Site) -> (Paced, Api) {
     let other = Api::start();
     let config = format!(
@@ -125,7 +125,7 @@ async fn scrape(replica: &Paced) -> Scrape {
     Scrape::read(&Client::new().get(&url).await.unwrap().text)
 }
 
-/// Publishes 20 good jobs beside what is bad and 100 for the other downstream; each arrives once.
+/// Publishes 20 good jobs among the malformed messages, and 100 for the other downstream; each arrives once.
 async fn good_jobs_arrive(site: &Site, other: &Api, stem: &str) {
     let (before, others_before) = (site.api.arrivals().len(), other.arrivals().len());
     publish::publish(&site.amqp, &site.prefix, NAME, Job::many(stem, 20)).await;
@@ -175,7 +175,7 @@ async fn malformed_messages_end_in_the_dead_letters_and_harm_nobody() {
     assert_eq!(replica.stop().await, 0);
 }
 
-/// The bytes of a content header that fits the producer's frames, and not those of paced.
+/// A content header that fits the producer's frames, but not those of paced.
 #[tokio::test]
 async fn a_content_header_over_the_frame_size_is_cut() {
     let rabbit = shared().await;
@@ -185,7 +185,7 @@ async fn a_content_header_over_the_frame_size_is_cut() {
     let mut raw = Raw::connect(rabbit.port()).await;
     let oversized =
         in_headers("oversized", &entry(b"large", &value(b'x', &[7; 20_000])), "the properties take 20");
-    // The last byte that fits, and the first that does not.
+    // The headers end at the last byte that fits, and one byte later.
     let rest = in_headers("last", &entry(b"large", &value(b'x', b"")), "").properties.len();
     let sized = |name, length: usize| {
         let bytes = 8192 - 8 - 14 - rest + length - 4;
@@ -205,14 +205,14 @@ async fn a_content_header_over_the_frame_size_is_cut() {
         let letter = &letters[&poison.body()];
         let said = &letter.headers["paced-detail"];
         assert!(said.contains(poison.said), "{said}");
-        // RabbitMQ 4 orders the headers anew: those behind the one that is too long are cut off with it.
+        // RabbitMQ 4 reorders the headers: those after the one that is too long are cut off with it.
         assert_eq!(letter.id(), poison.name);
     }
     assert_eq!(scrape(&replica).await.sum("paced_amqp_reconnects_total"), Some(0.0));
     assert_eq!(replica.stop().await, 0);
 }
 
-/// An exchange of the test's own.
+/// Declares an exchange of the test's own.
 async fn any(site: &Site, channel: &Channel) -> String {
     let name = format!("{}.any", site.prefix);
     let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
@@ -222,15 +222,15 @@ async fn any(site: &Site, channel: &Channel) -> String {
     name
 }
 
-/// Whatever its routing key, it comes to this queue.
+/// Binds the queue for any routing key.
 async fn bind(channel: &Channel, queue: &str, exchange: &str) {
     let options = QueueBindOptions::default();
     let bind = channel.queue_bind(queue.into(), exchange.into(), "#".into(), options, FieldTable::default());
     bind.await.unwrap();
 }
 
-/// The broker itself makes the headers longer than any frame: its account of a dead-lettering repeats the
-/// routing keys of the message.
+/// The broker itself makes the headers longer than any frame: its account of a dead-lettering repeats the routing keys
+/// of the message.
 #[tokio::test]
 async fn an_account_of_dead_letterings_may_outgrow_a_frame() {
     let rabbit = shared().await;
@@ -245,7 +245,7 @@ async fn an_account_of_dead_letterings_may_outgrow_a_frame() {
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare(waiting.as_str().into(), declare, arguments).await.unwrap();
     bind(&channel, &waiting, &exchange).await;
-    // 400 more routing keys, all of which stand in the account too.
+    // There are 400 more routing keys, all of which are also in the account.
     let keys: Vec<u8> = (0..400).flat_map(|n| value(b'S', format!("{n:0>250}").as_bytes())).collect();
     let poison = in_headers("death", &entry(b"CC", &value(b'A', &keys)), "the properties take 2");
     let raw = Raw::connect(rabbit.port()).await.publish(poison.to(&exchange, NAME)).await;
@@ -260,13 +260,12 @@ async fn an_account_of_dead_letterings_may_outgrow_a_frame() {
     drop(raw);
 }
 
-/// What lies in the dead letters as it was published, since the broker or somebody else put it there, is
-/// shown and stays.
+/// Malformed messages that the broker or somebody else put into the dead letters are listed and stay.
 #[tokio::test]
 async fn malformed_dead_letters_are_listed_and_not_replayed() {
     let rabbit = shared().await;
     let site = Site::shared("deadpoison", "rate = '2000/s'").await;
-    // Declares the queues.
+    // The replica declares the queues.
     let (replica, _other) = replica(&site).await;
     assert_eq!(replica.stop().await, 0);
     let (_connection, channel) = open(&rabbit.url()).await;
@@ -312,12 +311,12 @@ async fn malformed_dead_letters_are_listed_and_not_replayed() {
     });
     assert_eq!(report, expected);
     assert!(output.stderr.contains("a dead letter is malformed: "), "{}", output.stderr);
-    // The jobs, and all the poison where it was.
+    // The jobs are there, and all malformed letters where they were.
     site.depth(&site.queue(), 2, LONG).await;
     site.depth(&queue, count, LONG).await;
 }
 
-/// RabbitMQ cuts its texts at 255 bytes, be it within a character.
+/// RabbitMQ cuts its texts at 255 bytes, even within a character.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_text_of_the_broker_that_is_cut_within_a_character_costs_one_channel() {
     let rabbit = shared().await;
@@ -327,7 +326,7 @@ async fn a_text_of_the_broker_that_is_cut_within_a_character_costs_one_channel()
         let queue = format!("{letter}{}", "\u{e4}".repeat(125));
         options.downstreams[0].queue = Some(queue);
         let errors = within("the check", paced::amqp::check_online(&options)).await.errors;
-        // RabbitMQ 4 trips over such a name itself, and says so.
+        // RabbitMQ 4 itself fails on such a name, and reports it.
         let understood = match &errors[..] {
             [paced::amqp::Error::NotFound { .. }] => true,
             [paced::amqp::Error::Failed { detail, .. }] => detail.contains("INTERNAL_ERROR"),
@@ -337,7 +336,7 @@ async fn a_text_of_the_broker_that_is_cut_within_a_character_costs_one_channel()
     }
 }
 
-/// Over TLS, which ends before the guard.
+/// The guard works over TLS too, which ends before it.
 #[tokio::test]
 async fn amqps_is_guarded_too() {
     let rabbit = shared().await;

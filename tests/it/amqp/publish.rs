@@ -25,13 +25,13 @@ async fn thousands_of_publishes_are_confirmed_at_once() {
         published.unwrap().unwrap();
     }
     let took = begun.elapsed();
-    // One by one they take five seconds and more.
+    // One after another they would take five seconds and more.
     assert!(took < Duration::from_secs(4), "{took:?}");
     let (_connection, channel) = open(&rabbit.url()).await;
     until("all of them", async || depth(&channel, "bulk.jobs.billing").await == 5_000).await;
 }
 
-/// Each caller is told of its own message, whatever the others do meanwhile.
+/// Each caller gets the confirm of its own message, whatever the others do meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirms_are_not_mixed_up() {
     let rabbit = shared().await;
@@ -86,10 +86,10 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
         assert!(!error.is_retryable(), "{error}");
     }
 
-    // The connection has survived all of that.
+    // The connection has survived all of this.
     publisher.publish(&options.jobs_exchange(), "billing", properties(), &body).await.unwrap();
     publisher.publish_routed(&options.jobs_exchange(), "billing", properties(), &body).await.unwrap();
-    // A misspelt downstream is kept apart.
+    // Messages for a misspelt downstream are kept in a queue of their own.
     publisher.publish(&options.jobs_exchange(), "biling", properties(), &body).await.unwrap();
     let (_connection, channel) = open(&rabbit.url()).await;
     let lost = pop(&channel, "refused.unroutable").await;
@@ -97,7 +97,7 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
     assert_eq!(depth(&channel, "refused.jobs.billing").await, 2);
 }
 
-/// A node of its own: an alarm stops all who publish there.
+/// The node is dedicated: an alarm stops all who publish there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_while_the_broker_blocks_are_no_copies() {
     let rabbit = Rabbit::dedicated().await;
@@ -110,7 +110,7 @@ async fn attempts_while_the_broker_blocks_are_no_copies() {
     publisher.publish_routed(&exchange, "billing", properties(), &body).await.unwrap();
 
     rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]).await;
-    // The broker says that it blocks when something is published, so the first gets there.
+    // The broker reports that it blocks when something is published, so the first message arrives.
     for _ in 0..5 {
         let attempt = publisher.publish(&exchange, "billing", properties(), &body);
         assert!(tokio::time::timeout(Duration::from_secs(1), attempt).await.is_err(), "it is blocked");

@@ -1,4 +1,4 @@
-//! Users with no more rights than docs/rabbitmq.md lists.
+//! Users with no more permissions than docs/rabbitmq.md lists.
 
 use paced::amqp::{DeadLetters, Edits, Filter, PublishError, Warning, check_online};
 use paced::dispatch::DeadLetter;
@@ -12,7 +12,7 @@ use crate::support::unique;
 
 const DOCS: &str = include_str!("../../../docs/rabbitmq.md");
 
-/// The words of the lines `rabbitmqctl COMMAND USER ...` that the page has for the user.
+/// The arguments of the lines `rabbitmqctl COMMAND USER ...` that the page has for the user.
 fn documented(user: &str) -> Vec<Vec<String>> {
     let lines = DOCS.lines().filter_map(|line| line.trim().strip_prefix("rabbitmqctl "));
     let words = lines.map(|line| line.split_whitespace().map(|word| word.replace('\'', "")).collect());
@@ -21,7 +21,7 @@ fn documented(user: &str) -> Vec<Vec<String>> {
     of_user
 }
 
-/// Makes the user as the page says, with this prefix of names; its login.
+/// Creates the user as the page describes, with this prefix of names; returns the login.
 async fn grant(rabbit: &Rabbit, user: &str, prefix: &str) -> String {
     let name = unique(user);
     for words in documented(user) {
@@ -71,12 +71,12 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let findings = within("the check", check_online(&declaring)).await;
     assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
 
-    // What belongs to others is out of reach, but by way of the default exchange.
+    // Names of others are out of reach, except by way of the default exchange.
     let elsewhere = Options { prefix: unique("elsewhere"), ..declaring.clone() };
     let error = within("the refusal", Amqp::publishing(elsewhere)).await.unwrap_err();
     assert!(error.is_unauthorized(), "{error}");
 
-    // Where all is there, one that declares nothing needs less.
+    // Where everything exists, a user that declares nothing needs fewer permissions.
     let mut running = as_user(rabbit, &declaring, &grant(rabbit, "paced-run", &prefix).await);
     running.declare = false;
     let findings = within("the check", check_online(&running)).await;
@@ -93,7 +93,7 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     drop(source);
     shut(amqp).await;
 
-    // Both dead letters are looked at by one, and sent again by another.
+    // Both dead letters are listed by one user, and replayed by another.
     let mut looking = as_user(rabbit, &declaring, &grant(rabbit, "dead-list", &prefix).await);
     looking.declare = false;
     let dead = within("the dead letters", DeadLetters::open(&looking, "billing")).await.unwrap();
@@ -169,7 +169,8 @@ async fn each_right_that_is_documented_is_needed_or_its_lack_is_said() {
         panic!("{:?}", findings.errors)
     };
     assert_eq!(*what, format!("queue {prefix}.jobs.billing"));
-    // RabbitMQ 4.3 wants some right to what is looked at: both exchanges, and a queue, that consuming does not need.
+    // RabbitMQ 4.3 requires a permission for passive declarations: those of both exchanges and of a queue, which
+    // consuming does not need.
     let version = rabbit.version().await;
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap());
     let is_strict = (numbers.next(), numbers.next()) >= (Some(4), Some(3));
@@ -186,7 +187,7 @@ async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning
     let replica = site.replica().await;
     assert_eq!(replica.stop().await, 0, "now all is declared");
 
-    // amqp.declare is true, and the user may consume the jobs and publish dead letters, and nothing else.
+    // amqp.declare is true, but the user may only consume the jobs and publish dead letters.
     let user = unique("degraded");
     rabbit.ctl(&["add_user", &user, "pw"]).await;
     let read = format!("^{}[.]jobs[.]", site.prefix);
@@ -201,7 +202,7 @@ async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning
     assert_eq!(dead.len(), 1);
     let log = replica.log();
     let warned = log.iter().filter(|line| line.contains("WARN") && line.contains("not allowed"));
-    // Of what all share, and of the downstream's own.
+    // One warning is about the shared exchanges, one about the downstream's own queues.
     assert_eq!(warned.count(), 2, "{}", log.join("\n"));
     assert_eq!(replica.stop().await, 0);
 }

@@ -90,7 +90,7 @@ async fn acked_is_gone_and_unsettled_comes_again() {
     let mut deliveries = take(&mut source, 100).await;
     let numbers: Vec<u32> = bodies(&deliveries).iter().map(|body| body.parse().unwrap()).collect();
     assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "in order");
-    // Every third stays open, the rest is acked from both ends.
+    // Every third message stays unsettled, the others are acked from both ends.
     let mut open = Vec::new();
     while !deliveries.is_empty() {
         let at = if deliveries.len() % 2 == 0 { 0 } else { deliveries.len() - 1 };
@@ -117,7 +117,7 @@ async fn acks_leave_by_themselves() {
     options.downstreams[0].prefetch = 3;
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, numbered(0..30)).await;
-    // The window is three: each next one needs acks that nobody flushes, behind a gap.
+    // The window is three: each further message needs acks that nobody flushes, behind a gap.
     let held = next(&mut source).await;
     for _ in 1..30 {
         ack(next(&mut source).await);
@@ -159,7 +159,7 @@ async fn a_closed_source_ends_behind_what_had_arrived() {
         rest.push(delivery);
     }
     assert_eq!(bodies(&rest), numbered(1..10));
-    // Settled after the close, and still taken in.
+    // The message is settled after the close, and still processed.
     ack(first);
     rest.drain(..4).for_each(ack);
     rest.drain(..2).for_each(|delivery| delivery.ticket.give_back());
@@ -255,7 +255,7 @@ async fn the_outcome_goes_to_who_waits_for_it() {
             .await
             .unwrap();
         let delivery = next(&mut source).await;
-        // A requester that is gone holds nothing up.
+        // A requester that is gone does not hold up the job.
         within("the reply", delivery.ticket.reply(&response)).await;
         ack(delivery);
     }
@@ -301,7 +301,7 @@ async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
     assert_eq!(depth(&channel, "unread.inbox").await, 1);
 }
 
-/// What intake would refuse: a name that costs the channel, again and again.
+/// Intake would refuse this name, which costs the channel each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobody_else() {
     let rabbit = shared().await;
@@ -334,8 +334,8 @@ async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobo
     assert_eq!(depth(&channel, "killer.jobs.billing").await, 0, "it is settled");
 }
 
-/// A quorum queue takes few commands at a time and lets the rest wait in the channel: an ack must not
-/// be lost there when the channel closes.
+/// A quorum queue takes few commands at a time and leaves the rest in the channel: an ack must not be lost there when
+/// the channel closes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acks_behind_many_give_backs_are_taken_in_before_the_end() {
     let rabbit = shared().await;
@@ -352,7 +352,7 @@ async fn acks_behind_many_give_backs_are_taken_in_before_the_end() {
         deliveries.into_iter().for_each(ack);
         assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
         let queue = format!("behind{round}.jobs.billing");
-        // The channel has closed; what it held goes back a little later.
+        // The channel has closed; the messages that it held return a little later.
         until("the rest in the queue", async || depth(&channel, &queue).await >= 90).await;
         assert_eq!(depth(&channel, &queue).await, 90, "round {round}");
     }
@@ -370,7 +370,7 @@ async fn a_window_grows_and_shrinks_while_messages_are_out() {
     until("the others are in the queue", async || depth(&channel, &queue).await == 38).await;
 
     source.resize(10);
-    // Those that are out stay, and count.
+    // Messages that are unsettled stay so, and count.
     let more = take(&mut source, 8).await;
     until("the others are in the queue", async || depth(&channel, &queue).await == 30).await;
     source.resize(3);

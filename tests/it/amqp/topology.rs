@@ -12,7 +12,7 @@ async fn a_check_changes_nothing() {
         prefetch: 10,
         prefetch_bytes: 64 << 20,
     });
-    // What run would declare may be missing, an existing queue may not.
+    // Queues that `run` would declare may be missing, an existing queue may not.
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, [Error::NotFound { what: "queue check.theirs".into() }]);
     assert_eq!(findings.warnings, [], "of what is not there nothing can be known");
@@ -31,7 +31,7 @@ async fn a_check_changes_nothing() {
     ];
     assert_eq!(errors, missing.map(|what| Error::NotFound { what: what.into() }), "nothing was created");
 
-    // Declared by one, it is good enough for another that may not declare.
+    // Queues declared by one user are accepted by another that may not declare.
     options.declare = true;
     let amqp = Amqp::publishing(options.clone()).await.unwrap();
     assert!(amqp.shutdown(Duration::from_secs(30)).await);
@@ -84,7 +84,7 @@ async fn a_user_without_permissions_is_told_which() {
     let Error::Refused { what, .. } = &error else { panic!("{error}") };
     assert_eq!(what, "exchange limited.unroutable");
     assert!(error.is_unauthorized());
-    // Without the right to declare, one may still work with what is there.
+    // Without the permission to declare, existing queues can still be used.
     let mut theirs = options.clone();
     theirs.address = url(rabbit, "guest:guest").parse().unwrap();
     assert!(Amqp::publishing(theirs).await.unwrap().shutdown(Duration::from_secs(30)).await);

@@ -1,4 +1,4 @@
-//! How many messages are unsettled at once, while that changes.
+//! The number of unsettled messages while the window changes.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ async fn another_window_counts_at_once_and_neither_loses_nor_doubles_a_message()
     publish(&amqp, &options, numbered(0..200)).await;
     let first = take(&mut source, 10).await;
     ready(190).await;
-    // More: what is unsettled stays so, counts, and is settled on the same channel.
+    // The window grows: messages that are unsettled stay so, count, and are settled on the same channel.
     source.resize(30);
     let second = take(&mut source, 20).await;
     ready(170).await;
@@ -28,7 +28,7 @@ async fn another_window_counts_at_once_and_neither_loses_nor_doubles_a_message()
     second.into_iter().rev().for_each(ack);
     let third = take(&mut source, 30).await;
     ready(140).await;
-    // Fewer, while some are settled.
+    // The window shrinks while some are settled.
     source.resize(2);
     seen.extend(bodies(&third));
     third.into_iter().for_each(ack);
@@ -85,7 +85,7 @@ async fn short_jobs_fill_the_whole_window_within_two_seconds() {
     let mut source = amqp.source("billing").unwrap();
     within("the consumer", amqp.ready()).await;
     let start = tokio::time::Instant::now();
-    // Nothing is settled: it is the sizes alone that make the window grow.
+    // Nothing is settled, so the sizes alone make the window grow.
     let held = take(&mut source, 1000).await;
     let taken = start.elapsed();
     assert!(taken < Duration::from_secs(2), "{taken:?}");
@@ -107,7 +107,7 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
     let (mut held, mut acked, mut most) = (std::collections::VecDeque::new(), 0_u32, 0);
     for toggle in 0..50 {
         source.resize(if toggle % 2 == 0 { 20 } else { WIDE });
-        // A few at a time, so that much is unsettled at each change.
+        // Few are settled at a time, so that many are unsettled at each change.
         for _ in 0..20 {
             held.push_back(next(&mut source).await);
             while held.len() > 8 {
@@ -115,7 +115,7 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
                 acked += 1;
             }
         }
-        // Some are settled all the while: what is neither ready nor acked is unacked.
+        // Some are settled all the while: messages that are neither ready nor acked are unacked.
         let unacked = JOBS - acked - depth(&channel, "toggles.jobs.billing").await;
         most = most.max(unacked);
         assert!(unacked <= u32::from(WIDE), "{unacked} after {toggle} changes");
@@ -133,16 +133,16 @@ async fn a_pause_is_answered_although_nothing_is_read() {
     let mut options = options(rabbit, "unread");
     options.downstreams[0].prefetch_bytes = 20 * SHORTER as u64;
     let (amqp, mut source) = consuming(options.clone()).await;
-    // Long enough for a connection of its own, where the window becomes 20.
+    // These are long enough for a connection of its own, where the window becomes 20.
     publish_sized(&amqp, &options, 60, SHORTER).await;
     for _ in 0..60 {
         ack(next(&mut source).await);
     }
-    // Ten of these fill the bytes: what else was asked for is not read.
+    // Ten of these fill the bytes: the others that were requested are not read.
     publish_sized(&amqp, &options, 20, 2 * SHORTER).await;
     let held = take(&mut source, 10).await;
     within("the pause", source.pause()).await;
-    // What was on its way was handed on, or has gone back.
+    // Messages in transit were handed on, or have been given back.
     drop(held);
     source.resume();
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Limits of every algorithm, plans and policing, as people write them.
+//! Limits of every algorithm, plans and policing, in the form that people write.
 
 use std::fs;
 use std::time::Duration;
@@ -14,19 +14,19 @@ const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 const NO_RATE: &str = "[downstreams.a]\nhttp.base_url = \"http://localhost/\"\n";
 
-/// The one limit that this entry of `limits` is.
+/// The limit that this entry of `limits` defines.
 #[track_caller]
 fn limit(entry: &str) -> Limit {
     let loaded = Scene::new(&format!("{NO_RATE}limits = [{{ {entry} }}]\n")).right();
     let limits = &loaded.settings.downstreams["a"].limits;
     assert_eq!(limits.len(), 1);
-    // What `config show` prints means the same.
+    // The output of `config show` has the same meaning.
     let again = Scene::new(&show(&loaded)).right();
     assert_eq!(&again.settings.downstreams["a"].limits, limits, "{}", show(&loaded));
     limits.get(0).unwrap().clone()
 }
 
-/// The one line that is wrong with this entry, without its place.
+/// The mistake of this entry, without its place.
 #[track_caller]
 fn mistake(entry: &str) -> String {
     let lines = Scene::new(&format!("{NO_RATE}limits = [{{ {entry} }}]\n")).wrong();
@@ -96,7 +96,7 @@ fn quotas_end_with_the_calendar_in_fixed_periods_or_after_the_first_unit() {
         ("rate = '5/24h', reset = 'calendar'", 5, calendar(Unit::Day, 0)),
         ("rate = '5/day', reset = 'fixed'", 5, Edges::aligned(DAY, 0).unwrap()),
         ("rate = '5/6h'", 5, Edges::aligned(DAY / 4, 0).unwrap()),
-        // Midnight two hours east is at 22:00 in UTC.
+        // Midnight two hours east of UTC is at 22:00 UTC.
         (
             "rate = '5/day', reset = 'fixed', utc_offset = '+02:00'",
             5,
@@ -267,7 +267,7 @@ fn names_tell_states_apart() {
         names("{ algorithm = 'gcra', rate = '1/s' }, { rate = '2/s' }, { rate = '3/s', name = 'x' }"),
         ["leaky-bucket-0", "gcra-1", "leaky-bucket-2", "x"]
     );
-    // The same limit twice is one that counts twice.
+    // The same limit given twice counts twice.
     assert_eq!(names("{ rate = '2/s', name = 'x' }, { rate = '2/s', name = 'x' }"), ["leaky-bucket-0", "x"]);
     for (limits, place) in [
         (
@@ -380,9 +380,9 @@ fn what_is_not_allowed_may_be_rejected() {
     let load = |more: &str| Scene::new(&format!("{LEAST}{more}\n")).right().settings.downstreams["a"].clone();
     let (wait, reject) = (load(""), load("on_limit = 'reject'"));
     assert_eq!((wait.on_limit, reject.on_limit), (OnLimit::Wait, OnLimit::Reject));
-    // 1/s: who waits is not held for more than a minute; who polices holds nothing.
+    // At 1/s, a limit that delays jobs holds them for at most a minute; one that polices holds none.
     assert_eq!((wait.effective_prefetch(), reject.effective_prefetch()), (60, 1000));
-    // A leaky bucket charges behind, and polices as a meter of its burst.
+    // A leaky bucket charges behind; as a policer it is a meter of its burst.
     assert_eq!((wait.max_cost().units, reject.max_cost().units), (60, 1));
     assert!(matches!(reject.limits.get(0).unwrap().algorithm(), Algorithm::Gcra(_)));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What people are told when something is wrong, and where.
+//! The messages about mistakes, and their positions.
 
 use std::fs;
 
@@ -111,7 +111,7 @@ fn each_wrong_value_is_told_with_what_is_right() {
         let start = format!("paced.toml:4:{}: downstreams.a.{key}", key.len() + 4);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].ends_with(&format!(": {expected}")), "{line}\n{}", lines[0]);
-        // In a table or an array it points further in.
+        // In a table or an array the position is further in.
         if !value.starts_with(['{', '[']) {
             assert!(lines[0].starts_with(&format!("{start}: ")), "{line}\n{}", lines[0]);
         }

@@ -1,4 +1,4 @@
-//! A configuration that is read again: what counts at once, and what needs a restart.
+//! A configuration that is read again: values that take effect at once, and values that need a restart.
 
 use paced::config::Reload;
 use paced::dispatch::OnUnavailable;
@@ -35,7 +35,7 @@ fn reload(from: &str, edits: &[(&str, &str)]) -> Reload {
     Scene::new(from).right().reload(&Scene::new(&new).right())
 }
 
-/// Edits, and the keys that change at once and that need a restart.
+/// Edits, with the keys that take effect at once and those that need a restart.
 type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a [&'a str]);
 
 #[test]
@@ -43,7 +43,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
     let a = |text: &'static str| ("revision = 1\n", text);
     let cases: [Case<'_>; 25] = [
         (&[], &[], &[]),
-        // Another place or spelling is no change.
+        // Another position or spelling is no change.
         (&[("[amqp]\n", "# a comment\n\n[amqp]\nurl = 'amqp://127.0.0.1:5672/%2f'\n")], &[], &[]),
         (&[("rate = '50/s'", "rate = '20/s'")], &["downstreams.a.rate"], &[]),
         (&[("'100/m'", "'200/m'")], &["downstreams.a.limits"], &[]),
@@ -72,7 +72,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
             &[],
         ),
         (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
-        // A secret that is shown masked before and after.
+        // A secret changed, which is shown masked before and after.
         (&[("hunter2", "hunter3")], &[], &["downstreams.a.http.headers.authorization"]),
         (
             &[("[amqp]", "[admin]\ntoken = 'a'\nlisten = '127.0.0.1:0'\n[amqp]")],
@@ -84,13 +84,13 @@ fn each_key_counts_at_once_or_needs_a_restart() {
         (&[("[amqp]", "precision = 'coarse'\n[amqp]")], &[], &["precision"]),
         (&[("downstreams.b", "downstreams.c")], &[], &["downstreams.b", "downstreams.c"]),
         (&[("plans.pro", "plans.gold")], &[], &["plans.gold", "plans.pro"]),
-        // The plan is not there before the restart.
+        // The plan does not exist before the restart.
         (
             &[("plans.pro", "plans.gold"), ("default_plan = 'free'", "default_plan = 'gold'")],
             &[],
             &["downstreams.a.lanes.default_plan", "plans.gold", "plans.pro"],
         ),
-        // What the limits do needs one, and with it the limits.
+        // A change of `on_limit` needs a restart, and with it one of the limits.
         (
             &[a("on_limit = 'reject'\nconcurrency = 5\n"), ("rate = '50/s'", "rate = '20/s'")],
             &["downstreams.a.concurrency"],
@@ -104,7 +104,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
             (owned(changed).as_slice(), owned(restart).as_slice()),
             "{edits:?}"
         );
-        // What is in effect now is a configuration like others: read again, the rest is still to come.
+        // The configuration in effect is one like any other: when it is read again, the rest still differs.
         let shown = show(&loaded);
         let tables: Vec<&str> = shown.lines().filter(|line| line.starts_with('[')).collect();
         let unique: std::collections::BTreeSet<&str> = tables.iter().copied().collect();
@@ -144,7 +144,7 @@ fn what_counts_at_once_is_in_effect_and_the_rest_is_as_it_was() {
     assert_eq!(a.default_plan(), Some(1));
     assert_eq!((settings.amqp.prefix.as_str(), b.queue.prefetch), ("p", 1000));
     assert_eq!(reload.restart, ["amqp.prefix", "downstreams.b.queue.prefetch"]);
-    // Once more: only what is still to come differs.
+    // When it is read once more, only what needs a restart still differs.
     let again = reload.loaded.reload(&reload.loaded);
     assert_eq!((again.changed.len(), again.restart.len()), (0, 0));
 }

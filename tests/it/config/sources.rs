@@ -1,4 +1,4 @@
-//! Where values come from, and which one wins.
+//! The sources of values, and their precedence.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn later_sources_override_earlier_ones() {
     assert_eq!((rate(&scene), horizon(&scene)), ("4/s".to_owned(), 2));
     let scene = scene.set("downstreams.a.rate=5/s");
     assert_eq!(rate(&scene), "5/s");
-    // An array that is replaced is not read any more.
+    // An array that is replaced is not checked any more.
     let scene = Scene::new(&format!("{LEAST}limits = [{{ rate = 5, x = 1 }}, {{ y = 1 }}]\n"));
     scene.set("downstreams.a.limits=[]").right();
 }
@@ -100,7 +100,7 @@ fn secrets_come_from_files() {
         Scene::new("").file("url", "amqp://u:hunter2@rabbit/v\n").file("base", "http://localhost/\r\n");
     fs::create_dir(scene.dir.path().join("sub")).unwrap();
     let mut scene = scene.file("sub/paced.toml", text).file("key", "a \n");
-    // Relative to the file that names them: sub/url is not there, ../url is.
+    // Names are relative to the file that contains them: sub/url does not exist, ../url does.
     scene.sources.files = vec!["sub/paced.toml".into()];
     let lines = scene.wrong();
     let keys = ["amqp.url_file", "downstreams.a.http.base_url_file", "downstreams.a.http.headers.X-Key_file"];
@@ -124,7 +124,7 @@ fn secrets_come_from_files() {
     assert_eq!(http.base_url.expose(), "http://localhost/");
     assert_eq!((http.headers[0].0.as_str(), http.headers[0].1.expose()), ("x-key", "hunter2"));
     assert!(!format!("{settings:?}").contains("hunter2"));
-    // From the environment and --set: relative to the working directory.
+    // Names from the environment and --set are relative to the working directory.
     let scene = scene.file("other", "amqp://other/v").env("PACED_AMQP__URL_FILE", "other");
     assert_eq!(scene.right().settings.amqp.url.expose(), "amqp://other/v");
 }

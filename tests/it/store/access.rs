@@ -1,4 +1,4 @@
-//! A user with no more rights than docs/redis.md lists.
+//! A user with no more permissions than docs/redis.md lists.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::site::{Site, compare};
 
 const DOCS: &str = include_str!("../../../docs/redis.md");
 
-/// The rules that the page lists for this user, as words of ACL SETUSER, with this prefix of keys.
+/// The rules that the page lists for this user, as arguments of ACL SETUSER, with this prefix of keys.
 fn documented(user: &str, prefix: &str) -> Vec<String> {
     let start = format!("ACL SETUSER {user} ");
     let mut lines = DOCS.lines().skip_while(|line| !line.trim_start().starts_with(&start));
@@ -38,7 +38,7 @@ fn options(prefix: &str) -> RedisOptions {
     super::patient().with_key_prefix(prefix)
 }
 
-/// Every call there is, on each kind of limit.
+/// Makes every call that there is, on each kind of limit.
 async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     store.ping().await?;
     let recall = Recall { version: 9, generation: 9, terms: Some("terms"), ..Recall::default() };
@@ -48,7 +48,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
         Change::Pause(None),
         Change::Resume,
         Change::Terms { of: 0, text: "terms" },
-        // Then what is kept of the same generation is looked at.
+        // After this call the remembered terms of the same generation are compared.
         Change::Recall(recall),
         Change::Recall(recall),
     ] {
@@ -106,7 +106,7 @@ async fn the_rights_that_are_documented_are_enough() {
     let store = RedisStore::connect(&url, options("mine")).await.unwrap();
     use_all(&store).await.unwrap();
 
-    // A loss is found by the process too, not by the epoch alone: INFO is permitted.
+    // INFO is permitted, so a loss is detected by the process too, not by the epoch alone.
     redis.kill().await;
     redis.start().await;
     grant(&redis, &words).await;
@@ -127,7 +127,7 @@ async fn the_rights_that_are_documented_are_enough() {
     let error = elsewhere.reserve(call).await.unwrap_err().to_string();
     assert!(error.contains("grant the user what paced needs"), "{error}");
 
-    // Without INFO nothing is known of the process, and all else works.
+    // Without INFO nothing is known of the process, and everything else works.
     words.push("-info".to_owned());
     redis.command(&["ACL", "DELUSER", "paced"]).await.unwrap();
     grant(&redis, &words).await;
@@ -146,7 +146,8 @@ async fn each_right_that_is_documented_is_needed() {
     let words = documented("paced", "paced");
     let rights: Vec<&String> = words.iter().filter(|word| word.starts_with('+')).collect();
     assert!(rights.len() > 10, "{rights:?}");
-    // What only its own tests below need, or nothing that fails: a cluster's, those without which less is known.
+    // These permissions are needed only by the tests below, or their absence causes no failure: those of a cluster, and
+    // those without which less is known.
     let other = ["+cluster|slots", "+info", "+publish", "+subscribe"];
     let url = redis.url().replace("redis://", "redis://paced:PASSWORD@");
     for right in rights.iter().filter(|right| !other.contains(&right.as_str())) {
@@ -163,8 +164,8 @@ async fn each_right_that_is_documented_is_needed() {
     }
 }
 
-/// One store hears what another one changes.
-async fn hears(url: &str) {
+/// Asserts that one store is notified of changes that another one makes.
+async fn receives_changes(url: &str) {
     let store = async || RedisStore::connect(url, options("paced")).await.unwrap();
     let (one, two) = (store().await, store().await);
     for downstream in ["a", "b", "c", "d"] {
@@ -180,14 +181,14 @@ async fn changes_are_heard_with_the_rights_that_are_documented() {
     let words = documented("paced", "paced");
     grant(&redis, &words).await;
     let url = redis.url().replace("redis://", "redis://paced:PASSWORD@");
-    hears(&url).await;
+    receives_changes(&url).await;
 
-    // Without them all else works.
+    // Without these permissions everything else works.
     for right in ["-publish", "-subscribe"] {
         redis.command(&["ACL", "SETUSER", "paced", right]).await.unwrap();
         use_all(&RedisStore::connect(&url, options("paced")).await.unwrap()).await.unwrap();
     }
-    // Nor is another prefix's channel open.
+    // The channel of another prefix is out of reach too.
     let elsewhere = documented("paced", "elsewhere");
     redis.command(&["ACL", "DELUSER", "paced"]).await.unwrap();
     grant(&redis, &elsewhere).await;
@@ -205,7 +206,7 @@ async fn the_rights_are_enough_in_a_cluster() {
     let url = cluster.url().replace("redis+cluster://", "redis+cluster://paced:PASSWORD@");
     let store = RedisStore::connect(&url, options("paced")).await.unwrap();
     use_all(&store).await.unwrap();
-    hears(&url).await;
+    receives_changes(&url).await;
 }
 
 #[tokio::test]
@@ -222,10 +223,10 @@ async fn the_rights_are_enough_behind_sentinels() {
     let url = format!("{url}?sentinel_user=paced-sentinel&sentinel_password=PASSWORD");
     let store = RedisStore::connect(&url, options("paced")).await.unwrap();
     use_all(&store).await.unwrap();
-    hears(&url).await;
+    receives_changes(&url).await;
 }
 
-/// What is less known for want of a right is said, once.
+/// A missing permission that costs only information is warned of once.
 #[tokio::test]
 async fn rights_that_are_missing_and_not_needed_are_warned_of_once() {
     let redis = Redis::dedicated().await;
@@ -239,7 +240,7 @@ async fn rights_that_are_missing_and_not_needed_are_warned_of_once() {
     let arrivals = site.api.wait_for(50, Duration::from_secs(60)).await;
     assert!(compare("job", 50, &arrivals).is_clean());
     replica.wait_line("seen with the next call only", Duration::from_secs(30)).await;
-    // The connection breaks, and another one is opened: that is no news.
+    // The connection breaks, and another one is opened, which causes no second warning.
     redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.ok();
     site.publish(Job::many("more", 50)).await;
     site.api.wait_for(100, Duration::from_secs(60)).await;

@@ -1,5 +1,5 @@
-//! Pauses, other rates, steps back and slots given back, in any order: no slot in a pause, none too many, and no
-//! stall. Time is virtual; memory and Redis answer alike.
+//! Pauses, other rates, steps back and cancelled slots, in any order: no slot in a pause, none too many, and no stall.
+//! Time is virtual; memory and Redis answer alike.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::support::servers::redis;
 use crate::support::unique;
 
 const TODAY: Micros = Micros(1_760_000_000_000_000);
-/// By rate.
+/// The emission intervals of the sets, in µs.
 const INTERVALS: [i64; 3] = [100_000, 20_000, 5_000];
 const RATES: [&str; 3] = ["10/s", "50/s", "200/s"];
 /// The shortest of them.
 const SHORTEST: i64 = 5_000;
-/// The highest instant is known within this, so after a step back all may be as much later.
+/// The highest instant is stored with this precision, so after a step back everything may be as much later.
 const TICK: i64 = 25_000;
 
-/// What is to be true, in µs of a time that never steps.
+/// The model of the expected state, in µs of a time that never steps.
 struct World {
     stores: [Arc<dyn Store>; 2],
     clock: Arc<ManualClock>,
@@ -29,12 +29,12 @@ struct World {
     sets: Vec<LimitSet>,
     burst: i64,
     rate: usize,
-    /// How far the clock has stepped back in all, and how often.
+    /// How far the clock has stepped back in all.
     back: i64,
     steps: i64,
     penalty: i64,
     pause: i64,
-    /// Each with the set it was reserved under.
+    /// The slots taken, each with the set it was reserved under.
     taken: Vec<(i64, usize, Granted)>,
     latest: i64,
 }
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// The latest one.
+    /// Cancels the latest slot.
     async fn cancel(&mut self) {
         let Some((slot, rate, granted)) = self.taken.pop() else { return };
         let Granted { slot: at, charged, before, after } = &granted;
@@ -114,7 +114,7 @@ impl World {
             11..14 => self.cancel().await,
             14 => self.rate = rng.usize(..3),
             15 => {
-                // What passes between the calls around it is no part of the step that the store sees.
+                // Time that passes between the calls around the step is not part of the step that the store sees.
                 self.read_record().await;
                 let by = rng.i64(150_000..5_000_000);
                 self.clock.set(Micros(self.clock.now().0 - by));

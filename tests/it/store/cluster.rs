@@ -22,7 +22,7 @@ fn call<'a>(downstream: &'a str, limits: &'a LimitSet, costs: &'a [u32]) -> Rese
     Reserve::new(scope, limits, Costs::Each(costs), Duration::from_secs(5))
 }
 
-/// The keys on each node, by its place.
+/// The keys on each node, by the node's index.
 async fn keys(cluster: &Cluster) -> BTreeMap<usize, Vec<String>> {
     let mut all = BTreeMap::new();
     for (index, node) in cluster.nodes[..3].iter().enumerate() {
@@ -36,7 +36,7 @@ async fn keys(cluster: &Cluster) -> BTreeMap<usize, Vec<String>> {
 #[tokio::test]
 async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     let cluster = Cluster::dedicated().await;
-    // One seed is enough, and a replica is as good as a master.
+    // One seed is enough, and it may be a replica.
     let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[4].port());
     let store = RedisStore::connect(&url, patient()).await.unwrap();
     let limits = limits(1);
@@ -56,7 +56,7 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
         assert_eq!(of_it, 2, "its record and its state");
     }
 
-    // The slots of a downstream move to another master: that is found out at once, and fenced.
+    // The slots of a downstream move to another master, which is detected at once, and fenced.
     let tag = "{downstream-0}";
     let (from, slot) =
         (cluster.master_of(tag).await, cluster.nodes[0].command(&["CLUSTER", "KEYSLOT", tag]).await);
@@ -74,7 +74,7 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
     words.extend(names);
     from.command(&words).await.unwrap();
-    // Half moved: it has not run, and may be asked again.
+    // While the slots are moving the call has not run, and may be repeated.
     let error = store.reserve(call("downstream-0", &limits, &[1])).await.unwrap_err();
     assert!(matches!(&error, StoreError::Unreachable { detail, .. } if detail.contains("Ask")), "{error}");
     for node in [to, from] {
@@ -86,7 +86,7 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     assert!(after.slots[0] >= kept && after.slots[0] > before.slots[0], "the state moved with it: {after:?}");
 }
 
-/// A downstream on another master than this one.
+/// The name of a downstream on another master than this one.
 async fn elsewhere(cluster: &Cluster, master: usize) -> String {
     for name in (0..64).map(|n| format!("other-{n}")) {
         if cluster.master_of(&format!("{{{name}}}")).await != master {
@@ -117,7 +117,7 @@ async fn a_planned_failover_and_the_way_back_are_followed() {
     let master = cluster.master_of("{billing}").await;
     for (from, to) in [(master, master + 3), (master + 3, master)] {
         let hand_over = async || drop(cluster.nodes[to].command(&["CLUSTER", "FAILOVER"]).await.unwrap());
-        // Those that ask go on at once: the old master says where the slots are.
+        // The workers continue at once: the old master redirects them.
         let [billing] = keep_asking(&cluster.url(), ["billing"], hand_over).await;
         billing.assert_fenced_once();
         assert_eq!(cluster.master_of("{billing}").await, to, "from {from}");

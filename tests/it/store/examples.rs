@@ -1,4 +1,4 @@
-//! The examples, run as what they are: processes.
+//! Runs the examples as processes.
 
 mod axum_limits;
 
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::support::servers;
 
-/// The example that was built along with this test.
+/// The binary of an example, which was built along with this test.
 fn example(name: &str) -> Command {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -53,7 +53,7 @@ async fn embed_needs_no_store() {
     assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 3);
 }
 
-/// The project's own vectors, and those that lie beside the checkout if there are any.
+/// The project's own vectors, and those beside the checkout, if there are any.
 fn vectors() -> Vec<PathBuf> {
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/vectors/throttlekit.json");
     let own = [own("leaky_bucket.json"), own("policers.json")];
@@ -95,7 +95,7 @@ async fn a_different_decision_is_told() {
     let (code, printed) = replay(&own("wrong.json"), "memory:").await;
     assert_eq!(code, Some(1), "{printed}");
     assert!(printed.contains("thirds operation 1 ") && printed.contains("thirds operation 4 "), "{printed}");
-    // A denied sliding window may take longer than is expected of it, but not less long.
+    // The wait after a denial of a sliding window may be longer than the vector's, but not shorter.
     assert!(
         printed.contains("buckets operation 2 ") && !printed.contains("buckets operation 1 "),
         "{printed}"
@@ -105,7 +105,7 @@ async fn a_different_decision_is_told() {
     assert_eq!(code, Some(2));
 }
 
-/// docs/algorithms.md shows what `algorithms` prints.
+/// docs/algorithms.md shows the output of the example `algorithms`.
 #[tokio::test]
 async fn the_page_on_algorithms_shows_what_its_example_prints() {
     let output = example("algorithms").output().await.unwrap();

@@ -1,4 +1,4 @@
-//! Every state is kept for as long as it counts, and none for ever.
+//! Every state is stored for as long as it counts, and none for ever.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use paced::time::Micros;
 use super::losses::{SCOPE, answered, call, limits, store};
 use crate::support::servers::Redis;
 
-/// For how many ms a key is kept; -1: for ever.
+/// The TTL of a key in ms; -1 if it has none.
 async fn ttl(redis: &Redis, key: &str) -> i64 {
     let answer = redis.command(&["PTTL", key]).await.unwrap();
     answer.trim().trim_start_matches(':').parse().unwrap()
@@ -21,8 +21,8 @@ async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
     let store = store(&redis).await;
     let limits =
         LimitSet::new(vec![Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()]).unwrap();
-    // The slots lie up to 15 s ahead, so that some calls set the TTL and others do not. Two with a lease go by another
-    // script, which always does: between them slots go on for 7 s.
+    // The slots lie up to 15 s ahead, so some calls set the TTL and others do not. Two calls with a lease use another
+    // script, which always sets it; between them slots are taken for 7 s.
     let lease = Lease { replica: "one", ttl: Duration::from_secs(2) };
     for turn in 0..60 {
         let asked = call(&limits, &[1], Duration::from_secs(15));
@@ -45,7 +45,7 @@ async fn every_key_but_the_record_expires() {
     let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
     let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
     store.reserve(call).await.unwrap();
-    // Whole again after 1 s, and a little more than a minute later.
+    // The state equals absence after 1 s, and expires a little more than a minute later.
     let state = ttl(&redis, "paced:{billing}:k:rate:tenant-42").await;
     assert!((64_500..=65_000).contains(&state), "{state}");
     assert_eq!(ttl(&redis, "paced:{billing}:record").await, -1);

@@ -1,4 +1,4 @@
-//! Workers that keep asking for slots while servers fail, and what must hold of the slots they got.
+//! Workers that keep asking for slots while servers fail, and the guarantees for the slots that they are granted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use tokio::sync::Mutex;
 use crate::support::{real_now, until};
 
 const HORIZON: Duration = Duration::from_millis(100);
-/// Of 200/s.
+/// The emission interval of 200/s.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// How many workers ask for each downstream.
+/// The number of workers that ask for slots of each downstream.
 const WORKERS: usize = 3;
-/// A failover takes some seconds; more on a machine that compiles at the same time.
+/// The longest failover, on a machine that compiles at the same time.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the workers were granted of one downstream, and what else they saw.
+/// The slots that the workers were granted of one downstream, and other observations.
 #[derive(Debug, Default)]
 pub struct Grants {
-    /// On the store's clock: all servers of a test share the machine's.
+    /// The slots, on the store's clock: all servers of a test share the machine's.
     slots: Vec<Micros>,
-    /// When each answer with slots came, and the record's epoch in it.
+    /// When each answer with slots arrived, and the record's epoch in it.
     answers: Vec<(Instant, Micros)>,
     failures: usize,
 }
 
 impl Grants {
-    /// However many servers granted them: never two slots closer than the interval.
+    /// Asserts that no two slots are closer than the interval, whichever servers granted them.
     #[track_caller]
     fn assert_paced(&self) {
         let mut slots = self.slots.clone();
@@ -45,14 +45,14 @@ impl Grants {
         self.answers.iter().map(|(_, epoch)| *epoch).collect()
     }
 
-    /// The state was handed to another process, which fenced it.
+    /// Asserts that the state moved to another process once, which fenced it.
     #[track_caller]
     pub fn assert_fenced_once(&self) {
         self.assert_paced();
         assert_eq!(self.epochs().len(), 2);
     }
 
-    /// So it was, after a time without a server.
+    /// Asserts the same, after a time without a server.
     #[track_caller]
     pub fn assert_failed_over(&self) {
         self.assert_fenced_once();
@@ -61,7 +61,7 @@ impl Grants {
         println!("no slots for {:?}, {} calls failed", gaps.max(), self.failures);
     }
 
-    /// Other servers than its own failed.
+    /// Asserts that the failure of other servers had no effect.
     #[track_caller]
     pub fn assert_undisturbed(&self) {
         self.assert_paced();
@@ -69,8 +69,8 @@ impl Grants {
     }
 }
 
-/// Has workers ask for slots of these downstreams, before, while and after `event` happens: until each
-/// has as many after it as before, those of the first under a new epoch.
+/// Workers ask for slots of these downstreams before, during and after `event`, until each has as many after it as
+/// before, those of the first downstream under a new epoch.
 pub async fn keep_asking<const N: usize>(
     url: &str,
     downstreams: [&str; N],

@@ -1,4 +1,4 @@
-//! Redis goes away, comes back, and forgets: no burst, no slot twice, no call that hangs.
+//! Redis is away, returns, and loses state: no burst, no slot twice, no call that hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub const SCOPE: Scope<'_> = Scope { downstream: "billing", key: "" };
 pub const HORIZON: Duration = Duration::from_millis(100);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// 20/s.
+/// A leaky bucket of 20/s with this burst.
 pub fn limits(burst: u32) -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
 }
@@ -31,7 +31,7 @@ pub async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
-/// Numbers as the scripts pack them, from byte `at` of a value on.
+/// Numbers as the scripts pack them, from offset `at` of a value on.
 async fn packed(redis: &Redis, key: &str, at: usize) -> Vec<i64> {
     let script = "local v, at, all = redis.call('GET', KEYS[1]), ARGV[1] + 1, {} \
                   while at < #v do all[#all + 1], at = struct.unpack('<d', v, at) end return all";
@@ -39,7 +39,7 @@ async fn packed(redis: &Redis, key: &str, at: usize) -> Vec<i64> {
     answer.lines().filter_map(|line| line.strip_prefix(':')).map(|number| number.parse().unwrap()).collect()
 }
 
-/// Asks until a call is answered; the server is back, so it must not take long.
+/// Repeats a call until it is answered; the server is back, so that must not take long.
 pub async fn answered(store: &RedisStore, call: Reserve<'_>) -> Reserved {
     for _ in 0..20 {
         match store.reserve(call).await {
@@ -54,7 +54,7 @@ const AHEAD: Duration = Duration::from_secs(5);
 const LONGER: Duration = Duration::from_secs(15);
 pub const INTERVAL: Duration = Duration::from_millis(50);
 
-/// The call that finds the loss is refused; then slots come T apart, the first T after the fence.
+/// Asserts that the call that detects the loss is refused; then slots come T apart, the first one T after the fence.
 async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved) -> Micros {
     let found = answered(store, call(limits, &[1], AHEAD)).await;
     assert!(found.epoch > before.epoch);
@@ -124,7 +124,7 @@ async fn a_restart_without_data_is_found_and_fenced() {
     redis.wipe().await;
     redis.start().await;
     let epoch = assert_fenced(&store, &limits, &before).await;
-    // Nor is the new process taken for another one again.
+    // The new process is not taken for another one again.
     let again = store.reserve(call(&limits, &[1], LONGER)).await.unwrap();
     assert_eq!(again.epoch, epoch);
 }
@@ -164,12 +164,12 @@ async fn a_failover_to_an_older_record_is_fenced() {
     redis.command(&["FLUSHALL"]).await.unwrap();
     let second = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     assert!(second.epoch > first.epoch);
-    // A replica that had seen neither the flush nor what came after it is the primary now.
+    // A replica that had seen neither the flush nor later writes is the primary now.
     let record = "paced:{billing}:record";
     let mut older = packed(&redis, record, 0).await;
     assert_eq!((older.len(), older[0], older[7]), (20, 1, second.epoch.0));
     (older[7], older[13]) = (first.epoch.0, first.epoch.0);
-    // Neither a gate nor a fence, and nothing was granted so far.
+    // It has neither a gate nor a fence, and nothing was granted so far.
     (older[1], older[5], older[12]) = (0, 0, 0);
     let older: Vec<String> = older.iter().map(i64::to_string).collect();
     let script = "return redis.call('SET', KEYS[1], struct.pack(string.rep('d', 20), unpack(ARGV)))";
@@ -179,8 +179,8 @@ async fn a_failover_to_an_older_record_is_fenced() {
     assert_fenced(&store, &limits, &second).await;
 }
 
-/// The record was evicted alone, after a step back of an hour. The next one starts to count steps
-/// from nothing: a state that kept the hour would not be corrected for any shorter step.
+/// The record alone was evicted, after a step back of an hour. The next record starts to count steps from 0: a state
+/// that kept the shift of an hour would not be corrected for any shorter step.
 #[tokio::test]
 async fn a_state_that_outlives_its_record_follows_the_next_step_back() {
     const TODAY: Micros = Micros(1_760_000_000_000_000);
@@ -201,7 +201,7 @@ async fn a_state_that_outlives_its_record_follows_the_next_step_back() {
 
         redis.command(&["DEL", "paced:{billing}:record"]).await.unwrap();
         if another_worker {
-            // It cannot know that there was a record.
+            // This worker cannot know that there was a record.
             worker = connect().await;
         }
         let found = reserve(&worker, now, &[1]).await;
@@ -235,7 +235,7 @@ async fn a_server_that_hangs_is_reported_in_a_second() {
     answered(&store, call(&limits, &[1], HORIZON)).await;
     redis.freeze();
     let mut slowest = Duration::ZERO;
-    // The signal is on its way; the first call that meets the frozen server fails.
+    // The signal is being delivered; the first call that meets the frozen server fails.
     let mut failed = None;
     for _ in 0..100 {
         let start = Instant::now();
@@ -248,7 +248,7 @@ async fn a_server_that_hangs_is_reported_in_a_second() {
     }
     let error = failed.expect("the server hangs");
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
-    // A connection that is opened now hangs as well, and is given up as soon.
+    // A connection that is opened now hangs as well, and is given up as quickly.
     let start = Instant::now();
     let error = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -273,7 +273,7 @@ async fn a_server_that_is_away_is_told_without_its_password() {
     assert!(!shown.contains("hunter2"), "{shown}");
 }
 
-/// What is used of a window is remembered by those who used it.
+/// The units used of a window are remembered by the workers that used them.
 #[tokio::test]
 async fn a_window_that_is_lost_is_recalled() {
     let hour = Duration::from_secs(3600);
@@ -290,7 +290,7 @@ async fn a_window_that_is_lost_is_recalled() {
         };
         assert_eq!((taken(&one, &[1; 5]).await, taken(&two, &[1; 7]).await), (5, 7));
         redis.command(&["FLUSHALL"]).await.unwrap();
-        // Who was there last knows most; before the fence it gets nothing anyway.
+        // The worker that called last knows most; before the fence it is granted nothing anyway.
         assert_eq!(taken(&one, &[1; 20]).await, 15, "one knows of 5: {limit:?}");
         redis.command(&["FLUSHALL"]).await.unwrap();
         assert_eq!(taken(&two, &[1; 20]).await, 8, "12 were used when it last heard");
@@ -302,8 +302,8 @@ async fn a_window_that_is_lost_is_recalled() {
     }
 }
 
-/// A worker mostly hears of a loss by another call than the one for the window: it looks at the record when
-/// its connection is renewed, or asks for slots of other limits.
+/// A worker usually learns of a loss by another call than one for the window: it reads the record when its connection
+/// is renewed, or asks for slots of other limits.
 #[tokio::test]
 async fn a_window_is_recalled_whichever_call_finds_the_loss() {
     let redis = Redis::dedicated().await;
@@ -322,12 +322,12 @@ async fn a_window_is_recalled_whichever_call_finds_the_loss() {
     assert_eq!([left(&one).await, left(&two).await], [5, 5]);
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!([left(&two).await, left(&one).await], [5, 5]);
-    // Once in the store again it is not said twice: a reset stands.
+    // Once restored, the window is not restored again: a reset stands.
     store.reset(SCOPE, &one).await.unwrap();
     assert_eq!([left(&one).await, left(&two).await], [20, 5]);
 }
 
-/// Where plans take turns a call asks for less than the horizon: for the slots before another one's.
+/// Where turns are taken a call asks for less than the horizon: for the slots before another turn.
 #[tokio::test]
 async fn the_fence_lies_behind_all_that_was_asked_for() {
     let redis = Redis::dedicated().await;
@@ -361,7 +361,7 @@ async fn a_server_that_may_evict_is_warned_of_once() {
     for (policy, expected) in [("noeviction", 0), ("volatile-lru", 1), ("allkeys-random", 2)] {
         redis.command(&["CONFIG", "SET", "maxmemory-policy", policy]).await.unwrap();
         let store = store(&redis).await;
-        // A second connection of one store warns no more.
+        // A second connection of one store does not warn again.
         redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.unwrap();
         answered(&store, call(&limits(1), &[1], HORIZON)).await;
         assert_eq!(warnings.0.load(Ordering::SeqCst), expected, "{policy}");

@@ -1,5 +1,5 @@
-//! Four workers share a pace through Redis while its clock steps and its state is lost: no slot too many
-//! but the stated ones, and no stall. Time is virtual, so that a seed says all that happens.
+//! Four workers share a pace through Redis while its clock steps and its state is lost: no more slots than the stated
+//! bounds allow, and no stall. Time is virtual, so a seed determines everything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,31 +12,31 @@ use tokio::time::Instant;
 use super::patient;
 use crate::support::servers::Redis;
 
-/// 3 s of slots at 200/s.
+/// As many jobs as 3 s of slots at 200/s.
 const JOBS: usize = 600;
 const TODAY: Micros = Micros(1_760_000_000_000_000);
-/// How far the clock steps, either way, and that of a server that takes over is off.
+/// The length of a step of the clock, either way, and the offset of a server that takes over.
 const STEP: i64 = 2_000_000;
 const HORIZON: Duration = Duration::from_millis(100);
 const INTERVAL: Duration = Duration::from_millis(5);
-/// What a step forward, or a new worker that is the first to call after a loss, may let through beside
-/// the pace, once: H/T + 1.
+/// How many slots a forward step, or a new worker that calls first after a loss, may release beyond the pace, once: H/T
+/// + 1.
 const TWICE: usize = 21;
-/// What a copy may lack that cannot be told from one that lacks nothing: 25 ms of slots.
+/// The slots that a copy may lack without a trace: those of 25 ms.
 const TICK_SLOTS: usize = 5;
 /// How late a job may be before its slot is given up.
 const TOLERANCE: Duration = Duration::from_millis(5);
 
-/// What happens to the server.
+/// An event of the server.
 #[derive(Clone, Copy, Debug)]
 enum Mishap {
-    /// Its clock steps (µs).
+    /// Its clock steps by this many µs.
     Step(i64),
-    /// FLUSHALL, or a restart without data.
+    /// Its state is lost, by FLUSHALL or a restart without data.
     Flush,
-    /// FLUSHALL, and a worker that was not there before calls first.
+    /// Its state is lost, and a worker that was not there before calls first.
     FlushAndJoin,
-    /// A copy takes over that is so old and whose clock is so far off (µs).
+    /// A copy of this age takes over, whose clock is off by this many µs.
     Failover(Duration, i64),
 }
 
@@ -50,11 +50,11 @@ impl Mishap {
         }
     }
 
-    /// How many too many it may let through.
+    /// How many slots beyond the pace it may release.
     const fn extra(self) -> usize {
         match self {
             Self::Step(1..) | Self::FlushAndJoin => TWICE,
-            // What was written last may be missing without a trace; and its clock may have gone forward.
+            // The latest writes may be missing without a trace, and the clock may have gone forward.
             Self::Failover(age, skew) if age.as_micros() < 25_000 => {
                 TICK_SLOTS + if skew > 0 { TWICE } else { 0 }
             }
@@ -63,14 +63,14 @@ impl Mishap {
     }
 }
 
-/// One server on a virtual clock, and the workers that share a downstream there.
+/// One server on a virtual clock, and the workers that share a downstream on it.
 struct World<'a> {
     redis: &'a Redis,
     clock: Arc<ManualClock>,
     scope: Scope<'a>,
     limits: &'a LimitSet,
     rng: fastrand::Rng,
-    /// What local instants count from.
+    /// The origin of local instants.
     start: Instant,
     /// How far the server's clock is ahead.
     ahead: i64,
@@ -79,11 +79,11 @@ struct World<'a> {
     released: Vec<Duration>,
 }
 
-/// A replica as the dispatcher has it: it asks half a horizon before the next free slot.
+/// A replica like the dispatcher's: it asks half a horizon before the next free slot.
 struct Worker {
     store: Arc<RedisStore>,
     clock: SlotClock,
-    /// To the server, and back.
+    /// The latency of each way to the server.
     distance: Duration,
     ask_at: Duration,
     held: Vec<Duration>,
@@ -95,19 +95,19 @@ impl World<'_> {
         self.workers.push(Worker { store, clock, distance, ask_at: now, held: Vec::new() });
     }
 
-    /// When the next call reaches the server, and whose it is.
+    /// The instant at which the next call reaches the server, and its worker.
     fn next(&self) -> (Duration, usize) {
         let calls = self.workers.iter().enumerate().map(|(n, worker)| (worker.ask_at + worker.distance, n));
         calls.min().unwrap()
     }
 
-    /// One call of one worker, and what it learns from it.
+    /// Makes one call of one worker, and takes in the answer.
     async fn call(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         let (sent, decided) = (worker.ask_at, worker.ask_at + worker.distance);
         let received = decided + worker.distance;
         self.clock.set(Micros(TODAY.plus(decided).0 + self.ahead));
-        // As many as half a horizon releases, by four.
+        // The call asks for as many slots as half a horizon releases, divided by four.
         let call = Reserve::new(self.scope, self.limits, Costs::Each(&[1; 3]), HORIZON);
         let reply = worker.store.reserve(call).await.unwrap();
         let at = |since: Duration| self.start + since;
@@ -126,14 +126,14 @@ impl World<'_> {
         worker.ask_at = worker.ask_at.max(received);
     }
 
-    /// All calls that reach the server before.
+    /// Makes all calls that reach the server before `end`.
     async fn go_on_until(&mut self, end: Duration) {
         while self.next().0 < end {
             self.call(self.next().1).await;
         }
     }
 
-    /// Writes down how everything is now, for a failover to come.
+    /// Saves the present state, for a later failover.
     async fn copy(&self) {
         const SCRIPT: &str = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do \
             redis.call('SET', 'copy:' .. key, redis.call('DUMP', key)) end return 1";
@@ -142,7 +142,7 @@ impl World<'_> {
     }
 
     async fn suffer(&mut self, mishap: Mishap) {
-        // The record's third number is the server's run. The copy has that of the one that it was made of.
+        // The third number of the record is the server's run. The copy has that of the server it was made from.
         const SCRIPT: &str = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end \
             for _, key in ipairs(redis.call('KEYS', 'copy:*')) do \
             redis.call('RESTORE', key:sub(6), 0, redis.call('GET', key)) end \
@@ -163,7 +163,7 @@ impl World<'_> {
     }
 }
 
-/// What is to be judged, and told where it fails.
+/// The results of a run, which are printed if they are wrong.
 #[derive(Debug)]
 struct Run {
     seed: u64,
@@ -172,7 +172,7 @@ struct Run {
     released: Vec<Duration>,
 }
 
-/// Workers of unequal distance work off a backlog; one mishap in each second but the last.
+/// Workers of unequal distance work off a backlog, with one mishap in each second but the last.
 async fn run(redis: &Redis, stores: &Stores, seed: u64, burst: u32, joins: bool) -> Run {
     let mut rng = fastrand::Rng::with_seed(seed);
     let name = format!("d{seed}-{burst}-{joins}");
@@ -223,7 +223,7 @@ async fn run(redis: &Redis, stores: &Stores, seed: u64, burst: u32, joins: bool)
     Run { seed, burst, mishaps, released: world.released }
 }
 
-/// What all runs share: their downstreams have names of their own.
+/// The stores that all runs share, with downstreams of their own.
 struct Stores {
     clock: Arc<ManualClock>,
     all: Vec<Arc<RedisStore>>,
@@ -241,13 +241,13 @@ impl Stores {
 }
 
 impl Run {
-    /// Panics where a window holds more than its slots, a burst and what a mishap may add, or where a gap
-    /// is longer than a mishap makes it.
+    /// Panics if a window holds more than its slots, a burst and the extra slots of a mishap, or if a gap is longer
+    /// than a mishap causes.
     fn judge(&self) {
         let burst = self.burst as usize;
         for millis in [20, 100, 1000] {
             let window = Duration::from_millis(millis);
-            // One more: each worker is late by another part of an interval, its way to the server.
+            // One more is allowed: each worker is late by another part of an interval, its distance to the server.
             let most = (window.as_micros() / INTERVAL.as_micros()) as usize + burst - 1 + 1;
             for (first, &from) in self.released.iter().enumerate() {
                 let held = self.released[first..].partition_point(|later| *later < from + window);
@@ -257,8 +257,8 @@ impl Run {
                 assert!(held <= most, "{held} in {window:?} from {from:?} on, at most {most}");
             }
         }
-        // After a loss nothing comes before the fence, and then each asks at a time of its own. After a
-        // step back it takes less.
+        // After a loss nothing is released before the fence, and then each worker asks at its own time. A step back
+        // takes less.
         let longest = HORIZON + INTERVAL * (self.burst + 1) + HORIZON / 4;
         for pair in self.released.windows(2) {
             let gap = pair[1] - pair[0];
@@ -267,7 +267,7 @@ impl Run {
     }
 }
 
-/// Says which run it was that failed.
+/// Prints the parameters of the run that failed.
 impl Drop for Run {
     fn drop(&mut self) {
         if std::thread::panicking() {

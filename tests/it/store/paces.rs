@@ -1,5 +1,5 @@
-//! The GCRA family in Redis, whose scripts are its own: over random timelines they answer as the
-//! reference does, whichever of them decides.
+//! The GCRA family in Redis, which has scripts of its own: over random timelines they answer as the reference does,
+//! whichever of them decides.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ enum Op {
     ScriptFlush,
 }
 
-/// One cost per job, or one per limit and job: as many as the limits need are taken of them.
+/// One cost per job, or one per limit and job; as many as the limits need are used.
 #[derive(Clone, Debug)]
 enum Jobs {
     Each(Vec<u32>),
@@ -123,7 +123,7 @@ enum Answer {
     Done,
 }
 
-/// A store, its clock, and the server that forgets scripts, if it has one.
+/// A store, its clock, and the server that forgets its scripts, if there is one.
 struct Backend<'a> {
     store: Box<dyn Store>,
     clock: Arc<ManualClock>,
@@ -201,7 +201,7 @@ async fn calls(redis: &Redis) -> usize {
 #[test]
 fn whichever_script_decides_it_answers_as_the_memory_store_does() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    // One of its own: it forgets scripts, and its calls are counted.
+    // The server is dedicated: it forgets its scripts, and its calls are counted.
     let redis = runtime.block_on(Redis::dedicated());
     let (here, there) = (Arc::<ManualClock>::default(), Arc::<ManualClock>::default());
     let shared = RedisStore::open(&redis.url(), patient()).unwrap().with_test_clock(there.clone());

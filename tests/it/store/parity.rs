@@ -1,4 +1,4 @@
-//! One suite, every backend: each answers as the reference does, over random timelines too.
+//! One suite for every backend: each answers as the reference does, over random timelines too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ mod timelines;
 
 const TODAY: i64 = 1_760_000_000_000_000;
 
-/// A backend, and the clock that it is told.
+/// A backend, and its clock.
 struct Backend {
     name: &'static str,
     store: Box<dyn Store>,
@@ -93,17 +93,17 @@ async fn every_backend_counts_the_replicas_that_live() {
             at(500, leased("two", 2000)).await,
             at(500, None).await,
             at(1999, leased("two", 2000)).await,
-            // The first has been silent for 2 s.
+            // The first replica has been silent for 2 s.
             at(2000, leased("two", 2000)).await,
             at(2100, leased("one", 2000)).await,
-            // The clock steps back by more than a lease lasts at most.
+            // The clock steps back by more than the longest lease.
             at(-600_000, leased("one", 2000)).await,
         ];
         assert_eq!(seen, [Some(1), Some(2), None, Some(2), Some(1), Some(2), Some(1)], "{}", backend.name);
     }
 }
 
-/// One a day, and one in nine days: slots so far apart that no call could tell which days will be asked for.
+/// One a day, and one in nine days: slots so far apart that no call can predict which days it needs.
 #[tokio::test]
 async fn every_backend_knows_the_days_that_other_limits_lead_to() {
     const DAY: i64 = 86_400_000_000;
@@ -126,8 +126,8 @@ async fn every_backend_knows_the_days_that_other_limits_lead_to() {
     }
 }
 
-/// What was given back leaves the frontier behind the entries that were dropped, ahead of the last one that
-/// is left: the log is whole when that one has left.
+/// A cancelled slot leaves the frontier after the entries that were dropped, ahead of the last one that is left: the
+/// log equals absence when that one has left.
 #[tokio::test]
 async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
     const SECOND: i64 = 1_000_000;
@@ -152,7 +152,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
             let cancel = Cancel { scope, limits, lane: None, slot, charged, before, after, is_unused: false };
             assert!(backend.store.cancel(cancel).await.unwrap(), "{}", backend.name);
         }
-        // The entry of 500 leaves at 1500, and a minute later the state is none.
+        // The entry of 500 leaves at 1500, and a minute later the state counts as absent.
         let (_, before) = reserve(1559, &[0]).await;
         assert_eq!(before[0].numbers(), [TODAY + 1000 * SECOND, 0, 0], "{}", backend.name);
         let (_, before) = reserve(1560, &[0]).await;
@@ -160,7 +160,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
     }
 }
 
-/// 700001/s, from a store that never says what time it is: a hundred batches without drift.
+/// 700001/s, on a clock that differs with every call: a hundred batches without drift.
 #[tokio::test]
 async fn every_backend_keeps_an_odd_rate_exactly() {
     let redis = servers::redis().await;

@@ -1,5 +1,4 @@
-//! What holds for a whole downstream in Redis: told to all who work on it, and remembered for a store that
-//! forgot.
+//! The record of a downstream in Redis: all who work on it are notified of changes, and restore it after a loss.
 
 use std::time::Duration;
 
@@ -7,9 +6,11 @@ use paced::Shaper;
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Change, Changes, Check, Recall, RedisStore, Reserve, Reserved, Scope, Store};
 use paced::time::Micros;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::patient;
+use crate::support::real_now;
 use crate::support::servers::{Redis, redis};
 use crate::support::{poll, unique};
 
@@ -37,13 +38,13 @@ async fn reserve(
     store.reserve(Reserve { generation, ..Reserve::new(scope, limits, costs, ahead) }).await.unwrap()
 }
 
-/// The changes from the moment on at which they are surely heard.
+/// Subscribes to changes, and waits until notifications surely arrive.
 pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
     let mut changes = store.changes(downstream);
     for _ in 0..200 {
-        // A pause of a microsecond, which is a change.
+        // A pause of a microsecond is a change.
         other.update_record(downstream, Change::Penalize(Duration::from_micros(1))).await.unwrap();
-        // The first notice is for what may have been missed, and a second one may still be on its way.
+        // The first notification is for changes that may have been missed, and a second one may still be in transit.
         if timeout(Duration::from_millis(100), changes.next()).await.is_ok() {
             while timeout(Duration::from_millis(200), changes.next()).await.is_ok() {}
             return changes;
@@ -67,7 +68,7 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
         two.update_record(&name, change).await.unwrap();
         timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not heard"));
     }
-    // Nothing changes.
+    // Reading changes nothing.
     two.read_record(&name).await.unwrap();
     for change in [Change::Terms { of: 0, text: "others" }, Change::Recall(Recall::default())] {
         two.update_record(&name, change).await.unwrap();
@@ -87,6 +88,28 @@ async fn a_broken_subscription_is_renewed() {
     timeout(LONG, changes.next()).await.expect("it is told that something may have been missed");
     two.update_record("billing", Change::Pause(None)).await.unwrap();
     timeout(LONG, changes.next()).await.expect("and hears again");
+}
+
+/// Each of them looks when it is told.
+#[tokio::test]
+async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
+    const MANY: usize = 320;
+    let redis = Redis::dedicated().await;
+    let (one, two) = (store(&redis).await, store(&redis).await);
+    let _heard = attentive(&one, &two, "billing").await;
+    let watch = |place| {
+        let mut changes = one.changes(&format!("downstream-{place}"));
+        async move {
+            changes.next().await;
+            real_now()
+        }
+    };
+    let all: JoinSet<_> = (0..MANY).map(watch).collect();
+    redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
+    let mut told = timeout(LONG, all.join_all()).await.expect("each is told");
+    told.sort_unstable();
+    let took = told[MANY - 1] - told[0];
+    assert!(took >= Duration::from_millis(60), "{MANY} are told within {took:?}");
 }
 
 #[tokio::test]
@@ -141,12 +164,12 @@ async fn a_worker_recalls_what_the_store_forgot() {
     let recall = Recall { version, generation: 2, terms: Some("second"), ..Recall::default() };
     let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!((recalled.status, recalled.terms), (paused.status, paused.terms));
-    // What is done after a loss counts, whoever recalls what was before it.
+    // A change after a loss stands, whoever recalls the record from before it.
     redis.command(&["FLUSHALL"]).await.unwrap();
     let resumed = two.update_record("billing", Change::Resume).await.unwrap().status;
     let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!(recalled.status.pause, resumed.pause, "not paused again");
-    // Who knows less changes nothing.
+    // A worker that knows less changes nothing.
     let less =
         Recall { version: 0, generation: 1, terms: Some("first"), pause: Some(Duration::ZERO), ..recall };
     assert_eq!(two.update_record("billing", Change::Recall(less)).await.unwrap().status, recalled.status);
@@ -157,7 +180,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
     assert_eq!((again.status, again.terms.as_deref()), (recalled.status, Some("second")));
 }
 
-/// 1/min would otherwise stand still for a minute.
+/// At 1/min the limit would otherwise stand still for a minute.
 #[tokio::test]
 async fn what_is_pending_is_timed_anew_under_another_rate() {
     let redis = redis().await;
@@ -203,11 +226,11 @@ async fn an_error_that_is_answered_drops_no_connection() {
         assert!(error.to_string().contains("WRONGTYPE"), "{error}");
         reserve(&store, "other", &limits("1000/s", 1), 1, 0).await;
     }
-    // The second look at their number is one itself.
+    // Counting the connections needs one itself.
     assert_eq!(connections(&redis).await, before + 1);
 }
 
-/// A server that refuses writes takes connections. None of them must lead to the next one at once.
+/// A server that refuses writes accepts connections. None of them must cause the next one at once.
 #[tokio::test]
 async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
     let redis = Redis::dedicated().await;
@@ -217,12 +240,12 @@ async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
     redis.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await.unwrap();
     let before = connections(&redis).await;
     let other = store(&redis).await;
-    // Once there is a later instant to write down it cannot be looked at either.
+    // Once there is a later instant to write, reads fail as well.
     while other.read_record("billing").await.is_ok() {}
     for _ in 0..3 {
         assert!(shaper.reserve("any").await.is_err(), "it refuses");
     }
-    // Each look at their number is one more.
+    // Each time they are counted needs one more connection.
     let mut looks = 0;
     let storm = poll(Duration::from_secs(2), || {
         looks += 1;

@@ -1,4 +1,4 @@
-//! Counts that an operator has begin at 0: behind what was granted, without a burst, and for good.
+//! Counts that an operator resets start again from 0: after the slots that were granted, without a burst, and for good.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,7 +101,7 @@ async fn worker(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
-/// Workers tell a store that lost its state what they know of windows: nothing of before a reset.
+/// Workers restore windows in a store that lost its state, but none from before a reset.
 #[tokio::test]
 async fn a_loss_brings_nothing_back_from_before_a_reset() {
     let redis = Redis::dedicated().await;
@@ -111,21 +111,21 @@ async fn a_loss_brings_nothing_back_from_before_a_reset() {
     for store in [&one, &two, &three] {
         reserve(store, "billing", &limits, &[1, 1]).await;
     }
-    // Without a reset they do tell.
+    // Without a reset they do restore them.
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!(used(&two).await, 4, "the first two, and its own");
     reset(&one, "billing", &limits).await;
     reserve(&one, "billing", &limits, &[1]).await;
-    // This one heard of the reset, and has not reserved since.
+    // This worker has seen the reset, and has not reserved since.
     two.read_record("billing").await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!(used(&two).await, 0);
 
-    // A reset after the loss counts also for those that knew more before it.
+    // A reset after the loss also applies to workers that knew more before it.
     redis.command(&["FLUSHALL"]).await.unwrap();
     reset(&one, "billing", &limits).await;
     assert_eq!(used(&three).await, 0);
-    // The next loss is none of before that reset.
+    // The next loss does not concern windows from before that reset.
     redis.command(&["FLUSHALL"]).await.unwrap();
     assert_eq!(used(&three).await, 10);
 }

@@ -1,4 +1,4 @@
-//! What a store that was restarted kept, what it lost, and who finds out.
+//! The state that a restarted store kept, the state that it lost, and how the loss is detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::losses::{HORIZON, INTERVAL, SCOPE, answered, call, limits, store};
 use crate::support::servers::Redis;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Slots that a server has granted and lost without a trace lie no further ahead.
+/// Slots that a server has granted and lost without a trace lie no further ahead than this.
 const SHORT: Duration = Duration::from_millis(500);
-/// The clock is seen to go on when it has gone so far.
+/// The advance of the clock is stored in steps of this length.
 const TICK: Duration = Duration::from_millis(25);
 const TODAY: Micros = Micros(1_760_000_000_000_000);
 
-/// A worker whose store shows the time of this clock.
+/// A worker whose store uses this clock.
 async fn worker(redis: &Redis, clock: &Arc<ManualClock>) -> RedisStore {
     store(redis).await.with_test_clock(clock.clone())
 }
@@ -65,7 +65,7 @@ async fn one_that_kept_its_state_empties_no_policer() {
     }
 }
 
-/// Redis wrote nothing for a while before it ended: a worker knows of answers that it does not.
+/// Redis wrote nothing for a while before it ended: a worker knows of answers that Redis has lost.
 #[tokio::test]
 async fn one_that_lost_what_it_wrote_last_leaves_no_burst() {
     let redis = Redis::dedicated().await;
@@ -80,14 +80,14 @@ async fn one_that_lost_what_it_wrote_last_leaves_no_burst() {
     redis.command(&["COPY", "older:{billing}", "paced:{billing}:record", "REPLACE"]).await.unwrap();
     redis.command(&["COPY", "older:{billing}:rate", "paced:{billing}:l:rate", "REPLACE"]).await.unwrap();
     restart(&redis).await;
-    // It cannot know what is missing.
+    // This worker cannot know what is missing.
     answered(&new, call(&limits, &[], HORIZON)).await;
     let after = answered(&old, call(&limits, &[1; 100], Duration::ZERO)).await;
     assert_eq!(after.slots, [], "the burst went before");
     assert!(after.refused.unwrap().slot >= after.now.plus(INTERVAL), "{after:?}");
 }
 
-/// 100 at once, and once more after a loss that a newcomer found who knew of nothing.
+/// A burst of 100 was granted, and would be once more after a loss that a worker without memory found first.
 #[tokio::test]
 async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
     for looks in [false, true] {
@@ -106,7 +106,7 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
         assert!(after.epoch > blind.epoch);
         assert_eq!(after.slots, [], "no burst, and nothing before the fence");
         assert!(after.refused.unwrap().slot >= blind.now.plus(HORIZON));
-        // Once is enough: nobody else's memory moves it again.
+        // The fence moves once: no other worker's memory moves it again.
         let next = new.reserve(call(&limits, &[1; 20], MINUTE)).await.unwrap();
         assert_eq!(next.epoch, after.epoch);
         let apart = |pair: &[Micros]| pair[1].since(pair[0]) == INTERVAL;
@@ -114,7 +114,7 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
     }
 }
 
-/// An idle worker looks at the record when its connection is renewed. Those that it works with hold slots.
+/// An idle worker reads the record when its connection is renewed, while its peers hold slots.
 #[tokio::test]
 async fn the_fence_is_as_long_whoever_finds_the_loss() {
     let redis = Redis::dedicated().await;
@@ -139,7 +139,7 @@ async fn fields_of_a_later_version_are_kept_and_another_format_is_refused() {
     let (store, limits) = (worker(&redis, &clock).await, limits(1));
     let before = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     redis.command(&["APPEND", "paced:{billing}:record", "LATER"]).await.unwrap();
-    // Calls that write a part of it, and all of it.
+    // Some calls write a part of the record, and some all of it.
     clock.set(TODAY.plus(2 * TICK));
     let after = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     assert_eq!(after.epoch, before.epoch, "it is no loss");
@@ -153,7 +153,7 @@ async fn fields_of_a_later_version_are_kept_and_another_format_is_refused() {
     assert!(error.contains("another version of paced") && error.contains("key_prefix"), "{error}");
 }
 
-/// A worker tells a store that lost its state what it knows of the windows of keys, too.
+/// A worker also restores the windows of keys in a store that lost its state.
 #[tokio::test]
 async fn windows_of_keys_are_recalled() {
     let redis = Redis::dedicated().await;
@@ -173,8 +173,8 @@ async fn windows_of_keys_are_recalled() {
     );
 }
 
-/// A replica that is far from the store stretches the queue for all: a near one takes slots as far ahead, and must
-/// fence as far although it needs less itself.
+/// A replica that is far from the store extends the reach of the queue for all: a near one is granted slots as far
+/// ahead, and must fence as far although it needs less itself.
 #[tokio::test]
 async fn a_loss_is_fenced_as_far_as_turns_were_booked() {
     let redis = Redis::dedicated().await;

@@ -1,4 +1,4 @@
-//! Sentinels: they tell where the master is, and a master that fails is replaced.
+//! Sentinels: they report the master, and replace one that fails.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -33,7 +33,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     let master = set.master().await;
     assert_ne!(master, 0);
 
-    // The old master comes back, and is made a replica.
+    // The old master returns, and becomes a replica.
     set.servers[0].start().await;
     let demoted = async || {
         let role = set.servers[0].told(&["INFO", "replication"], "role").await;
@@ -53,7 +53,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     set.sentinels[1].thaw();
 }
 
-/// The old master still answers until the sentinels demote it: whoever is connected stays with it.
+/// The old master still answers until the sentinels demote it, so connections to it are kept.
 #[tokio::test]
 async fn a_planned_failover_is_followed() {
     let set = Sentinels::dedicated().await;
@@ -77,7 +77,7 @@ async fn what_sentinels_do_not_know_is_told() {
     let error = RedisStore::connect(&url, options()).await.unwrap_err().to_string();
     assert!(error.contains("is it a sentinel?"), "{error}");
 
-    // A password that is the master's alone, or the sentinels' alone.
+    // One password is the master's alone, or the sentinels' alone.
     set.servers[0].command(&["CONFIG", "SET", "requirepass", "hunter2"]).await.unwrap();
     let error = RedisStore::connect(&set.url(), options()).await.unwrap_err().to_string();
     assert!(error.contains("it wants a password"), "{error}");
@@ -100,7 +100,7 @@ async fn sentinels_that_are_all_away_are_told_in_time() {
         let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("redis+sentinel://u:hunter2@{}/m", hosts.join(","))
     };
-    // They take connections, and answer nothing.
+    // They accept connections, and answer nothing.
     let start = tokio::time::Instant::now();
     let error = RedisStore::connect(&url(&ports), RedisOptions::default()).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -120,7 +120,7 @@ async fn a_master_that_is_made_a_replica_is_left_until_it_is_a_master_again() {
     redis.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await.unwrap();
     other.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await.unwrap();
     redis.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]).await.unwrap();
-    // First by its answer, READONLY, on the connection that was open, then by what it says of itself.
+    // First by its answer READONLY on the open connection, then by its INFO.
     for hint in ["ReadOnly", "it is a replica"] {
         let error = store.reserve(call(&limits)).await.unwrap_err();
         assert!(matches!(&error, StoreError::Unreachable { detail, .. } if detail.contains(hint)), "{error}");

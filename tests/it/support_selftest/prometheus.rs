@@ -1,4 +1,4 @@
-//! The reader of metrics.
+//! Tests of the parser of metrics.
 
 use crate::support::prometheus::{Histogram, Scrape};
 

@@ -1,4 +1,4 @@
-//! The proxy: as late as it was told, silent and cut when it is told.
+//! Tests of the proxy: its delay, its silence and its cut.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -37,7 +37,7 @@ fn round_trip(stream: &mut TcpStream) -> Duration {
     start.elapsed()
 }
 
-/// The median of many, in µs.
+/// The median of many round trips, in µs.
 fn typical(stream: &mut TcpStream) -> u64 {
     let times: Vec<u64> = (0..101).map(|_| round_trip(stream).as_micros() as u64).collect();
     count::quantile(&times, 0.5)
@@ -50,7 +50,7 @@ fn a_proxy_adds_what_it_was_told_to() {
     let (mut direct, mut far) = (connect(port), connect(proxy.port()));
     let (direct, far) = (typical(&mut direct), typical(&mut far));
     assert!(far >= direct + 1900, "{far} µs, and {direct} µs without it");
-    // On a machine at rest it is 2.2 ms; others may use this one.
+    // On an idle machine it is 2.2 ms; other programs may use this one.
     assert!(far <= direct + 4000, "{far} µs, and {direct} µs without it");
 }
 
@@ -76,7 +76,7 @@ fn a_cut_proxy_closes_what_there_is_and_what_comes() {
     let mut stream = connect(proxy.port());
     round_trip(&mut stream);
     proxy.cut();
-    // The end of the stream or a reset.
+    // The read ends with the end of the stream or a reset.
     assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
     assert!(!matches!(connect(proxy.port()).read(&mut [0]), Ok(1..)));
     proxy.restore();

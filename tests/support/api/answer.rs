@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::super::apart;
 
-/// What the API answers to one request.
+/// The answer of the API to one request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub(super) status: u16,
@@ -57,14 +57,14 @@ impl Answer {
         self
     }
 
-    /// Not before this long after the request.
+    /// Delays the answer by this time after the request.
     #[must_use]
     pub fn after(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// Not before the gate lets it through.
+    /// Holds the answer back until the gate lets it through.
     #[must_use]
     pub fn gated(mut self, gate: &Gate) -> Self {
         self.gate = Some(gate.clone());
@@ -80,7 +80,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A closed one.
+    /// Creates a closed gate.
     pub fn closed() -> Self {
         Self { permits: Arc::new(Semaphore::new(0)), waiting: Arc::new(watch::Sender::new(0)) }
     }
@@ -95,7 +95,7 @@ impl Gate {
         self.permits.close();
     }
 
-    /// How many answers are held now.
+    /// The number of answers that are held at present.
     pub fn waiting(&self) -> usize {
         *self.waiting.borrow()
     }
@@ -116,7 +116,7 @@ impl Gate {
     }
 }
 
-/// Counts one less when dropped.
+/// Decrements the count when dropped.
 pub(super) struct Leave<'a>(pub(super) &'a watch::Sender<usize>);
 
 impl Drop for Leave<'_> {

@@ -1,5 +1,5 @@
 //! A downstream that keeps a log: an HTTP server on loopback, which stamps every request on a
-//! thread of its own (a busy test must not disturb the stamps) and answers as it is told.
+//! thread of its own (a busy test must not disturb the stamps) and answers as the test specifies.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,7 +30,7 @@ pub use answer::{Answer, Gate};
 /// The longest body that is kept.
 const MAX_BODY: usize = 16 << 20;
 
-/// What [`Arrival::at`] counts from: the same for every API of this process.
+/// The origin of [`Arrival::at`], which all APIs of this process share.
 static ANCHOR: LazyLock<Instant> = LazyLock::new(real_now);
 
 /// Nanoseconds now, on the clock of [`Arrival::at`].
@@ -99,7 +99,7 @@ impl Api {
         Self::try_start(0).expect("a port on loopback")
     }
 
-    /// Starts one on this port, such as that of one that was dropped.
+    /// Starts one on this port, such as that of one that was dropped before.
     pub fn try_start(port: u16) -> io::Result<Self> {
         LazyLock::force(&ANCHOR);
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, port))?;
@@ -136,7 +136,7 @@ impl Api {
         self.log.lock().scripts.entry(path.to_owned()).or_default().extend(answers);
     }
 
-    /// What requests without a script get, from now on.
+    /// Sets the answers of requests without a script, from now on.
     pub fn rule(&self, rule: impl Fn(&Arrival) -> Answer + Send + Sync + 'static) {
         self.log.lock().rule = Arc::new(rule);
     }
@@ -146,7 +146,7 @@ impl Api {
         self.log.arrivals()
     }
 
-    /// Ends it, and returns all that ever arrived: nothing is answered that is not among them.
+    /// Ends it, and returns all requests that ever arrived: it has answered no others.
     pub fn end(self) -> Vec<Arrival> {
         let log = self.log.clone();
         drop(self);
@@ -219,7 +219,7 @@ impl Log {
         arrivals
     }
 
-    /// Writes the request down and says what to answer.
+    /// Records the request and returns its answer.
     fn note(&self, arrival: Arrival) -> Answer {
         let mut inner = self.lock();
         let scripted = inner.scripts.get_mut(&arrival.path).and_then(VecDeque::pop_front);
@@ -259,16 +259,16 @@ async fn serve(listener: StdListener, log: Arc<Log>) {
 async fn converse(stream: TcpStream, connection: usize, log: Arc<Log>) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
-        // First of all: nothing may delay the stamp.
+        // The stamp comes first: nothing may delay it.
         let (at, wall) = (stamp(), wall_now());
         let log = log.clone();
         async move { answer(&log, request, connection, (at, wall)).await }
     });
-    // A client that hangs up in the middle is its own business.
+    // Clients may hang up at any time.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Why a request gets no answer.
+/// The reason why a request gets no answer.
 #[derive(Debug, thiserror::Error)]
 #[error("hung up, as scripted")]
 struct HungUp;

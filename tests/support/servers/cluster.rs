@@ -18,7 +18,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// One for the caller alone; it ends with the last clone.
+    /// A cluster for the caller alone; it ends with the last clone.
     pub async fn dedicated() -> Self {
         let options = || {
             let bus = free_port();
@@ -61,7 +61,7 @@ impl Cluster {
         for (replica, master) in replicas.iter().zip(masters) {
             let id = master.command(&["CLUSTER", "MYID"]).await.unwrap();
             let id = id.lines().last().unwrap().to_owned();
-            // It may not have heard of its master in full yet.
+            // The node may not know its master completely yet.
             let follow = async || replica.command(&["CLUSTER", "REPLICATE", &id]).await.is_ok();
             until("a replica follows its master", FORMING, follow).await;
         }
@@ -85,8 +85,8 @@ impl Cluster {
         until("the cluster is whole", FORMING, whole).await;
     }
 
-    /// The master of this key's slot, by its place in `nodes`, as a node says that answers; waits while it
-    /// has none, in the middle of a failover.
+    /// The index in `nodes` of the master of this key's slot, as a node reports that answers; waits while there is
+    /// none, in the middle of a failover.
     pub async fn master_of(&self, key: &str) -> usize {
         let master = poll(FORMING, async || self.seen_as_master_of(key).await).await;
         master.unwrap_or_else(|| panic!("{key} has no master"))

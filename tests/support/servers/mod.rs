@@ -50,11 +50,11 @@ struct Server {
     port: u16,
     script: String,
     pid: AtomicU32,
-    /// What is sent to see whether it is up, and how its answer begins.
+    /// The bytes that probe whether it is up, and the beginning of the answer.
     hello: (&'static [u8], &'static [u8]),
-    /// What it writes when it has started in full; RabbitMQ answers a little before.
+    /// The text that it logs when it has started completely; RabbitMQ answers a little before.
     complete: &'static str,
-    /// How long its output was when it was started.
+    /// The length of its output when it was started.
     written: AtomicUsize,
     patience: Duration,
 }
@@ -87,7 +87,7 @@ impl Server {
     }
 
     fn signal(&self, signal: Signal) {
-        // Until the guardian has waited for it, the pid is no one else's.
+        // Until the guardian has waited for it, the pid is no other process's.
         let pid = i32::try_from(self.pid.load(Ordering::SeqCst)).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("a pid"), signal).expect("the server runs");
     }
@@ -115,7 +115,7 @@ impl Server {
     }
 }
 
-/// Makes a server and starts it; another process may have taken its port, so more than once.
+/// Creates a server and starts it, with retries, as another process may have taken its port.
 async fn launch<F>(make: F) -> Result<Server, String>
 where
     F: Fn() -> Result<Server, String> + Clone + Send + Sync + 'static,
@@ -138,7 +138,7 @@ where
     .await
 }
 
-/// Whether what listens on `port` answers `hello` with something that begins with `expected`.
+/// Whether the server on `port` answers `hello` with something that begins with `expected`.
 async fn answers(port: u16, hello: &[u8], expected: &[u8]) -> io::Result<bool> {
     let dialogue = async {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;

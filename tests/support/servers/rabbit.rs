@@ -28,18 +28,18 @@ const HELLO: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
 pub struct Rabbit(Arc<Server>);
 
 impl Rabbit {
-    /// One for the caller alone; it ends with the last clone.
+    /// A node for the caller alone; it ends with the last clone.
     pub async fn dedicated() -> Self {
         Self::try_dedicated().await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Rabbit::dedicated`], for those who report errors themselves.
+    /// As [`Rabbit::dedicated`], for callers that report errors themselves.
     pub async fn try_dedicated() -> Result<Self, String> {
         let server = launch(Self::server).await?;
         Ok(Self(Arc::new(server)))
     }
 
-    /// One for the caller alone that is not up yet: [`Rabbit::start`] is its first start.
+    /// A node for the caller alone that is not up yet: [`Rabbit::start`] starts it for the first time.
     pub async fn down() -> Self {
         let server = blocking(Self::server).await.unwrap_or_else(|error| panic!("{error}"));
         Self(Arc::new(server))
@@ -63,7 +63,7 @@ impl Rabbit {
         put("empty.conf", "")?;
         put("rabbitmq.conf", &rabbitmq_conf(port))?;
         put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
-        // A node that finds no epmd starts one that nobody ends: this one is the guardian's.
+        // A node that finds no epmd starts one that nobody ends; this one is the guardian's.
         let daemon = root::shell("epmd");
         guardian.start("epmd", &format!("exec {daemon} -port {epmd} -address 127.0.0.1\n"))?;
         let server = root::shell(&server);
@@ -101,7 +101,7 @@ impl Rabbit {
         self.0.port
     }
 
-    /// As it says itself in the first frame of a connection.
+    /// The version that the node reports in the first frame of a connection.
     pub async fn version(&self) -> String {
         const NAME: &[u8] = b"\x07versionS";
         let port = self.0.port;
@@ -113,7 +113,7 @@ impl Rabbit {
             let [_, _, _, size @ ..] = head;
             let mut frame = vec![0; u32::from_be_bytes(size) as usize];
             stream.read_exact(&mut frame).await.unwrap();
-            // The name, the type of the value, and the value: its length in four bytes, and the text.
+            // The fields are the name, the type of the value, and the value: its length in four bytes, and the text.
             let at = frame.windows(NAME.len()).position(|part| part == NAME).unwrap() + NAME.len();
             let (size, text) = frame[at..].split_first_chunk::<4>().unwrap();
             String::from_utf8_lossy(&text[..u32::from_be_bytes(*size) as usize]).into_owned()
@@ -121,7 +121,7 @@ impl Rabbit {
         .await
     }
 
-    /// SIGKILL. What it has confirmed stays.
+    /// Sends SIGKILL. Confirmed messages persist.
     ///
     /// RabbitMQ 3.10 writes the list of its quorum queues down twice a second, and one that is not
     /// on it never comes up again; so this waits until all of them are.
@@ -131,7 +131,7 @@ impl Rabbit {
         self.0.clone().end("kill").await;
     }
 
-    /// SIGTERM, a clean end: connections are closed with 320 first.
+    /// Sends SIGTERM, which ends it cleanly: connections are closed with 320 first.
     pub async fn stop(&self) {
         self.0.clone().end("stop").await;
     }
@@ -141,17 +141,17 @@ impl Rabbit {
         self.0.clone().again().await;
     }
 
-    /// SIGSTOP: connections stay, nothing is answered.
+    /// Sends SIGSTOP: connections stay open, nothing is answered.
     pub fn freeze(&self) {
         self.0.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.0.signal(Signal::CONT);
     }
 
-    /// Who ends it, and where it lives.
+    /// The guardian that owns it.
     pub fn guardian(&self) -> &Guardian {
         &self.0.guardian
     }

@@ -18,28 +18,28 @@ use super::{Server, free_port, launch, make_folder, output, root};
 /// Long enough for a machine that compiles at the same time.
 const REDIS_START: Duration = Duration::from_secs(20);
 
-/// The file that says how far the clock is off.
+/// The file that contains the offset of the clock.
 const CLOCK: &str = "clock";
 
 /// The library that steps a server's clock, below the folder of the machine's libraries.
 const FAKETIME: &str = "faketime/libfaketime.so.1";
 
-/// A Redis server: append-only file on, so that its data outlive a kill.
+/// A Redis server with an append-only file, so that its data survive a kill.
 #[derive(Clone, Debug)]
 pub struct Redis(Arc<Server>);
 
 impl Redis {
-    /// One for the caller alone; it ends with the last clone.
+    /// A server for the caller alone; it ends with the last clone.
     pub async fn dedicated() -> Self {
         Self::try_dedicated().await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Redis::dedicated`], for those who report errors themselves.
+    /// As [`Redis::dedicated`], for callers that report errors themselves.
     pub async fn try_dedicated() -> Result<Self, String> {
         Self::try_with(String::new).await
     }
 
-    /// One with more options, which are asked for with each attempt to start it: ports may be taken.
+    /// A server with more options, which are computed for each attempt to start it: ports may be taken.
     pub(super) async fn with(options: impl Fn() -> String + Clone + Send + Sync + 'static) -> Self {
         Self::try_with(options).await.unwrap_or_else(|error| panic!("{error}"))
     }
@@ -66,7 +66,7 @@ impl Redis {
         Ok(Self::process(guardian, "sentinel", port, script, "+monitor master"))
     }
 
-    /// One that runs no scripts: Valkey without its module for Lua, Redis without the commands.
+    /// A server that runs no scripts: Valkey without its module for Lua, Redis without the commands.
     pub async fn without_scripts() -> Self {
         if root::redis_server() == "valkey-server" {
             let redis = Self::with(|| "--enable-module-command yes".to_owned()).await;
@@ -104,8 +104,8 @@ impl Redis {
             let clock = guardian.folder().join(CLOCK);
             fs::write(&clock, "+0\n")
                 .map_err(|error| format!("cannot write {}: {error}", clock.display()))?;
-            // The libc's malloc, before jemalloc's: that one asks for the time when it starts, libfaketime
-            // asks for memory when it is first asked for the time, and each waits for the other.
+            // The libc's malloc, before jemalloc's: jemalloc reads the time when it starts, libfaketime allocates
+            // memory when the time is first read, and each would wait for the other.
             Ok(format!(
                 "env LD_PRELOAD='{library} libc.so.6' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 \
                  FAKETIME_DONT_FAKE_MONOTONIC=1 ",
@@ -114,7 +114,7 @@ impl Redis {
         })
     }
 
-    /// A server that a shell starts with these words in front of its command.
+    /// A server that a shell starts with these words before its command.
     fn after(
         options: &str,
         words: impl FnOnce(&Guardian) -> Result<String, String>,
@@ -153,7 +153,7 @@ impl Redis {
         }
     }
 
-    /// The value of a line `NAME:VALUE` of INFO, or of the like.
+    /// The value of a line `NAME:VALUE` in the answer of a command such as INFO.
     pub async fn told(&self, question: &[&str], name: &str) -> Option<String> {
         let answer = self.command(question).await.ok()?;
         let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -170,12 +170,12 @@ impl Redis {
         self.0.port
     }
 
-    /// SIGKILL. Data stay.
+    /// Sends SIGKILL. Data persist.
     pub async fn kill(&self) {
         self.0.clone().end("kill").await;
     }
 
-    /// SIGTERM, a clean end. Data stay.
+    /// Sends SIGTERM, which ends it cleanly. Data persist.
     pub async fn stop(&self) {
         self.0.clone().end("stop").await;
     }
@@ -185,26 +185,26 @@ impl Redis {
         self.0.clone().again().await;
     }
 
-    /// Forgets all data; only while it is down.
+    /// Deletes all data; only while it is down.
     pub async fn wipe(&self) {
         let data = self.0.guardian.folder().join("data");
         blocking(move || fs::remove_dir_all(&data).and_then(|()| fs::create_dir(&data))).await.unwrap();
     }
 
-    /// SIGSTOP: connections stay, nothing is answered.
+    /// Sends SIGSTOP: connections stay open, nothing is answered.
     pub fn freeze(&self) {
         self.0.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.0.signal(Signal::CONT);
     }
 
-    /// Has its clock be ahead of the machine's by so many seconds from now on, or behind.
+    /// Sets its clock to this many seconds ahead of the machine's from now on, or behind.
     pub async fn set_clock(&self, ahead: i32) {
         let folder = self.0.guardian.folder().to_owned();
-        // At once: it is read whenever the server asks for the time.
+        // The step is atomic: the file is read whenever the server reads the time.
         let step = move || {
             fs::write(folder.join("next"), format!("{ahead:+}\n"))?;
             fs::rename(folder.join("next"), folder.join(CLOCK))
@@ -212,7 +212,7 @@ impl Redis {
         blocking(step).await.unwrap();
     }
 
-    /// Who ends it, and where it lives.
+    /// The guardian that owns it.
     pub fn guardian(&self) -> &Guardian {
         &self.0.guardian
     }
@@ -224,9 +224,9 @@ impl Redis {
         output(command).await
     }
 
-    /// Sends one command on a connection of its own; the answer as it came, or the error in it.
+    /// Sends one command on a connection of its own; returns the raw answer, or the error in it.
     pub async fn command(&self, words: &[&str]) -> io::Result<String> {
-        // What a sentinel answers to QUIT; it hangs up because it is hung up on.
+        // The answer of a sentinel to QUIT; it closes the connection when the client does.
         const NO_QUIT: &str = "-ERR unknown command 'QUIT', with args beginning with: \r\n";
         const GOODBYE: &str = "*1\r\n$4\r\nQUIT\r\n";
         let farewell = if self.0.name == "sentinel" { NO_QUIT } else { "+OK\r\n" };

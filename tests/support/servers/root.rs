@@ -1,12 +1,12 @@
-//! Where the programs of the servers are: on this machine, or in a root folder with other versions of them
+//! The location of the servers' programs: this machine, or a root folder with other versions of them
 //! (`tests/support/test-servers.sh` makes such folders).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// Names the folder. What it says is run in there by `chroot`, so its user must be root, and the folder must
-/// have this machine's `/dev`, `/proc` and folder for temporary files at the same places.
+/// Names the folder. The programs are run in it by `chroot`, so the user must be root, and the folder must have this
+/// machine's `/dev`, `/proc` and folder for temporary files at the same places.
 const VARIABLE: &str = "PACED_TEST_ROOT";
 
 static ROOT: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
@@ -22,14 +22,14 @@ pub fn is_set() -> bool {
     ROOT.is_some()
 }
 
-/// The version of a Debian package that the servers' programs are of.
+/// The version of the Debian package that contains the servers' programs.
 pub fn package_version(package: &str) -> String {
     let mut query = command("dpkg-query");
     let answer = query.args(["-W", "-f", "${Version}", package]).output().expect("dpkg-query runs");
     String::from_utf8_lossy(&answer.stdout).into_owned()
 }
 
-/// Where this path, as the servers see it, is for us.
+/// The path outside of the root folder for this path, as the servers see it.
 pub fn path(path: &str) -> PathBuf {
     match &*ROOT {
         Some(root) => root.join(path.trim_start_matches('/')),
@@ -68,7 +68,7 @@ pub fn redis_cli() -> &'static str {
     if is_valkey() { "valkey-cli" } else { "redis-cli" }
 }
 
-/// Never this machine's: what runs without a root folder is Redis.
+/// Whether it is Valkey; without a root folder it is always Redis.
 fn is_valkey() -> bool {
     let has = |root: &Path, program: &str| root.join("usr/bin").join(program).exists();
     ROOT.as_deref().is_some_and(|root| has(root, "valkey-server") && !has(root, "redis-server"))

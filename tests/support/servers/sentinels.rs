@@ -19,7 +19,7 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// One set for the caller alone; it ends with the last clone.
+    /// A set for the caller alone; it ends with the last clone.
     pub async fn dedicated() -> Self {
         let master = Redis::with(|| "--repl-diskless-sync-delay 0".to_owned()).await;
         let port = master.port();
@@ -58,7 +58,7 @@ impl Sentinels {
         set
     }
 
-    /// The master, by its place in `servers`, as a sentinel says that answers.
+    /// The index of the master in `servers`, as a sentinel reports that answers.
     pub async fn master(&self) -> usize {
         for sentinel in &self.sentinels {
             let Ok(answer) = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).await else {

@@ -1,9 +1,9 @@
-//! What is kept of each kind of malformed message, and what is said of it.
+//! What is kept of each kind of malformed message, and which detail names the trouble.
 
 use super::generate::{deliver, entry, long, nested, payload, short, with_headers};
 use super::*;
 
-/// What becomes of a content header with this payload.
+/// The result of rebuilding a content header with this payload.
 fn rebuilt(payload: &[u8]) -> (BasicProperties, String) {
     let out = guarded(&frame(HEADER, 1, payload));
     let (_, properties, mark) = parsed(&out).expect("lapin parses it");
@@ -53,7 +53,7 @@ fn where_the_next_header_begins_nobody_knows_the_rest_is_dropped() {
     assert_eq!(headers(&properties).inner().len(), 1);
     assert!(properties.message_id().is_some());
 
-    // A length that leads out of the headers.
+    // The length of this entry leads out of the headers.
     let (properties, mark) = rebuilt(&one_bad(&entry(b"far", b"S\0\0\xff\xff")));
     assert_eq!(mark, "the header `far` is broken: a length in it is wrong");
     assert!(properties.message_id().is_some());
@@ -130,7 +130,7 @@ fn a_routing_key_that_is_no_text_marks_the_message() {
     assert_eq!(mark.as_deref(), Some("the routing key is not UTF-8: `a.\\xff`; send text"));
     assert!(headers(&properties).contains_key("a") && properties.message_id().is_some());
 
-    // A method that no content follows taints nothing.
+    // A method that is not followed by content taints no content header.
     let close = frame(METHOD, 1, &[&[0, 20, 0, 40, 1, 2][..], &short(b"cut \xe2"), &[0; 4]].concat());
     let next = frame(METHOD, 1, &deliver(b"jobs", b"a"));
     let out = guarded(&[&close[..], &next, &good].concat());

@@ -1,9 +1,9 @@
-//! Whatever comes, however it is cut.
+//! The guard works for any input, and for any division of it into reads.
 
 use super::generate::{entry, long, traffic, with_headers};
 use super::*;
 
-/// Reads all through buffers of random lengths, while the socket brings random pieces.
+/// Reads all input through buffers of random lengths, while the socket delivers random pieces.
 fn in_pieces(input: &[u8], rng: &mut Rng) -> Vec<u8> {
     let most = 1 << rng.u32(1..15);
     let mut rest = input;
@@ -41,7 +41,7 @@ fn how_the_bytes_are_cut_changes_nothing() {
     }
 }
 
-/// All frames but those that lapin cannot take come out as they went in, in their order.
+/// All frames but those that lapin cannot parse come out unchanged, in their order.
 #[test]
 fn good_frames_come_through_byte_for_byte() {
     let (mut good, mut bad) = (0, 0);
@@ -110,7 +110,7 @@ fn a_hundred_thousand_random_and_mutated_frames_harm_nothing() {
     }
 }
 
-/// Each takes more room than it came with, so that none fits where it was.
+/// Each frame becomes longer, so that none fits where it was.
 #[test]
 fn one_read_may_bring_thousands_of_malformed_messages() {
     let bad = frame(HEADER, 1, &with_headers(&entry(b"\xff", b"V")));

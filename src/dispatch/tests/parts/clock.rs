@@ -19,7 +19,7 @@ impl ReleaseClock for LateOnce {
     }
 }
 
-/// Late the first time that it is set.
+/// An alarm that is late the first time that it is set.
 #[derive(Debug)]
 struct LateAlarm {
     late: Duration,

@@ -13,14 +13,14 @@ use crate::job::Job;
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
 use crate::store::BoxFuture;
 
-/// What the sink was handed, and when.
+/// A job that the sink was handed, and the instant.
 #[derive(Clone, Debug)]
 pub(in crate::dispatch) struct Sent {
     pub(in crate::dispatch) id: String,
     pub(in crate::dispatch) at: Instant,
 }
 
-/// Records what it is handed; answers by script, else delivers.
+/// Records the jobs that it is handed; it answers by script, or else delivers.
 #[derive(Debug)]
 pub(in crate::dispatch) struct RecordingSink {
     pub(in crate::dispatch) sent: Mutex<Vec<Sent>>,
@@ -28,23 +28,23 @@ pub(in crate::dispatch) struct RecordingSink {
     pub(in crate::dispatch) flying: AtomicUsize,
     pub(in crate::dispatch) most: AtomicUsize,
     pub(in crate::dispatch) takes: Duration,
-    /// So long until there is a connection, for the first sends, the last one first.
+    /// The time until there is a connection, for the first sends, in reverse order.
     pub(in crate::dispatch) connects: Mutex<Vec<Duration>>,
-    /// When it was told that a job will be sent soon.
+    /// The announcements that jobs will be sent soon.
     pub(in crate::dispatch) warmed: Mutex<Vec<(Instant, usize)>>,
     arrivals: watch::Sender<usize>,
     deliveries: watch::Sender<usize>,
-    /// There is a way to it.
+    /// Whether it can be reached.
     pub(in crate::dispatch) reachable: AtomicBool,
-    /// It accepts the credentials.
+    /// Whether it accepts the credentials.
     pub(in crate::dispatch) accepts: AtomicBool,
-    /// Better ones are there once they are read.
+    /// Whether better credentials are there once they are read again.
     pub(in crate::dispatch) new_secrets: AtomicBool,
-    /// Jobs that it refuses whatever the credentials.
+    /// The jobs that it refuses whatever the credentials.
     refused: Mutex<Vec<String>>,
-    /// Connections that were tried without a job.
+    /// The number of trial connections.
     pub(in crate::dispatch) tried: AtomicUsize,
-    /// Jobs that found no connection.
+    /// The number of jobs that found no connection.
     pub(in crate::dispatch) unreached: AtomicUsize,
     pub(in crate::dispatch) secrets_read: AtomicUsize,
 }
@@ -71,12 +71,12 @@ impl RecordingSink {
         }
     }
 
-    /// These jobs are answered 401 always.
+    /// Answers these jobs with 401, always.
     pub(in crate::dispatch) fn refuse<'a>(&self, ids: impl IntoIterator<Item = &'a str>) {
         self.refused.lock().unwrap().extend(ids.into_iter().map(str::to_owned));
     }
 
-    /// Waits until so many were delivered.
+    /// Waits until this many jobs were delivered.
     pub(in crate::dispatch) async fn accepted(&self, count: usize) {
         self.deliveries.subscribe().wait_for(|seen| *seen >= count).await.unwrap();
     }
@@ -89,7 +89,7 @@ impl RecordingSink {
         self.sent.lock().unwrap().iter().map(|sent| sent.id.clone()).collect()
     }
 
-    /// Millis from `start` to each hand-over.
+    /// The instants of all hand-overs, in ms from `start`.
     pub(in crate::dispatch) fn millis(&self, start: Instant) -> Vec<u128> {
         self.sent.lock().unwrap().iter().map(|sent| (sent.at - start).as_millis()).collect()
     }

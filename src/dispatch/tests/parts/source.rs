@@ -1,4 +1,4 @@
-//! A source that hands out what the test publishes, and tickets that tell how each message was settled.
+//! A source that hands out what the test publishes, and tickets that record how each message was settled.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ pub(in crate::dispatch) enum Settled {
     Back,
 }
 
-/// What the tickets of one test tell, in order.
+/// The settlements that the tickets of one test record, in order.
 #[derive(Clone, Debug, Default)]
 pub(in crate::dispatch) struct Ledger(Arc<Mutex<Vec<(String, Settled)>>>, Arc<Notify>);
 
@@ -40,7 +40,7 @@ impl Ledger {
         self.all().into_iter().filter(|(other, _)| other == id).map(|(_, settled)| settled).collect()
     }
 
-    /// The letter that a job became; it must be all that became of it.
+    /// The dead letter that a job became; there must be no other settlement of it.
     #[track_caller]
     pub(in crate::dispatch) fn letter(&self, id: &str) -> DeadLetter {
         match &self.of(id)[..] {

@@ -11,22 +11,22 @@ use crate::store::{
 };
 use crate::time::Micros;
 
-/// Counts its calls, and is away while told so.
+/// Counts its calls, and fails them while the test has it away.
 #[derive(Debug)]
 pub(in crate::dispatch) struct FlakyStore {
     inner: Mutex<Arc<MemoryStore>>,
-    /// From here to the store, and back.
+    /// The latency of the way to the store, and of the way back.
     pub(in crate::dispatch) distance: Duration,
-    /// How many µs it is farther each way than that.
+    /// An additional latency of each way, in µs.
     pub(in crate::dispatch) farther: AtomicU64,
     pub(in crate::dispatch) away: AtomicBool,
-    /// It answers that it may not.
+    /// Whether it answers with a refusal.
     pub(in crate::dispatch) refuses: AtomicBool,
-    /// Nobody is told of changes.
+    /// Whether notifications of changes are suppressed.
     pub(in crate::dispatch) deaf: AtomicBool,
-    /// For slots.
+    /// The number of reserve calls.
     pub(in crate::dispatch) calls: AtomicUsize,
-    /// About the whole downstream.
+    /// The number of calls about records.
     pub(in crate::dispatch) record_calls: AtomicUsize,
 }
 
@@ -46,17 +46,17 @@ impl FlakyStore {
         }
     }
 
-    /// What it keeps its state in.
+    /// The store that holds its state.
     pub(in crate::dispatch) fn inner(&self) -> Arc<MemoryStore> {
         Arc::clone(&self.inner.lock().unwrap())
     }
 
-    /// Loses all that it knows.
+    /// Loses all state.
     pub(in crate::dispatch) fn forget(&self) {
         self.swap(&Arc::new(MemoryStore::new()));
     }
 
-    /// Keeps its state in another store from now on.
+    /// Continues with the state of another store.
     pub(in crate::dispatch) fn swap(&self, inner: &Arc<MemoryStore>) {
         *self.inner.lock().unwrap() = Arc::clone(inner);
     }
@@ -65,7 +65,7 @@ impl FlakyStore {
         tokio::time::sleep(self.distance + Duration::from_micros(self.farther.load(Ordering::SeqCst))).await;
     }
 
-    /// One call more: counted, and failed while the store is away.
+    /// Counts a call, and fails it while the store is away.
     fn enter(&self, counter: &AtomicUsize) -> Result<(), StoreError> {
         counter.fetch_add(1, Ordering::SeqCst);
         if self.away.load(Ordering::SeqCst) {

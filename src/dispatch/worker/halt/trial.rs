@@ -1,4 +1,4 @@
-//! Trials: what tells whether a downstream can be used again.
+//! Trials, which find out whether a downstream can be used again.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::dispatch::source::Source;
 use crate::dispatch::worker::Worker;
 use crate::pace::{Admission as _, Refusal};
 
-/// This many jobs more than its window a replica takes at most, to find one that is not at fault.
-const EXTRA: usize = 64;
+/// The most jobs beyond its window that a replica takes to find one that is not at fault.
+const MAX_EXTRA: usize = 64;
 
 impl Worker {
-    /// Tries a connection, or reads the secrets again and then has one job sent.
+    /// Opens a trial connection, or reads the secrets again and then sends one job.
     pub(super) fn begin_trial(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
         let sink = Arc::clone(&self.context.sink);
         if let State::Unreachable(_) = self.halt.health.state() {
@@ -23,8 +23,8 @@ impl Worker {
             steps.push(Box::pin(async move { Step::Connected(sink.try_connection().await) }));
             return;
         }
-        // Some that were early may go by now.
-        self.halt.swept = None;
+        // Jobs that were too early may be due by now.
+        self.halt.backlog_at_sweep = None;
         self.sweep(now);
         let in_hand = self.halt.candidates.len() + self.engine.waiting();
         if in_hand == 0 {
@@ -35,8 +35,8 @@ impl Worker {
         steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
         let all_suspected = self.halt.unsuspected() == 0;
         self.halt.is_crowded = all_suspected && source.is_full();
-        if all_suspected && in_hand < usize::from(self.engine.settings().window()) + EXTRA {
-            // All of these may be at fault themselves: whoever published them must not stop all others.
+        if all_suspected && in_hand < usize::from(self.engine.settings().window()) + MAX_EXTRA {
+            // All of these jobs may be at fault themselves, and must not stop all others.
             source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
             if self.halt.intake != Intake::One {
                 self.halt.intake = Intake::One;
@@ -45,7 +45,7 @@ impl Worker {
         }
     }
 
-    /// Has one job sent, where a trial waits for that and nothing else is on its way that would tell as much.
+    /// Sends one job, if a trial waits for that and no other send is in progress that would decide as much.
     pub(super) fn try_job(&mut self, now: Instant) {
         let may = self.halt.health.wants_trial_job() && self.engine.try_at().is_some_and(|at| at <= now);
         if !may {
@@ -53,12 +53,12 @@ impl Worker {
         }
         match self.trial_job() {
             Some(entry) => self.engine.try_one(entry),
-            // Each trial looks again whether there are jobs.
+            // Each trial checks again whether there are jobs.
             None => self.halt.health.trial_job_failed(now),
         }
     }
 
-    /// The job for a trial; those that need none any more are dead-lettered.
+    /// The job for a trial; jobs whose decision is clear are dead-lettered.
     fn trial_job(&mut self) -> Option<Entry> {
         while let Some(entry) = self.halt.next_candidate() {
             if !entry.ticket.is_live() {
@@ -72,7 +72,7 @@ impl Worker {
         None
     }
 
-    /// When a trial is due, or a job may be tried.
+    /// The instant at which a trial is due, or a job may be tried.
     pub(in crate::dispatch::worker) fn trial_wake_at(&self) -> Option<Instant> {
         let due = self.halt.health.trial_due().filter(|_| self.halt.can_try());
         let job = if self.halt.health.wants_trial_job() { self.engine.try_at() } else { None };

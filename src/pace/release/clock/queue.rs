@@ -1,94 +1,94 @@
-//! Which alarm rings first: a heap that knows where each alarm lies in it, so that one can be set to
-//! another instant without searching for it and without allocating.
+//! A queue of alarms: a heap that knows the place of each alarm, so that one can be set to another instant without a
+//! search and without allocation.
 
 use crate::time::Deadline;
 
-/// Alarms, set or not. `T` is what the owner wants to know of each.
+/// Alarms, set or not. `T` identifies the owner of each.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     /// The alarms that are set, as a binary heap: the earliest first.
     heap: Vec<(Deadline, usize)>,
     /// All alarms, by number.
-    seats: Vec<Option<Seat<T>>>,
-    /// Numbers that are free.
+    entries: Vec<Option<Entry<T>>>,
+    /// The free numbers.
     free: Vec<usize>,
 }
 
 #[derive(Debug)]
-struct Seat<T> {
-    /// Where in the heap, if it is set.
+struct Entry<T> {
+    /// The place in the heap, if the alarm is set.
     place: Option<usize>,
     owner: T,
 }
 
 impl<T> Queue<T> {
     pub(super) const fn new() -> Self {
-        Self { heap: Vec::new(), seats: Vec::new(), free: Vec::new() }
+        Self { heap: Vec::new(), entries: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes in an alarm that is not set, and gives it a number.
+    /// Adds an alarm that is not set, and returns its number.
     pub(super) fn add(&mut self, owner: T) -> usize {
-        let seat = Some(Seat { place: None, owner });
+        let entry = Some(Entry { place: None, owner });
         if let Some(number) = self.free.pop() {
-            self.seats[number] = seat;
+            self.entries[number] = entry;
             return number;
         }
-        self.seats.push(seat);
-        self.seats.len() - 1
+        self.entries.push(entry);
+        self.entries.len() - 1
     }
 
-    /// Forgets an alarm; its number may be given to another one.
+    /// Removes an alarm; its number may be given to another one.
     pub(super) fn remove(&mut self, number: usize) {
         self.set(number, None);
-        if self.seats[number].take().is_some() {
+        if self.entries[number].take().is_some() {
             self.free.push(number);
         }
     }
 
     /// Sets an alarm to another instant, or to none.
     pub(super) fn set(&mut self, number: usize, at: Option<Deadline>) {
-        let place = self.seats[number].as_ref().and_then(|seat| seat.place);
+        let place = self.entries[number].as_ref().and_then(|entry| entry.place);
         match (place, at) {
             (None, None) => {}
             (None, Some(at)) => {
                 self.heap.push((at, number));
-                self.settle(self.heap.len() - 1);
+                self.sift(self.heap.len() - 1);
             }
             (Some(place), Some(at)) => {
                 self.heap[place].0 = at;
-                self.settle(place);
+                self.sift(place);
             }
             (Some(place), None) => self.take(place),
         }
     }
 
-    /// The earliest instant that an alarm is set to.
+    /// Returns the earliest instant to which an alarm is set.
     pub(super) fn first(&self) -> Option<Deadline> {
         self.heap.first().map(|(at, _)| *at)
     }
 
-    /// Unsets the earliest alarm if its instant has come, and tells whose it is.
+    /// Unsets the earliest alarm if its instant has come, and returns its owner.
     pub(super) fn pop(&mut self, now: Deadline) -> Option<&T> {
         let (_, number) = *self.heap.first().filter(|(at, _)| *at <= now)?;
         self.take(0);
-        self.seats[number].as_ref().map(|seat| &seat.owner)
+        self.entries[number].as_ref().map(|entry| &entry.owner)
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.seats.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     fn take(&mut self, place: usize) {
         let (_, number) = self.heap.swap_remove(place);
-        self.put(number, None);
+        self.set_place(number, None);
         if place < self.heap.len() {
-            self.settle(place);
+            self.sift(place);
         }
     }
 
-    /// Moves the alarm at `place` up or down to where it belongs.
-    fn settle(&mut self, mut place: usize) {
+    /// Moves the alarm at `place` up or down to its place in the heap.
+    fn sift(&mut self, mut place: usize) {
         while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
             self.swap(place, (place - 1) / 2);
             place = (place - 1) / 2;
@@ -102,18 +102,18 @@ impl<T> Queue<T> {
             self.swap(place, least);
             place = least;
         }
-        self.put(self.heap[place].1, Some(place));
+        self.set_place(self.heap[place].1, Some(place));
     }
 
     fn swap(&mut self, one: usize, other: usize) {
         self.heap.swap(one, other);
-        self.put(self.heap[one].1, Some(one));
-        self.put(self.heap[other].1, Some(other));
+        self.set_place(self.heap[one].1, Some(one));
+        self.set_place(self.heap[other].1, Some(other));
     }
 
-    fn put(&mut self, number: usize, place: Option<usize>) {
-        if let Some(seat) = &mut self.seats[number] {
-            seat.place = place;
+    fn set_place(&mut self, number: usize, place: Option<usize>) {
+        if let Some(entry) = &mut self.entries[number] {
+            entry.place = place;
         }
     }
 }
@@ -152,7 +152,7 @@ mod tests {
             let start = Instant::now();
             let at = |ms: u64| Deadline::at(start + Duration::from_millis(ms));
             let (mut queue, mut next) = (Queue::new(), 0_u64);
-            // By number: whose it is, and what it is set to.
+            // The owner and the instant of each alarm, by number.
             let mut model: BTreeMap<usize, (u64, Option<u64>)> = BTreeMap::new();
             for step in steps {
                 let some = |which: prop::sample::Index| {

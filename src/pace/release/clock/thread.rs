@@ -1,5 +1,4 @@
-//! A thread that sleeps until the next slot: some 50 to 100 µs late where tokio's timer is a
-//! millisecond late.
+//! A thread that sleeps until the next slot. It is some 50 to 100 µs late, while tokio's timer is a millisecond late.
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,45 +9,45 @@ use std::thread::{self, Thread};
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
+use super::alarm::{Alarm, ReleaseClock};
 use super::queue::Queue;
 use super::spin::Spin;
-use super::{Alarm, ReleaseClock};
 use crate::time::{Deadline, nap};
 
-/// One thread for all alarms of a process; ends with the clock and its last alarm.
+/// A clock with one thread for all alarms of a process. The thread ends with the clock and its last alarm.
 #[derive(Debug)]
 pub struct ThreadClock {
     handle: Arc<Handle>,
 }
 
-/// Held by the clock and its alarms: the thread ends with the last of them.
+/// The handle that the clock and its alarms share: the thread ends with the last of them.
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
     thread: Thread,
 }
 
-/// What the thread knows.
+/// The state that the thread shares with the alarms.
 #[derive(Debug)]
 struct Shared {
     alarms: Mutex<Alarms>,
-    /// An alarm was set to an earlier instant than the thread waits for.
-    stirred: AtomicBool,
+    /// Whether an alarm was set to an earlier instant than the one for which the thread waits.
+    rearmed: AtomicBool,
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Alarms {
     queue: Queue<Arc<Bell>>,
-    /// The thread will look again by then; none: when it is woken.
+    /// The instant at which the thread checks the queue again; `None` if only when it is woken.
     sleeps_until: Option<Deadline>,
 }
 
-/// What an alarm shares with the thread.
+/// The state that an alarm shares with the thread.
 #[derive(Debug, Default)]
 struct Bell {
     waker: AtomicWaker,
-    /// The thread has it in its queue still.
+    /// Whether the alarm is still in the queue.
     queued: AtomicBool,
 }
 
@@ -56,11 +55,11 @@ impl ThreadClock {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system has no thread left.
+    /// The error of the system if it has no thread left.
     pub fn start() -> std::io::Result<Self> {
         let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
         let shared =
-            Arc::new(Shared { alarms, stirred: AtomicBool::new(false), closed: AtomicBool::new(false) });
+            Arc::new(Shared { alarms, rearmed: AtomicBool::new(false), closed: AtomicBool::new(false) });
         let theirs = Arc::clone(&shared);
         let handle = thread::Builder::new().name("release-clock".to_owned()).spawn(move || theirs.run())?;
         Ok(Self { handle: Arc::new(Handle { shared, thread: handle.thread().clone() }) })
@@ -83,7 +82,7 @@ impl ReleaseClock for ThreadClock {
 }
 
 impl Shared {
-    /// Nothing panics while it holds the lock, so a poisoned one is as good as any.
+    /// Locks the alarms. Nothing panics while it holds the lock, so a poisoned one is as good as any.
     fn lock(&self) -> MutexGuard<'_, Alarms> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,7 +94,7 @@ impl Shared {
         while !self.closed.load(Ordering::Acquire) {
             let next = self.due(Deadline::now(), &mut wakers);
             wakers.drain(..).for_each(Waker::wake);
-            // An earlier instant unparks the thread; a wake too early just loops.
+            // An earlier instant unparks the thread; a spurious wake-up just loops.
             match next {
                 Some(next) => self.approach(next, &mut spin),
                 None => thread::park(),
@@ -103,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps and spins until `next`, or less: for a nap, or until it is woken.
+    /// Sleeps and spins until `next`, or less: for one nap, or until it is woken.
     fn approach(&self, next: Deadline, spin: &mut Spin) {
         let (now, left) = (Instant::now(), next.left());
         if left.is_zero() {
@@ -125,17 +124,17 @@ impl Shared {
         }
         let begin = Instant::now();
         let mut now = begin;
-        while now < end && !self.stirred.load(Ordering::Relaxed) {
+        while now < end && !self.rearmed.load(Ordering::Relaxed) {
             hint::spin_loop();
             now = Instant::now();
         }
         spin.spun(now - begin);
     }
 
-    /// Takes the wakers due at `now`, and tells the next instant.
+    /// Takes the wakers due at `now`, and returns the next instant.
     fn due(&self, now: Deadline, wakers: &mut Vec<Waker>) -> Option<Deadline> {
         let mut alarms = self.lock();
-        self.stirred.store(false, Ordering::Relaxed);
+        self.rearmed.store(false, Ordering::Relaxed);
         while let Some(bell) = alarms.queue.pop(now) {
             bell.queued.store(false, Ordering::Release);
             wakers.extend(bell.waker.take());
@@ -145,23 +144,24 @@ impl Shared {
     }
 }
 
-/// Linux may delay timers by 50 µs to save wake-ups; here punctuality is what the thread is for.
+/// Sets the timer slack to the minimum: Linux may delay timers by 50 µs to save wake-ups, but this thread exists to be
+/// punctual.
 #[cfg(target_os = "linux")]
 fn tighten_timer() {
-    // Without it the clock is a little later, no more.
+    // A failure only makes the clock slightly later.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
 }
 
 #[cfg(not(target_os = "linux"))]
 const fn tighten_timer() {}
 
-/// An alarm of the thread's; forgotten by it when it is dropped.
+/// An alarm of the thread, which is removed from the queue when it is dropped.
 #[derive(Debug)]
 struct ThreadAlarm {
     handle: Arc<Handle>,
     bell: Arc<Bell>,
     number: usize,
-    /// As it was set, and what that means when the machine is suspended before.
+    /// The instant as it was set, and as a deadline that accounts for suspends of the machine.
     set: Option<(Instant, Deadline)>,
 }
 
@@ -174,9 +174,9 @@ impl ThreadAlarm {
             let sleeps = alarms.sleeps_until;
             let earlier = at.filter(|at| sleeps.is_none_or(|sleeps| *at < sleeps));
             if earlier.is_some() {
-                // Nobody else need wake it for this one.
+                // No other alarm has to wake the thread for an instant that is no earlier.
                 alarms.sleeps_until = earlier;
-                self.handle.shared.stirred.store(true, Ordering::Relaxed);
+                self.handle.shared.rearmed.store(true, Ordering::Relaxed);
             }
             earlier
         };
@@ -198,14 +198,14 @@ impl Alarm for ThreadAlarm {
         let Some((_, deadline)) = self.set else { return Poll::Pending };
         if deadline > Deadline::now() {
             self.bell.waker.register(context.waker());
-            // Once more: had the thread rung before, it would have found no waker.
+            // The second check is needed because the thread may have rung before the waker was registered.
             if deadline > Deadline::now() {
                 return Poll::Pending;
             }
         }
         self.set = None;
         if self.bell.queued.load(Ordering::Acquire) {
-            // Before the thread has noticed: it need not ring for this one.
+            // The thread has not noticed yet, and does not have to ring.
             self.queue(None);
         }
         Poll::Ready(())

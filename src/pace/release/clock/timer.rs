@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{Alarm, ReleaseClock};
+use super::alarm::{Alarm, ReleaseClock};
 use crate::time::{Deadline, nap};
 
-/// Tokio's timer: costs nothing, wakes up to 1 to 2 ms late, and obeys paused time.
+/// Tokio's timer. It costs nothing, wakes up to 1 to 2 ms late, and follows paused time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokioClock;
 
@@ -21,11 +21,11 @@ impl ReleaseClock for TokioClock {
 
 #[derive(Debug, Default)]
 struct TokioAlarm {
-    /// As it was set, and what that means when the machine is suspended before.
+    /// The instant as it was set, and as a deadline that accounts for suspends of the machine.
     set: Option<(Instant, Deadline)>,
-    /// From the first poll on: a sleep needs a runtime. One sleep is one nap of a long wait.
+    /// The sleep, created by the first poll since it needs a runtime. One sleep is one nap of a long wait.
     sleep: Option<Pin<Box<Sleep>>>,
-    /// The sleep is for the instant that is set.
+    /// Whether the sleep is for the instant that is set.
     asleep: bool,
 }
 
@@ -66,7 +66,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Whether it rings within `by`.
+    /// Returns whether the alarm rings within `by`.
     async fn rings(alarm: &mut dyn Alarm, by: Duration) -> bool {
         tokio::time::timeout(by, ring(alarm)).await.is_ok()
     }
@@ -112,7 +112,7 @@ mod tests {
         assert!(!rings(&mut *alarm, HOUR / 3).await);
         ring(&mut *alarm).await;
         assert_eq!(start.elapsed(), HOUR * 3 / 4);
-        // Over the instant itself.
+        // The machine is suspended over the instant itself.
         let start = Instant::now();
         alarm.set(Some(start + HOUR));
         assert!(!rings(&mut *alarm, HOUR / 4).await);

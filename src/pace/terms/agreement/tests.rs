@@ -1,4 +1,4 @@
-//! Each arrow of the table, and what is wanted in each state.
+//! Tests of each transition of the table, and of the access that is wanted in each state.
 
 use super::*;
 use crate::pace::testing;
@@ -14,7 +14,7 @@ fn text(rate: &str) -> String {
     testing::settings(rate).terms().to_text()
 }
 
-/// The text as a later version of paced would write it.
+/// Returns the text as a later version of paced would write it.
 fn unreadable() -> String {
     text("1/s").replacen("1", "9999", 1)
 }
@@ -23,7 +23,7 @@ fn rate(settings: &Settings) -> f64 {
     settings.limits.rate().per_second()
 }
 
-/// One of 5/s whose terms are in force, of generation 3.
+/// Returns an agreement on 5/s whose terms of generation 3 are in force.
 fn in_force() -> Agreement {
     let mut agreement = Agreement::new(testing::settings("5/s"));
     let adopted = agreement.on_record(status(3), Some(text("5/s")), NOW);
@@ -130,9 +130,19 @@ fn in_force_or_outdated_to_lost() {
     let mut agreement = in_force();
     agreement.on_loss();
     assert_eq!((agreement.is_lost(), agreement.memory()), (true, Some((3, text("5/s")))));
-    // It is a pause that the store has lost: its terms are the same.
+    // The store has lost a pause, but its terms are the same.
     assert!(agreement.on_record(status(3), Some(text("5/s")), NOW).is_none());
     assert!(agreement.is_lost(), "until the store was told again");
+}
+
+#[test]
+fn rejected_to_lost() {
+    let mut agreement = rejected();
+    agreement.on_generation(2);
+    assert_eq!(agreement.state, State::Lost, "older than the terms that are known");
+    let mut agreement = rejected();
+    assert!(agreement.on_record(status(4), None, NOW).is_none());
+    assert_eq!(agreement.state, State::Lost, "the terms are gone, and some are known");
 }
 
 #[test]

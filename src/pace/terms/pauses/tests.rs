@@ -1,4 +1,4 @@
-//! What is learnt of pauses, and what changes by it.
+//! Tests of the knowledge of pauses, and of its changes.
 
 use super::*;
 use crate::store::Pause;
@@ -7,7 +7,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const EPOCH: Micros = Micros(1);
 const NOW: Micros = Micros(1_760_000_000_000_000);
 
-/// The store's clock, which shows `NOW` now.
+/// Returns a mapping of the store's clock, which shows `NOW` now.
 fn slots() -> SlotClock {
     let slots = SlotClock::new();
     let now = Instant::now();
@@ -69,17 +69,17 @@ async fn the_store_is_told_of_a_pause_once_and_not_too_often() {
     let (mut pauses, start) = (Pauses::default(), Instant::now());
     let (first, second) = (Deadline::at(start + SECOND), Deadline::at(start + 2 * SECOND));
     pauses.penalize(first);
-    assert_eq!((pauses.to_tell(start), pauses.tell_at()), (Some(first), Some(start)));
+    assert_eq!((pauses.to_report(start), pauses.report_at()), (Some(first), Some(start)));
     pauses.penalize(second);
-    pauses.on_told(first);
-    assert_eq!((pauses.to_tell(start), pauses.tell_at()), (None, Some(start + APART)), "the later one");
-    assert_eq!(pauses.to_tell(start + APART), Some(second));
-    pauses.on_not_told(start + SECOND);
-    assert_eq!(pauses.to_tell(start + APART), None);
+    pauses.on_confirmed(first);
+    assert_eq!((pauses.to_report(start), pauses.report_at()), (None, Some(start + APART)), "the later one");
+    assert_eq!(pauses.to_report(start + APART), Some(second));
+    pauses.on_report_failed(start + SECOND);
+    assert_eq!(pauses.to_report(start + APART), None);
     pauses.on_store_back();
-    assert_eq!(pauses.to_tell(start), Some(second));
-    pauses.on_told(second);
-    assert_eq!(pauses.tell_at(), None);
+    assert_eq!(pauses.to_report(start), Some(second));
+    pauses.on_confirmed(second);
+    assert_eq!(pauses.report_at(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +121,7 @@ async fn what_the_downstream_asked_for_outlasts_a_forward_step_of_the_stores_clo
     let _ = slots.observe(now, ahead, EPOCH, now);
     pauses.follow(status, ahead, EPOCH, &slots);
     assert_eq!(until(pauses.take_change()).0, 10 * SECOND);
-    assert!(pauses.to_tell(now).is_some(), "it is told anew");
+    assert!(pauses.to_report(now).is_some(), "it is told anew");
 }
 
 #[tokio::test(start_paused = true)]

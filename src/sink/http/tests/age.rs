@@ -1,4 +1,4 @@
-//! How old connections get, and whether a changed DNS answer is followed.
+//! The age of connections, and whether a changed DNS answer is followed.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,7 +6,7 @@ use super::super::pool::lifetime;
 use super::warm::pass;
 use super::*;
 
-/// Shorter than the time after which an idle connection is closed.
+/// A wait that is shorter than the time after which an idle connection is closed.
 const STEP: Duration = Duration::from_secs(3);
 
 /// The last byte of the loopback address that the scripted lookup answers.
@@ -16,7 +16,7 @@ fn scripted(_: &str) -> std::io::Result<Vec<SocketAddr>> {
     Ok(vec![SocketAddr::new(IpAddr::from([127, 0, 0, ADDRESS.load(Ordering::SeqCst)]), 0)])
 }
 
-/// Two servers on one port of two addresses, and a sink that finds them by a name.
+/// Two servers on one port of two addresses, and a sink that resolves its host to them.
 async fn two_servers(max_connection_age: Duration) -> (Server, Server, HttpSink) {
     ADDRESS.store(1, Ordering::SeqCst);
     let old = Server::always(200).await;
@@ -33,7 +33,7 @@ async fn a_changed_dns_answer_is_followed_once_connections_are_old() {
     let (old, new, sink) = two_servers(STEP * 4).await;
     delivered(sink.send(&job()).await);
     ADDRESS.store(2, Ordering::SeqCst);
-    // A connection that is in use and answers is used on, up to its age.
+    // A connection that is in use and answers is reused, up to its age.
     for _ in 0..3 {
         pass(STEP).await;
         delivered(sink.send(&job()).await);

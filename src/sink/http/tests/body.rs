@@ -1,4 +1,4 @@
-//! What becomes of the answer's body and headers.
+//! The handling of the answer's body and headers.
 
 use super::server::{full, streamed};
 use super::*;
@@ -57,7 +57,7 @@ async fn a_body_that_never_ends_delays_nobody() {
         Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
     pieces.send(Bytes::from_static(b"first")).expect("open");
     let sink = HttpSink::new(HttpOptions { timeout: Duration::from_secs(3600), ..options(&server.base) });
-    // Given up after the drain's second, long before the time-out.
+    // Reading is given up after the drain's second, long before the time-out.
     delivered(sink.expect("a sink").send(&job()).await);
     drop(pieces);
 }
@@ -77,7 +77,7 @@ async fn a_body_that_breaks_off_is_still_an_answer() {
 
 #[tokio::test]
 async fn a_huge_body_is_not_read() {
-    // Never sent, only announced: whoever waited for it would wait for ever.
+    // The body is announced and never sent, so a client that waited for it would wait for ever.
     let server = Server::start(|_| {
         let (pieces, mut response) = streamed(200);
         response.headers_mut().insert("content-length", "99999999999".parse().expect("a value"));

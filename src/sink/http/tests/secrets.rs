@@ -1,4 +1,4 @@
-//! Headers that are read again, and connections that are tried without a job.
+//! Headers that are read again, and trial connections without a job.
 
 use super::*;
 
@@ -27,7 +27,7 @@ async fn headers_that_are_read_again_are_sent_from_then_on() {
     *kept.lock().expect("no panic") = Ok("new");
     assert_eq!(sink.read_secrets().await, Ok(true));
     sent([Some("new"), None]).await;
-    // What cannot be read, or sent, changes nothing, and is not shown.
+    // Headers that cannot be read, or cannot be sent, change nothing and are not shown.
     for wrong in [Err("the file is gone"), Ok("s3cret\n")] {
         *kept.lock().expect("no panic") = wrong;
         let error = sink.read_secrets().await.expect_err("no headers");

@@ -1,4 +1,4 @@
-//! A real HTTP/1.1 server on loopback that answers as a test says, and remembers what it saw.
+//! A real HTTP/1.1 server on loopback that answers as a test specifies, and records its requests.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -69,7 +69,7 @@ impl Server {
         Self::on(listener, tls, answer)
     }
 
-    /// The same, on an address of the test's.
+    /// The same, on an address that the test chooses.
     pub(super) fn on<F, A>(listener: TcpListener, tls: Option<TlsAcceptor>, answer: F) -> Self
     where
         F: Fn(usize) -> A + Send + Sync + 'static,
@@ -110,18 +110,18 @@ impl Server {
 
     /// The connections that are open now.
     pub(super) fn open(&self) -> usize {
-        // One receiver is the listener's.
+        // One receiver belongs to the listener.
         self.open.receiver_count() - 1
     }
 
-    /// Closes every connection, and accepts others.
+    /// Closes every connection, and accepts new ones.
     pub(super) async fn hang_up(&self) {
         self.open.send_replace(());
         super::until(|| self.open() == 0).await;
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Clone)]
 struct Told {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -135,7 +135,7 @@ async fn accept(
     connections: Arc<AtomicUsize>,
     hang_up: watch::Receiver<()>,
 ) {
-    // Ends with the server: aborted connections leave no task behind.
+    // The tasks end with the server: aborted connections leave none behind.
     let mut open = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         connections.fetch_add(1, Ordering::SeqCst);
@@ -144,7 +144,7 @@ async fn accept(
         open.spawn(async move {
             let serve = async {
                 let Some(tls) = tls else { return told.serve(stream).await };
-                // A client that does not trust this server is what some tests are about.
+                // Some tests are about clients that do not trust this server.
                 if let Ok(stream) = tls.accept(stream).await {
                     told.serve(stream).await;
                 }
@@ -171,7 +171,7 @@ impl Told {
             };
             Ok::<_, Infallible>((self.answer)(number).await)
         });
-        // A client that goes away is what some tests are about.
+        // Some tests are about clients that close the connection.
         let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
     }
 }

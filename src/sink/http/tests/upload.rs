@@ -1,4 +1,4 @@
-//! Answers that come before their request was written.
+//! Answers that arrive before their request was written.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -7,10 +7,11 @@ use tokio::sync::oneshot;
 use super::warm::pass;
 use super::*;
 
-/// More than the system buffers.
+/// More bytes than the system buffers.
 const LONG: usize = 32 << 20;
 
-/// A server for one connection; what `serve` returns comes with the outcome of the one send.
+/// Sends one request to a server for one connection, which `serve` acts as; returns the outcome and what `serve`
+/// returns.
 async fn send_to<F, S, T>(timeout: Duration, serve: F) -> (Outcome, T)
 where
     F: FnOnce(TcpStream) -> S,
@@ -28,7 +29,7 @@ where
     tokio::join!(sink.send(&job), server)
 }
 
-/// Reads the head, and as much of the body as came with it, which is its length.
+/// Reads the head, and returns the length of the part of the body that arrived with it.
 async fn read_head(stream: &mut TcpStream) -> usize {
     let mut read = Vec::new();
     loop {
@@ -39,7 +40,7 @@ async fn read_head(stream: &mut TcpStream) -> usize {
     }
 }
 
-/// Reads up to `bytes` of the body in all, of which there were `read`.
+/// Reads up to `bytes` of the body in all, of which `read` were read before.
 async fn read_body(stream: &mut TcpStream, mut read: usize, bytes: usize) -> usize {
     let mut piece = vec![0; 65_536];
     while read < bytes {
@@ -74,7 +75,7 @@ async fn an_early_2xx_waits_for_the_rest_of_its_request() {
             (outcome, _) = &mut outcome => panic!("{head}: {outcome:?}"),
             () = async {
                 half_read.await.expect("no panic");
-                // Much longer than the rest of an answer that nobody waits for may take.
+                // This takes much longer than reading the rest of an unwanted body may take.
                 for _ in 0..10 {
                     pass(Duration::from_secs(10)).await;
                     tokio::task::yield_now().await;
@@ -147,7 +148,8 @@ async fn a_server_that_writes_its_answer_before_it_reads_on_is_not_waited_for() 
     assert_eq!((delivered(outcome).status, read), (200, LONG));
 }
 
-/// Answers one request after the other, each with so many headers; how many there were.
+/// Sends requests to a server whose answers have this many headers; returns the last outcome and the number of
+/// requests.
 async fn answers_with_headers(headers: usize) -> (Outcome, usize) {
     let head = (0..headers).fold("HTTP/1.1 200 OK\r\n".to_owned(), |head, n| head + &format!("x-{n}: y\r\n"));
     let (outcome, requests) = send_to(PATIENT, move |mut stream| async move {
@@ -157,7 +159,7 @@ async fn answers_with_headers(headers: usize) -> (Outcome, usize) {
             .write_all(format!("{head}content-length: 0\r\nconnection: close\r\n\r\n").as_bytes())
             .await
             .expect("an answer");
-        // No other request comes, here or on another connection.
+        // No other request arrives, on this connection or another one.
         1 + stream.read(&mut [0; 1]).await.unwrap_or(0)
     })
     .await;

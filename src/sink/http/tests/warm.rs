@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Notify;
 use tokio::time;
 
-use super::super::pool::{POOL_IDLE, WARM_AGAIN, WARM_FOR};
+use super::super::pool::{MIN_WARM_TIME, POOL_IDLE, WARM_RETRY};
 use super::*;
 
-/// Lets time pass at once, for the sink's timers.
+/// Lets time pass at once, for the timers of the sink.
 pub(super) async fn pass(duration: Duration) {
     time::pause();
     time::advance(duration).await;
@@ -170,11 +170,11 @@ async fn idle_connections_are_closed() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
     with_spare(&sink).await;
-    // Too old to wait for a job, not too old for one that is there.
-    pass(POOL_IDLE - WARM_FOR).await;
+    // The connection is too old to wait for a job, but not for a job that is there.
+    pass(POOL_IDLE - MIN_WARM_TIME).await;
     sink.warm(1);
     until(|| sink.pool.counts() == (2, 0)).await;
-    pass(WARM_FOR).await;
+    pass(MIN_WARM_TIME).await;
     until(|| server.open() == 1).await;
     assert_eq!(sink.pool.counts(), (1, 0));
     pass(POOL_IDLE).await;
@@ -206,7 +206,7 @@ async fn a_spare_to_a_dead_port_is_not_tried_again_at_once() {
             sink.warm(1);
         }
         assert_eq!((sink.pool.counts(), LOOKUPS.load(Ordering::SeqCst)), ((0, 0), tries));
-        pass(WARM_AGAIN).await;
+        pass(WARM_RETRY).await;
     }
     unreachable(sink.send(&job()).await);
 }
@@ -239,7 +239,7 @@ async fn a_server_that_closes_every_connection() {
         }
     });
     match sink(&base).send(&job()).await {
-        // Whichever comes first: the request, or the end of the connection.
+        // The request or the end of the connection may come first.
         Outcome::Retry { reason: "connection", .. } | Outcome::Unreachable { .. } => {}
         other => panic!("{other:?}"),
     }

@@ -1,4 +1,4 @@
-//! Giving back: an unreached tail slot, and nothing else.
+//! Cancelling: a slot is given back only if it is the latest one and has not passed.
 
 use proptest::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::store::Granted;
 
 const SCOPE: Scope<'static> = Scope { downstream: "d", key: "" };
 
-/// A reservation that was not given back, and its place among all that was taken.
-struct Held {
+/// A reservation that was not given back, and its index among all reservations.
+struct Reservation {
     costs: Vec<u32>,
     granted: Granted,
     taken: usize,
@@ -21,8 +21,8 @@ struct Timeline {
     store: MemoryStore,
     clock: Arc<ManualClock>,
     limits: LimitSet,
-    held: Vec<Held>,
-    /// Which of all that was taken was taken from each limit and not given back.
+    held: Vec<Reservation>,
+    /// For each limit, the indices of the reservations that were charged to it and not given back.
     taken: Vec<Vec<usize>>,
     count: usize,
     given_back: usize,
@@ -30,11 +30,11 @@ struct Timeline {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// This many jobs of these costs.
+    /// Reserves slots for this many jobs of these costs.
     Reserve(usize, [u32; 5]),
-    /// A policer's.
+    /// Checks one job of these costs, as a policer does.
     Check([u32; 5]),
-    /// The one so many places from the last; also where it has passed.
+    /// Cancels the reservation that many places from the last one; with `true` also if its slot has passed.
     Cancel(usize, bool),
 }
 
@@ -66,7 +66,7 @@ impl Timeline {
         let reserved = self.store.reserve(call).await.unwrap();
         for granted in reserved.granted(&self.limits, costs) {
             self.take(&granted.charged.clone());
-            self.held.push(Held { costs: row.to_vec(), granted, taken: self.count });
+            self.held.push(Reservation { costs: row.to_vec(), granted, taken: self.count });
         }
         reserved.slots
     }
@@ -80,8 +80,8 @@ impl Timeline {
         }
     }
 
-    /// Whether it was charged to anything, and nothing was taken after it from the same limits.
-    fn is_tail(&self, held: &Held) -> bool {
+    /// Whether it was charged to any limit, and nothing was charged after it to the same limits.
+    fn is_tail(&self, held: &Reservation) -> bool {
         let mut charged = self.taken.iter().zip(&held.granted.charged).filter(|(_, units)| **units > 0);
         held.granted.charged.iter().any(|units| *units > 0)
             && charged.all(|(taken, _)| taken.last() == Some(&held.taken))
@@ -97,14 +97,14 @@ impl Timeline {
         let (limits, slot) = (&self.limits, *slot);
         let call = Cancel { scope: SCOPE, limits, lane: None, slot, charged, before, after, is_unused };
         let given = self.store.cancel(call).await.unwrap();
-        // A state that is whole again is forgotten: there is nothing left to give back.
+        // A state that equals absence is forgotten: there is nothing left to give back.
         prop_assert!(given == due || (!given && now >= slot), "{}, {}: {:?}", given, due, held.granted);
         if !given {
             prop_assert_eq!(self.dump(), kept, "nothing else changes anything");
             return Ok(());
         }
         self.given_back += 1;
-        let Held { costs, taken: number, .. } = self.held.remove(place);
+        let Reservation { costs, taken: number, .. } = self.held.remove(place);
         for taken in &mut self.taken {
             taken.retain(|other| *other != number);
         }
@@ -144,7 +144,7 @@ fn an_unreached_tail_slot_is_given_back_and_nothing_else() {
         1 => set(Combine::Any),
         1 => set(Combine::OneOf)
     ];
-    // On and on: what a clock that steps back does to reservations is told elsewhere.
+    // The clock only goes forward: other tests cover reservations across a step back.
     let moved = prop_oneof![3 => Just(0_i64), 3 => 0_i64..40, 1 => 90_i64..200];
     let ahead = prop_oneof![Just(0_i64), 0_i64..300, Just(1_000_000)];
     let timelines = (sets, prop::collection::vec((moved, op(), ahead), 60));

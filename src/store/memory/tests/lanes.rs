@@ -30,7 +30,7 @@ fn store() -> (MemoryStore, Arc<ManualClock>) {
     (MemoryStore::with_clock(clock.clone()), clock)
 }
 
-/// What each job is answered: when its slot is, or since START for which limit it waits, in ms.
+/// The outcome of each job: its slot in ms after START, or the limit that it waits for and until when.
 async fn told(store: &MemoryStore, call: &Reserve<'_>) -> Vec<Result<i64, (i64, usize)>> {
     let reserved = store.reserve(*call).await.unwrap();
     let since = |at: Micros| (at.0 - START) / MS;
@@ -51,7 +51,7 @@ async fn the_first_whose_lane_is_ready_has_the_next_slot() {
     let of = [0, 0, 0, 1, 1, 2].map(Some);
     let expected = [
         Ok(0),
-        // At 50, when the slots of the downstream come so far.
+        // The slot of 60 is granted at 50, when the downstream's slots come within the lead.
         Ok(60),
         Err((110, 1)),
         Ok(20),
@@ -188,11 +188,11 @@ async fn calls_that_make_no_sense_are_refused() {
     assert!(matches!(store.reserve(keyed).await, Err(StoreError::Invalid(_))));
     let per_limit = Reserve { costs: Costs::PerLimit(&[1]), ..call(&own, &lanes, &of) };
     assert!(matches!(store.reserve(per_limit).await, Err(StoreError::Invalid(_))));
-    assert_eq!(store.held("d"), 0, "nothing was taken");
+    assert_eq!(store.key_count("d"), 0, "nothing was taken");
 }
 
-/// Lanes that could take half as much again as the downstream has: none of its slots is idle, no lane has more than
-/// its own, and who stands first in a call has no more than its lane allows.
+/// The lanes could use one and a half times the downstream's rate: none of its slots is idle, no lane gets more than
+/// its own limits allow, not even the one that stands first in each call.
 #[tokio::test]
 async fn no_slot_is_idle_while_lanes_could_use_it() {
     let (store, clock) = store();
@@ -202,7 +202,7 @@ async fn no_slot_is_idle_while_lanes_could_use_it() {
     let lanes: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
     let mut slots = vec![vec![]; 300];
     let mut calls = 0;
-    // A caller that asks every 50 ms for all lanes, the last served last.
+    // A caller asks every 50 ms for all lanes, those served last at the end.
     let mut order: Vec<u16> = (0..300).collect();
     for millis in (0..5000).step_by(50) {
         clock.set(Micros(START + millis * MS));
@@ -228,7 +228,7 @@ async fn no_slot_is_idle_while_lanes_could_use_it() {
     assert!(most - least <= 1, "{least} to {most}");
 }
 
-/// Each slot of one lane moves all the others, and a call must end in time all the same.
+/// Each slot of one lane delays all the others, and a call must end in time all the same.
 #[tokio::test]
 async fn a_call_for_many_lanes_of_one_tenant_leaves_some_to_the_next() {
     let (store, _) = store();
@@ -252,7 +252,7 @@ async fn a_call_for_many_lanes_of_one_tenant_leaves_some_to_the_next() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// Whatever the limits: at each slot they all allow the job, those of the downstream and those of its lane.
+    /// For any limits, both those of the downstream and those of its lane allow each job at its slot.
     #[test]
     fn both_levels_hold_at_every_slot(
         own in prop::collection::vec(any_limit(), 1..3),
@@ -280,8 +280,8 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let reserved = runtime.block_on(store.reserve(call)).unwrap();
         let mut taken: Vec<(Micros, usize)> = reserved.slots.iter().copied().zip(reserved.jobs()).collect();
-        // Jobs of one instant went in some order. If they fit in any, they fit with the dearest, which may be charged
-        // behind its slot, last.
+        // Jobs with one slot were committed in some order. If they fit in any order, they fit with the costliest one
+        // last, since it may be charged behind its slot.
         taken.sort_unstable_by_key(|(slot, job)| (*slot, costs[*job]));
         let mut whole = own.fresh();
         let mut each = vec![lane.fresh(); 3];

@@ -1,8 +1,9 @@
 -- c: the sliding window: "c1", and behind last, shift and epoch the doubles width and cleared, then pairs of a
--- bucket's number and its units, rising. It is put after counts.lua. src/limit/sliding_window.rs has the same arithmetic.
+-- bucket's number and its units, rising. This part is composed after counts.lua. src/limit/sliding_window.rs has the same
+-- arithmetic.
 
--- Entries before `first` have left. What is summed for one bucket is kept for the next one, so that a call does
--- not walk through all of them for each job.
+-- Entries before `first` no longer count. The sum for one bucket is kept for the next one, so that a call does not walk
+-- through all entries for each job.
 local function put_entries(s, at, units)
   s.at, s.units, s.first, s.inside = at, units, 1, nil
 end
@@ -25,7 +26,7 @@ local function pack_entries(head, s)
   return table.concat(parts)
 end
 
--- Where the entry of this position is, or would be. It is one of the last.
+-- The index of the entry with this position, or the one at which it would be inserted. It is near the end.
 local function place_of(s, position)
   local i = #s.at + 1
   while i > s.first and s.at[i - 1] >= position do
@@ -67,7 +68,7 @@ local function units_at(s, position)
   return s.at[i] == position and s.units[i] or 0
 end
 
--- Moves every entry back, and merges those that meet.
+-- Moves every entry back by `by`, and merges those that meet.
 local function move_entries(s, by)
   local at, units, n = {}, {}, 0
   for i = s.first, #s.at do
@@ -141,8 +142,8 @@ function counter.whole(l, s)
   return max((s.at[n] + 1 + l.buckets) * l.width, s.last)
 end
 
--- The units that count in full in this bucket, those of the one that leaves, and the first that leaves
--- after it.
+-- Returns the units that count in full at this bucket, those of the bucket that is leaving, and the index of the first
+-- entry that leaves after it.
 local function sums(l, s, number)
   local oldest = number - l.buckets
   local i, full = s.inside, s.full
@@ -185,7 +186,7 @@ function counter.earliest(l, s, now, cost)
     end
     number, leaving = number + 1, 0
     local leaves = s.at[i] and s.at[i] + l.buckets
-    -- Without room nothing changes until the next one leaves.
+    -- Without room nothing changes until the next bucket leaves.
     if leaves and (leaves == number or room < 0) then
       number, leaving, full, i = leaves, s.units[i], full - s.units[i], i + 1
     end

@@ -12,7 +12,7 @@ if not record or (now >= slot and unused == 0) then
   return 0
 end
 if record.hw - now > STEP then
-  return 0 -- the slot is an instant of a clock that is no more
+  return 0 -- the slot is an instant of the clock before the step
 end
 
 local undone = {}

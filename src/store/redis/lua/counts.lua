@@ -1,7 +1,7 @@
--- What the algorithms that count have in common. It is put after lib.lua.
+-- What the counting algorithms have in common. This part is composed after lib.lua.
 
 local function after_loss(l, s)
-  -- Slots up to the fence may have been taken; how many is not known.
+  -- Slots up to the fence may have been granted; their number is not known.
   if s.last < l.floor then
     s.last = l.floor
   end

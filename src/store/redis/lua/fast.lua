@@ -1,13 +1,12 @@
--- Reserves slots for jobs, or decides whether each fits now, for the GCRA family: one.lua or many.lua
--- goes on from here. They decide all as reserve.lua and tat.lua do, or answer nil, write nothing and
--- leave the call to those: where something is to be corrected, a fence or a pause lies ahead, or other
--- terms are in force.
+-- Reserves slots for jobs, or decides whether each fits now, for the GCRA family; one.lua or many.lua follows. They
+-- decide exactly as reserve.lua and tat.lua do. Where a correction is due, a fence or a pause lies ahead, or other
+-- terms are in force, they answer nil and write nothing, and the call is left to those scripts.
 --
 -- KEYS  1 record, 2.. the state of each limit
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker
 --         saw (0: none), the run that it is connected to, how far ahead a slot may lie, the latest slot
---         that is exact, 1 to police or else 0, the generation of the terms that the limits are from (0: nobody's
---         business), 1 if it takes turns or else 0, how far ahead slots are granted to it and those like it,
+--         that is exact, 1 to police or else 0, the generation of the terms that the limits are from (0: any),
+--         1 if it takes turns or else 0, how far ahead slots are granted to it and those like it,
 --         0 (all) | 1 (any) | 2 (one of);
 --         for one that takes turns, of its turn the begin (-1: it has none), units, spacing and lead, how far ahead it
 --         needs turns to be booked, the units that wait, how many of the limits are the whole downstream's: the first
@@ -18,19 +17,20 @@
 -- Answer nil, or doubles as reserve.lua's: for an asker that takes turns all of them, else without those
 --         that say from when on, replicas, next and of turns
 
--- Written for speed: closures, tables and an answer of several parts cost as much as the decision.
+-- This script is written for speed: closures, tables and answers of several parts cost as much as the decision.
 
 local STEP = 100000 -- as in lib.lua, like those that follow
 local TICK, GRACE = 25000, 60000000
 -- one.lua sets the TTL of a state anew only when its TAT enters another span. Within a span the TAT rises by less than
--- SPAN, so whoever wrote the state has it kept for KEPT = GRACE + SPAN after its TAT, and GRACE is left.
+-- SPAN, so the TTL of a state, which is KEPT = GRACE + SPAN after its TAT when it is set, always leaves GRACE.
 local SPAN, KEPT = 4000000, 64000000
-local LEVEL_AT = '2' -- where last is in a state; behind it are shift, epoch, TAT and remainder
+local LEVEL_AT = '2' -- the offset of last in a state; shift, epoch, TAT and remainder follow
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
 local RECORD_BYTES = 160
-local STAMP_AT, STAMP_TO, HW_AT, TURNS_AT = 49, 96, 32, 136 -- places in the record
-local COMBINE_AT, LIMITS_AT = 73, 81 -- places among the arguments
+local STAMP_AT, STAMP_TO = 49, 96 -- bytes of the record, counted from 1
+local HW_AT, TURNS_AT = 32, 136 -- offsets in the record
+local COMBINE_AT, LIMITS_AT = 73, 81 -- bytes of the arguments, counted from 1
 local call, pack, take = redis.call, struct.pack, struct.unpack
 
 local args = ARGV[1]
@@ -45,8 +45,8 @@ if last_slot > exact then
   last_slot = exact
 end
 
-local told = call('MGET', unpack(KEYS))
-local record = told[1]
+local values = call('MGET', unpack(KEYS))
+local record = values[1]
 if not record or #record < RECORD_BYTES then
   return false
 end
@@ -64,8 +64,7 @@ if turns == 1 then
   end
 end
 
--- The highest instant seen is written down,
--- as well as the farthest instant up to which slots may be granted.
+-- The record stores the highest instant seen, and the farthest instant up to which slots may be granted.
 if now - hw >= TICK or now + horizon > far then
   hw = now - hw >= TICK and now or hw
   if now + TICK + horizon > far then

@@ -1,10 +1,10 @@
--- Writes what was decided, and answers. It is put last.
+-- Writes the decisions and answers. This part is composed last.
 
 if missing then
   return pack('<dd', missing, missing_to)
 end
 
--- All is decided. Corrections are written even when nothing is granted: a fence that is not written never ends.
+-- Corrections are written even when nothing is granted: a fence that is not written never ends.
 for i = 1, count do
   local l = all[i]
   if l.corrected and not l.taken and l.unpaused then
@@ -19,7 +19,7 @@ for i = 1, count do
   end
 end
 
--- What is only told: the next slot, and how far behind it the one after it is.
+-- The rest is information only: the next slot, and the distance to the one after it.
 for i = 1, count do
   costs[i] = unit[i]
 end
@@ -35,15 +35,15 @@ if turns then
   local free, charge, dear, _
   if not outdated and not stopped and (refused < 0 or binding < own_limits) then
     free, _, charge = choose(own_limits)
-    dear = refused > free -- a unit may go before, but not the job that was refused
+    dear = refused > free -- a unit would fit before the job that was refused does
     if dear and combine == 0 and all[binding + 1].kind.is_window then
-      -- It has its slot when the window ends, which needs no turn.
+      -- The job gets its slot when the window ends, which needs no turn.
       units, cost, dear = units + max(dear_units, cost), 1, false
     end
     local is_held = goes_on == 1 and begins >= 0
     if waiting <= units
       or (is_held and (dear and refused or free) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead)) then
-      free = nil -- nobody is left, or the turn is not used up
+      free = nil -- no job is left, or the turn is not used up
     end
   end
   if free then
@@ -66,12 +66,12 @@ local replicas = 0
 if ttl > 0 then
   local leases = KEYS[count + 2]
   redis.call('ZREMRANGEBYSCORE', leases, '-inf', int(now))
-  -- One that lies further ahead was given before the clock stepped back.
+  -- A lease that ends later than any lease can was granted before the clock stepped back.
   redis.call('ZREMRANGEBYSCORE', leases, '(' .. int(now + LONGEST_LEASE), '+inf')
   redis.call('ZADD', leases, int(now + ttl), ARGV[2])
   redis.call('PEXPIRE', leases, int((LONGEST_LEASE + GRACE) / 1000))
   replicas = redis.call('ZCARD', leases)
 end
-local told = pack('<dddddd', from, replicas, decided, refused, binding, next_slot)
+local decision = pack('<dddddd', from, replicas, decided, refused, binding, next_slot)
 local booked = pack('<ddddd', turns and record.reach or 0, turn, units_next, spacing, lead)
-return stamp(now, record) .. told .. booked .. pack_all(before, 3 * count) .. pack_all(outcomes, told_of)
+return stamp(now, record) .. decision .. booked .. pack_all(before, 3 * count) .. pack_all(outcomes, outcomes_len)

@@ -1,4 +1,4 @@
--- Decides on jobs that all obey the same limits. It is put between reserve.lua and finish.lua.
+-- Decides on jobs that all obey the same limits. This part is composed between reserve.lua and finish.lua.
 --
 -- ARGV  1 doubles, further on: how many costs a job has (1: the same for each limit), then runs of costs and how many
 --         jobs have them
@@ -13,7 +13,7 @@ local function read_costs()
   peek = sum == 0
 end
 
--- Whether a job of these costs costs every limit as much as one of the others does, or more.
+-- Whether a job of the costs `these` costs every limit at least as much as one of the costs `others`.
 local function is_as_dear(these, others)
   for i = 1, count do
     if these[i] < others[i] then
@@ -23,8 +23,8 @@ local function is_as_dear(these, others)
   return true
 end
 
--- The job that was passed over last: its costs, its slot and limit. And how things stood before the first of those
--- behind whom no job got a slot.
+-- The costs, slot and limit of the job that was passed over last. `tail` is the state of the variables before the first
+-- of the jobs passed over behind the last slot.
 local dear, dear_slot, dear_limit = {}, nil, 0
 local tail
 
@@ -38,7 +38,7 @@ local function grant_slot()
       commit(slot, charge, count)
       decided, units, tail = decided + 1, units + own, nil
       if not derived then
-        tell(slot, charge)
+        add_outcome(slot, charge)
       end
       return
     end
@@ -46,19 +46,19 @@ local function grant_slot()
       refused, binding, cost = slot, limit, max(own, 1)
       return
     end
-    -- It waits for the end of a window: what is left of it is for jobs that cost less.
+    -- The job waits for the end of a window, the rest of which is for jobs that cost less.
     for i = 1, count do
       dear[i] = costs[i]
     end
     dear_slot, dear_limit = slot, limit
   end
-  tail = tail or { decided, units, told_of, slot, limit, max(own, 1) }
-  tell(slot, -1 - limit)
+  tail = tail or { decided, units, outcomes_len, slot, limit, max(own, 1) }
+  add_outcome(slot, -1 - limit)
   decided, units = decided + 1, units + own
 end
 
--- Decides on the first of so many jobs that are alike. Where it is refused so are the others, and what is
--- told of it holds for them: nothing was taken. Answers for how many it decided.
+-- Decides on the first of `jobs` equal jobs. If it is refused, so are the others, and they get the same outcome, since
+-- nothing was charged. Returns how many jobs were decided on.
 local function decide(jobs)
   local earliest, limit, charge = choose(count)
   local count_of = 1
@@ -71,21 +71,21 @@ local function decide(jobs)
   if derived then
     return count_of
   end
-  local first = told_of
-  tell(earliest, charge)
-  outcomes[told_of + 1], told_of = limit, told_of + 1
+  local first = outcomes_len
+  add_outcome(earliest, charge)
+  outcomes[outcomes_len + 1], outcomes_len = limit, outcomes_len + 1
   for i = 1, count do
     local l = all[i]
     if l.kind.standing then
-      tell(l.kind.standing(l, l.state, now))
+      add_outcome(l.kind.standing(l, l.state, now))
     end
   end
-  local size = told_of - first
+  local size = outcomes_len - first
   for _ = 2, count_of do
-    for place = told_of + 1, told_of + size do
+    for place = outcomes_len + 1, outcomes_len + size do
       outcomes[place] = outcomes[place - size]
     end
-    told_of = told_of + size
+    outcomes_len = outcomes_len + size
   end
   return count_of
 end
@@ -104,5 +104,5 @@ while at <= #args and refused < 0 and not outdated do
 end
 if refused < 0 and tail then
   dear_units = units - tail[2]
-  decided, units, told_of, refused, binding, cost = unpack(tail)
+  decided, units, outcomes_len, refused, binding, cost = unpack(tail)
 end

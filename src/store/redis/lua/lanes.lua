@@ -1,4 +1,4 @@
--- Decides on jobs of lanes, which obey limits of two levels. It is put between reserve.lua and finish.lua.
+-- Decides on jobs of lanes, which obey limits of two levels. This part is composed between reserve.lua and finish.lua.
 -- src/limit/lanes.rs takes the same steps.
 --
 -- ARGV  1 doubles, further on: how many of the limits are the downstream's own: the first ones; how far ahead of now a
@@ -27,7 +27,7 @@ for job = 1, jobs do
   lane_of[job] = lanes[lane_of[job]] or false
 end
 
--- When the lane of a job is ready for it, and the first of its limits that says so.
+-- When the lane of a job is ready for it, and the first of its limits that requires that instant.
 local function lane_due(job)
   local lane, due, binding_place = lane_of[job], from, 0
   if lane then
@@ -43,7 +43,7 @@ local function lane_due(job)
   return due, binding_place
 end
 
--- When the downstream's own limits let a job of this cost go, and the first of them that says so.
+-- When the downstream's own limits allow a job of this cost, and the first of them that requires that instant.
 local function own_due(units_of)
   local slot, limit = nil, 0
   for i = 1, own_count do
@@ -56,7 +56,7 @@ local function own_due(units_of)
   return slot, limit
 end
 
--- Jobs, the one that is due first on top, and of several the first of the call.
+-- Heaps of jobs: the job with the earliest `due` is on top, and of several the first in the call.
 local function push(heap, due, job)
   local dues, of, place = heap.dues, heap.of, heap.size + 1
   heap.size = place
@@ -91,8 +91,8 @@ local function pop(heap)
   return top_due, top
 end
 
--- The first jobs of lanes that got no slot yet: those whose lanes are ready, by their order, and the others by when
--- they are; and those that wait for the end of a window of the downstream.
+-- The first job of each lane that got no slot yet: those whose lanes are ready, by their order in the call; those whose
+-- lanes are not, by the instant at which they will be; and those that wait for the end of a window of the downstream.
 local ready, asleep = { dues = {}, of = {}, size = 0 }, { dues = {}, of = {}, size = 0 }
 local passed = {}
 local slots, codes = {}, {}
@@ -146,7 +146,8 @@ local function grant_slot(job, slot)
   end
 end
 
--- Where many lanes share a limit, each slot that one of them takes has all others looked at again.
+-- Where many lanes share a limit, each slot that one of them takes requires all others to be examined again. The number
+-- of steps is therefore bounded.
 local goes = not outdated and not stopped
 local steps = goes and 2 * jobs + SPARE or 0
 while steps > 0 do
@@ -165,13 +166,14 @@ while steps > 0 do
   else
     break
   end
-  -- What is known of a lane holds unless others take from its limits too; and a lane that is ready sets no slot.
+  -- The known instant of a lane holds unless other lanes charge its limits; and a lane that is ready does not determine
+  -- the slot.
   local due, lane = is_ready and from or known, lane_of[job]
   if cost_of[job] == 0 or (lane and lane.is_shared) then
     due = lane_due(job)
   end
   if due > known then
-    push(asleep, due, job) -- another lane has taken from a limit that they share
+    push(asleep, due, job) -- another lane has charged a limit that they share
   elseif due > base and due > soon then
     push(asleep, due, job)
     break
@@ -192,7 +194,8 @@ while steps > 0 do
   end
 end
 
--- Why each job got no slot that got none. Those behind the first one of a lane wait as long as it does at least.
+-- The reason why each job without a slot got none. Jobs behind the first one of a lane wait at least as long as that
+-- one.
 base = own_due(1)
 local function refuse(job)
   local due, place = lane_due(job)
@@ -226,7 +229,7 @@ if goes then
     refuse(passed[i])
   end
   for job = 1, jobs do
-    tell(slots[job], codes[job])
+    add_outcome(slots[job], codes[job])
   end
   decided = jobs
 elseif stopped and not outdated and jobs > 0 then

@@ -1,4 +1,4 @@
--- Shared by all scripts but one.lua and many.lua: it is put in front of each.
+-- Functions that all scripts but one.lua and many.lua share: this part is composed first.
 --
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
@@ -8,12 +8,12 @@
 -- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state counts once it equals absence
-local KEPT = 64000000 -- how long Redis keeps it from then on: GRACE, and the SPAN of fast.lua
+local KEPT = 64000000 -- the TTL of a state once it equals absence: GRACE, and the SPAN of fast.lua
 local LONGEST_LEASE = 600000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
 local TICK = 25000 -- the highest instant is written down when it has risen by as much
-local SHORT = 500000 -- no further ahead lie slots that a server has granted and lost, if it kept its state
+local SHORT = 500000 -- a server that kept its state has lost no slots further ahead than this
 
 local floor, max, min, pack, unpack_at = math.floor, math.max, math.min, struct.pack, struct.unpack
 
@@ -21,7 +21,7 @@ local function int(n)
   return string.format('%.0f', n)
 end
 
--- What the script is told besides keys and texts: doubles, one after the other.
+-- The numeric arguments of the script: doubles, one after the other.
 local args, at = ARGV[1], 1
 
 local function number()
@@ -30,7 +30,7 @@ local function number()
   return n
 end
 
--- Reads this many of them at once.
+-- Reads `count` arguments.
 local function numbers(count)
   if count <= 64 then
     local all = { unpack_at('<' .. ('d'):rep(count), args, at) }
@@ -59,7 +59,7 @@ local function pack_all(values, count)
   return table.concat(parts)
 end
 
--- The instant to decide at: the store's clock (-1), or a test's.
+-- The instant to decide at: the store's clock if `given` is -1, otherwise a test's.
 local function instant(given)
   if given < 0 then
     local t = redis.call('TIME')
@@ -104,7 +104,7 @@ local function load_record()
   local version, gate, run, shift, hw, far, generation, epoch, penalty, pause, paused, reset, fence, loss, begun,
     lull, kept, turns_end, reach, reach_until =
     unpack_at(RECORD, packed)
-  -- A table that is made with its fields need not grow.
+  -- A table that is built with all of its fields need not grow.
   return {
     version = version, gate = gate, run = run, shift = shift, hw = hw, far = far, generation = generation,
     epoch = epoch, penalty = penalty, pause = pause, paused = paused, reset = reset, fence = fence,
@@ -124,16 +124,16 @@ local function save_record(r)
   redis.call('SET', KEYS[1], packed .. r.more)
 end
 
--- What every answer begins with.
+-- The stamp that begins every answer.
 local function stamp(now, r)
   return pack('<ddddddd', r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset, now)
 end
 
--- The server's process: as much of its run_id as a double holds.
+-- The id of the server's process: as much of its run_id as a double holds.
 local function run_now()
   local info = redis.pcall('INFO', 'server')
   if type(info) ~= 'string' then
-    return 0 -- not permitted: losses show by the epoch alone
+    return 0 -- INFO is not permitted: losses are detected by the epoch alone
   end
   return tonumber((string.match(info, 'run_id:(%x+)') or '0'):sub(1, 13), 16)
 end
@@ -147,7 +147,7 @@ local function new_record()
   }
 end
 
--- The clock stepped back: the same instants as it has them now.
+-- Moves the record to a clock that stepped back by `behind`.
 local function step_back(r, behind)
   r.shift = r.shift + behind
   for _, field in ipairs({ 'far', 'penalty', 'fence', 'begun', 'lull', 'turns_end', 'reach_until' }) do
@@ -158,24 +158,25 @@ local function step_back(r, behind)
   end
 end
 
--- Slots that are lost may lie up to the fence. `known` is the last epoch that somebody knew of.
+-- Records a loss: slots up to the fence may have been granted and lost. `known` is the last epoch that a worker knew
+-- of.
 local function lose(r, now, known, fence)
-  -- Later than every epoch seen, so that epochs compare although clocks step.
+  -- The new epoch is later than every epoch seen, so that epochs can be compared although clocks step.
   r.epoch = max(now, known + 1, r.epoch + 1)
   r.fence, r.loss, r.turns_end = max(r.fence, fence), r.epoch, 0
 end
 
--- The record, followed over steps back, losses and restarts of the store, and whether that changed it. `known` is
--- the last epoch that the worker saw and `seen` when it was told so, `run` the process that it is connected to,
--- `horizon` how far ahead slots are granted to it and those like it, `told` the farthest that it was granted itself.
--- `reach` is how far ahead this call may be granted, where that is less.
-local function follow_record(now, known, run, horizon, told, seen, reach)
+-- Reads the record and updates it for steps back, losses and restarts of the store. Returns it, and whether it
+-- changed. `known` is the last epoch that the worker saw and `answered_at` the time of its last answer, `run` the id
+-- of the process that it is connected to, `horizon` how far ahead slots are granted to it and its peers, `farthest`
+-- the latest slot that it was granted itself. `reach` is how far ahead this call may be granted, where that is less.
+local function follow_record(now, known, run, horizon, farthest, answered_at, reach)
   local r, changed, restarted = load_record(), false, false
   local is_new = not r
   if is_new then
     r = new_record()
   elseif run ~= r.run then
-    -- Asked here, so that a worker with an old connection cannot turn it back.
+    -- The id is read from the server, so that a worker with an old connection cannot set it back.
     local actual = run_now()
     if actual ~= 0 and actual ~= r.run then
       r.run, restarted, r.kept = actual, true, r.hw
@@ -197,21 +198,21 @@ local function follow_record(now, known, run, horizon, told, seen, reach)
     r.begun, r.kept, changed = now, NEVER, true
   elseif restarted then
     r.begun, changed = now, true
-    if known > 0 and seen > r.kept + TICK then
+    if known > 0 and answered_at > r.kept + TICK then
       lose(r, now, known, max(now + horizon, granted))
     else
       r.epoch, r.turns_end = max(now, r.epoch + 1), 0
       r.lull = max(r.lull, now + min(horizon, SHORT))
     end
   elseif known > 0 and known < r.epoch then
-    -- Somebody found the loss who knew of nothing before it, or of less.
-    local is_lost = known < r.loss or seen > r.kept + TICK
+    -- The loss was found by a worker that knew of nothing before it, or of less.
+    local is_lost = known < r.loss or answered_at > r.kept + TICK
     if is_lost and r.begun + horizon > r.fence then
       lose(r, now, known, r.begun + horizon)
       changed = true
     end
   end
-  local slot = min(told, r.begun + horizon)
+  local slot = min(farthest, r.begun + horizon)
   if known > 0 and known < r.epoch and slot > max(r.lull, r.fence, now) then
     r.lull, changed = slot, true
   end
@@ -243,16 +244,16 @@ end
 -- They are those of src/limit, in the same order, with the same names.
 local kinds = {}
 
--- The first and the last instant after which a calendar's edge is asked for that the worker has not sent.
--- Where there is one the decision goes on with guesses, so that the last is about right.
+-- The first and the last instant after which an edge of a calendar is needed that the worker has not sent. The decision
+-- goes on with guessed edges, so that the last instant is about right.
 local missing, missing_to = nil, nil
 
--- `count` limits from among the arguments. `fence` is where states start that the store has lost.
+-- Reads `count` limits from the arguments. `fence` is where states start that the store has lost.
 local function limits(count, fence)
   local all = {}
   for i = 1, count do
     local kind = kinds[number()]
-    -- A table that is made with its fields need not grow.
+    -- A table that is built with all of its fields need not grow.
     local l = {
       key = KEYS[i + 1], kind = kind, fence = fence, floor = fence,
       n = 0, state = false, taken = false, corrected = false, unpaused = false,
@@ -263,7 +264,7 @@ local function limits(count, fence)
   return all
 end
 
--- A state that another algorithm or a later version wrote keeps its frontier; its level begins anew.
+-- A state that was written by another algorithm or a later version keeps its frontier; its level starts anew.
 local function foreign(l, packed)
   if #packed < 26 then
     return nil
@@ -279,7 +280,8 @@ local function head_of(letter)
   return letter:byte() + 256 * 49
 end
 
--- A state that is read whole, if it begins with this number; else what another algorithm left of it.
+-- Loads a state that is read as a whole, if it begins with this number; otherwise returns nil and what `foreign` makes
+-- of it.
 local function load_whole(l, head)
   local packed = l.packed
   if packed == nil then
@@ -294,7 +296,7 @@ local function load_whole(l, head)
   return packed
 end
 
--- Reads the states of many limits at once, but for those that are not read whole.
+-- Loads the states of many limits at once, except for those that are not read as a whole.
 local function load_many(all)
   local keys, of = {}, {}
   for i = 1, #all do
@@ -310,11 +312,11 @@ local function load_many(all)
   end
 end
 
--- Lives until it equals absence, and KEPT longer.
+-- Saves a state with a TTL that ends KEPT after it equals absence.
 local function save_state(l, s, now)
   local whole = max(l.kind.whole(l, s), l.floor)
   if whole <= now + 1000000 then
-    return l.kind.save(l, s, '65000') -- no number is made a text of
+    return l.kind.save(l, s, '65000') -- the constant saves formatting a number
   end
   l.kind.save(l, s, int(math.ceil((whole - now + KEPT) / 1000)))
 end

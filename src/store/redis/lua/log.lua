@@ -1,12 +1,11 @@
--- l: the log, of every unit taken in the last period. It is put after counts.lua;
+-- l: the log of every unit taken in the last period. This part is composed after counts.lua;
 -- src/limit/sliding_log.rs has the same arithmetic.
 --
--- "l1", nine doubles, and two more for each entry: when units were taken, and how many. The nine are
--- last, shift, epoch, the entries at the front that are gone, all entries, the units of those that are not
--- gone, the units of the last entry if it is at last, when the first one that is not gone was taken, and
--- the first instant at which none of those gone would count.
--- A call reads the entries that leave and writes its own behind the last one: it does not matter how many there
--- are. Behind those that are counted there may be some that were taken back.
+-- "l1", nine doubles, and two more for each entry: when units were taken, and how many. The nine are last, shift,
+-- epoch, the entries at the front that are gone, all entries, the units of those that are not gone, the units of the
+-- last entry if it is at last, when the first one that is not gone was taken, and the first instant at which none of
+-- those gone would count. A call reads the entries that leave and appends its own; for jobs that have to wait it also reads,
+-- once, the entries that must leave first. Entries that were taken back may follow those that are counted.
 local log = { is_read_in_parts = true }
 kinds[('l'):byte()] = log
 
@@ -21,11 +20,13 @@ function log.read(l)
 end
 
 local function begin(s)
-  -- Entries from `from` on, as far as they were read; those that are new; where the live ones begin, and
-  -- the units of those before that are not gone.
+  -- The entries from `from` on that were read; the new entries; the index of the first live entry, and the units of the
+  -- entries before it that are not gone.
   s.from, s.at, s.units = s.gone, {}, {}
   s.new_at, s.new_units = {}, {}
   s.cursor, s.expired = s.gone, 0
+  -- The units of the first k entries from `from` on, for each k up to the last one that was needed.
+  s.sums = {}
 end
 
 function log.load(l)
@@ -48,7 +49,7 @@ function log.fresh(_, s)
   begin(s)
 end
 
--- When entry i was taken, and its units; nil beyond the last.
+-- When entry i was taken, and its units; nil after the last entry.
 local function entry(l, s, i)
   if i >= s.count then
     return s.new_at[i - s.count + 1], s.new_units[i - s.count + 1]
@@ -76,7 +77,7 @@ local function entries(s)
   return s.count - s.gone + #s.new_at
 end
 
--- All entries that are not gone, as lists, which are written whole.
+-- All entries that are not gone, as lists, which are written as a whole.
 local function take_out(l, s)
   local at, units = {}, {}
   for i = s.gone, s.count + #s.new_at - 1 do
@@ -120,7 +121,7 @@ function log.save(l, s, px)
   redis.call('PEXPIRE', l.key, px)
 end
 
--- Moves every entry back, and merges those that meet.
+-- Moves every entry back by `by`, and merges those that meet.
 function log.back(l, s, by)
   local at, units = take_out(l, s)
   local moved, sums, n = {}, {}, 0
@@ -142,7 +143,7 @@ function log.adopt() end
 
 log.pause = after_pause
 
--- Slots up to the fence may have been taken; how many is not known.
+-- Slots up to the fence may have been granted; their number is not known.
 function log.lose(l, s)
   if s.last < l.floor then
     s.last, s.tail = l.floor, 0
@@ -156,14 +157,14 @@ function log.whole(l, s)
   elseif #s.new_at > 0 then
     newest = s.new_at[#s.new_at]
   elseif entries(s) > 0 then
-    -- The frontier lies beyond it. Not by way of all entries before it.
+    -- The frontier lies after the last entry, so the entries before it need not be read.
     local at = HEAD_BYTES + (s.count - 1) * ENTRY_BYTES
     newest = unpack_at('<d', redis.call('GETRANGE', l.key, at, at + 7))
   end
   return newest and max(newest + l.period, s.last) or s.last
 end
 
--- The units that count at `at`. It never falls within a call.
+-- The units that count at `at`. Within a call `at` never decreases.
 local function live(l, s, at)
   while true do
     local taken, units = entry(l, s, s.cursor)
@@ -174,24 +175,57 @@ local function live(l, s, at)
   end
 end
 
+-- The units of the first k entries from `from` on.
+local function sum_of_first(l, s, k)
+  local sums = s.sums
+  for n = #sums + 1, k do
+    local _, units = entry(l, s, s.from + n - 1)
+    sums[n] = (sums[n - 1] or 0) + units
+  end
+  return sums[k] or 0
+end
+
+-- How many of the first entries have at least so many units. What one job has summed up the others of a call need not:
+-- a full call of big jobs would read the whole log for each of them otherwise.
+local function first_with(l, s, units)
+  local sums = s.sums
+  local low, high = 1, #sums
+  if high == 0 or sums[high] < units then
+    repeat
+      high = high + 1
+    until sum_of_first(l, s, high) >= units
+    return high
+  end
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if sums[middle] < units then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
 function log.earliest(l, s, now, cost)
   if cost > l.n then
     return NEVER
   end
   local at = max(now, s.last)
-  -- All of them are no fewer than those that count.
+  -- The total is an upper bound of the units that count.
   if s.total - s.expired + cost <= l.n then
     return at
   end
-  local sum, i = live(l, s, at), s.cursor
-  while sum + cost > l.n do
-    local taken, units = entry(l, s, i)
-    sum, at, i = sum - units, taken + l.period, i + 1
+  local excess = live(l, s, at) + cost - l.n
+  if excess <= 0 then
+    return at
   end
-  return at
+  local before = sum_of_first(l, s, s.cursor - s.from)
+  local taken = entry(l, s, s.from + first_with(l, s, before + excess) - 1)
+  return taken + l.period
 end
 
--- Entries that no instant from the frontier on needs are gone.
+-- Drops entries that no instant from the frontier on needs.
 local function drop_gone(l, s)
   while entries(s) > 0 and s.oldest <= s.last - l.period do
     local _, units = entry(l, s, s.gone)
@@ -211,6 +245,8 @@ function log.commit(l, s, at, cost)
   drop_gone(l, s)
   if s.tail > 0 and at == s.last then
     s.tail = s.tail + cost
+    -- The last entry gets other units.
+    s.sums[s.count - s.from + #s.new_at] = nil
     if #s.new_at > 0 then
       s.new_units[#s.new_units] = s.tail
     else
@@ -233,13 +269,14 @@ function log.mark(_, s)
   return s.tail, 0
 end
 
--- The entry at this place, by itself.
+-- Reads one entry.
 local function read_entry(l, i)
   local at = HEAD_BYTES + i * ENTRY_BYTES
   return unpack_at('<dd', redis.call('GETRANGE', l.key, at, at + ENTRY_BYTES - 1))
 end
 
--- Only the last two entries are read. What is at the frontier then is seen there: a reset may have come between.
+-- Only the last two entries are read. The new tail is taken from them rather than from the mark, since a reset may have
+-- come between.
 function log.undo(l, s, last, _, _, _, cost)
   local at, units = read_entry(l, s.count - 1)
   local left = units - min(cost, units)
@@ -250,7 +287,7 @@ function log.undo(l, s, last, _, _, _, cost)
     at = nil
     put_back(s, {}, {})
   else
-    -- What lies beyond the count is written over.
+    -- Entries after the count are overwritten.
     s.count = s.count - 1
     at, left = read_entry(l, s.count - 1)
   end

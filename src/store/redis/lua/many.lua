@@ -1,4 +1,4 @@
--- Several limits. It is put after fast.lua.
+-- Several limits. This part is composed after fast.lua.
 
 local all, count, before, combine = {}, #KEYS - 1, '', take('<d', args, COMBINE_AT)
 for i = 1, count do
@@ -7,7 +7,7 @@ for i = 1, count do
   if gate > 0 and gate + (1 - b) * (q + 1) >= now then
     return false
   end
-  local state, last, tat, rem = told[i + 1], 0, 0, 0
+  local state, last, tat, rem = values[i + 1], 0, 0, 0
   if state then
     if #state ~= SIZE then
       return false
@@ -25,7 +25,7 @@ for i = 1, count do
   all[i] = { n = n, q = q, r = r, a = a, b = b, last = last, tat = tat, rem = rem }
 end
 
--- `units` emission intervals of limit `l` on from its TAT, or back.
+-- TAT of limit `l` moved on by `units` emission intervals, or back if they are negative.
 local function advance(l, units)
   local x = l.rem + units * l.r
   local m = x % l.n
@@ -44,7 +44,7 @@ local function earliest(l)
   return slot > now and slot or now
 end
 
--- When a job fits, and the first limit that says so.
+-- When a job fits, and the first limit that requires that instant.
 local function choose(places, peek)
   local slot, limit
   for i = 1, places do
@@ -87,7 +87,7 @@ while at <= size and refused < 0 do
       if police == 0 then
         refused, binding, refused_cost = slot, limit - 1, all[1].cost
       end
-      break -- the others of this run are alike
+      break -- the other jobs of this run are equal
     end
     granted, units_taken = granted + 1, units_taken + all[1].cost
     commit(count, slot, limit)
@@ -110,7 +110,7 @@ if turns == 0 then
   return head .. pack('<dddd', now, granted, refused, binding) .. before
 end
 
--- Each limit is there once: what a unit costs it.
+-- Each limit was given once, so a unit costs it 1.
 for i = 1, count do
   all[i].cost = 1
 end
@@ -129,7 +129,7 @@ if waiting > units_taken and (refused < 0 or binding < own_limits) then
 end
 if free then
   if refused > free then
-    -- A unit may go before, but not the job that was refused.
+    -- A unit would fit before the job that was refused does.
     free, spacing = refused, interval
   else
     commit(own_limits, free, limit)

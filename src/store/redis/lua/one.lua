@@ -1,11 +1,11 @@
--- One limit, in plain numbers: most calls are this one. It is put after fast.lua.
+-- One limit, in plain numbers, which serves most calls. This part is composed after fast.lua.
 
 local n, q, r, a, b
 n, q, r, a, b, at = take('<ddddd', args, at)
 if gate > 0 and gate + (1 - b) * (q + 1) >= now then
   return false
 end
-local state, last, tat, rem = told[2], 0, 0, 0
+local state, last, tat, rem = values[2], 0, 0, 0
 if state then
   if #state ~= SIZE then
     return false
@@ -44,7 +44,7 @@ while at <= size and refused < 0 do
       if police == 0 then
         refused, refused_cost = slot, cost
       end
-      break -- the others of this run are alike
+      break -- the other jobs of this run are equal
     end
     granted, left, units_taken = granted + 1, left - 1, units_taken + cost
     if cost > 0 then
@@ -55,7 +55,7 @@ while at <= size and refused < 0 do
       local by, rest = cost, cost * left
       if left > 0 and left == jobs - 1 and (rest + cost + 1) * n < EXACT
         and tat + (rest + cost) * (q + 1) < EXACT then
-        -- After the first job none starts anew: TAT rises by all costs at once, if the last one fits.
+        -- After the first job the bucket never runs empty: TAT rises by all costs at once, if the last one fits.
         x = rem + (rest + units) * r
         m = x % n
         slot = tat + (rest + units) * q + (x - m) / n
@@ -82,11 +82,11 @@ if ticked then
 end
 if taken then
   if state and before_tat - before_tat % SPAN == tat - tat % SPAN then
-    -- Its TTL was set in the same span, and is long enough. A SET with a TTL costs Redis three times as much.
+    -- The TTL was set within the same span, so it is long enough. A SET with a TTL costs Redis three times as much.
     call('SETRANGE', KEYS[2], LEVEL_AT, pack('<ddddd', last, shift, epoch, tat, rem))
   else
     state = pack('<Hdddddddd', KIND, last, shift, epoch, tat, rem, n, q * n + r, 1 - a - b)
-    -- To make a text of a number takes as long as all the arithmetic.
+    -- Formatting a number takes as long as all the arithmetic.
     local px = tat <= now + 1000000 and '65000' or string.format('%.0f', math.ceil((tat - now + KEPT) / 1000))
     call('SET', KEYS[2], state, 'PX', px)
   end
@@ -96,7 +96,7 @@ if turns == 0 then
   return head .. pack('<ddddddd', now, granted, refused, 0, before_last, before_tat, before_rem)
 end
 
--- The first slot of a unit after those that are taken.
+-- The first free slot for a unit.
 local function free_slot()
   local x = rem + (a + b) * r
   local m = x % n
@@ -115,7 +115,7 @@ if refused < 0 or waits then
   local free = free_slot()
   next_slot = refused < 0 and free or refused
   if waits then
-    -- A unit may go before, but not the job that was refused.
+    -- A unit would fit before the job that was refused does.
     local dear = refused > free
     if goes_on == 1 and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
       waits = false -- the turn is not used up

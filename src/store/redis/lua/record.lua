@@ -1,10 +1,10 @@
--- Changes what holds for a whole downstream, and tells what does.
+-- Changes the record of a downstream, and returns it.
 --
 -- KEYS  1 record, 2 the terms
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last; then those of the change
---       2 the channel on which changes are told, 3 the downstream
+--       2 the channel on which changes are published, 3 the downstream
 --       4 the change, and its numbers:
 --         'read'
 --         'penalize', for how long
@@ -31,7 +31,7 @@ local function set(field, value)
   end
 end
 
--- Later than every version before a loss too, so that what was done last counts.
+-- Not below the store's now, so that a change after a loss has a later version than any before it.
 local function next_version()
   return max(r.paused + 1, now)
 end
@@ -39,7 +39,7 @@ end
 local function pause(span, version)
   set('pause', span < 0 and NEVER or span == 0 and 0 or after(span))
   set('paused', version)
-  -- Turns that were booked behind its end are too late now.
+  -- Turns that were booked behind the end of the pause are too late now.
   r.turns_end = 0
 end
 
@@ -76,7 +76,7 @@ if followed or changed then
   save_record(r)
 end
 if changed then
-  -- Where it is not permitted the others look now and then.
+  -- If PUBLISH is not permitted, the others learn of it when they next read the record.
   redis.pcall('PUBLISH', ARGV[2], ARGV[3])
 end
 return { stamp(now, r), redis.call('GET', KEYS[2]) }

@@ -6,7 +6,7 @@
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how far ahead a slot may lie, the latest slot that is exact,
 --         0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, 1 if the worker derives slots from the marks or
---         else 0, the generation of the terms that the limits are from (0: nobody's business), for how long the
+--         else 0, the generation of the terms that the limits are from (0: any), for how long the
 --         replica lives (0: no lease; below 0: it takes none, and while others hold one no slot lies further ahead
 --         than so many µs less 1);
 --         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
@@ -32,7 +32,7 @@ given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, deri
 local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks == 1
 local reach_now
 if ttl < 0 then
-  -- Slots far ahead would starve those who work on the downstream.
+  -- Slots far ahead would starve the replicas that hold leases.
   local leases = KEYS[#KEYS]
   local others = redis.call('ZCOUNT', leases, '(' .. int(now), int(now + LONGEST_LEASE))
   local own = tonumber(redis.call('ZSCORE', leases, ARGV[2]) or 0)
@@ -58,7 +58,7 @@ local count = number()
 local outdated = generation ~= 0 and generation ~= record.generation
 local stopped = record.pause == NEVER
 local paused = stopped and 0 or max(record.penalty, record.pause)
--- A policer has no slots that a server could have granted and lost.
+-- A policer grants no slots that a server could have lost.
 local from = police and now or max(now, record.lull)
 
 -- The states, corrected for steps back and losses.
@@ -83,7 +83,7 @@ for i = 1, count do
     kind.adopt(l, s)
     if is_lost then
       kind.lose(l, s)
-      -- A state that outlived its record counts on the shift of the lost one, which may be larger.
+      -- A state that outlived its record carries the shift of the lost record, which may be larger.
       s.shift = record.shift
     end
     if s.epoch ~= record.epoch then
@@ -102,12 +102,12 @@ for i = 1, count do
       kind.lose(l, s)
     end
   end
-  -- After a reset under this epoch nothing counts that was known before a loss.
+  -- After a reset under this epoch, counts remembered from before a loss are obsolete.
   if kind.recall and record.reset <= record.epoch and kind.recall(l, s, now, record.loss) then
     l.corrected = true
   end
   if paused > 0 then
-    -- Not written down unless something is taken: who resumes finds the state as it was.
+    -- The pause is saved only with a commit: after a resume the state is then as it was before.
     l.unpaused = { s.last, s.tat, s.rem, s.tail }
     kind.pause(l, s, paused, now)
   end
@@ -118,10 +118,10 @@ for i = 1, count do
 end
 
 local unit = numbers(count)
--- What a job costs, by limit, and whether it costs nothing at all.
+-- The costs of a job by limit, and whether it costs nothing at all.
 local costs, peek = {}, false
 
--- When a job fits, the first limit that says so, and which limits it is charged to.
+-- When a job fits, the first limit that requires that instant, and the limits that the job is charged to.
 local function choose(places)
   if stopped then
     return NEVER, 0, 0
@@ -161,15 +161,16 @@ local function commit(slot, charge, places)
   end
 end
 
-local outcomes, told_of = {}, 0
-local function tell(a, b)
-  outcomes[told_of + 1], outcomes[told_of + 2], told_of = a, b, told_of + 2
+local outcomes, outcomes_len = {}, 0
+local function add_outcome(a, b)
+  outcomes[outcomes_len + 1], outcomes[outcomes_len + 2], outcomes_len = a, b, outcomes_len + 2
 end
 
--- How many jobs were decided on, in a policer how many are allowed; why there are no more, and what the job costs that
--- ended it; and of the units that wait those that have a slot, or wait for something else than the pace of all.
+-- The number of jobs that were decided on, for a policer of those allowed; the slot, the limit and the cost of the job
+-- that ended the call; and how many of the waiting units have a slot, or wait for something else than the downstream's
+-- pace.
 local decided, refused, binding, cost, units = 0, -1, 0, 1, 0
--- The units of the jobs from that one on that wait for the end of a window with it.
+-- The units of the jobs from the refused one on that wait for the end of a window with it.
 local dear_units = 0
--- In a call with lanes, how many of the limits are the downstream's own: the first ones.
+-- In a call with lanes, the number of the downstream's own limits: the first ones.
 local own_count

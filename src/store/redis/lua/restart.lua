@@ -1,10 +1,10 @@
--- Has the counts of limits begin at 0, behind the latest slot that each of them granted, without a burst.
+-- Starts the counts of limits again from 0, after the latest slot that each of them granted, without a burst.
 --
 -- KEYS  1 record, 2.. the state of each limit, then the terms
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how many limits, then each
---       2 the channel on which changes are told, 3 the downstream
+--       2 the channel on which changes are published, 3 the downstream
 -- Answer as record.lua's
 
 local now = instant(number())
@@ -25,10 +25,10 @@ for _, l in ipairs(limits(count, r.fence)) do
   save_state(l, s, now)
 end
 
--- Later than the record's beginning: what workers know of windows from before a loss counts no more.
+-- Later than the record's beginning, so that what workers remember of windows from before a loss is obsolete.
 r.reset = max(r.reset + 1, r.epoch + 1, now)
 r.turns_end = 0
 save_record(r)
--- Where it is not permitted the others look now and then.
+-- If PUBLISH is not permitted, the others learn of it when they next read the record.
 redis.pcall('PUBLISH', ARGV[2], ARGV[3])
 return { stamp(now, r), redis.call('GET', KEYS[count + 2]) }

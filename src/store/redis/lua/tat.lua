@@ -1,8 +1,8 @@
 -- The GCRA family: "t1", and behind last, shift and epoch the doubles tat, rem, N, P, burst; tat + rem/N is the
--- theoretical arrival time under the rate of N per P, and that burst. It is put after lib.lua. src/limit/tat.rs has
--- the same arithmetic, and one.lua and many.lua have it once more.
+-- theoretical arrival time under the rate of N per P, and that burst. This part is composed after lib.lua.
+-- src/limit/tat.rs has the same arithmetic, and one.lua and many.lua repeat it.
 
--- `units` emission intervals of limit `l` on from tat + rem/N, or back.
+-- tat + rem/N moved on by `units` emission intervals of limit `l`, or back if they are negative.
 local function advance(l, tat, rem, units)
   local x = rem + units * l.r
   local m = x % l.n
@@ -59,8 +59,8 @@ function tat.back(_, s, by)
   end
 end
 
--- Written under other numbers: what is pending beyond the latest slot is as many units under these, and by as
--- many more as the burst is higher.
+-- Adapts a state that was written under other numbers: as many units are pending beyond the latest slot as before, and
+-- one more for each unit by which the burst is higher.
 function tat.adopt(l, s)
   local is_rate = s.n == l.n and s.p == l.p
   if is_rate and s.burst == l.burst then
@@ -81,7 +81,7 @@ function tat.adopt(l, s)
     local units = max((ahead * s.n + s.rem) / s.p + more, 0)
     at = s.last + math.ceil(units * l.p / l.n)
   end
-  -- The latest slot of a unit that is exact.
+  -- The latest slot at which a unit can be computed exactly.
   local latest = NEVER - advance(l, 0, 0, l.burst + 1) - 1
   if at >= latest and (ahead >= 0 or not is_rate) then
     at, rem = latest, 0
@@ -89,7 +89,7 @@ function tat.adopt(l, s)
   s.tat, s.rem, s.n, s.p, s.burst = at, rem, l.n, l.p, l.burst
 end
 
--- Whether there was anything to raise.
+-- Raises TAT to at + rem/N; returns whether it was lower.
 local function raise(s, at, rem)
   if s.tat < at or (s.tat == at and s.rem < rem) then
     s.tat, s.rem = at, rem
@@ -98,13 +98,13 @@ local function raise(s, at, rem)
   return false
 end
 
--- After a loss: no unit before the fence, and no burst right after it. What is pending counts from there.
+-- After a loss no unit fits before the fence, and there is no burst right after it. Pending units count from there.
 function tat.lose(l, s)
   raise(s, l.floor, l.floor_rem)
   s.last = max(s.last, l.fence)
 end
 
--- The burst used up at `from`.
+-- The level with the burst used up at `from`.
 function tat.restart(l, s, from)
   s.tat, s.rem = advance(l, from, 0, l.burst)
 end

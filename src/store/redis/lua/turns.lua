@@ -1,20 +1,20 @@
--- The queue of those who ask for slots. src/store/turns.rs has the same arithmetic.
+-- The queue of turns of those who ask for slots. src/store/turns.rs has the same arithmetic.
 --
--- An asker is told when its next turn begins, for how many units, how far apart their slots are, and how long
--- before it to ask (lead). At its turn it takes every slot up to the turn's end.
+-- The answer to an asker says when its next turn begins, for how many units, how far apart their slots are, and how
+-- long before it the call should arrive (lead). At its turn the asker takes every slot up to the turn's end.
 
-local LATER = 300000000 -- no turn is booked that begins later
-local REACH_KEPT = 30000000 -- how long the queue reaches as far as somebody needed
+local LATER = 300000000 -- turns that begin later are not booked
+local REACH_KEPT = 30000000 -- how long the reach stays after the last asker that needed it
 local MOST = 1024
 
--- The latest slot that a call at its turn takes. Who is late takes less.
+-- The latest slot that a call at its turn may take. A late call takes fewer slots.
 local function turn_end(now, begins, units, spacing, lead)
   local length = units * spacing
   local late = math.min(math.max(now - begins + lead, 0), (length - length % 4) / 4)
   return now + lead + length - (spacing - spacing % 2) / 2 - late
 end
 
--- How far ahead turns are booked, and until when, if the caller needs `own`.
+-- The reach of the queue and the instant until which it is needed, given that the caller needs `own`.
 local function reached(now, own, reach, reach_until)
   if own >= reach or now >= reach_until then
     return own, now + REACH_KEPT
@@ -22,8 +22,8 @@ local function reached(now, own, reach, reach_until)
   return reach, reach_until
 end
 
--- The next turn: its begin, units and lead, the new end of the queue, and how far apart its slots lie. No units: it
--- would be too far off.
+-- The next turn: its begin, units and lead, the new end of the queue, and the distance between its slots. Zero units
+-- mean that it is too far ahead to be booked.
 local function next_turn(now, free, spacing, left, cost, reach, turns_end, interval)
   -- Slots lie no farther apart than the interval, but for those behind the end of a window.
   spacing = math.min(math.max(spacing, 0), interval)

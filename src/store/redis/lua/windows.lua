@@ -1,9 +1,8 @@
--- It is put after counts.lua.
+-- The algorithms with windows. This part is composed after counts.lua.
 
--- N, then what the caller knew of the window when it last heard of it: in which epoch (0: never), its end, and
--- the units used.
+-- Reads N, then the window as the caller last saw it: the epoch (0: never), its end, and the units used.
 local function read_window(l)
-  l.n, l.heard, l.known_ends, l.known_used, at = unpack_at('<dddd', args, at)
+  l.n, l.known_epoch, l.known_ends, l.known_used, at = unpack_at('<dddd', args, at)
 end
 
 -- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same arithmetic.
@@ -58,13 +57,14 @@ function window.commit(l, s, at, cost)
   s.last = at
 end
 
--- What a caller knows from before a loss counts where it is more: the same window, or a later one. Each
--- window by itself: the caller may have heard of the loss by a call that was not about this one.
+-- Restores what the caller remembers from before a loss, if it is more: the same window with more units used, or a
+-- later window. Each window is compared by itself, since the caller may have learnt of the loss by a call for other
+-- limits.
 function window.recall(l, s, now, loss)
-  if l.heard == 0 or l.heard >= loss then
+  if l.known_epoch == 0 or l.known_epoch >= loss then
     return false -- nothing was lost since
   elseif l.known_ends > now + l.longest then
-    return false -- of another clock
+    return false -- the clock was another one
   elseif l.known_ends > s.ends then
     s.ends, s.used = l.known_ends, l.known_used
   elseif l.known_ends == s.ends and l.known_used > s.used then

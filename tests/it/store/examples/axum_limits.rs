@@ -11,9 +11,9 @@ use super::example;
 use crate::support::client::{Client, Reply};
 use crate::support::{eventually, real_now, servers};
 
-/// The example, listening somewhere.
+/// The example as a server on a free port.
 struct Api {
-    /// Killed when it is dropped.
+    /// The process, which is killed when it is dropped.
     _child: Child,
     url: String,
     client: Client,
@@ -37,7 +37,7 @@ impl Api {
         self.client.send(Method::GET, &self.url, &[("x-api-key", key)], "").await.unwrap()
     }
 
-    /// Calls, one after the other, until it is told to stop; says how often it was served, and the answer.
+    /// Calls repeatedly until a call is denied; returns how many were served, and the denial.
     async fn call_until_denied(&self, key: &str) -> (usize, Reply) {
         for served in 0..1000 {
             let reply = self.call(key).await;
@@ -58,7 +58,7 @@ fn header<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
     Some(value)
 }
 
-/// `r` of a limit in `ratelimit`.
+/// The remaining units `r` of a limit in `ratelimit`.
 fn remaining(reply: &Reply, limit: &str) -> u64 {
     let field = header(reply, "ratelimit").unwrap();
     let start = field.find(&format!("\"{limit}\";r=")).unwrap_or_else(|| panic!("{field}"));
@@ -80,12 +80,12 @@ async fn callers_are_policed_and_told_how_they_stand() {
 
     let start = real_now();
     let (served, denied) = api.call_until_denied("key-of-alice").await;
-    // What the burst leaves, and what came back meanwhile.
+    // The burst was used up, and some units have come back meanwhile.
     let back = usize::try_from(start.elapsed().as_millis() / 100).unwrap() + 1;
     assert!((19..=19 + back).contains(&served), "{served} in {:?}", start.elapsed());
     assert_eq!(header(&denied, "ratelimit-policy"), Some(policy));
     assert!(header(&denied, "ratelimit").unwrap().starts_with(r#""per-second";r=0;t=1, "per-day";r="#));
-    // The first one took a unit of the day too; the denied one did not.
+    // The first call took a unit of the day too; the denied one did not.
     assert_eq!(remaining(&denied, "per-day"), 999 - u64::try_from(served).unwrap());
     assert_eq!(header(&denied, "x-ratelimit-remaining"), Some("0"));
     assert_eq!(header(&denied, "retry-after"), Some("1"));
@@ -105,7 +105,7 @@ async fn who_waits_as_told_is_served_and_two_processes_police_together() {
     let (_, denied) = one.call_until_denied("key-of-alice").await;
     let told = real_now();
     let retry_after: u64 = header(&denied, "retry-after").unwrap().parse().unwrap();
-    // The day is one for both.
+    // Both share the limit per day.
     let before = remaining(&denied, "per-day");
     let wait = Duration::from_secs(retry_after);
     eventually("the time told is over", wait * 10, || told.elapsed() >= wait).await;

@@ -18,8 +18,8 @@ use super::TODAY;
 use super::timeline::{Asks, Jobs, KEYS, LANES, Op, REPLICAS, SECOND, Span, Step, Timeline};
 use crate::support::servers::Redis;
 
-/// After so many operations what is stored is compared; the answers are after each.
-const LOOK: usize = 5;
+/// The number of operations between comparisons of the stored states; answers are compared after each.
+const COMPARE_EVERY: usize = 5;
 
 /// The reference and Redis, on clocks that show the same.
 pub struct Pair<'a> {
@@ -27,13 +27,13 @@ pub struct Pair<'a> {
     shared: RedisStore,
     clock: Arc<ManualClock>,
     redis: &'a Redis,
-    /// Held by every call; alone by a script flush. Otherwise a second flush could fall between the
-    /// loading of a script and its call, which is an error then, as it should be.
+    /// Every call holds it shared, a script flush exclusively. Otherwise a second flush could fall between the loading
+    /// of a script and its call, which is an error then, as it should be.
     scripts: &'a RwLock<()>,
     pub tally: &'a Tally,
 }
 
-/// How often timelines came to what.
+/// How often the operations had each result.
 #[derive(Debug, Default)]
 pub struct Tally(RefCell<BTreeMap<&'static str, usize>>);
 
@@ -47,14 +47,14 @@ impl Tally {
     }
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
 enum Answer {
     Reserved(Reserved),
     Checked(Checked, Vec<Decision>),
     Cancelled(bool),
     Record(RecordState),
-    /// The call is one that no store decides on.
+    /// No store decides on the call.
     Invalid(String),
     Nothing,
 }
@@ -68,7 +68,7 @@ struct Held {
     grant: Granted,
 }
 
-/// What a step does, with all that a store is told.
+/// The call of a step, with all of its arguments.
 enum Call<'a> {
     Reserve(Box<Reserve<'a>>),
     Check { costs: Costs<'a> },
@@ -86,7 +86,7 @@ impl<'a> Pair<'a> {
     }
 
     /// # Errors
-    /// What the stores differ in.
+    /// A text that says how the stores differ.
     pub async fn replay(&self, name: &str, timeline: &Timeline) -> Result<(), String> {
         let (mut now, mut granted, mut turn, mut set) = (TODAY, Vec::<Held>::new(), None, 0);
         for (index, step) in timeline.steps.iter().enumerate() {
@@ -107,9 +107,9 @@ impl<'a> Pair<'a> {
                 }
             }
             let is_last = index + 1 == timeline.steps.len();
-            if index % LOOK == LOOK - 1 || is_last {
-                for (key, limits) in looked_at(timeline, set, is_last) {
-                    let looked = self.look(Scope { downstream: name, key }, limits).await;
+            if index % COMPARE_EVERY == COMPARE_EVERY - 1 || is_last {
+                for (key, limits) in compared_limits(timeline, set, is_last) {
+                    let looked = self.compare_states(Scope { downstream: name, key }, limits).await;
                     looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
                 }
             }
@@ -117,8 +117,8 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// What the stores keep under a key.
-    async fn look(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<(), String> {
+    /// Compares the states of both stores under a key.
+    async fn compare_states(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<(), String> {
         let expected = self.memory.dump(scope, limits);
         let found = self.shared.dump(scope, limits).await.unwrap();
         if found != expected {
@@ -148,7 +148,7 @@ impl<'a> Pair<'a> {
             .zip(&keys)
             .map(|((set, _), keys)| Lane { limits: &lane_limits[*set], keys })
             .collect();
-        // Limits of lanes join no others than those that must all agree.
+        // Limits of lanes can join only sets in which all limits must allow a job.
         let is_in_lanes = matches!(op, Op::Lanes { .. }) && limits.combine() == Combine::All;
         let of = if is_in_lanes { of(op) } else { vec![] };
         let cancelled = match op {
@@ -287,8 +287,8 @@ async fn answer(
     told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
 }
 
-/// The limits whose states are compared, and under which key; those of lanes in the end.
-fn looked_at(timeline: &Timeline, set: usize, is_last: bool) -> Vec<(&'static str, &LimitSet)> {
+/// The limits whose states are compared, and their keys; at the end those of lanes too.
+fn compared_limits(timeline: &Timeline, set: usize, is_last: bool) -> Vec<(&'static str, &LimitSet)> {
     let mut looked: Vec<_> = KEYS.iter().map(|&key| (key, &timeline.sets[set])).collect();
     if is_last {
         let mut lanes: Vec<_> = LANES.iter().flat_map(|(set, keys)| keys.map(|key| (*set, key))).collect();
@@ -322,7 +322,7 @@ fn span(span: Span, limits: &LimitSet) -> Duration {
     Duration::from_micros(micros(span, limits).unsigned_abs())
 }
 
-/// What a call's jobs cost.
+/// The costs of a call's jobs.
 enum Costing {
     Each(Vec<u32>),
     PerLimit(Vec<u32>),
@@ -337,8 +337,8 @@ impl Costing {
     }
 }
 
-/// The costs of an operation. Those that are the same of each limit are as much as fits at most; those of
-/// each its own may be too much.
+/// The costs of an operation. A cost that is the same for each limit is at most the highest that fits; separate costs
+/// may be too high.
 fn costs(op: &Op, limits: &LimitSet, lanes: &[LimitSet; 2]) -> Costing {
     match op {
         Op::Lanes { jobs, .. } => {

@@ -1,4 +1,4 @@
-//! What random timelines are made of: limits of every algorithm, and what is done with them.
+//! The generator of random timelines: limits of every algorithm, and operations on them.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use paced::limit::{Calendar, Combine, Edges, Limit, LimitSet};
 use paced::store::{Change, Recall};
 use proptest::prelude::*;
 
-/// Operations of a timeline.
+/// The number of operations of a timeline.
 pub const OPERATIONS: usize = 60;
 /// The keys that a timeline's operations are on.
 pub const KEYS: [&str; 2] = ["", "b:c"];
-/// Lanes: which of [`Timeline::lanes`] are their limits, and the keys of these, the first one and all others.
+/// The lanes: for each the index of its limits in [`Timeline::lanes`], and their keys, the first one and all others.
 pub const LANES: [(usize, [&str; 2]); 4] =
     [(0, ["x", "x"]), (0, ["y:", "y:"]), (0, ["x", "z"]), (1, ["x", "x"])];
 pub const REPLICAS: [&str; 3] = ["one", "two", "three"];
@@ -28,15 +28,15 @@ pub struct Timeline {
 
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// How far the clock moved before.
+    /// How far the clock moved before the step.
     pub moved: Span,
     pub key: usize,
-    /// Of the caller's terms.
+    /// The generation of the caller's terms.
     pub generation: u64,
     pub op: Op,
 }
 
-/// A span of time: so many µs, or hundredths of the slowest limit's period.
+/// A span of time, in µs or in hundredths of the slowest limit's period.
 #[derive(Clone, Copy, Debug)]
 pub enum Span {
     Micros(i64),
@@ -48,16 +48,16 @@ pub enum Op {
     Reserve {
         jobs: Jobs,
         ahead: Span,
-        /// Which replica renews its lease with it, and for how many ms.
+        /// The replica that renews its lease, and the duration in ms.
         lease: Option<(usize, u64)>,
-        /// Which replica takes no lease, and how many ms it reaches while others hold one.
+        /// The replica without a lease, and its shared horizon in ms.
         shared: Option<(usize, u64)>,
-        /// Takes turns with others.
+        /// The asker, if the call takes turns.
         asker: Option<Asks>,
-        /// With leaky buckets as meters: they share their states with the buckets.
+        /// Whether leaky buckets are used as meters, which share their states with the buckets.
         policing: bool,
     },
-    /// For jobs of lanes, each of one of [`LANES`] or of none.
+    /// Reserves for jobs of lanes, each of one of [`LANES`] or of none.
     Lanes {
         jobs: Vec<(Option<u16>, u32)>,
         ahead: Span,
@@ -69,7 +69,7 @@ pub enum Op {
         jobs: Jobs,
         policing: bool,
     },
-    /// The slot so many places from the last one granted.
+    /// Cancels the slot that many places from the last one granted.
     Cancel {
         back: usize,
         is_unused: bool,
@@ -81,27 +81,26 @@ pub enum Op {
     },
     /// Redis forgets its scripts.
     Flush,
-    /// The other numbers.
+    /// Puts the other numbers in force.
     Swap,
-    /// Something for the whole downstream.
-    /// A change of the record; none: it is read.
+    /// Changes the record, or reads it.
     Record(Option<Change<'static>>),
 }
 
-/// How one asks who takes turns.
+/// The asker of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Asks {
-    /// At the turn that was booked last, if there was one.
+    /// Whether the call is made at the turn that was booked last, if there was one.
     pub at_turn: bool,
     /// How far ahead it needs turns to be booked, in ms.
     pub reach: u64,
     pub waiting: u64,
-    /// As far as there are so many limits.
+    /// The number of limits that turns depend on, if there are as many.
     pub own: usize,
     pub goes_on: bool,
 }
 
-/// What the jobs of a call cost: the same of every limit, or of each its own.
+/// The costs of a call's jobs: the same for every limit, or one for each.
 #[derive(Clone, Debug)]
 pub enum Jobs {
     Each(Vec<u32>),
@@ -212,7 +211,7 @@ pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Val
     let generation = prop_oneof![9 => Just(0_u64), 1 => 1_u64..4];
     let step = (span(), prop::sample::select(vec![0, 0, 0, 1]), generation, op());
     let step = step.prop_map(|(moved, key, generation, op)| match (moved, op) {
-        // What was reserved last still lies ahead.
+        // The slot that was reserved last still lies ahead.
         (Span::Periods(_), op @ Op::Cancel { .. }) => Step { moved: Span::Micros(0), key, generation, op },
         (moved, op) => Step { moved, key, generation, op },
     });
@@ -224,7 +223,7 @@ pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Val
     })
 }
 
-/// The limits of a lane, under names of their own.
+/// The limits of a lane, with names of their own.
 fn lane_limits(prefix: &'static str) -> impl Strategy<Value = LimitSet> {
     prop::collection::vec(any_limit(), 1..4).prop_map(move |limits| {
         let name = |(place, limit): (usize, Limit)| limit.named(format!("{prefix}:{place}"));
@@ -237,7 +236,7 @@ pub fn one(limit: impl Fn() -> BoxedStrategy<Limit>) -> impl Strategy<Value = [L
     (limit(), limit()).prop_map(|(one, other)| [one, other].map(|limit| LimitSet::new(vec![limit]).unwrap()))
 }
 
-/// Two to four limits of any algorithms, one of which may be there twice; and others under their names.
+/// Two to four limits of any algorithms, one of which may be given twice; and other numbers under their names.
 pub fn several(combine: Combine) -> impl Strategy<Value = [LimitSet; 2]> {
     let limits = || prop::collection::vec(any_limit(), 4);
     (limits(), limits(), 2_usize..=4, prop::option::weighted(0.3, 0_usize..4)).prop_map(
@@ -293,7 +292,7 @@ fn count() -> impl Strategy<Value = u64> {
     prop_oneof![5 => 1_u64..12, 2 => 12_u64..40, 1 => 1000_u64..5000]
 }
 
-/// µs; never fewer than the highest count.
+/// A period in µs, which is at least the highest count.
 fn period() -> impl Strategy<Value = i64> {
     prop_oneof![
         2 => Just(SECOND),
@@ -308,7 +307,7 @@ fn micros(period: i64) -> Duration {
     Duration::from_micros(period.unsigned_abs())
 }
 
-/// Aligned to the epoch, or begun by the first unit.
+/// A fixed window, aligned to the epoch or begun by the first unit.
 pub fn fixed_window() -> BoxedStrategy<Limit> {
     let limit = |(count, period, first_hit): (u64, i64, bool)| {
         let new = if first_hit { Limit::first_hit_window } else { Limit::fixed_window };
@@ -320,7 +319,7 @@ pub fn fixed_window() -> BoxedStrategy<Limit> {
 pub fn sliding_window() -> BoxedStrategy<Limit> {
     let limit = |(count, period, buckets): (u64, i64, u32)| {
         let even = (period / i64::from(buckets)).max(1) * i64::from(buckets);
-        // 5000 in 366 days of one bucket are beyond exact numbers.
+        // 5000 in 366 days with one bucket are beyond exact numbers.
         let (count, even) =
             (count.min(even.unsigned_abs()), even.min(1_000_000 * SECOND * i64::from(buckets)));
         Limit::sliding_window("l", count, micros(even), buckets).unwrap()
@@ -334,7 +333,7 @@ pub fn sliding_log() -> BoxedStrategy<Limit> {
         .boxed()
 }
 
-/// Of a month, a week or a day at any offset; fixed; rolling.
+/// A quota of a month, a week or a day at any offset, or with fixed or rolling windows.
 pub fn quota() -> BoxedStrategy<Limit> {
     let calendar = (prop::sample::select(vec![Unit::Month, Unit::Week, Unit::Day]), -840_i64..=840)
         .prop_map(|(unit, offset)| Edges::Calendar(Calendar::new(unit, offset).unwrap()));

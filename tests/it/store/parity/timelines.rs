@@ -16,17 +16,17 @@ use super::timeline::{self, Timeline};
 use crate::support::servers::Redis;
 use crate::support::unique;
 
-/// Timelines of each test.
+/// The number of timelines of each test.
 const TIMELINES: usize = 500;
-/// How many of them run side by side, each on connections of its own.
+/// How many of them run in parallel, each on connections of its own.
 const WORKERS: usize = 8;
 
-/// The same case for the same seed and number.
+/// A generator of cases that depends only on the seed and the number.
 fn runner(seed: u64, case: usize) -> TestRunner {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     bytes[8..].copy_from_slice(&(case as u64 + 1).to_le_bytes());
-    // The other one takes as long as all the rest, unoptimized.
+    // The default generator would take as long as everything else, unoptimized.
     let rng = TestRng::from_seed(RngAlgorithm::XorShift, &bytes);
     TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng)
 }
@@ -41,7 +41,7 @@ fn rand_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// Replays what was made of a case; where it differs, the simplest timeline found that does.
+/// Replays the timeline of a case; if the stores differ, returns the simplest timeline found for which they do.
 async fn case(pair: &Pair<'_>, name: &str, mut tree: impl ValueTree<Value = Timeline>) -> Result<(), String> {
     let Err(mut told) = pair.replay(name, &tree.current()).await else { return Ok(()) };
     let mut least = tree.current();
@@ -67,7 +67,7 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
     let (tally, scripts) = (Tally::default(), RwLock::new(()));
     let (topic, seed) = (unique(topic), seed());
     let strategy = &timeline::timeline(sets());
-    // Limits of lanes join no others than those that must all agree.
+    // Limits of lanes can join only sets in which all limits must allow a job.
     let is_all = strategy.new_tree(&mut runner(seed, 0)).unwrap().current().sets[0].combine() == Combine::All;
     let worker = async |worker: usize| {
         let pair = Pair::new(&redis, &scripts, &tally);

@@ -8,7 +8,7 @@ async fn rings_in_order_and_never_early() {
     let clock = ThreadClock::start().unwrap();
     let start = Instant::now();
     let (tell, mut rung) = tokio::sync::mpsc::unbounded_channel();
-    // The latest first: each next one is an earlier instant than the thread sleeps for.
+    // The latest alarm is set first, so that each next one is earlier than the instant for which the thread sleeps.
     for millis in (1..=20).rev() {
         let (mut alarm, tell) = (clock.alarm(), tell.clone());
         tokio::spawn(async move {
@@ -48,7 +48,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Whether it rings while other things of no fixed length happen: some 20 ms.
+/// Returns whether the alarm rings within some 20 ms of activity of random length.
 async fn rings_soon(alarm: &mut dyn Alarm) -> bool {
     tokio::time::timeout(ms(20), ring(alarm)).await.is_ok()
 }
@@ -115,7 +115,7 @@ async fn the_thread_ends_with_the_last_of_clock_and_alarms() {
     alarm.set(Some(Instant::now() + ms(5)));
     ring(&mut *alarm).await;
     drop(alarm);
-    // What the thread holds of it goes with the thread.
+    // The thread's references to the alarm are dropped with the thread.
     let ended = async {
         while shared.strong_count() > 0 {
             tokio::task::yield_now().await;
@@ -127,7 +127,7 @@ async fn the_thread_ends_with_the_last_of_clock_and_alarms() {
 #[test]
 fn what_falls_due_in_a_suspend_is_taken() {
     let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
-    let shared = Shared { alarms, stirred: AtomicBool::new(false), closed: AtomicBool::new(false) };
+    let shared = Shared { alarms, rearmed: AtomicBool::new(false), closed: AtomicBool::new(false) };
     let number = shared.lock().queue.add(Arc::default());
     let deadline = Deadline::at(Instant::now() + HOUR);
     shared.lock().queue.set(number, Some(deadline));

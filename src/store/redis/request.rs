@@ -1,4 +1,4 @@
-//! What the scripts are told: numbers, packed.
+//! The arguments of the scripts: requests, encoded as packed numbers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::store::turns::farthest;
 use crate::store::{Asker, Lanes, Lease, SharedHorizon};
 use crate::time::Micros;
 
-/// The instant that a script decides at.
+/// The clock that a script decides by.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Now {
     /// The store's clock.
     Store,
-    /// A test's clock.
+    /// A test's clock, at this instant.
     Clock(Micros),
 }
 
@@ -29,32 +29,32 @@ impl Now {
     }
 }
 
-/// What a worker knows of a downstream's record.
+/// What a worker knows of a downstream's record, which every call sends.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
-    /// The last epoch; 0: none.
+pub(super) struct KnownRecord {
+    /// The last epoch seen; 0 for none.
     pub(super) epoch: Micros,
-    /// How far ahead slots are granted to it and those like it.
+    /// How far ahead slots are granted to this worker and its peers.
     pub(super) horizon: Duration,
-    /// The farthest slot that it was granted in that epoch.
+    /// The farthest slot that this worker was granted in that epoch.
     pub(super) farthest: Micros,
     /// The store's clock in the last answer.
-    pub(super) heard: Micros,
-    /// The server's process that it is connected to.
+    pub(super) answered_at: Micros,
+    /// The id of the server's process that the connection leads to.
     pub(super) run: i64,
 }
 
-/// A loss of the store's state is fenced by the caller's horizon, but by no more than this.
+/// The longest fence after a loss, whatever the caller's horizon is.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
 
-impl Seen {
+impl KnownRecord {
     pub(super) fn numbers(self) -> [i64; 5] {
-        [self.epoch.0, self.run, self.horizon().0, self.farthest.0, self.heard.0]
+        [self.epoch.0, self.run, self.horizon().0, self.farthest.0, self.answered_at.0]
     }
 
-    /// As far ahead as is asked for, where nothing is known.
-    pub(super) fn or_asking(self, ask: &Ask<'_>) -> Self {
-        if self.horizon.is_zero() { Self { horizon: ask.horizon(), ..self } } else { self }
+    /// Uses the horizon of the request where none is known.
+    pub(super) fn with_default_horizon(self, request: &Request<'_>) -> Self {
+        if self.horizon.is_zero() { Self { horizon: request.horizon(), ..self } } else { self }
     }
 
     fn horizon(self) -> Micros {
@@ -62,45 +62,45 @@ impl Seen {
     }
 }
 
-/// How far the worker's clock may be off before edges of calendars are sent twice.
+/// How far the worker's clock may be off before edges of calendars must be sent a second time.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// What [`Store::reserve`](crate::Store::reserve) and [`Store::check`](crate::Store::check) ask.
-pub(super) struct Ask<'a> {
+/// The request of [`Store::reserve`](crate::Store::reserve) or [`Store::check`](crate::Store::check).
+pub(super) struct Request<'a> {
     pub(super) limits: &'a LimitSet,
     pub(super) costs: Costs<'a>,
     pub(super) ahead: Duration,
-    /// The latest slot that is exact.
+    /// The latest slot that is exact in a double.
     pub(super) exact: Micros,
     pub(super) lease: Option<Lease<'a>>,
     pub(super) shared: Option<SharedHorizon<'a>>,
     pub(super) asker: Option<Asker>,
     pub(super) police: bool,
     pub(super) generation: u64,
-    /// From where on edges of calendars are sent, and up to where at least.
+    /// The span of calendar edges that is sent: its start, and its end at least.
     pub(super) edges: (Micros, Micros),
-    /// The windows as the worker last heard of them, by limit: what a store lost is made good by it.
-    pub(super) known: Windows,
+    /// The last known windows by limit, from which a store that lost them restores them.
+    pub(super) known_windows: KnownWindows,
     pub(super) in_lanes: Option<InLanes<'a>>,
 }
 
-/// The lanes of the jobs of a call.
+/// The lanes of a call's jobs.
 pub(super) struct InLanes<'a> {
     pub(super) lanes: Lanes<'a>,
     pub(super) states: States<'a>,
-    /// The window of each state as the worker last heard of it.
-    pub(super) known: Vec<Option<Heard>>,
+    /// The last known window of each state.
+    pub(super) known_windows: Vec<Option<KnownWindow>>,
 }
 
-/// A window, and the epoch in which it was heard of.
-pub(super) type Heard = (Micros, Window);
+/// A window, and the epoch in which it was seen.
+pub(super) type KnownWindow = (Micros, Window);
 
-/// Windows, by the limit's name.
-pub(super) type Windows = HashMap<String, Heard>;
+/// Last known windows, by the limit's name.
+pub(super) type KnownWindows = HashMap<String, KnownWindow>;
 
 impl InLanes<'_> {
-    /// The numbers that `lanes.lua` reads, where the downstream has so many limits of its own.
-    pub(super) fn tell(&self, numbers: &mut Packed, own: usize, costs: Costs<'_>) {
+    /// Encodes the numbers that `lanes.lua` reads; `own` is the number of the downstream's own limits.
+    pub(super) fn encode(&self, numbers: &mut Packed, own: usize, costs: Costs<'_>) {
         self.states.all.iter().for_each(|_| numbers.put([1]));
         numbers.put_count(own as u64);
         numbers.put([Micros(0).plus(self.lanes.lead).0]);
@@ -116,73 +116,80 @@ impl InLanes<'_> {
     }
 }
 
-impl Ask<'_> {
-    /// The limits, each with the window that the worker knows of: the downstream's, then those of lanes.
-    pub(super) fn all_limits(&self) -> impl Iterator<Item = (&Limit, Option<&Heard>)> + Clone {
-        let own = self.limits.iter().map(|limit| (limit, self.known.get(limit.name())));
-        let keyed = self.in_lanes.iter().flat_map(|lanes| lanes.states.all.iter().zip(&lanes.known));
+impl Request<'_> {
+    /// The limits, each with its last known window: the downstream's own, then those of lanes.
+    pub(super) fn all_limits(&self) -> impl Iterator<Item = (&Limit, Option<&KnownWindow>)> + Clone {
+        let own = self.limits.iter().map(|limit| (limit, self.known_windows.get(limit.name())));
+        let keyed = self.in_lanes.iter().flat_map(|lanes| lanes.states.all.iter().zip(&lanes.known_windows));
         own.chain(keyed.map(|((limit, _), known)| (*limit, known.as_ref())))
     }
 
-    /// Whether the worker derives the slots from the first one. It does not know how far a shared horizon reached.
+    /// Whether the worker derives the slots from the first one. It cannot where it does not know the horizon that a
+    /// shared one was reduced to.
     fn is_derived(&self) -> bool {
         self.limits.is_tat() && self.in_lanes.is_none() && self.shared.is_none()
     }
 
-    /// The numbers of a call for any algorithm, as the head of `reserve.lua` describes them, between those of the
-    /// record and those of the limits.
-    pub(super) fn tell(&self, numbers: &mut Packed) {
+    /// Encodes the numbers of a call for any algorithm, in the order that the head of `reserve.lua` gives: those
+    /// between the record's and the limits'.
+    pub(super) fn encode(&self, numbers: &mut Packed) {
         numbers.put([Micros(0).plus(self.ahead).0, self.exact.0, self.combine(), self.police.into()]);
         numbers.put([self.is_derived().into()]);
         numbers.put_count(self.generation);
-        numbers.put([self.life()]);
+        numbers.put([self.lease_micros()]);
         numbers.put([self.asker.is_some().into()]);
-        self.asker.iter().for_each(|asker| tell_asker(numbers, asker));
+        self.asker.iter().for_each(|asker| encode_asker(numbers, asker));
     }
 
-    /// The replica that asks, where its lease or those of others matter.
+    /// The id of the calling replica, if its lease or those of others matter.
     pub(super) fn replica(&self) -> Option<&str> {
         let lease = self.lease.map(|lease| lease.replica);
         lease.or(self.shared.map(|shared| shared.replica))
     }
 
-    /// For how long the replica lives, in µs; where it takes no lease, the shared horizon below 0.
-    fn life(&self) -> i64 {
+    /// The duration of the lease in µs; without a lease, the shared horizon as a negative number.
+    fn lease_micros(&self) -> i64 {
         let shared = self.shared.map_or(0, |shared| -Micros(1).plus(shared.horizon).0);
         self.lease.map_or(shared, |lease| Micros(0).plus(lease.ttl).0)
     }
 
-    /// Whether the script for most calls is for it.
+    /// Whether a fast script may serve the request.
     pub(super) fn is_fast(&self) -> bool {
         let takes_turns = self.asker.is_some();
         self.replica().is_none() && self.is_derived() && (!takes_turns || self.limits.is_plain())
     }
 
-    /// How far ahead slots are granted to those who ask like this.
+    /// The horizon of this caller and its peers.
     pub(super) fn horizon(&self) -> Duration {
-        // At its turn it may reach further where slots lie far apart: then the pace keeps others as far away.
+        // At its turn a caller may reach further where slots lie far apart: the pace then keeps others as far away.
         match self.asker {
             Some(Asker { turn: Some(turn), reach, .. }) => {
-                // The lead tells how far ahead turns are booked, for whoever is farthest.
+                // The lead of the turn shows the reach of the queue, which is that of the most distant replica.
                 farthest(reach.max(turn.lead * 5 / 3)).min(self.ahead)
             }
             _ => self.ahead,
         }
     }
 
-    /// The argument of a call for the GCRA family, as the head of `fast.lua` describes it.
-    pub(super) fn fast(&self, now: Now, seen: Seen) -> Packed {
+    /// Encodes the argument of a fast script, in the order that the head of `fast.lua` gives.
+    pub(super) fn fast(&self, now: Now, known_record: KnownRecord) -> Packed {
         let limits = self.limits;
         let mut numbers = Packed::with_capacity(18 + 6 * limits.len() + 1);
-        numbers.put([now.number(), seen.epoch.0, seen.run, Micros(0).plus(self.ahead).0, self.exact.0]);
+        numbers.put([
+            now.number(),
+            known_record.epoch.0,
+            known_record.run,
+            Micros(0).plus(self.ahead).0,
+            self.exact.0,
+        ]);
         numbers.put([self.police.into()]);
         numbers.put_count(self.generation);
-        numbers.put([self.asker.is_some().into(), seen.horizon().0, self.combine()]);
-        self.asker.iter().for_each(|asker| tell_asker(&mut numbers, asker));
+        numbers.put([self.asker.is_some().into(), known_record.horizon().0, self.combine()]);
+        self.asker.iter().for_each(|asker| encode_asker(&mut numbers, asker));
         for limit in limits.iter() {
             numbers.put(derived(limit));
         }
-        tell_runs(&mut numbers, self, limits.len());
+        encode_runs(&mut numbers, self, limits.len());
         numbers
     }
 
@@ -194,15 +201,15 @@ impl Ask<'_> {
         }
     }
 
-    /// A calendar's edges: the last one up to where they are sent from, those up to where they are sent to,
-    /// and as many more as the jobs of this call can use up.
+    /// The edges of a calendar to send: the last one at or before the start of the span, those up to its end, and as
+    /// many more as the jobs of this call can use up.
     fn edges(&self, calendar: Calendar) -> Vec<Micros> {
         let (from, to) = self.edges;
         let until = from.plus(self.ahead).plus(SLACK);
         let mut spare = self.limits.jobs(self.costs) + 2;
         let mut edge = calendar.current(from);
         let mut edges = vec![edge];
-        // The end of time is no edge, but there is none after it.
+        // `Micros::MAX` is no edge, but there is none after it.
         while spare > 0 && edge < Micros::MAX {
             edge = calendar.next(edge);
             edges.push(edge);
@@ -214,7 +221,7 @@ impl Ask<'_> {
     }
 }
 
-fn tell_asker(numbers: &mut Packed, asker: &Asker) {
+fn encode_asker(numbers: &mut Packed, asker: &Asker) {
     let Asker { turn, reach, waiting, own, interval, goes_on } = *asker;
     let micros = |span: Duration| Micros(0).plus(span).0;
     let turn = turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
@@ -225,13 +232,13 @@ fn tell_asker(numbers: &mut Packed, asker: &Asker) {
     numbers.put([micros(interval), goes_on.into()]);
 }
 
-/// N, P div N, P mod N, and the emission intervals after TAT at which a cost is due: a per unit and b.
+/// N, P div N, P mod N, and a and b: a cost is due a*cost + b emission intervals after TAT.
 fn derived(limit: &Limit) -> [i64; 5] {
     let (rate, burst, whole) = match limit.algorithm() {
         Algorithm::LeakyBucket(bucket) => (bucket.rate(), bucket.burst(), false),
         Algorithm::Gcra(gcra) => (gcra.rate(), gcra.burst(), true),
         Algorithm::TokenBucket(bucket) => (bucket.refill(), bucket.capacity(), true),
-        // It takes none of them.
+        // No other algorithm is sent to a fast script.
         _ => (limit.rate(), 1, false),
     };
     let [count, period] = counted(rate);
@@ -239,25 +246,25 @@ fn derived(limit: &Limit) -> [i64; 5] {
     [count, period / count, period % count, a, b]
 }
 
-/// N per P.
+/// The count N and the period P of a rate.
 fn counted(rate: Rate) -> [i64; 2] {
     [rate.count(), rate.period_micros()].map(|number| i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// How many limits there are, and each, with what is known of its window.
-pub(super) fn tell_limits<'a>(
+/// Encodes the number of limits, and each limit with its last known window.
+pub(super) fn encode_limits<'a>(
     numbers: &mut Packed,
-    limits: impl Iterator<Item = (&'a Limit, Option<&'a Heard>)> + Clone,
-    ask: Option<&Ask<'_>>,
+    limits: impl Iterator<Item = (&'a Limit, Option<&'a KnownWindow>)> + Clone,
+    request: Option<&Request<'_>>,
 ) {
     numbers.put_count(limits.clone().count() as u64);
     for (limit, known) in limits {
         match limit.algorithm() {
-            Algorithm::LeakyBucket(bucket) => tell_pace(numbers, b't', bucket.rate(), bucket.burst()),
-            Algorithm::Gcra(gcra) => tell_pace(numbers, b'g', gcra.rate(), gcra.burst()),
-            Algorithm::TokenBucket(bucket) => tell_pace(numbers, b'g', bucket.refill(), bucket.capacity()),
+            Algorithm::LeakyBucket(bucket) => encode_pace(numbers, b't', bucket.rate(), bucket.burst()),
+            Algorithm::Gcra(gcra) => encode_pace(numbers, b'g', gcra.rate(), gcra.burst()),
+            Algorithm::TokenBucket(bucket) => encode_pace(numbers, b'g', bucket.refill(), bucket.capacity()),
             Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
-                tell_window(numbers, counting, ask, known);
+                encode_window(numbers, counting, request, known);
             }
             Algorithm::SlidingWindow(window) => {
                 numbers.put([b'c'.into()]);
@@ -273,15 +280,20 @@ pub(super) fn tell_limits<'a>(
     }
 }
 
-fn tell_pace(numbers: &mut Packed, letter: u8, rate: Rate, burst: u32) {
+fn encode_pace(numbers: &mut Packed, letter: u8, rate: Rate, burst: u32) {
     numbers.put([letter.into()]);
     numbers.put(counted(rate));
     numbers.put([burst.into()]);
 }
 
-fn tell_window(numbers: &mut Packed, counting: Counting, ask: Option<&Ask<'_>>, known: Option<&Heard>) {
+fn encode_window(
+    numbers: &mut Packed,
+    counting: Counting,
+    request: Option<&Request<'_>>,
+    known: Option<&KnownWindow>,
+) {
     let (epoch, known) = known.copied().unwrap_or_default();
-    let mut tell = |letter: u8| {
+    let mut encode = |letter: u8| {
         numbers.put([letter.into()]);
         numbers.put_count(counting.count());
         numbers.put([epoch.0, known.end.0]);
@@ -289,16 +301,16 @@ fn tell_window(numbers: &mut Packed, counting: Counting, ask: Option<&Ask<'_>>, 
     };
     match counting.edges() {
         Edges::Aligned { period, offset } => {
-            tell(b'w');
+            encode(b'w');
             numbers.put([period, offset]);
         }
         Edges::FirstHit { period } => {
-            tell(b'f');
+            encode(b'f');
             numbers.put([period]);
         }
         Edges::Calendar(calendar) => {
-            let edges = ask.map(|ask| ask.edges(calendar)).unwrap_or_default();
-            tell(b'q');
+            let edges = request.map(|request| request.edges(calendar)).unwrap_or_default();
+            encode(b'q');
             numbers.put([calendar.longest()]);
             numbers.put_count(edges.len() as u64);
             edges.iter().for_each(|edge| numbers.put([edge.0]));
@@ -306,17 +318,17 @@ fn tell_window(numbers: &mut Packed, counting: Counting, ask: Option<&Ask<'_>>, 
     }
 }
 
-/// How many costs a job has, then runs of them.
-pub(super) fn tell_costs(numbers: &mut Packed, ask: &Ask<'_>) {
-    let limits = ask.limits;
-    let width = if matches!(ask.costs, Costs::Each(_)) && limits.is_plain() { 1 } else { limits.len() };
+/// Encodes the number of costs of a job, then runs of jobs with equal costs.
+pub(super) fn encode_costs(numbers: &mut Packed, request: &Request<'_>) {
+    let limits = request.limits;
+    let width = if matches!(request.costs, Costs::Each(_)) && limits.is_plain() { 1 } else { limits.len() };
     numbers.put_count(width as u64);
-    tell_runs(numbers, ask, width);
+    encode_runs(numbers, request, width);
 }
 
-/// Runs of costs, and how many jobs have them.
-fn tell_runs(numbers: &mut Packed, ask: &Ask<'_>, width: usize) {
-    let mut rows = ask.limits.rows(ask.costs).peekable();
+/// Encodes runs of jobs with equal costs: the costs, and the number of jobs.
+fn encode_runs(numbers: &mut Packed, request: &Request<'_>, width: usize) {
+    let mut rows = request.limits.rows(request.costs).peekable();
     while let Some(row) = rows.next() {
         let mut jobs = 1;
         while rows.next_if_eq(&row).is_some() {

@@ -1,4 +1,4 @@
-//! Errors of the redis crate, told with the server's address and what to do.
+//! Errors of the redis crate, translated into errors that name the server and what to do.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -6,9 +6,9 @@ use crate::store::StoreError;
 
 const WRONG_PASSWORD: &str = "the user or the password is wrong; correct them in its URL";
 
-/// Codes of refusals that pass: the server starts or fails over, lacks replicas, memory or disk for now, or is
-/// kept busy by a script of somebody's.
-const PASSING: [&str; 10] = [
+/// Codes of transient refusals: the server starts or fails over, lacks replicas, memory or disk, or is kept busy by
+/// another script.
+const TRANSIENT_CODES: [&str; 10] = [
     "LOADING",
     "READONLY",
     "MASTERDOWN",
@@ -21,28 +21,29 @@ const PASSING: [&str; 10] = [
     "BUSY",
 ];
 
-/// Codes of answers that another connection would not get: it may lead to another server, or logs in again.
-const ENDING: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
+/// Codes of answers that end the connection: a new one may lead to another server, or log in again.
+const ENDING_CODES: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
 
-/// Refusals that pass and have no code.
-const PASSING_TEXTS: [&str; 2] = ["max number of clients reached", "Script killed by user"];
+/// Texts of transient refusals that have no code.
+const TRANSIENT_TEXTS: [&str; 2] = ["max number of clients reached", "Script killed by user"];
 
-/// A server, or several that stand for one, by host and port: never with credentials.
+/// The address of a server, or of several that act as one, by host and port and never with credentials. It builds the
+/// errors about it.
 #[derive(Clone, Debug)]
-pub(super) struct At(pub(super) String);
+pub(super) struct ServerAddress(pub(super) String);
 
-impl At {
-    /// An answer that is not what it should be.
+impl ServerAddress {
+    /// The error for a malformed answer.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
         self.refused(format!("{}; is it Redis 6.2 or later, not a replica?", detail.into()))
     }
 
-    /// An answer of which it is known what to do.
+    /// The error for an answer with a known remedy.
     pub(super) fn refused(&self, detail: impl Into<String>) -> StoreError {
         StoreError::Unexpected { address: self.0.clone(), detail: detail.into() }
     }
 
-    /// Away, or not able to serve just now.
+    /// The error for a server that is away, or cannot serve at the moment.
     pub(super) fn unreachable(&self, detail: impl Into<String>) -> StoreError {
         StoreError::Unreachable { address: self.0.clone(), detail: detail.into() }
     }
@@ -50,7 +51,7 @@ impl At {
     pub(super) fn explain(&self, error: &RedisError) -> StoreError {
         match error.kind() {
             ErrorKind::Io => self.unreachable(error.to_string()),
-            _ if passes(error) => self.unreachable(error.to_string()),
+            _ if is_transient(error) => self.unreachable(error.to_string()),
             ErrorKind::Server(ServerErrorKind::Moved) => {
                 self.refused(format!("{error}; it is a node of a cluster: write its URL as redis+cluster://"))
             }
@@ -66,7 +67,7 @@ impl At {
         }
     }
 
-    /// What a script ran into has no code of its own in every version.
+    /// In some versions the error of a command in a script has no code of its own.
     fn explain_text(&self, text: String) -> StoreError {
         if text.contains("user executing the script") || text.contains("ACL failure in script") {
             self.refused(format!("{text}; grant the user what paced needs"))
@@ -80,34 +81,35 @@ impl At {
     }
 }
 
-/// Whether the server says that it cannot serve just now.
-pub(super) fn passes(error: &RedisError) -> bool {
-    if error.code().is_some_and(|code| PASSING.contains(&code)) {
+/// Whether the server reports that it cannot serve at the moment.
+pub(super) fn is_transient(error: &RedisError) -> bool {
+    if error.code().is_some_and(|code| TRANSIENT_CODES.contains(&code)) {
         return true;
     }
     let text = error.to_string();
-    // Redis 6.2 wraps what a command in a script was refused with.
+    // Redis 6.2 wraps the error of a command in a script.
     let wrapped = |code: &str| text.contains(&format!("-{code} "));
-    PASSING.iter().any(|code| wrapped(code)) || PASSING_TEXTS.iter().any(|known| text.contains(known))
+    TRANSIENT_CODES.iter().any(|code| wrapped(code))
+        || TRANSIENT_TEXTS.iter().any(|known| text.contains(known))
 }
 
-/// Whether a connection is of no use after this: it broke, or leads to a server that is no primary any more, or
-/// that knows this client no more. Any other answer says something about the call alone.
+/// Whether a connection is of no further use after this error: it broke, leads to a server that is no longer a primary,
+/// or is no longer authenticated. Any other error concerns the call alone.
 pub(super) fn ends_connection(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Server(_) | ErrorKind::Extension => {
             let text = error.to_string();
-            // Redis 6.2 wraps what a command in a script was refused with.
+            // Redis 6.2 wraps the error of a command in a script.
             let says = |code: &str| error.code() == Some(code) || text.contains(&format!("-{code} "));
-            ENDING.into_iter().any(says)
+            ENDING_CODES.into_iter().any(says)
         }
         ErrorKind::UnexpectedReturnType => false,
         _ => true,
     }
 }
 
-/// Whether a server that was asked to load or run a script cannot run any: Valkey 9.1 without its module for
-/// Lua says so, others do not know the command.
+/// Whether a server cannot run scripts at all: Valkey 9.1 without its module for Lua says so, others do not know the
+/// command.
 fn lacks_scripts(text: &str) -> bool {
     let text = text.to_lowercase();
     let unknown =
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_a_server_refuses_is_told_with_what_to_do() {
-        let at = At("store.example:6379".to_owned());
+        let at = ServerAddress("store.example:6379".to_owned());
         for (answer, hint) in [
             ("-NOAUTH Authentication required.\r\n", "put one into its URL"),
             ("-WRONGPASS invalid username-password pair or user is disabled.\r\n", "correct them in its URL"),

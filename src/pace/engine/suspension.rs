@@ -1,0 +1,74 @@
+//! Suspension while this replica cannot use the downstream: no slots are requested, except for one trial waiter at a
+//! time, which tests whether the downstream can be used again.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use super::{Admission, Effect, Engine, Refusal};
+use crate::pace::Waiter;
+use crate::pace::meters::Abandoned;
+use crate::pace::pacing::Call;
+
+impl<W: Waiter> Engine<W> {
+    /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
+    /// [`Engine::try_one`].
+    pub(crate) fn suspend(&mut self, reason: Abandoned) {
+        let given_up = self.release.give_up_all();
+        self.put_back(given_up, reason);
+        let trial = self.pacing.suspend(&self.settings, reason, Instant::now());
+        trial.into_iter().for_each(|waiter| self.backlog.push(waiter));
+    }
+
+    /// Requests slots for all waiters again.
+    pub(crate) fn resume(&mut self) {
+        if let Some(waiter) = self.pacing.resume(Instant::now()) {
+            self.backlog.push(waiter);
+        }
+        self.schedule.forget();
+    }
+
+    /// Makes this waiter the trial: a slot is requested for it alone during the suspension.
+    pub(crate) fn try_one(&mut self, waiter: W) {
+        if let Some(waiter) = self.pacing.try_one(waiter) {
+            self.backlog.push(waiter);
+        }
+    }
+
+    /// Returns the instant from which another waiter can be tried; `None` while none can.
+    pub(crate) fn try_at(&self) -> Option<Instant> {
+        let is_free = !self.pacing.is_calling() && !self.pacing.has_trial();
+        self.trial_from().filter(|_| self.pacing.is_suspended() && is_free)
+    }
+
+    /// Returns the instant from which the trial waiter may have a slot, or be released without one; `None` while it may
+    /// not.
+    fn trial_from(&self) -> Option<Instant> {
+        let may =
+            if self.pacing.state().is_open() { !self.terms.pauses().is_paused() } else { self.may_ask() };
+        (may && self.release.is_quiet()).then(|| self.ask_from())
+    }
+
+    /// Returns the instant at which [`Engine::ask`] requests a slot for the trial waiter.
+    pub(super) fn trial_wake_at(&self) -> Option<Instant> {
+        self.trial_from().filter(|_| self.pacing.has_trial())
+    }
+
+    /// Takes the trial waiter, if it may be tried now.
+    pub(super) fn take_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<W> {
+        self.trial_from().filter(|from| *from <= now)?;
+        let waiter = self.pacing.take_trial().filter(Waiter::is_live)?;
+        if !admission.admits(&waiter) {
+            self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
+            return None;
+        }
+        Some(waiter)
+    }
+
+    /// Makes a call for the trial waiter, if it may be tried now.
+    pub(super) fn call_for_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
+        let waiter = if self.may_ask() { self.take_trial(now, admission) } else { None }?;
+        let lane = waiter.lane();
+        Some(self.call((lane, self.settings.horizon), VecDeque::from([waiter]), None, now))
+    }
+}
