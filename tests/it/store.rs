@@ -10,6 +10,7 @@ mod cluster;
 mod examples;
 mod expiry;
 mod failover;
+mod inside;
 mod limits;
 mod losses;
 mod mishaps;
