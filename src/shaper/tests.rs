@@ -1,6 +1,7 @@
 mod acquire;
 pub(super) mod bench;
 #[cfg(feature = "daemon")]
+mod log;
 mod pauses;
 pub(super) mod sets;
 mod shared;
