@@ -133,14 +133,15 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Self {
+    /// A flight is boxed because it passes through many futures: each of them holds a pointer.
+    pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Box<Self> {
         let Held { waiter: entry, slot, deadline } = held;
         let underway = context.sending.begin(&entry);
-        Self { context, place, entry, slot, deadline, underway }
+        Box::new(Self { context, place, entry, slot, deadline, underway })
     }
 
     /// Checks the job once more, releases it to the sink, and settles it by the outcome.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(self: Box<Self>) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
         cleared.context.meters.dispatched(&outcome, cleared.place.end.since.elapsed());
@@ -148,7 +149,7 @@ impl Flight {
     }
 
     /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
-    async fn check(mut self) -> Option<Self> {
+    async fn check(mut self: Box<Self>) -> Option<Box<Self>> {
         let meters = &self.context.meters;
         if !self.entry.ticket.is_live() {
             meters.abandoned(Abandoned::Stale);
@@ -169,7 +170,7 @@ impl Flight {
             meters.abandoned(Abandoned::Expired);
             let report = self.report(None);
             self.adopt_redelivered_ticket();
-            self.dead_letter(expired(deadline, report), Response::default()).await;
+            Box::pin(self.dead_letter(expired(deadline, report), Response::default())).await;
             return None;
         }
         Some(self)
@@ -224,15 +225,24 @@ impl Flight {
     }
 
     /// Gives up the slot: the job waits for another one.
-    fn give_up(mut self) {
+    fn give_up(mut self: Box<Self>) {
         self.adopt_redelivered_ticket();
         let (downstream, late) = (&self.context.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used, reserving anew");
         self.place.send(Event::Back(self.entry));
     }
 
-    async fn settle(mut self, outcome: Outcome) {
+    async fn settle(mut self: Box<Self>, outcome: Outcome) {
         self.adopt_redelivered_ticket();
+        match outcome {
+            Outcome::Delivered(receipt) => self.deliver(receipt).await,
+            // Its future is large, and few jobs need it.
+            outcome => Box::pin(self.settle_any(outcome)).await,
+        }
+    }
+
+    /// Settles by any outcome.
+    async fn settle_any(mut self: Box<Self>, outcome: Outcome) {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
@@ -277,7 +287,7 @@ impl Flight {
                 self.entry.attempts.refused += 1;
                 let response = response.unwrap_or_else(|| Response::without_body(Some(status)));
                 let letter = DeadLetter { reason, detail, report: self.report(Some(status)) };
-                let Self { place, entry, .. } = self;
+                let Self { place, entry, .. } = *self;
                 let sent = place.end.since;
                 place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
             }
@@ -290,9 +300,9 @@ impl Flight {
     }
 
     /// The reply is confirmed first, then the job is acked.
-    async fn deliver(self, receipt: Receipt) {
+    async fn deliver(self: Box<Self>, receipt: Receipt) {
         let report = self.report(Some(receipt.response.status));
-        let Self { context, place, entry, .. } = self;
+        let Self { context, place, entry, .. } = *self;
         // The send is over: a reply that takes long must not hold up others.
         drop(place);
         let _settling = context.meters.settling();
@@ -305,7 +315,7 @@ impl Flight {
 
     /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead.
     async fn try_again(
-        self,
+        self: Box<Self>,
         wait: Option<Duration>,
         detail: String,
         status: Option<u16>,
@@ -322,8 +332,8 @@ impl Flight {
         self.place.send(Event::Retry(Instant::now() + wait, self.entry));
     }
 
-    async fn dead_letter(self, letter: DeadLetter, response: Response) {
-        let Self { context, place, entry, .. } = self;
+    async fn dead_letter(self: Box<Self>, letter: DeadLetter, response: Response) {
+        let Self { context, place, entry, .. } = *self;
         drop(place);
         let response = entry.job.reply.is_some().then_some(response);
         dead_letter(context, entry.ticket, letter, response).await;

@@ -74,7 +74,8 @@ impl Flights {
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(self.abandon.clone().run_until_cancelled_owned(work));
+        // Boxed, it is moved once, and not by each of the layers around it.
+        self.tasks.spawn(self.abandon.clone().run_until_cancelled_owned(Box::pin(work)));
     }
 }
 
