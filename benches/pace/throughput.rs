@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::api::LeanApi;
-use crate::figures::{Bound, Figure, Section, Unit};
+use crate::figures::{Bound, Figure, Section, Unit, median};
 use crate::loops::Loop;
 use crate::process;
 use crate::stage::{Kind, Site, Stage, stop};
@@ -48,12 +48,15 @@ struct Load {
     delay: Duration,
     /// The number of jobs, which is enough for some seconds.
     jobs: usize,
+    /// How often in a run the consumers take turns. On two cores that servers and the API share with it, one and the
+    /// same loop has half or twice the speed from one start to the next.
+    rounds: usize,
 }
 
 const LOADS: [Load; 3] = [
-    Load { in_flight: 64, delay: Duration::ZERO, jobs: 60_000 },
-    Load { in_flight: 256, delay: Duration::ZERO, jobs: 60_000 },
-    Load { in_flight: 64, delay: Duration::from_millis(5), jobs: 30_000 },
+    Load { in_flight: 64, delay: Duration::ZERO, jobs: 60_000, rounds: 5 },
+    Load { in_flight: 256, delay: Duration::ZERO, jobs: 60_000, rounds: 5 },
+    Load { in_flight: 64, delay: Duration::from_millis(5), jobs: 30_000, rounds: 1 },
 ];
 
 impl Load {
@@ -65,7 +68,7 @@ impl Load {
 }
 
 /// The results of one consumer in one run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     speed: f64,
     /// The processor time per job, in µs.
@@ -81,22 +84,19 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          first request to the last. Processor time is that of the consumer alone, user and system, over the \
          same stretch; the servers and the API share the machine with it. The bare loop has paced's crates, \
          prefetch 1000, the same requests, acks that nothing waits for, and no limit; the 20-line loop makes \
-         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns within a \
-         run, each run begins with another one, and ratios are of one run.",
+         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns, five times in \
+         a run (once where the API takes its time), and another one begins each time; a figure of a run is the median \
+         of its turns, a ratio the median of the rounds' ratios.",
     );
     section.lines = true;
     for run in 1..=stage.runs {
         for load in LOADS {
-            let mut paces = [None; Kin::ALL.len()];
-            for turn in 0..Kin::ALL.len() {
-                let which = (turn + run) % Kin::ALL.len();
-                let kin = Kin::ALL[which];
-                eprintln!("  throughput, run {run}: {}", load.column(kin));
-                paces[which] = Some(measure(stage, kin, load).await?);
+            let mut rounds = Vec::new();
+            for round in 0..load.rounds {
+                rounds.push(take_turns(stage, load, run, round).await?);
             }
-            let [Some(bare), Some(lines), Some(paced)] = paces else { continue };
-            for (kin, pace) in [(Kin::Bare, bare), (Kin::Lines, lines), (Kin::Paced, paced)] {
-                note(&mut section, load, kin, pace, bare);
+            for kin in Kin::ALL {
+                note(&mut section, load, kin, &rounds);
             }
         }
         section.runs = run;
@@ -104,12 +104,33 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     Ok(section)
 }
 
-fn note(section: &mut Section, load: Load, kin: Kin, pace: Pace, bare: Pace) {
+/// The results of the consumers in one round, in the order of [`Kin::ALL`].
+type Round = [Pace; Kin::ALL.len()];
+
+/// Measures one consumer after the other.
+async fn take_turns(stage: &Stage, load: Load, run: usize, round: usize) -> Result<Round, String> {
+    let mut paces = [Pace::default(); Kin::ALL.len()];
+    for turn in 0..Kin::ALL.len() {
+        let which = (turn + run + round) % Kin::ALL.len();
+        let kin = Kin::ALL[which];
+        eprintln!("  throughput, run {run}, round {}: {}", round + 1, load.column(kin));
+        paces[which] = measure(stage, kin, load).await?;
+    }
+    Ok(paces)
+}
+
+fn note(section: &mut Section, load: Load, kin: Kin, rounds: &[Round]) {
     let column = load.column(kin);
-    section.note(&column, SPEED, pace.speed);
-    section.note(&column, CPU, pace.cpu);
-    section.note(&column, MEMORY, pace.memory);
-    let (speed, cpu) = (pace.speed / bare.speed, pace.cpu / bare.cpu);
+    let of = |value: fn(Pace, Pace) -> f64| {
+        let values: Vec<f64> =
+            rounds.iter().map(|round| value(round[kin as usize], round[Kin::Bare as usize])).collect();
+        median(&values)
+    };
+    section.note(&column, SPEED, of(|own, _| own.speed));
+    section.note(&column, CPU, of(|own, _| own.cpu));
+    section.note(&column, MEMORY, of(|own, _| own.memory));
+    let speed = of(|own, bare| own.speed / bare.speed);
+    let cpu = of(|own, bare| own.cpu / bare.cpu);
     if kin == Kin::Paced && load.delay.is_zero() {
         section.judge(&column, SPEED_RATIO, speed, Bound::AtLeast(0.8));
         section.judge(&column, CPU_RATIO, cpu, Bound::AtMost(1.25));
