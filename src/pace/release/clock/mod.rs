@@ -1,6 +1,7 @@
 //! The release clock, which wakes the holders of jobs at their slots.
 
 mod alarm;
+mod handover;
 mod queue;
 mod spin;
 mod thread;

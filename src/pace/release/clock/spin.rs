@@ -34,10 +34,16 @@ impl Spin {
 
     /// Returns how long before its instant the next sleep is to end; zero while the budget is used up.
     pub(super) fn margin(&mut self, now: Instant) -> Duration {
+        let margin = self.margin;
+        self.afford(margin, now)
+    }
+
+    /// Returns `time`, which others may spin; zero while the budget does not allow it.
+    pub(super) fn afford(&mut self, time: Duration, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.refilled);
         self.refilled = now;
         self.budget = (self.budget + since / CORE_DIVISOR).min(MAX_BUDGET);
-        if self.budget >= self.margin { self.margin } else { Duration::ZERO }
+        if self.budget >= time { time } else { Duration::ZERO }
     }
 
     /// Records how late a sleep ended.

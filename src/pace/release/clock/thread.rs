@@ -1,15 +1,18 @@
-//! A thread that sleeps until the next slot. It is some 50 to 100 µs late, while tokio's timer is a millisecond late.
+//! A thread that sleeps until just before the next slot. Alarms ring some 10 to 50 µs late, while tokio's timer is a
+//! millisecond late.
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
 use super::alarm::{Alarm, ReleaseClock};
+use super::handover::{Handover, Rung};
 use super::queue::Queue;
 use super::spin::Spin;
 use crate::time::{Deadline, nap};
@@ -31,6 +34,7 @@ struct Handle {
 #[derive(Debug)]
 struct Shared {
     alarms: Mutex<Alarms>,
+    handover: Handover,
     /// Whether an alarm was set to an earlier instant than the one for which the thread waits.
     rearmed: AtomicBool,
     closed: AtomicBool,
@@ -49,6 +53,7 @@ struct Bell {
     waker: AtomicWaker,
     /// Whether the alarm is still in the queue.
     queued: AtomicBool,
+    rung: Rung,
 }
 
 impl ThreadClock {
@@ -57,9 +62,7 @@ impl ThreadClock {
     /// # Errors
     /// The error of the system if it has no thread left.
     pub fn start() -> std::io::Result<Self> {
-        let alarms = Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None });
-        let shared =
-            Arc::new(Shared { alarms, rearmed: AtomicBool::new(false), closed: AtomicBool::new(false) });
+        let shared = Arc::new(Shared::new());
         let theirs = Arc::clone(&shared);
         let handle = thread::Builder::new().name("release-clock".to_owned()).spawn(move || theirs.run())?;
         Ok(Self { handle: Arc::new(Handle { shared, thread: handle.thread().clone() }) })
@@ -82,6 +85,15 @@ impl ReleaseClock for ThreadClock {
 }
 
 impl Shared {
+    fn new() -> Self {
+        Self {
+            alarms: Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None }),
+            handover: Handover::new(Instant::now()),
+            rearmed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
     /// Locks the alarms. Nothing panics while it holds the lock, so a poisoned one is as good as any.
     fn lock(&self) -> MutexGuard<'_, Alarms> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,22 +104,24 @@ impl Shared {
         let mut wakers = Vec::new();
         let mut spin = Spin::new(Instant::now());
         while !self.closed.load(Ordering::Acquire) {
-            let next = self.due(Deadline::now(), &mut wakers);
+            spin.spun(self.handover.take_spun());
+            let lead = spin.afford(self.handover.lead(), Instant::now());
+            let next = self.due(lead, &mut wakers);
             wakers.drain(..).for_each(Waker::wake);
             // An earlier instant unparks the thread; a spurious wake-up just loops.
             match next {
-                Some(next) => self.approach(next, &mut spin),
+                Some(next) => self.approach(next.left().saturating_sub(lead), &mut spin),
                 None => thread::park(),
             }
         }
     }
 
-    /// Sleeps and spins until `next`, or less: for one nap, or until it is woken.
-    fn approach(&self, next: Deadline, spin: &mut Spin) {
-        let (now, left) = (Instant::now(), next.left());
+    /// Sleeps and spins for the time `left`, or less: for one nap, or until it is woken.
+    fn approach(&self, left: Duration, spin: &mut Spin) {
         if left.is_zero() {
             return;
         }
+        let now = Instant::now();
         let end = now + left;
         let margin = spin.margin(now);
         if left > margin {
@@ -131,11 +145,14 @@ impl Shared {
         spin.spun(now - begin);
     }
 
-    /// Takes the wakers due at `now`, and returns the next instant.
-    fn due(&self, now: Deadline, wakers: &mut Vec<Waker>) -> Option<Deadline> {
+    /// Takes the wakers that are due within `lead`, and returns the next instant.
+    fn due(&self, lead: Duration, wakers: &mut Vec<Waker>) -> Option<Deadline> {
         let mut alarms = self.lock();
         self.rearmed.store(false, Ordering::Relaxed);
-        while let Some(bell) = alarms.queue.pop(now) {
+        let now = Instant::now();
+        let until = Deadline::at(now + lead);
+        while let Some(bell) = alarms.queue.pop(until) {
+            self.handover.ring(&bell.rung, now);
             bell.queued.store(false, Ordering::Release);
             wakers.extend(bell.waker.take());
         }
@@ -170,6 +187,7 @@ impl ThreadAlarm {
         let earlier = {
             let mut alarms = self.handle.shared.lock();
             alarms.queue.set(self.number, at);
+            self.bell.rung.take();
             self.bell.queued.store(at.is_some(), Ordering::Release);
             let sleeps = alarms.sleeps_until;
             let earlier = at.filter(|at| sleeps.is_none_or(|sleeps| *at < sleeps));
@@ -196,13 +214,21 @@ impl Alarm for ThreadAlarm {
 
     fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some((_, deadline)) = self.set else { return Poll::Pending };
+        let handover = &self.handle.shared.handover;
         if deadline > Deadline::now() {
             self.bell.waker.register(context.waker());
-            // The second check is needed because the thread may have rung before the waker was registered.
-            if deadline > Deadline::now() {
+            // The check comes after the registration because the thread may have rung before it.
+            if self.bell.queued.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+            // The bell rang ahead of the instant.
+            handover.answer(&self.bell.rung, Instant::now());
+            if !handover.spin(deadline) {
+                self.queue(Some(deadline));
                 return Poll::Pending;
             }
         }
+        handover.answer(&self.bell.rung, Instant::now());
         self.set = None;
         if self.bell.queued.load(Ordering::Acquire) {
             // The thread has not noticed yet, and does not have to ring.
