@@ -111,7 +111,8 @@ impl Run {
                 let (held, since) = (held.len(), Duration::from_nanos(first - self.stamps[0]));
                 assert!(
                     held <= room + extra,
-                    "{held} in {window:?} from {since:?} on, at most {room} + {extra}; {self}"
+                    "{held} in {window:?} from {since:?} on ({}), at most {room} + {extra}; {self}",
+                    self.described(first)
                 );
             }
         }
@@ -161,6 +162,21 @@ impl Run {
     pub(crate) fn missed(&self, during: Range<u64>) -> usize {
         let still: u64 = self.met(during).map(|stall| stall.end - stall.start).sum();
         usize::try_from(u128::from(still) / self.rate.interval().as_nanos()).unwrap()
+    }
+
+    /// What is known of the request that came at this time: the first one of a connection had to be accepted first.
+    fn described(&self, at: u64) -> String {
+        let Some(found) = self.arrivals.iter().position(|arrival| arrival.at == at) else {
+            return String::new();
+        };
+        let (replica, connection) = (self.arrivals[found].header(REPLICA), self.arrivals[found].connection);
+        let before = self.arrivals[..found].iter().filter(|arrival| arrival.connection == connection).count();
+        let since = at - found.checked_sub(1).map_or(at, |before| self.arrivals[before].at);
+        format!(
+            "from replica {}, after {before} others on its connection, {:?} after the one before",
+            replica.unwrap_or("?"),
+            Duration::from_nanos(since)
+        )
     }
 
     fn met(&self, during: Range<u64>) -> impl Iterator<Item = &Range<u64>> {
