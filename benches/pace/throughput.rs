@@ -54,8 +54,8 @@ struct Load {
 }
 
 const LOADS: [Load; 3] = [
-    Load { in_flight: 64, delay: Duration::ZERO, jobs: 60_000, rounds: 5 },
-    Load { in_flight: 256, delay: Duration::ZERO, jobs: 60_000, rounds: 5 },
+    Load { in_flight: 64, delay: Duration::ZERO, jobs: 60_000, rounds: 6 },
+    Load { in_flight: 256, delay: Duration::ZERO, jobs: 60_000, rounds: 6 },
     Load { in_flight: 64, delay: Duration::from_millis(5), jobs: 30_000, rounds: 1 },
 ];
 
@@ -84,8 +84,9 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          first request to the last. Processor time is that of the consumer alone, user and system, over the \
          same stretch; the servers and the API share the machine with it. The bare loop has paced's crates, \
          prefetch 1000, the same requests, acks that nothing waits for, and no limit; the 20-line loop makes \
-         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns, five times in \
-         a run (once where the API takes its time), and another one begins each time; a figure of a run is the median \
+         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns, six times in \
+         a run (once where the API takes its time), another one begins each time, and each second time they go \
+         in the opposite order; a figure of a run is the median \
          of its turns, a ratio the median of the rounds' ratios.",
     );
     section.lines = true;
@@ -111,7 +112,8 @@ type Round = [Pace; Kin::ALL.len()];
 async fn take_turns(stage: &Stage, load: Load, run: usize, round: usize) -> Result<Round, String> {
     let mut paces = [Pace::default(); Kin::ALL.len()];
     for turn in 0..Kin::ALL.len() {
-        let which = (turn + run + round) % Kin::ALL.len();
+        let turn = if round.is_multiple_of(2) { turn } else { Kin::ALL.len() - turn };
+        let which = (turn + run + round / 2) % Kin::ALL.len();
         let kin = Kin::ALL[which];
         eprintln!("  throughput, run {run}, round {}: {}", round + 1, load.column(kin));
         paces[which] = measure(stage, kin, load).await?;
