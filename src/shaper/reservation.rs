@@ -143,7 +143,8 @@ impl Reservation {
             tokio::select! {
                 biased;
                 () = recheck => {}
-                () = self.wait() => return !self.is_missed(),
+                // The wait may have spun, so that a notification went unseen.
+                () = self.wait() => return self.follow() && !self.is_paused() && !self.is_missed(),
             }
         }
     }

@@ -16,14 +16,17 @@ const MARGIN_UP: Duration = Duration::from_nanos(4750);
 const MARGIN_DOWN: Duration = Duration::from_nanos(250);
 /// The share of a core that may be spun, as its divisor.
 const CORE_DIVISOR: u32 = 32;
-/// The largest budget, after an idle period; it is enough for some hundred slots.
-const MAX_BUDGET: Duration = Duration::from_millis(5);
+/// The largest budget in ns, after an idle period; it is enough for some hundred slots.
+const MAX_BUDGET: i64 = 5_000_000;
+/// The largest debt in ns, so that a thread that is not run while it spins is punctual again after some seconds.
+const MAX_DEBT: i64 = -100_000_000;
 
-/// The margin and the budget of one thread that sleeps and spins.
+/// The margin of one thread that sleeps and spins, and the budget of all that spin for its alarms.
 #[derive(Debug)]
 pub(super) struct Spin {
     margin: Duration,
-    budget: Duration,
+    /// In ns; negative if more was spun than there was. Several may spin at a time, and are charged afterwards.
+    budget: i64,
     refilled: Instant,
 }
 
@@ -34,16 +37,21 @@ impl Spin {
 
     /// Returns how long before its instant the next sleep is to end; zero while the budget is used up.
     pub(super) fn margin(&mut self, now: Instant) -> Duration {
-        let margin = self.margin;
-        self.afford(margin, now)
+        self.refill(now);
+        if self.budget >= nanos(self.margin) { self.margin } else { Duration::ZERO }
     }
 
-    /// Returns `time`, which others may spin; zero while the budget does not allow it.
-    pub(super) fn afford(&mut self, time: Duration, now: Instant) -> Duration {
+    /// Returns `lead`, or zero while the budget does not suffice for tasks to spin. The second half of it is for the
+    /// thread, which spins for all.
+    pub(super) fn lead(&mut self, lead: Duration, now: Instant) -> Duration {
+        self.refill(now);
+        if self.budget > MAX_BUDGET / 2 { lead } else { Duration::ZERO }
+    }
+
+    fn refill(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.refilled);
         self.refilled = now;
-        self.budget = (self.budget + since / CORE_DIVISOR).min(MAX_BUDGET);
-        if self.budget >= time { time } else { Duration::ZERO }
+        self.budget = self.budget.saturating_add(nanos(since / CORE_DIVISOR)).min(MAX_BUDGET);
     }
 
     /// Records how late a sleep ended.
@@ -55,10 +63,15 @@ impl Spin {
         };
     }
 
-    /// Charges the time that was spun to the budget.
-    pub(super) const fn spun(&mut self, time: Duration) {
-        self.budget = self.budget.saturating_sub(time);
+    /// Charges time that was spun until `now` to the budget.
+    pub(super) fn spun(&mut self, time: Duration, now: Instant) {
+        self.refill(now);
+        self.budget = self.budget.saturating_sub(nanos(time)).max(MAX_DEBT);
     }
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -96,34 +109,46 @@ mod tests {
         let start = Instant::now();
         let mut spin = Spin::new(start);
         assert!(spin.margin(start) > Duration::ZERO);
-        spin.spun(Duration::from_secs(1));
+        assert_eq!(spin.lead(us(30), start), us(30));
+        spin.spun(us(2500), start);
+        assert_eq!(spin.lead(us(30), start), Duration::ZERO, "half of it is left, which is for the thread");
+        assert!(spin.margin(start) > Duration::ZERO);
+        spin.spun(us(2600), start);
         assert_eq!(spin.margin(start), Duration::ZERO);
-        assert_eq!(spin.margin(start + us(1000)), Duration::ZERO, "31 µs are not enough");
-        assert!(spin.margin(start + us(3000)) > Duration::ZERO);
-        // The budget is the same however long the idle period was.
+        assert_eq!(
+            spin.margin(start + us(4000)),
+            Duration::ZERO,
+            "125 µs are not enough beside a debt of 100 µs"
+        );
+        assert!(spin.margin(start + us(8000)) > Duration::ZERO);
+        // The budget is the same however long the idle period was, and so is the debt.
         let later = start + Duration::from_secs(3600);
         assert!(spin.margin(later) > Duration::ZERO);
-        spin.spun(MAX_BUDGET);
-        assert_eq!(spin.margin(later), Duration::ZERO);
+        spin.spun(Duration::from_secs(60), later);
+        assert_eq!(spin.margin(later + Duration::from_secs(3)), Duration::ZERO);
+        assert!(spin.margin(later + Duration::from_secs(4)) > Duration::ZERO);
     }
 
     proptest! {
-        /// In any case at most the share of a core is spun.
+        /// In any case at most the share of a core is spun, also where several tasks spin on one look at the budget.
         #[test]
-        fn the_share_is_kept(slots in prop::collection::vec((0_u64..2000, 0_u64..300), 1..500)) {
+        fn the_share_is_kept(slots in prop::collection::vec((0_u64..2000, 0_u64..300, 0_u32..5), 1..500)) {
             let start = Instant::now();
             let (mut spin, mut now, mut spun) = (Spin::new(start), start, Duration::ZERO);
-            for (pause, late) in slots {
+            let mut overdraft = Duration::ZERO;
+            for (pause, late, tasks) in slots {
                 now += us(pause);
-                let margin = spin.margin(now);
+                let (lead, margin) = (spin.lead(us(80), now), spin.margin(now));
                 prop_assert!(margin <= MAX_MARGIN);
                 spin.overslept(us(late));
-                let time = margin.saturating_sub(us(late));
-                spin.spun(time);
-                now += margin;
+                let time = margin.saturating_sub(us(late)) + lead * tasks;
+                now += margin + lead;
+                spin.spun(time, now);
                 spun += time;
+                overdraft = overdraft.max(time);
             }
-            prop_assert!(spun <= MAX_BUDGET + (now - start) / CORE_DIVISOR + MAX_MARGIN);
+            let budget = Duration::from_nanos(MAX_BUDGET.unsigned_abs());
+            prop_assert!(spun <= budget + (now - start) / CORE_DIVISOR + overdraft);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A thread that sleeps until just before the next slot. Alarms ring some 10 to 50 µs late, while tokio's timer is a
+//! A thread that sleeps until just before the next slot. Its alarms are some 10 to 50 µs late, while tokio's timer is a
 //! millisecond late.
 
 use std::hint;
@@ -12,10 +12,13 @@ use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
 use super::alarm::{Alarm, ReleaseClock};
-use super::handover::{Handover, Rung};
+use super::handover::{Handover, Rung, real_now};
 use super::queue::Queue;
 use super::spin::Spin;
 use crate::time::{Deadline, nap};
+
+/// How soon an alarm is tried again whose bell rang, on the thread's clock, before its instant on the runtime's.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// A clock with one thread for all alarms of a process. The thread ends with the clock and its last alarm.
 #[derive(Debug)]
@@ -88,7 +91,7 @@ impl Shared {
     fn new() -> Self {
         Self {
             alarms: Mutex::new(Alarms { queue: Queue::new(), sleeps_until: None }),
-            handover: Handover::new(Instant::now()),
+            handover: Handover::new(real_now()),
             rearmed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -102,12 +105,17 @@ impl Shared {
     fn run(&self) {
         tighten_timer();
         let mut wakers = Vec::new();
-        let mut spin = Spin::new(Instant::now());
+        let mut spin = Spin::new(real_now());
+        let (mut target, mut lead) = (None, Duration::ZERO);
         while !self.closed.load(Ordering::Acquire) {
-            spin.spun(self.handover.take_spun());
-            let lead = spin.afford(self.handover.lead(), Instant::now());
             let next = self.due(lead, &mut wakers);
             wakers.drain(..).for_each(Waker::wake);
+            // The lead is decided once for each instant: the sleep before it ends earlier by that.
+            if target != next {
+                let now = real_now();
+                spin.spun(self.handover.take_spun(), now);
+                (target, lead) = (next, spin.lead(self.handover.lead(), now));
+            }
             // An earlier instant unparks the thread; a spurious wake-up just loops.
             match next {
                 Some(next) => self.approach(next.left().saturating_sub(lead), &mut spin),
@@ -142,14 +150,14 @@ impl Shared {
             hint::spin_loop();
             now = Instant::now();
         }
-        spin.spun(now - begin);
+        spin.spun(now - begin, now);
     }
 
     /// Takes the wakers that are due within `lead`, and returns the next instant.
     fn due(&self, lead: Duration, wakers: &mut Vec<Waker>) -> Option<Deadline> {
         let mut alarms = self.lock();
         self.rearmed.store(false, Ordering::Relaxed);
-        let now = Instant::now();
+        let now = real_now();
         let until = Deadline::at(now + lead);
         while let Some(bell) = alarms.queue.pop(until) {
             self.handover.ring(&bell.rung, now);
@@ -217,18 +225,19 @@ impl Alarm for ThreadAlarm {
         let handover = &self.handle.shared.handover;
         if deadline > Deadline::now() {
             self.bell.waker.register(context.waker());
-            // The check comes after the registration because the thread may have rung before it.
+            // Only now, since the thread may have rung before the waker was registered.
             if self.bell.queued.load(Ordering::Acquire) {
                 return Poll::Pending;
             }
             // The bell rang ahead of the instant.
-            handover.answer(&self.bell.rung, Instant::now());
+            handover.answer(&self.bell.rung, real_now());
             if !handover.spin(deadline) {
-                self.queue(Some(deadline));
+                // The runtime's clock is behind that of the thread, as a paused one may be: look again later.
+                self.queue(Some(deadline.max(Deadline::at(real_now() + RETRY))));
                 return Poll::Pending;
             }
         }
-        handover.answer(&self.bell.rung, Instant::now());
+        handover.answer(&self.bell.rung, real_now());
         self.set = None;
         if self.bell.queued.load(Ordering::Acquire) {
             // The thread has not noticed yet, and does not have to ring.

@@ -2,7 +2,7 @@ use super::super::ring;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rings_in_order_and_never_early() {
+async fn each_rings_and_never_early() {
     let clock = ThreadClock::start().unwrap();
     let start = Instant::now();
     let (tell, mut rung) = tokio::sync::mpsc::unbounded_channel();
@@ -120,6 +120,36 @@ async fn the_thread_ends_with_the_last_of_clock_and_alarms() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), ended).await.unwrap();
+}
+
+#[test]
+fn a_bell_rings_ahead_of_its_alarm_by_the_lead() {
+    let shared = Shared::new();
+    let bells: Vec<Arc<Bell>> = (0..2).map(|_| Arc::default()).collect();
+    let now = Instant::now();
+    for (bell, ahead) in bells.iter().zip([HOUR, HOUR * 2]) {
+        let number = shared.lock().queue.add(Arc::clone(bell));
+        shared.lock().queue.set(number, Some(Deadline::at(now + ahead)));
+        bell.queued.store(true, Ordering::Release);
+    }
+    let queued = || bells.iter().map(|bell| bell.queued.load(Ordering::Acquire)).collect::<Vec<_>>();
+    assert_eq!(shared.due(HOUR / 2, &mut Vec::new()), Some(Deadline::at(now + HOUR)));
+    assert_eq!(queued(), [true, true]);
+    assert_eq!(shared.due(HOUR + HOUR / 2, &mut Vec::new()), Some(Deadline::at(now + HOUR * 2)));
+    assert_eq!(queued(), [false, true]);
+    assert!(bells[0].rung.take() > 0 && bells[1].rung.take() == 0);
+}
+
+#[tokio::test]
+async fn an_alarm_whose_bell_rang_much_too_early_is_set_again() {
+    let clock = ThreadClock::start().unwrap();
+    let mut alarm = clock.alarm();
+    let at = Instant::now() + ms(60);
+    alarm.set(Some(at));
+    // As a thread does whose clock is ahead of the runtime's.
+    clock.handle.shared.due(HOUR, &mut Vec::new());
+    ring(&mut *alarm).await;
+    assert!(Instant::now() >= at, "early");
 }
 
 #[test]
