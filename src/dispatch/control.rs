@@ -24,7 +24,7 @@ impl Control {
     /// revision, horizon, concurrency and when failed jobs are tried again. They apply to every job that was not yet
     /// handed to the sink. All other options stay as they are.
     ///
-    /// Of several calls in quick succession the last one applies. Nothing happens once the dispatcher has ended.
+    /// The last of several calls in quick succession applies. Nothing happens once the dispatcher has ended.
     pub fn reload(&self, options: Options) {
         self.0.send_replace(Some(Arc::new(options)));
     }

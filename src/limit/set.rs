@@ -192,7 +192,7 @@ impl LimitSet {
         let binding = match self.combine {
             _ if !allowed => limit,
             Combine::All => places.min_by_key(remaining).unwrap_or(limit),
-            // Of several limits with the same remainder, the first is reported. A job that costs nothing asks all
+            // The first of several limits with the same remainder is reported. A job that costs nothing asks all
             // limits.
             Combine::Any | Combine::OneOf => {
                 let charged = |place: &usize| charge == Charge::default() || charge.has(*place);

@@ -38,7 +38,7 @@ impl Scrape {
         for (labels, count) in self.0.get(&format!("{name}_bucket"))? {
             let le = labels.split("le=\"").nth(1)?.split('"').next()?;
             let bound: f64 = if le == "+Inf" { f64::INFINITY } else { le.parse().ok()? };
-            // Of non-negative numbers the order of the bits is the order of the numbers.
+            // The bits of non-negative numbers have the same order as the numbers.
             buckets.entry(bound.to_bits()).or_insert((bound, 0.0)).1 += count;
         }
         Some(Histogram { buckets: buckets.into_values().collect() })

@@ -18,7 +18,7 @@ async fn run(burst: u32) -> (Instant, Vec<Instant>) {
     }
     tokio::time::sleep(ms(505)).await;
     other.penalize(TWO).await.unwrap();
-    // Of two pauses the later end counts.
+    // The later end of two pauses counts.
     other.penalize(ms(100)).await.unwrap();
     other.penalize(Duration::ZERO).await.unwrap();
     let mut ran = tasks.join_all().await;
