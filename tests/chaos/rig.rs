@@ -1,6 +1,7 @@
 //! The rig of every scenario: four replicas and 2 500 jobs.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use paced::Rate;
@@ -91,6 +92,7 @@ impl Rig {
             downstream: format!("queue.prefetch = 300\n{downstream}"),
             http: String::new(),
         };
+        site.api.watch_stalls();
         let (replicas, rate) = (Vec::new(), RATE.parse().unwrap());
         let rig = Self { chaos, site, replicas, rate, admin: free_port(), watch: Watch::start() };
         rig.filled(stores).await
@@ -193,7 +195,14 @@ impl Rig {
         self.site.depth(&self.site.queue(), 0, LONG).await;
         let log = self.log();
         let what = (self.chaos.name, jobs, self.rate);
-        Run::new(what, self.site.api.arrivals(), self.watch.end(), log)
+        let mut stalls = self.watch.end();
+        // Of a stall that both noticed, the processor's is counted.
+        let api = self.site.api.stalls();
+        let is_new =
+            |own: &Range<u64>| !stalls.iter().any(|all| all.start <= own.end && own.start <= all.end);
+        let more: Vec<_> = api.into_iter().filter(is_new).collect();
+        stalls.extend(more);
+        Run::new(what, self.site.api.arrivals(), stalls, log)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener as StdListener};
+use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use paced::time::{Micros, wall_now};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use super::real_now;
 use answer::{Leave, reaches};
@@ -81,6 +82,9 @@ pub struct Api {
 
 struct Log {
     inner: Mutex<Inner>,
+    /// Notified once the stalls of the runtime are to be recorded.
+    watched: Notify,
+    stalls: Mutex<Vec<Range<u64>>>,
     count: watch::Sender<usize>,
     in_flight: watch::Sender<usize>,
 }
@@ -112,7 +116,8 @@ impl Api {
         let thread = std::thread::Builder::new().name("api".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 tokio::select! {
-                    () = serve(listener, shared) => {}
+                    () = serve(listener, Arc::clone(&shared)) => {}
+                    () = record_stalls(shared) => {}
                     _ = stopped => {}
                 }
             });
@@ -139,6 +144,16 @@ impl Api {
     /// Sets the answers of requests without a script, from now on.
     pub fn rule(&self, rule: impl Fn(&Arrival) -> Answer + Send + Sync + 'static) {
         self.log.lock().rule = Arc::new(rule);
+    }
+
+    /// Has it record from now on when its runtime stood still, so that it read no request.
+    pub fn watch_stalls(&self) {
+        self.log.watched.notify_one();
+    }
+
+    /// When its runtime stood still, since [`Api::watch_stalls`].
+    pub fn stalls(&self) -> Vec<Range<u64>> {
+        self.log.stalls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All requests so far whose bodies have arrived, in the order of their stamps.
@@ -206,7 +221,13 @@ impl Log {
             connections: 0,
             peak: 0,
         };
-        Self { inner: Mutex::new(inner), count: watch::Sender::new(0), in_flight: watch::Sender::new(0) }
+        Self {
+            inner: Mutex::new(inner),
+            watched: Notify::new(),
+            stalls: Mutex::default(),
+            count: watch::Sender::new(0),
+            in_flight: watch::Sender::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -240,6 +261,22 @@ impl Log {
         let mut inner = self.lock();
         inner.peak = inner.peak.max(now);
         Leave(&self.in_flight)
+    }
+}
+
+/// Records when the runtime runs a task later than it should.
+async fn record_stalls(log: Arc<Log>) {
+    const TICK: Duration = Duration::from_millis(1);
+    // The timer of the runtime is late by up to a millisecond.
+    const EXACT: u64 = 2_000_000;
+    log.watched.notified().await;
+    loop {
+        let due = stamp() + 1_000_000;
+        tokio::time::sleep(TICK).await;
+        let woken = stamp();
+        if woken > due + EXACT {
+            log.stalls.lock().unwrap_or_else(PoisonError::into_inner).push(due..woken);
+        }
     }
 }
 
