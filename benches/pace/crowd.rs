@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use paced::dispatch::{
-    DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, RefusalStatuses,
-    ReleaseClock, Report, RetryPolicy, Source, ThreadClock, Ticket,
+    DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked, RefusalStatuses,
+    ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket,
 };
 use paced::job::{CostBound, Job, MaxCost, Message, ReplyRules, Rules};
 use paced::sink::{LastLook, Outcome, Receipt, Response, Sink};
@@ -151,6 +151,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             max_backoff: Duration::from_secs(1),
         },
         max_pause: Duration::from_secs(300),
+        hold_max: Duration::from_secs(60),
         on_unavailable: OnUnavailable::Hold,
         revision: None,
         prefetch: window,
@@ -192,7 +193,7 @@ impl Source for ScriptedSource {
             message_id: Some(self.given.to_string()),
             ..Message::default()
         };
-        Some(Delivery { message, ticket: Box::new(Place { _place: place }) })
+        Some(Delivery { message, ticket: Box::new(Place { _place: place }), stay: None })
     }
 
     async fn close(&mut self) {
@@ -218,6 +219,11 @@ impl Ticket for Place {
     }
 
     fn give_back(self: Box<Self>) {}
+
+    /// It is refused.
+    fn park(self: Box<Self>, _stay: Stay) -> BoxFuture<'static, Parked> {
+        Box::pin(std::future::ready(Parked::Refused(self)))
+    }
 
     fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))

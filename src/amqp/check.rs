@@ -7,6 +7,7 @@ use super::connection::{channel, close, connect};
 use super::error::Error;
 use super::foreign::{self, Returns};
 use super::greeting::{Server, greeting};
+use super::ladder::Rung;
 use super::rights;
 use super::topology::{find_exchange, find_queue};
 
@@ -74,6 +75,16 @@ pub enum Warning {
         /// What the broker said.
         detail: String,
     },
+    /// Jobs cannot be parked, since something for that is missing that `run` does not declare.
+    #[error(
+        "jobs that must wait for long cannot be parked, and are held before others: there is no {}, or the user may not \
+         look at it; create what docs/parking.md lists, or let paced declare it with amqp.declare = true",
+        missing.join(", ")
+    )]
+    NoParking {
+        /// The exchanges and queues that are missing.
+        missing: Vec<String>,
+    },
     /// The broker requires a permission for passive declarations, as only RabbitMQ 4.3.0 does.
     #[error(
         "{server} wants the permission to configure even what is only looked up; grant it on {}, or update RabbitMQ",
@@ -102,7 +113,7 @@ pub async fn check_online(options: &Options) -> Findings {
     };
     let server = greeting(&options.address).await;
     let (mut errors, mut warnings) = (Vec::new(), Vec::new());
-    let things = things(options);
+    let (things, mut missing) = (things(options), Vec::new());
     for thing in &things {
         match inspect(&connection, thing).await {
             Ok(()) => {
@@ -112,6 +123,9 @@ pub async fn check_online(options: &Options) -> Findings {
                 }
             }
             Err(Error::NotFound { .. }) if thing.declared => {}
+            Err(Error::NotFound { .. } | Error::Refused { .. }) if thing.for_parking => {
+                missing.push(thing.name.clone());
+            }
             Err(Error::Refused { detail, .. }) if !thing.consumed => {
                 warnings.push(Warning::MayNotLook { name: thing.name.clone(), detail });
             }
@@ -123,6 +137,10 @@ pub async fn check_online(options: &Options) -> Findings {
                 }
             }
         }
+    }
+    if !missing.is_empty() {
+        missing.dedup();
+        warnings.push(Warning::NoParking { missing });
     }
     if !errors.iter().any(Error::is_unreachable) {
         let detail = rights::refused_publish(&connection).await;
@@ -141,34 +159,51 @@ struct Thing {
     declared: bool,
     /// Whether it is the queue of a downstream's jobs.
     consumed: bool,
+    /// Whether only jobs that are parked need it.
+    for_parking: bool,
     /// The downstream that consumes this queue, where the queue is not paced's own.
     foreign: Option<String>,
 }
 
+impl Thing {
+    /// A queue that `run` declares or not.
+    const fn queue(name: String, declared: bool) -> Self {
+        Self { name, is_exchange: false, declared, consumed: false, for_parking: false, foreign: None }
+    }
+
+    fn exchange(name: String, declared: bool) -> Self {
+        Self { is_exchange: true, ..Self::queue(name, declared) }
+    }
+
+    fn for_parking(self) -> Self {
+        Self { for_parking: true, ..self }
+    }
+}
+
 fn things(options: &Options) -> Vec<Thing> {
-    let names = options.names();
-    let declared = options.declare;
+    let (names, declared) = (options.names(), options.declare);
     let mut things = Vec::new();
-    let mut add = |name, is_exchange, declared| {
-        things.push(Thing { name, is_exchange, declared, consumed: false, foreign: None });
-    };
     if declared || options.downstreams.iter().any(|downstream| downstream.queue.is_none()) {
-        add(names.jobs(), true, declared);
-        add(names.unroutable(), true, declared);
-        add(names.unroutable(), false, declared);
+        things.push(Thing::exchange(names.jobs(), declared));
+        things.push(Thing::exchange(names.unroutable(), declared));
+        things.push(Thing::queue(names.unroutable(), declared));
     }
     for downstream in &options.downstreams {
         let foreign = downstream.queue.as_ref().map(|_| downstream.name.clone());
-        let (name, declared) = (names.queue(downstream), declared && foreign.is_none());
-        things.push(Thing { name, is_exchange: false, declared, consumed: true, foreign });
-        let dead = names.dead(&downstream.name);
-        things.push(Thing {
-            name: dead,
-            is_exchange: false,
-            declared: options.declare,
-            consumed: false,
-            foreign: None,
-        });
+        let queue = Thing::queue(names.queue(downstream), declared && foreign.is_none());
+        things.push(Thing { consumed: true, foreign, ..queue });
+        things.push(Thing::queue(names.dead(&downstream.name), declared));
+    }
+    things.push(Thing::exchange(names.home(), declared).for_parking());
+    for downstream in &options.downstreams {
+        things.push(Thing::queue(names.home_queue(&downstream.name), declared).for_parking());
+    }
+    // Where they are declared, they are so on first use.
+    let shortest = options.downstreams.iter().map(|downstream| downstream.hold_max).min();
+    let rungs = shortest.filter(|_| !declared).into_iter();
+    for rung in rungs.flat_map(|shortest| Rung::above(shortest, options.rung_unit)) {
+        things.push(Thing::exchange(names.park(rung), false).for_parking());
+        things.push(Thing::queue(names.park(rung), false).for_parking());
     }
     things
 }
@@ -210,7 +245,7 @@ async fn warn_of_returns(
 
 /// Warns if the broker requires a permission for passive declarations that others do not require.
 fn warn_of_passive(server: &Server, things: &[Thing]) -> Option<Warning> {
-    let passive = things.iter().filter(|thing| !thing.declared);
+    let passive = things.iter().filter(|thing| !thing.declared && !thing.for_parking);
     let names: Vec<String> = passive.map(|thing| thing.name.clone()).collect();
     let wants = server.release() == Some((4, 3, 0)) && !names.is_empty();
     wants.then(|| Warning::PassiveNeedsConfigure { server: server.clone(), names })
@@ -218,23 +253,33 @@ fn warn_of_passive(server: &Server, things: &[Thing]) -> Option<Warning> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::amqp::Downstream;
 
     #[test]
     fn one_version_wants_a_permission_for_looking() {
         let address = "amqp://localhost".parse().unwrap();
-        let own = Downstream { name: "own".to_owned(), queue: None, prefetch: 1, prefetch_bytes: 1 };
+        let own = Downstream {
+            name: "own".to_owned(),
+            queue: None,
+            prefetch: 1,
+            prefetch_bytes: 1,
+            hold_max: Duration::from_secs(60),
+        };
         let theirs = Downstream {
             name: "theirs".to_owned(),
             queue: Some("q".to_owned()),
             prefetch: 1,
             prefetch_bytes: 1,
+            hold_max: Duration::from_secs(60),
         };
         let options = |declare, downstreams: &[&Downstream]| Options {
             address: Clone::clone(&address),
             prefix: "p".to_owned(),
             window_bytes: 1,
+            rung_unit: crate::amqp::RUNG_UNIT,
             declare,
             downstreams: downstreams.iter().copied().cloned().collect(),
         };

@@ -97,6 +97,11 @@ impl Error {
         matches!(self, Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Failed { .. })
     }
 
+    /// True where it stays as it is until somebody changes the broker or the user's permissions.
+    pub(super) const fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::NotFound { .. } | Self::Inequivalent { .. })
+    }
+
     /// True where credentials or permissions are wrong: exit code 77.
     #[must_use]
     pub const fn is_unauthorized(&self) -> bool {

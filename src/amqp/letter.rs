@@ -1,4 +1,4 @@
-//! The properties of dead letters, of replayed jobs and of replies: pure.
+//! The properties of dead letters, of replayed and parked jobs and of replies. It has no I/O.
 
 use std::sync::{Arc, LazyLock};
 
@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
 use super::properties::PERSISTENT;
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::DeadLetter;
+use crate::dispatch::{DeadLetter, ParkReason, Stay};
 use crate::time::Micros;
 
 pub(super) const REASON: &str = "paced-reason";
@@ -19,6 +19,16 @@ pub(super) const DEAD_AT: &str = "paced-dead-at";
 
 /// The headers that a dead letter has beyond its job's own.
 const REPORT: [&str; 6] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT];
+
+const PARKED: &str = "paced-parked";
+const PARKED_FOR: &str = "paced-parked-for";
+const FIRST_SEEN: &str = "paced-first-seen";
+const THROTTLED: &str = "paced-throttled";
+const REFUSED: &str = "paced-refused";
+const EXPIRATION: &str = "paced-expiration";
+
+/// The headers that a parked job has beyond its own, besides some of [`REPORT`].
+const STAY: [&str; 6] = [PARKED, PARKED_FOR, FIRST_SEEN, THROTTLED, REFUSED, EXPIRATION];
 
 /// The longest `paced-detail`, in bytes: all headers must fit one frame.
 const MAX_DETAIL: usize = 1024;
@@ -46,6 +56,55 @@ pub(super) fn dead_letter(
     headers.push((DEAD_AT.into(), AMQPValue::LongLongInt(now.0 / 1000)));
     fit(&mut headers, frame_max);
     rebuild(properties, headers)
+}
+
+/// The properties of the copy that is parked. Its expiration would shorten the stay, so it becomes a header.
+pub(super) fn parked(properties: &BasicProperties, routing_key: &str, stay: &Stay) -> BasicProperties {
+    let number = |value: i64| AMQPValue::LongLongInt(value);
+    let mut headers = job_headers(properties);
+    // Rounded up, since a job must never be early.
+    headers.push((PARKED.into(), number(stay.until.0.saturating_add(999) / 1000)));
+    headers.push((PARKED_FOR.into(), text(stay.reason.as_str())));
+    // In µs, since jobs are ordered by it.
+    headers.push((FIRST_SEEN.into(), number(stay.first_seen.0)));
+    headers.push((ATTEMPTS.into(), number(stay.attempts.into())));
+    headers.push((ROUTING_KEY.into(), text(routing_key)));
+    for (name, count) in [(THROTTLED, stay.throttled), (REFUSED, stay.refused)] {
+        if count > 0 {
+            headers.push((name.into(), number(count.into())));
+        }
+    }
+    let expiration = properties.expiration().as_ref().map(ToString::to_string);
+    if let Some(expiration) = expiration.or_else(|| header(properties, EXPIRATION)) {
+        headers.push((EXPIRATION.into(), text(&expiration)));
+    }
+    let rebuilt = rebuild(properties, headers);
+    match stay.assigned_id.as_deref().map(ShortString::try_new) {
+        Some(Ok(id)) => rebuilt.with_message_id(id),
+        _ => rebuilt,
+    }
+}
+
+/// The stay of a parked job that came back; `None` if it was published by somebody else.
+pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
+    let number = |name| header(properties, name)?.parse::<i64>().ok();
+    let count = |name| number(name).and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+    let millis = |value: i64| Micros(value.clamp(0, Micros::MAX.0 / 1000) * 1000);
+    let reason = header(properties, PARKED_FOR)?;
+    Some(Stay {
+        until: millis(number(PARKED)?),
+        reason: ParkReason::ALL.into_iter().find(|known| known.as_str() == reason)?,
+        attempts: count(ATTEMPTS),
+        throttled: count(THROTTLED),
+        refused: count(REFUSED),
+        first_seen: Micros(number(FIRST_SEEN)?.clamp(0, Micros::MAX.0)),
+        assigned_id: None,
+    })
+}
+
+/// The routing key that a parked job was published with.
+pub(super) fn parked_key(properties: &BasicProperties) -> Option<ShortString> {
+    ShortString::try_new(header(properties, ROUTING_KEY)?).ok()
 }
 
 /// The changes to a letter before it is replayed.
@@ -132,15 +191,22 @@ fn job_headers(properties: &BasicProperties) -> Vec<(ShortString, AMQPValue)> {
     let Some(table) = properties.headers() else { return Vec::new() };
     table
         .into_iter()
-        .filter(|(name, _)| !REPORT.contains(&name.as_str()) && !is_brokers(name.as_str()))
+        .filter(|(name, _)| !is_report(name.as_str()) && !is_brokers(name.as_str()))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
+}
+
+/// Whether paced itself writes this header on copies.
+fn is_report(name: &str) -> bool {
+    REPORT.contains(&name) || STAY.contains(&name)
 }
 
 fn is_brokers(name: &str) -> bool {
     matches!(name, "x-death" | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
         || name.starts_with("x-first-death-")
         || name.starts_with("x-last-death-")
+        // Such as the delivery time that a coming version of quorum queues reads.
+        || name.starts_with("x-opt-")
 }
 
 /// All properties but the expiration, which would shorten the stay in the next queue, and the user id, which the broker

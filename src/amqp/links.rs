@@ -112,11 +112,11 @@ impl Links {
         Link { current, gate: Arc::default(), meter }
     }
 
-    /// A connection for one downstream. It stays until the end: its reason may recur at any time, and a return would
+    /// A connection for one queue of a downstream. It stays until the end: its reason may recur at any time, and a return would
     /// hold up the others each time.
-    pub(super) fn own(&self, downstream: &str, account: &Arc<Account>) -> Link {
+    pub(super) fn own(&self, what: &str, account: &Arc<Account>) -> Link {
         let meter = Meter::own(Arc::clone(account));
-        let current = self.keep_up(format!("consuming {downstream}"), None, Some(&meter), None);
+        let current = self.keep_up(format!("consuming {what}"), None, Some(&meter), None);
         Link { current, gate: Arc::default(), meter }
     }
 

@@ -19,6 +19,7 @@ pub use check::{Findings, Warning, check_online};
 pub use dead::{DeadLetters, Filter, Letter, Replay};
 pub use error::Error;
 pub use greeting::Server;
+pub use ladder::RUNG_UNIT;
 pub use letter::Edits;
 pub use properties::properties;
 pub use publisher::{PublishError, Publisher};
@@ -30,6 +31,7 @@ pub use lapin::types::{AMQPValue, FieldTable};
 
 mod acker;
 mod address;
+mod attached;
 mod budget;
 mod check;
 mod connection;
@@ -39,9 +41,11 @@ mod foreign;
 mod gate;
 mod greeting;
 mod guard;
+mod ladder;
 mod letter;
 mod links;
 mod message;
+mod parking;
 mod properties;
 mod publisher;
 mod replies;
@@ -57,11 +61,13 @@ mod valve;
 mod weight;
 mod window;
 
+use attached::Attached;
 use budget::Account;
 use gate::Gate;
 use links::{Link, Links, SeparationReason};
+use parking::{Parker, Parking, Rungs};
 use replies::Replies;
-use source::{Route, Slot, Subscriber};
+use source::{Route, Slot};
 use ticket::Settlement;
 use topology::Names;
 
@@ -78,6 +84,8 @@ pub struct Options {
     pub declare: bool,
     /// The bytes of messages that are held unsettled at once, over all downstreams.
     pub window_bytes: u64,
+    /// The unit of the delays of jobs that are parked: [`RUNG_UNIT`], or less in tests, which makes all delays shorter.
+    pub rung_unit: Duration,
     /// The downstreams.
     pub downstreams: Vec<Downstream>,
 }
@@ -93,6 +101,8 @@ pub struct Downstream {
     pub prefetch: u16,
     /// Bytes of messages that are held unsettled at once; one message is always held.
     pub prefetch_bytes: u64,
+    /// Jobs that must wait for longer than this are parked.
+    pub hold_max: Duration,
 }
 
 impl Options {
@@ -135,8 +145,10 @@ pub struct Amqp {
     consuming: Option<Link>,
     links: Arc<Links>,
     attached: BTreeMap<String, watch::Sender<bool>>,
-    slots: Mutex<BTreeMap<String, Slot>>,
+    /// The slots of each downstream's queues.
+    slots: Mutex<BTreeMap<String, [Slot; 2]>>,
     accounts: BTreeMap<String, Arc<Account>>,
+    rungs: Arc<Rungs>,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
     subscribers: TaskTracker,
@@ -185,6 +197,7 @@ impl Amqp {
             consuming: None,
             attached,
             slots: Mutex::default(),
+            rungs: Arc::default(),
             closing: CancellationToken::new(),
             subscribers: TaskTracker::new(),
         }
@@ -197,9 +210,18 @@ impl Amqp {
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
         let link = self.consuming.clone().ok_or_else(unknown)?;
+        let parking = Parking::start(Parker {
+            options: Arc::clone(&self.options),
+            downstream: downstream.to_owned(),
+            publisher: self.publisher.clone(),
+            current: link.current.clone(),
+            rungs: Arc::clone(&self.rungs),
+            log: ticket::publish_log(downstream),
+        });
         let settlement = Settlement {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
+            parking,
             publisher: self.publisher.clone(),
             replies: Arc::clone(&self.replies),
             current: link.current.clone(),
@@ -207,26 +229,26 @@ impl Amqp {
             log: ticket::publish_log(downstream),
             account: Arc::clone(self.accounts.get(downstream).ok_or_else(unknown)?),
         };
-        let slot = {
+        let slots = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             if slots.contains_key(downstream) {
                 return Err(Error::Consumed(downstream.to_owned()));
             }
-            Arc::clone(slots.entry(downstream.to_owned()).or_default())
+            slots.entry(downstream.to_owned()).or_default().clone()
         };
-        let attached = self.attached.get(downstream).ok_or_else(unknown)?.clone();
-        let (subscriber, source) = Subscriber::new(
-            settlement,
-            Route::new(&self.links, link, downstream),
+        let attached = self.attached.get(downstream).ok_or_else(unknown)?;
+        let (subscribers, source) = source::open(
+            Arc::new(settlement),
+            || Route::new(&self.links, link.clone(), downstream),
             self.closing.child_token(),
-            attached,
-            slot,
+            Attached::each(attached),
+            slots,
         );
         for why in SeparationReason::ALL {
             let labels = [("downstream", downstream.to_owned()), ("reason", why.label().to_owned())];
             metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(0);
         }
-        self.subscribers.spawn(subscriber.run());
+        subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.spawn(subscriber.run())));
         Ok(source)
     }
 
@@ -283,8 +305,14 @@ impl Amqp {
         self.links.supervisors.close();
         let orderly = async {
             self.subscribers.wait().await;
-            let slots: Vec<_> =
-                self.slots.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+            let slots: Vec<_> = self
+                .slots
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .values()
+                .flatten()
+                .cloned()
+                .collect();
             let flushes = slots.iter().map(source::flush);
             let flushed = stream::iter(flushes)
                 .buffer_unordered(gate::PLACES)

@@ -15,12 +15,13 @@ use super::connection::Backoff;
 use super::gate::Gate;
 use super::letter;
 use super::message::value;
+use super::parking::Parking;
 use super::publisher::{PublishError, Publisher};
 use super::replies::Replies;
 use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::{DeadLetter, Report, Ticket};
+use crate::dispatch::{DeadLetter, Parked, Report, Stay, Ticket};
 use crate::job::Value;
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -70,6 +71,7 @@ pub(super) struct Settlement {
     pub(super) log: Arc<BoundedLog>,
     /// The account of the bytes of the messages that are held.
     pub(super) account: Arc<Account>,
+    pub(super) parking: Arc<Parking>,
 }
 
 /// The log of the publishes of one downstream that fail.
@@ -175,6 +177,15 @@ impl Ticket for AmqpTicket {
         self.subscription.acker.give_back(self.tag);
     }
 
+    fn can_park(&self) -> bool {
+        self.settlement.parking.is_available()
+    }
+
+    fn park(self: Box<Self>, stay: Stay) -> BoxFuture<'static, Parked> {
+        let parking = Arc::clone(&self.settlement.parking);
+        Box::pin(parking.park(self, stay))
+    }
+
     fn may_be_given_back(&self) -> bool {
         self.settlement.downstream.queue.is_none() && delivery_count(&self.properties) < MOST_DELIVERIES
     }
@@ -218,6 +229,16 @@ const fn is_brokers(error: &PublishError) -> bool {
 }
 
 impl AmqpTicket {
+    /// As [`Ticket::is_live`].
+    pub(super) fn is_current(&self) -> bool {
+        self.subscription.is_live()
+    }
+
+    /// Acks the message of a job whose copy is parked.
+    pub(super) fn ack_parked(&self) {
+        self.subscription.acker.ack(self.tag);
+    }
+
     /// Publishes until it is confirmed; returns false if the delivery is not live any more, or the message is given up.
     async fn until_done(&self, pending: &PendingPublish) -> bool {
         let (downstream, what) = (&self.settlement.downstream.name, pending.name());

@@ -6,6 +6,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 
 use super::connection::{ask, channel, close};
 use super::error::{Error, NameTooLong};
+use super::ladder::Rung;
 use super::{Downstream, Options};
 
 /// The delivery limit of queues. It is so high that no job is dropped for its give-backs; it is set, so that a job that
@@ -34,6 +35,21 @@ impl Names {
 
     pub(super) fn dead(&self, downstream: &str) -> String {
         format!("{}.dead.{downstream}", self.prefix)
+    }
+
+    /// The exchange of jobs that come back from where they were parked.
+    pub(super) fn home(&self) -> String {
+        format!("{}.home", self.prefix)
+    }
+
+    /// The queue of a downstream's jobs that came back from where they were parked.
+    pub(super) fn home_queue(&self, downstream: &str) -> String {
+        format!("{}.home.{downstream}", self.prefix)
+    }
+
+    /// The exchange of a rung, and its queue.
+    pub(super) fn park(&self, rung: Rung) -> String {
+        format!("{}.park.{}s", self.prefix, rung.units())
     }
 
     pub(super) fn queue(&self, downstream: &Downstream) -> String {
@@ -101,15 +117,69 @@ pub(super) async fn ensure_own(
     find_queue(channel, &names.dead(&downstream.name)).await.map(|_| ())
 }
 
+/// Ensures that a downstream's jobs can come back from where they are parked.
+pub(super) async fn ensure_home(
+    channel: &Channel,
+    options: &Options,
+    downstream: &Downstream,
+) -> Result<(), Error> {
+    let names = options.names();
+    let (home, queue) = (names.home(), names.home_queue(&downstream.name));
+    if !options.declare {
+        find_exchange(channel, &home).await?;
+        return find_queue(channel, &queue).await.map(|_| ());
+    }
+    // A job whose downstream is gone would hold up all others on its rung.
+    declare_exchange(channel, &home, ExchangeKind::Direct, alternate(&names)?).await?;
+    declare_queue(channel, &queue, jobs_arguments(&names, &downstream.name)?).await?;
+    bind(channel, &queue, &home, &downstream.name).await
+}
+
+/// Ensures that a rung exists.
+pub(super) async fn ensure_rung(channel: &Channel, options: &Options, rung: Rung) -> Result<(), Error> {
+    let names = options.names();
+    let name = names.park(rung);
+    if !options.declare {
+        find_exchange(channel, &name).await?;
+        return find_queue(channel, &name).await.map(|_| ());
+    }
+    let stay = i64::try_from(rung.stay(options.rung_unit).as_millis()).unwrap_or(i64::MAX);
+    let mut arguments = quorum();
+    arguments.insert(short("x-message-ttl")?, AMQPValue::LongLongInt(stay));
+    arguments.insert(short("x-overflow")?, text("reject-publish"));
+    arguments.insert(short("x-dead-letter-exchange")?, text(&names.home()));
+    arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
+    // Without its queue, what is published to the exchange must not vanish.
+    declare_exchange(channel, &name, ExchangeKind::Fanout, alternate(&names)?).await?;
+    declare_queue(channel, &name, arguments).await?;
+    bind(channel, &name, &name, "").await
+}
+
+/// The arguments of an exchange from which nothing is lost.
+fn alternate(names: &Names) -> Result<FieldTable, Error> {
+    let mut arguments = FieldTable::default();
+    arguments.insert(short("alternate-exchange")?, text(&names.unroutable()));
+    Ok(arguments)
+}
+
+/// The arguments of a queue that a downstream's jobs are consumed from.
+fn jobs_arguments(names: &Names, downstream: &str) -> Result<FieldTable, Error> {
+    let mut arguments = quorum();
+    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
+    arguments.insert(short("x-overflow")?, text("reject-publish"));
+    arguments.insert(short("x-dead-letter-exchange")?, text(""));
+    arguments.insert(short("x-dead-letter-routing-key")?, text(&names.dead(downstream)));
+    arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
+    Ok(arguments)
+}
+
 /// Declares the exchange that jobs are published to, and that of jobs whose downstream does not exist.
 async fn declare_exchanges(channel: &Channel, names: &Names) -> Result<(), Error> {
     let unroutable = names.unroutable();
     declare_exchange(channel, &unroutable, ExchangeKind::Fanout, FieldTable::default()).await?;
     declare_queue(channel, &unroutable, quorum()).await?;
     bind(channel, &unroutable, &unroutable, "").await?;
-    let mut arguments = FieldTable::default();
-    arguments.insert(short("alternate-exchange")?, text(&unroutable));
-    declare_exchange(channel, &names.jobs(), ExchangeKind::Topic, arguments).await
+    declare_exchange(channel, &names.jobs(), ExchangeKind::Topic, alternate(names)?).await
 }
 
 async fn declare_queues(channel: &Channel, names: &Names, downstream: &Downstream) -> Result<(), Error> {
@@ -123,13 +193,7 @@ async fn declare_queues(channel: &Channel, names: &Names, downstream: &Downstrea
     if downstream.queue.is_some() {
         return find_queue(channel, &queue).await.map(|_| ());
     }
-    let mut arguments = quorum();
-    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
-    arguments.insert(short("x-overflow")?, text("reject-publish"));
-    arguments.insert(short("x-dead-letter-exchange")?, text(""));
-    arguments.insert(short("x-dead-letter-routing-key")?, text(&dead));
-    arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
-    declare_queue(channel, &queue, arguments).await?;
+    declare_queue(channel, &queue, jobs_arguments(names, &downstream.name)?).await?;
     bind(channel, &queue, &names.jobs(), &format!("{}.#", downstream.name)).await
 }
 

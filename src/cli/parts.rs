@@ -66,12 +66,14 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
         queue: downstream.queue.name.clone(),
         prefetch: downstream.effective_prefetch(),
         prefetch_bytes: downstream.queue.prefetch_bytes,
+        hold_max: downstream.hold_max,
     });
     Ok(amqp::Options {
         address,
         prefix: settings.amqp.prefix.clone(),
         declare: settings.amqp.declare,
         window_bytes: settings.amqp.window_bytes,
+        rung_unit: amqp::RUNG_UNIT,
         downstreams: downstreams.collect(),
     })
 }
@@ -123,6 +125,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         concurrency: downstream.concurrency,
         retry: downstream.retry,
         max_pause: downstream.max_pause,
+        hold_max: downstream.hold_max,
         on_unavailable: downstream.on_unavailable,
         revision: downstream.revision,
         prefetch: downstream.queue.prefetch,

@@ -167,6 +167,8 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_backoff: Duration::from_secs(300),
         },
         max_pause: Duration::from_secs(300),
+        // Its lines wait nowhere else.
+        hold_max: Duration::MAX,
         // The store is in this process, so it is never away.
         on_unavailable: OnUnavailable::Hold,
         revision: None,

@@ -137,6 +137,8 @@ fn downstream<'v>(
     let sets = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
     let horizon = reader.parsed(&table, "horizon", Absent::Default("100ms"), horizon);
+    let hold_max = |text: &str| value::duration_within(text, "1s", "10m");
+    let hold_max = reader.parsed(&table, "hold_max", Absent::Default("60s"), hold_max);
     let max_cost = reader.whole(&table, "max_cost", 1..=u32::MAX.into());
     let concurrency = reader.integer(&table, "concurrency", 64, 1..=65_535);
     let own_unavailable = reader.parsed(&table, "on_unavailable", Absent::Unset, value::on_unavailable);
@@ -154,6 +156,7 @@ fn downstream<'v>(
         on_unavailable: own_unavailable.unwrap_or(on_unavailable),
         revision,
         horizon: horizon?,
+        hold_max: hold_max?,
         max_cost: max_cost.and_then(|cost| u32::try_from(cost).ok()),
         concurrency: usize::try_from(concurrency?).ok()?,
         queue: queue?,

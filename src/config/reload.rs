@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 16] = [
+const LIVE: [&str; 17] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -15,6 +15,7 @@ const LIVE: [&str; 16] = [
     "downstreams.*.revision",
     "downstreams.*.max_cost",
     "downstreams.*.concurrency",
+    "downstreams.*.hold_max",
     "downstreams.*.horizon",
     "downstreams.*.on_unavailable",
     "downstreams.*.retry.max_attempts",
@@ -156,6 +157,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         downstream.max_cost = new.max_cost;
         downstream.concurrency = new.concurrency;
         downstream.horizon = new.horizon;
+        downstream.hold_max = new.hold_max;
         downstream.retry = new.retry;
         downstream.max_pause = new.max_pause;
     }

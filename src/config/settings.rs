@@ -94,6 +94,8 @@ pub struct Downstream {
     pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
+    /// How long a job that cannot go yet is held here before it is parked.
+    pub hold_max: Duration,
     /// The highest cost of one job; `None` stands for what the limits release in a minute.
     pub max_cost: Option<u32>,
     /// Sends in flight per replica.
@@ -337,6 +339,7 @@ mod tests {
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
                 horizon: Duration::from_millis(100),
+                hold_max: Duration::from_secs(60),
                 max_cost: None,
                 concurrency: 64,
                 queue: Queue { name: None, prefetch, prefetch_bytes: 64 << 20 },

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::retry::Attempts;
-use super::source::Ticket;
+use super::source::{ParkReason, Stay, Ticket};
 use crate::job::Job;
 use crate::pace::{SlotRequest, Waiter};
+use crate::time::Micros;
 
 /// A job that this replica holds, with the right to settle it.
 #[derive(Debug)]
@@ -14,10 +15,29 @@ pub(super) struct Entry {
     /// Whether the job's id is its producer's. Otherwise it was generated here, and changes with each delivery.
     pub(super) has_own_id: bool,
     pub(super) ticket: Box<dyn Ticket>,
+    /// When the job was first taken in, by the wall clock.
+    pub(super) first_seen: Micros,
+    /// Whether the job may be parked: not after that was refused once.
+    pub(super) may_park: bool,
     /// The results of the attempts so far.
     pub(super) attempts: Attempts,
     /// What it asks for, and its position in the order.
     pub(super) request: SlotRequest,
+}
+
+impl Entry {
+    /// Whether the job can be parked.
+    pub(super) fn can_park(&self) -> bool {
+        self.may_park && self.ticket.can_park()
+    }
+
+    /// The stay of this job until `until`, by the wall clock.
+    pub(super) fn stay(&self, until: Micros, reason: ParkReason) -> Stay {
+        let Attempts { sent, throttled, refused, .. } = self.attempts;
+        let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
+        let first_seen = self.first_seen;
+        Stay { until, reason, attempts: sent, throttled, refused, first_seen, assigned_id }
+    }
 }
 
 impl Waiter for Entry {

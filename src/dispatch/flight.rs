@@ -48,6 +48,10 @@ pub(super) enum Event {
     Back(Entry),
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
+    /// A job is parked, or its message is not live any more.
+    Parked,
+    /// The job cannot be parked: it waits here until this instant.
+    Unparked(Instant, Entry),
     /// The downstream asks for a pause until this instant.
     Pause(Deadline),
     /// The downstream refused the credentials of the request.
@@ -97,9 +101,9 @@ impl Event {
     /// The job that was put back with it, if any.
     pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
-            Self::Back(entry) | Self::Retry(_, entry) => Some(entry),
+            Self::Back(entry) | Self::Retry(_, entry) | Self::Unparked(_, entry) => Some(entry),
             Self::Refused(refused) => Some(refused.entry),
-            Self::Pause(_) | Self::Ended(_) => None,
+            Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
         }
     }
 }

@@ -1,16 +1,21 @@
 //! Turns a message into a job, or into a dead letter: a malformed message never panics and never blocks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::arrivals::Arrivals;
 use super::entry::Entry;
 use super::retry::Attempts;
-use super::source::{DeadLetter, Delivery, Report, Ticket};
+use super::source::{DeadLetter, Delivery, Report, Stay, Ticket};
 use crate::job::{self, Message, Reason, Rejection, Rules};
 use crate::limit::Limit;
 use crate::pace::{LaneId, SlotRequest};
 use crate::time::{Micros, wall_now};
+
+/// How far ahead a `paced-not-before` may lie.
+const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
 
 /// The result of taking in a message.
 pub(super) enum Intake {
@@ -24,8 +29,8 @@ pub(super) enum Intake {
     Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
 
-pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
-    let Delivery { message, ticket } = delivery;
+pub(super) fn intake(delivery: Delivery, rules: &Rules, arrivals: &mut Arrivals) -> Intake {
+    let Delivery { message, ticket, stay } = delivery;
     let job = match job::decode(&message, rules) {
         Ok(job) => job,
         Err(Rejection { reason, detail }) => {
@@ -34,18 +39,41 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, seq: u64) -> Intake {
         }
     };
     let now = wall_now();
+    if let Some(detail) = too_far(job.not_before, now) {
+        let letter = DeadLetter { reason: Reason::MalformedHeader, detail, report: Report::UNSENT };
+        return Intake::Dead(ticket, letter, wants_reply(&message, rules));
+    }
     let deadline = job.deadline.filter(|deadline| *deadline < now);
-    let not_before = job.not_before.filter(|start| *start > now);
+    let until = stay.as_ref().map(|stay| stay.until);
+    let not_before = job.not_before.max(until).filter(|start| *start > now);
     let since = Instant::now();
     let lane = LaneId::of_plan(job.plan);
+    let (first_seen, seq) = arrivals.next(stay.as_ref(), now);
     let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since };
     let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
-    let entry = Entry { job, has_own_id, ticket, attempts: Attempts::default(), request };
+    let attempts = stay.as_ref().map(attempts).unwrap_or_default();
+    let entry = Entry { job, has_own_id, ticket, first_seen, may_park: true, attempts, request };
+    let report = Report { attempts: attempts.sent, ..Report::UNSENT };
     match (deadline, not_before) {
-        (Some(deadline), _) => Intake::Expired(entry, expired(deadline, Report::UNSENT)),
-        (None, Some(start)) => Intake::Later(since + start.since(now), entry),
+        (Some(deadline), _) => Intake::Expired(entry, expired(deadline, report)),
+        (None, Some(start)) => Intake::Later(arrivals.due(start, (now, since)), entry),
         (None, None) => Intake::Ready(entry),
     }
+}
+
+/// The attempts that were kept while the job was parked.
+fn attempts(stay: &Stay) -> Attempts {
+    let Stay { attempts: sent, throttled, refused, .. } = *stay;
+    // A header may say anything, and more attempts can hardly have failed than were made.
+    let throttled = throttled.min(sent);
+    Attempts { sent, throttled, refused: refused.min(sent - throttled), ..Attempts::default() }
+}
+
+/// What is wrong with a `paced-not-before` that lies too far in the future, if it does.
+fn too_far(not_before: Option<Micros>, now: Micros) -> Option<String> {
+    let start = not_before.filter(|start| start.since(now) > LONGEST_WAIT)?;
+    let (days, start) = (LONGEST_WAIT.as_secs() / 86_400, start.0 / 1000);
+    Some(format!("`paced-not-before` {start} ms is more than {days} days ahead; send a nearer time"))
 }
 
 /// Whether a producer waits for the outcome of a message that is no job, in a queue that a reply may go to.

@@ -27,6 +27,7 @@ pub(super) struct Meters {
     pub(super) retried: Counter,
     pub(super) dead: Counter,
     pub(super) returned: Counter,
+    pub(super) parked: Counter,
     pub(super) lateness: Histogram,
     delivering: Histogram,
     retrying: Histogram,
@@ -47,7 +48,6 @@ impl Meters {
         let settled = |outcome| series.counter(metric::JOBS_SETTLED.name, "outcome", outcome);
         let duration = |outcome| series.histogram(metric::DISPATCH_DURATION.name, "outcome", outcome);
         let state = |state| series.gauge(metric::JOBS_IN_FLIGHT.name, "state", state);
-        let _ = settled("parked");
         for reason in STOPPED_REASONS {
             series.gauge(metric::STOPPED.name, "reason", reason).set(0.0);
         }
@@ -67,6 +67,7 @@ impl Meters {
             retried: settled("retried"),
             dead: settled("dead"),
             returned: settled("returned"),
+            parked: settled("parked"),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
             delivering: duration("delivered"),
             retrying: duration("retried"),

@@ -3,13 +3,14 @@
 //! ```text
 //! source ─▶ intake ─▶ engine ─────────────────▶ flight ─▶ settle
 //!           decode    backlog, reserve a slot,  sink      ack / retry /
-//!           validate  hold until the slot                 dead-letter
+//!           validate  hold until the slot                 park / dead-letter
 //! ```
 //!
 //! The engine (`src/pace`) owns the jobs that wait, reserves slots and holds each job until its slot; a flight takes
 //! one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the engine
 //! asks whether jobs may go now, and those that may not are dead-lettered.
 
+mod arrivals;
 mod control;
 mod cost;
 mod entry;
@@ -40,7 +41,7 @@ pub use crate::pace::{OnLimit, OnUnavailable, window};
 pub use control::Control;
 pub use cost::max_cost;
 pub use retry::{RefusalStatuses, RetryPolicy};
-pub use source::{DeadLetter, Delivery, Report, Source, Ticket};
+pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
 
 /// The options of one downstream's dispatcher.
 #[derive(Clone, Debug)]
@@ -62,6 +63,8 @@ pub struct Options {
     pub retry: RetryPolicy,
     /// The longest that a `Retry-After` may pause the downstream, or one of its jobs.
     pub max_pause: Duration,
+    /// How long a job that cannot go yet is held here; one that must wait for longer is parked, if its source can.
+    pub hold_max: Duration,
     /// The policy while the store cannot be reached.
     pub on_unavailable: OnUnavailable,
     /// The revision of the file that the limits come from: a lower one never replaces a higher one.

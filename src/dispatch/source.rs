@@ -57,6 +57,68 @@ pub struct Delivery {
     pub message: Message,
     /// The right to settle it.
     pub ticket: Box<dyn Ticket>,
+    /// What was kept of the job while it was parked, if it comes from there.
+    pub stay: Option<Stay>,
+}
+
+/// The stay of a job that is parked: it waits in its broker, and no replica holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// The instant before which the job must not be released, by the wall clock. It comes back a little earlier, and
+    /// is held for the rest.
+    pub until: Micros,
+    /// The reason why it is parked.
+    pub reason: ParkReason,
+    /// The number of hand-overs to the sink so far.
+    pub attempts: u32,
+    /// How many of these the downstream throttled.
+    pub throttled: u32,
+    /// How many of these the downstream answered by refusing the credentials.
+    pub refused: u32,
+    /// When the job was first taken in, by the wall clock.
+    pub first_seen: Micros,
+    /// The id that the job was given here, as its producer gave it none.
+    pub assigned_id: Option<String>,
+}
+
+/// The reasons why jobs are parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkReason {
+    /// Its `paced-not-before` is far off.
+    NotBefore,
+    /// It is tried again much later.
+    Retry,
+    /// A limit of its plan is used up, or has more jobs than it releases soon.
+    Limit,
+    /// This replica stops, and the job has been tried: its attempts are kept.
+    Restart,
+}
+
+impl ParkReason {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [Self::NotBefore, Self::Retry, Self::Limit, Self::Restart];
+
+    /// The text of `paced-parked-for`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotBefore => "not-before",
+            Self::Retry => "retry",
+            Self::Limit => "limit",
+            Self::Restart => "restart",
+        }
+    }
+}
+
+/// The result of parking a job.
+#[derive(Debug)]
+pub enum Parked {
+    /// The job is parked, and its message acked.
+    Done,
+    /// The message is not live any more: its broker delivers it again.
+    Lost,
+    /// The job cannot be parked, for a reason that was logged: it stays with its holder.
+    Refused(Box<dyn Ticket>),
 }
 
 /// The right to settle one message, once: settling consumes it, so a double ack does not compile.
@@ -87,6 +149,17 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
 
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);
+
+    /// Whether the job can be parked.
+    fn can_park(&self) -> bool {
+        false
+    }
+
+    /// Parks the job: publishes a copy that comes back in time, confirmed, and then acks. It retries until that is
+    /// done, the message is not live any more, or it is clear that it cannot be done.
+    ///
+    /// The jobs of one downstream are parked in the order of the calls, not of the first polls.
+    fn park(self: Box<Self>, stay: Stay) -> BoxFuture<'static, Parked>;
 
     /// Whether the message may be given back through no fault of its own: false where its broker could conclude that
     /// nobody can process it, and drop it. Then it is held as long as possible.

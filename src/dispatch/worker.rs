@@ -11,12 +11,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use super::arrivals::Arrivals;
 use super::control::OptionsReceiver;
 use super::entry::Entry;
 use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{self, Intake, intake};
 use super::meters::Meters;
-use super::source::{DeadLetter, Delivery, Report, Source, Ticket};
+use super::source::{DeadLetter, Delivery, ParkReason, Report, Source, Ticket};
 use super::{Dispatcher, Drained};
 use crate::job::{Reason, Rules};
 use crate::pace::{Admission, Effect, Engine, Refusal, Wakeups};
@@ -25,6 +26,7 @@ use crate::time::wall_now;
 
 mod drain;
 mod halt;
+mod park;
 mod reload;
 
 use halt::{Halt, Steps};
@@ -45,7 +47,13 @@ pub(super) struct Worker {
     resize: Option<u16>,
     /// How long sends in flight may take to end once it is stopped.
     drain_timeout: Duration,
-    next_seq: u64,
+    /// How long a job that cannot go yet is held here.
+    hold_max: Duration,
+    /// Whether jobs can be parked, as far as the last message tells.
+    can_park: bool,
+    /// The number of jobs that are being parked: one that is refused comes back.
+    parking: usize,
+    arrivals: Arrivals,
 }
 
 /// The jobs that are being sent or settled.
@@ -124,7 +132,10 @@ impl Worker {
             flights,
             resize: None,
             drain_timeout: options.drain_timeout,
-            next_seq: 0,
+            hold_max: options.hold_max,
+            can_park: false,
+            parking: 0,
+            arrivals: Arrivals::default(),
         };
         worker.bound_costs();
         (worker, events)
@@ -134,9 +145,10 @@ impl Worker {
         let mut is_open = true;
         loop {
             let now = Instant::now();
+            self.park_unreachable(now);
             self.engine.tick(now, &self.admission);
             self.apply();
-            if !is_open && self.engine.is_idle() && self.halt.has_no_jobs() {
+            if !is_open && self.parking == 0 && self.engine.is_idle() && self.halt.has_no_jobs() {
                 break;
             }
             self.tick_halt(&mut source, &inputs.steps, now);
@@ -200,15 +212,14 @@ impl Worker {
         let meters = &self.context.meters;
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        match intake(delivery, &self.admission, seq) {
+        self.can_park = delivery.ticket.can_park();
+        match intake(delivery, &self.admission, &mut self.arrivals) {
             Intake::Ready(entry) => {
                 self.unless_sending(entry).into_iter().for_each(|entry| self.engine.offer(entry));
             }
             Intake::Later(due, entry) => {
                 let entry = self.unless_sending(entry);
-                entry.into_iter().for_each(|entry| self.engine.offer_later(due, entry));
+                entry.into_iter().for_each(|entry| self.wait(due, ParkReason::NotBefore, entry));
             }
             Intake::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
@@ -281,7 +292,14 @@ impl Worker {
                     // The downstream answered without refusing the credentials, so an earlier refusal is obsolete.
                     (entry.attempts.suspicion, entry.attempts.refused_since) = (None, None);
                 }
-                self.engine.offer_later(due, entry);
+                self.wait(due, ParkReason::Retry, entry);
+            }
+            Event::Parked => self.parking -= 1,
+            Event::Unparked(due, entry) => {
+                self.parking -= 1;
+                if entry.ticket.is_live() {
+                    self.engine.offer_later(due, entry);
+                }
             }
             Event::Pause(end) => self.engine.penalize(end),
             Event::Refused(refused) => self.refused(*refused),

@@ -12,8 +12,22 @@ use crate::time::Micros;
 /// The headers that a producer may set, without the `paced-`.
 const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
 
-/// The headers that paced writes on dead letters, which are accepted so that a letter can be published again unchanged.
-const STRIPPED: [&str; 6] = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
+/// The headers that paced writes on dead letters and on jobs that are parked. They are accepted, so that a letter can be
+/// published again unchanged, and mean nothing.
+const STRIPPED: [&str; 12] = [
+    "reason",
+    "detail",
+    "status",
+    "attempts",
+    "routing-key",
+    "dead-at",
+    "parked",
+    "parked-for",
+    "first-seen",
+    "throttled",
+    "refused",
+    "expiration",
+];
 
 const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 

@@ -95,6 +95,11 @@ impl<W: Waiter> Backlog<W> {
         self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter)
     }
 
+    /// Takes the last ready waiter of this lane.
+    pub(crate) fn pop_last(&mut self, lane: LaneId) -> Option<W> {
+        self.ready[lane.row()].pop_last().map(|(_, waiter)| waiter)
+    }
+
     /// Drops the stale waiters at the head of this lane.
     pub(crate) fn drop_stale_first(&mut self, lane: LaneId) {
         while let Some(first) = self.ready[lane.row()].first_entry().filter(|first| !first.get().is_live()) {

@@ -23,7 +23,7 @@ mod waiter;
 
 pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Wakeups};
 pub(crate) use release::Unused;
-pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings};
+pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
 #[cfg(test)]
 pub(crate) use waiter::Caller;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::lines::{Line, Lines};
 use super::outcome::{Progress, Record};
 use super::{MAX_LINE, Notice, Notify, SkipError, WINDOW};
-use crate::dispatch::{DeadLetter, Delivery, Report, Source, Ticket};
+use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
 use crate::job::{Message, Reason, ndjson, shown};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -88,7 +88,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> NdjsonSource<R> {
         // The id is reported in the outcome and sent as the key, so it is needed before decoding.
         let id = message.message_id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
         let ticket = NdjsonTicket { line: self.number, id, place: Some(place), shared: self.shared.clone() };
-        Delivery { message, ticket: Box::new(ticket) }
+        Delivery { message, ticket: Box::new(ticket), stay: None }
     }
 }
 
@@ -173,6 +173,11 @@ impl Ticket for NdjsonTicket {
 
     fn give_back(self: Box<Self>) {
         // Dropping the ticket counts it.
+    }
+
+    /// It is refused: lines wait nowhere else.
+    fn park(self: Box<Self>, _stay: Stay) -> BoxFuture<'static, Parked> {
+        Box::pin(std::future::ready(Parked::Refused(self)))
     }
 
     fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {

@@ -15,6 +15,7 @@ mod dead;
 mod late;
 mod loss;
 mod many;
+mod park;
 mod poison;
 mod publish;
 mod rights;
@@ -36,13 +37,19 @@ fn url(rabbit: &Rabbit, login: &str) -> String {
 }
 
 fn options(rabbit: &Rabbit, prefix: &str) -> Options {
-    let downstream =
-        Downstream { name: "billing".into(), queue: None, prefetch: 100, prefetch_bytes: 64 << 20 };
+    let downstream = Downstream {
+        name: "billing".into(),
+        queue: None,
+        prefetch: 100,
+        prefetch_bytes: 64 << 20,
+        hold_max: Duration::from_secs(60),
+    };
     Options {
         address: url(rabbit, "guest:guest").parse::<Address>().unwrap(),
         prefix: prefix.into(),
         declare: true,
         window_bytes: 256 << 20,
+        rung_unit: paced::amqp::RUNG_UNIT,
         downstreams: vec![downstream],
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::park::parked;
 use crate::support::api::{Answer, Api};
 use crate::support::count;
 use crate::support::daemon::{Paced, run_cli};
@@ -201,7 +202,9 @@ async fn a_plan_that_is_used_up_holds_up_no_other_over_two_replicas() {
     let (reason, detail) = headers(&letters[0]);
     assert_eq!((letters[0].id(), reason), ("stray", "malformed-header"));
     assert!(detail.contains("send one of free, pro"), "{detail}");
-    site.depth(&site.queue(), u32::try_from(60 - free).unwrap(), LONG).await;
+    let waiting = u32::try_from(60 - free).unwrap();
+    until("the others to be parked", LONG, async || parked(&site).await == waiting).await;
+    site.depth(&site.queue(), 0, LONG).await;
 }
 
 #[tokio::test]

@@ -27,6 +27,8 @@ mod messages;
 #[cfg(feature = "daemon")]
 mod pace;
 #[cfg(feature = "daemon")]
+mod park;
+#[cfg(feature = "daemon")]
 mod readme;
 mod reload;
 #[cfg(feature = "daemon")]

@@ -20,12 +20,12 @@ impl Route {
         Self { guilt: links.guilt(downstream), links: Arc::clone(links), link: shared, is_own: false }
     }
 
-    /// Switches to a connection of its own; returns false if the downstream had one already.
-    pub(super) fn separate(&mut self, downstream: &str, account: &Arc<Account>) -> bool {
+    /// Switches to a connection of its own, whose purpose is consuming `what`; returns false if it had one already.
+    pub(super) fn separate(&mut self, what: &str, account: &Arc<Account>) -> bool {
         if self.is_own {
             return false;
         }
-        self.link = self.links.own(downstream, account);
+        self.link = self.links.own(what, account);
         self.is_own = true;
         true
     }

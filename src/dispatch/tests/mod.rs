@@ -4,6 +4,7 @@ mod absence;
 mod dear;
 mod drain;
 mod halt;
+mod parking;
 pub(super) mod parts;
 mod pauses;
 mod plans;

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dispatch::{
     Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, RefusalStatuses, ReleaseClock,
-    RetryPolicy, TokioClock,
+    RetryPolicy, Stay, TokioClock,
 };
 use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
 use crate::limit::{Limit, LimitSet};
@@ -25,7 +25,7 @@ mod store;
 
 pub(super) use clock::LateOnce;
 pub(super) use sink::RecordingSink;
-pub(super) use source::{Ledger, NOWHERE, Settled};
+pub(super) use source::{Ledger, NOWHERE, ScriptedParking, Settled};
 use source::{ScriptedSource, ScriptedTicket};
 pub(super) use store::FlakyStore;
 
@@ -44,6 +44,8 @@ pub(super) struct Bench {
     pub(super) windows: Arc<Mutex<Vec<u16>>>,
     /// Whether its messages may be given back while the downstream cannot be used.
     pub(super) may_be_given_back: bool,
+    /// What becomes of jobs that are to be parked.
+    pub(super) parking: ScriptedParking,
     /// Whether the source is full, so that it hands out nothing.
     pub(super) full: watch::Sender<bool>,
     pauses: Arc<Mutex<Vec<bool>>>,
@@ -74,6 +76,7 @@ impl Bench {
                     max_backoff: Duration::from_secs(1),
                 },
                 max_pause: Duration::from_secs(300),
+                hold_max: Duration::from_secs(60),
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
                 prefetch: 1000,
@@ -97,6 +100,7 @@ impl Bench {
             }),
             windows,
             may_be_given_back: true,
+            parking: ScriptedParking::default(),
             full,
             pauses,
             control: None,
@@ -105,12 +109,18 @@ impl Bench {
 
     pub(super) fn publish(&self, message: Message) {
         let id = message.message_id.clone().unwrap_or_default();
-        self.deliver(message, id, false);
+        self.deliver(message, id, false, None);
+    }
+
+    /// Publishes a message that comes back from where it was parked.
+    pub(super) fn publish_parked(&self, message: Message, stay: Stay) {
+        let id = message.message_id.clone().unwrap_or_default();
+        self.deliver(message, id, false, Some(stay));
     }
 
     /// Publishes a message that was delivered before; the ledger names this delivery by `label`.
     pub(super) fn publish_again(&self, message: Message, label: &str) {
-        self.deliver(message, label.to_owned(), true);
+        self.deliver(message, label.to_owned(), true, None);
     }
 
     /// Loses the channel of all messages so far; later ones come through another one.
@@ -120,7 +130,7 @@ impl Bench {
         self.generation += 1;
     }
 
-    fn deliver(&self, message: Message, id: String, redelivered: bool) {
+    fn deliver(&self, message: Message, id: String, redelivered: bool, stay: Option<Stay>) {
         let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
         let (reply_to, generation) = (message.reply_to.clone(), self.generation);
         let may_be_given_back = self.may_be_given_back;
@@ -132,8 +142,9 @@ impl Bench {
             generation,
             redelivered,
             may_be_given_back,
+            parking: self.parking,
         });
-        self.messages.send(Delivery { message, ticket }).unwrap();
+        self.messages.send(Delivery { message, ticket, stay }).unwrap();
     }
 
     pub(super) fn publish_many(&self, ids: std::ops::Range<usize>) {

@@ -9,7 +9,7 @@ use super::Worker;
 use crate::dispatch::Drained;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
-use crate::dispatch::source::Source;
+use crate::dispatch::source::{ParkReason, Source};
 use crate::pace::Waiter;
 
 /// How long the source may take to stop.
@@ -60,7 +60,12 @@ impl Worker {
         Drained { unfinished }
     }
 
-    fn give_back(&self, entry: Entry) {
+    /// Gives a job back to its broker. One that has been sent is parked until its next attempt is due, since a job
+    /// that is given back loses the count of its attempts.
+    fn give_back(&mut self, entry: Entry) {
+        if entry.attempts.sent > 0 && entry.can_park() && !self.flights.abandon.is_cancelled() {
+            return self.park(entry.since(), ParkReason::Restart, entry);
+        }
         self.context.meters.returned.increment(1);
         entry.ticket.give_back();
     }

@@ -27,6 +27,7 @@ impl Worker {
         let new = Options { downstream, on_limit, rules, ..new };
         let refusals = new.retry.on_unauthorized != self.context.retry.on_unauthorized;
         self.renew_context(new.retry, new.max_pause);
+        self.hold_max = new.hold_max;
         let settings = new.settings();
         self.admission = new.rules;
         self.engine.reload(settings);

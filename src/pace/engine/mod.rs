@@ -9,6 +9,7 @@ mod answers;
 mod ask;
 mod record;
 mod suspension;
+mod unreachable;
 mod wakeups;
 mod withdraw;
 

@@ -65,6 +65,9 @@ struct LaneState {
     start_tag: u64,
     /// The cost from which on waiters get no slot before a window ends, and the end of the window.
     barred: Option<(u32, Instant)>,
+    /// The number of waiters that were passed on to wait elsewhere, less those that the limits have released since,
+    /// as of this instant.
+    passed_on: Option<(u64, Instant)>,
 }
 
 /// The sleep of a lane until a slot that its own limits determine.
@@ -117,6 +120,7 @@ impl LaneState {
             sleeping: None,
             start_tag: 0,
             barred: None,
+            passed_on: None,
         }
     }
 
@@ -352,6 +356,27 @@ impl Schedule {
         let lane = &mut self.lanes[lane.row()];
         let ask_at = until.checked_sub(lead).unwrap_or(until) + lane.batching.jitter(lead / 2);
         lane.sleeping = Some(Sleep { until, ask_at });
+    }
+
+    /// Returns the instant until which a lane sleeps, if it does.
+    pub(crate) fn sleeps_until(&self, lane: LaneId) -> Option<Instant> {
+        self.lanes[lane.row()].sleeping.map(|sleep| sleep.until)
+    }
+
+    /// Returns how many waiters of a lane that were passed on to wait elsewhere come before the next one, if the lane's
+    /// slots begin at `start` and are this far apart, and counts that one too.
+    pub(crate) fn pass_place(&mut self, lane: LaneId, start: Instant, apart: Duration) -> u64 {
+        let passed_on = &mut self.lanes[lane.row()].passed_on;
+        let (before, at) = passed_on.unwrap_or((0, start));
+        let released = start.saturating_duration_since(at).as_nanos() / apart.as_nanos().max(1);
+        let (before, at) = match u32::try_from(released) {
+            Ok(released) if u64::from(released) < before => {
+                (before - u64::from(released), at + apart.saturating_mul(released))
+            }
+            _ => (0, start),
+        };
+        *passed_on = Some((before + 1, at));
+        before
     }
 
     /// Forgets the estimates of slots, since the store's clock stepped, its state was lost, or its slots have changed.

@@ -158,3 +158,16 @@ async fn other_limits_keep_the_shares_and_void_what_was_learnt() {
     assert_eq!(next(&schedule, &both), Some(plan(1)), "it has had less, and sleeps no more");
     assert_eq!(schedule.batching(OWN).replicas(), 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_is_passed_on_comes_after_those_before_it_less_those_that_were_released() {
+    let (mut schedule, start, apart) = (Schedule::new(&settings()), Instant::now(), 100 * MS);
+    let mut place = |after: u32| schedule.pass_place(plan(0), start + after * MS, apart);
+    assert_eq!([place(0), place(0), place(50), place(99)], [0, 1, 2, 3]);
+    assert_eq!([place(250), place(299), place(300)], [2, 3, 3], "one place less after each interval");
+    assert_eq!([place(60_000), place(60_000)], [0, 1], "all were released");
+    assert_eq!(place(0), 2, "a start that lies earlier releases nothing");
+    assert_eq!(schedule.pass_place(plan(1), start, apart), 0, "another lane");
+    schedule.follow(&settings());
+    assert_eq!(schedule.pass_place(plan(0), start, apart), 0, "other limits");
+}

@@ -40,6 +40,7 @@ async fn warned_of(
         queue: Some(queue.clone()),
         prefetch: 10,
         prefetch_bytes: 64 << 20,
+        hold_max: Duration::from_secs(60),
     }];
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, [], "{queue}");

@@ -17,10 +17,16 @@ const CONSUME: [u8; 6] = [0, 60, 0, 20, 0, 0];
 /// Class and method of queue.declare, with the reserved field behind them.
 const DECLARE: [u8; 6] = [0, 50, 0, 10, 0, 0];
 
+/// A method that is about this queue.
+fn about(method: [u8; 6], queue: &str) -> Vec<u8> {
+    let length = u8::try_from(queue.len()).unwrap();
+    method.into_iter().chain([length]).chain(queue.bytes()).collect()
+}
+
 /// A relay between paced and the broker, which holds back the broker's answers once a certain method is called for the
 /// first time.
 struct Relay {
-    question: [u8; 6],
+    question: Vec<u8>,
     /// Whether the method was called, so that the answer is held back.
     asked: watch::Sender<bool>,
     /// Whether another method was called after that.
@@ -31,7 +37,7 @@ struct Relay {
 
 impl Relay {
     /// Starts the relay; returns its port.
-    async fn start(broker: u16, question: [u8; 6]) -> (Arc<Self>, u16) {
+    async fn start(broker: u16, question: Vec<u8>) -> (Arc<Self>, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let relay = Arc::new(Self {
@@ -69,7 +75,7 @@ impl Relay {
             if *held.borrow() {
                 self.went_on.send_replace(true);
             }
-            let asks = said.windows(self.question.len()).any(|bytes| bytes == self.question);
+            let asks = said.windows(self.question.len()).any(|bytes| bytes == &self.question[..]);
             if asks && self.first.swap(false, Ordering::SeqCst) {
                 held.send_replace(true);
                 self.asked.send_replace(true);
@@ -104,7 +110,7 @@ impl Relay {
 async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "granted");
-    let (relay, port) = Relay::start(rabbit.port(), CONSUME).await;
+    let (relay, port) = Relay::start(rabbit.port(), about(CONSUME, "granted.jobs.billing")).await;
     // Missed heartbeats must not end the connection whose answers are held back.
     options.address = format!("amqp://guest:guest@127.0.0.1:{port}/?heartbeat=600").parse().unwrap();
     let amqp = Amqp::start(options.clone());
@@ -133,7 +139,7 @@ async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
 async fn a_late_declaration_leaves_no_channel() {
     let rabbit = shared().await;
     let url = vhost(rabbit, "tardy").await;
-    let (relay, port) = Relay::start(rabbit.port(), DECLARE).await;
+    let (relay, port) = Relay::start(rabbit.port(), about(DECLARE, "tardy.jobs.billing")).await;
     let mut options = options(rabbit, "tardy");
     options.address = format!("amqp://guest:guest@127.0.0.1:{port}/tardy?heartbeat=600").parse().unwrap();
     let amqp = Amqp::start(options);
@@ -149,10 +155,10 @@ async fn a_late_declaration_leaves_no_channel() {
     relay.let_through.send_replace(true);
     within("the consumer", amqp.ready()).await;
     // The test's own channel has no consumer.
-    until("one channel", async || {
+    until("a channel for each queue", async || {
         let mut channels = channels(rabbit, "tardy").await;
         channels.sort_unstable();
-        channels == [0, 1]
+        channels == [0, 1, 1]
     })
     .await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);

@@ -31,6 +31,7 @@ async fn a_missing_downstream_holds_up_no_other() {
         queue: Some("partial.theirs".into()),
         prefetch: 10,
         prefetch_bytes: 64 << 20,
+        hold_max: Duration::from_secs(60),
     });
     let amqp = Amqp::start(options.clone());
     let mut source = amqp.source("billing").unwrap();
@@ -137,6 +138,7 @@ async fn a_peer_that_never_answers_is_given_up() {
         prefix: "silent".into(),
         declare: true,
         window_bytes: 256 << 20,
+        rung_unit: paced::amqp::RUNG_UNIT,
         downstreams: Vec::new(),
     };
     let attempt = tokio::spawn(Amqp::publishing(options));

@@ -4,6 +4,7 @@ use paced::amqp::{DeadLetters, Edits, Filter, PublishError, Warning, check_onlin
 use paced::dispatch::DeadLetter;
 use paced::job::Reason;
 
+use super::park::{park, stay};
 use super::*;
 use crate::support::api::Answer;
 use crate::support::publish::{self, Job};
@@ -46,6 +47,8 @@ fn as_user(rabbit: &Rabbit, options: &Options, login: &str) -> Options {
     Options { address: url(rabbit, login).parse().unwrap(), ..options.clone() }
 }
 
+const DAY: Duration = Duration::from_secs(86_400);
+
 async fn dead_letter(delivery: Delivery) {
     let report = Report { attempts: 1, status: Some(400), released_at: None };
     let letter = DeadLetter { reason: Reason::BadId, detail: "too bad".into(), report };
@@ -60,11 +63,14 @@ async fn shut(amqp: Amqp) {
 async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let rabbit = shared().await;
     let prefix = unique("rights");
-    let declaring = as_user(rabbit, &options(rabbit, &prefix), &grant(rabbit, "paced", &prefix).await);
+    let mut declaring = as_user(rabbit, &options(rabbit, &prefix), &grant(rabbit, "paced", &prefix).await);
+    // Longer waits need one rung alone.
+    declaring.downstreams[0].hold_max = 60 * DAY;
     let (amqp, mut source) = consuming(declaring.clone()).await;
-    publish(&amqp, &declaring, numbered(0..3)).await;
-    let mut taken = take(&mut source, 3).await;
+    publish(&amqp, &declaring, numbered(0..4)).await;
+    let mut taken = take(&mut source, 4).await;
     dead_letter(taken.pop().unwrap()).await;
+    park(taken.pop().unwrap(), stay(300 * DAY)).await;
     taken.into_iter().for_each(ack);
     drop(source);
     shut(amqp).await;
@@ -82,9 +88,10 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let findings = within("the check", check_online(&running)).await;
     assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
     let (amqp, mut source) = consuming(running.clone()).await;
-    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 2)).await;
-    let mut taken = take(&mut source, 2).await;
+    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 3)).await;
+    let mut taken = take(&mut source, 3).await;
     dead_letter(taken.pop().unwrap()).await;
+    park(taken.pop().unwrap(), stay(300 * DAY)).await;
     taken.into_iter().for_each(ack);
     let (publisher, exchange, body) = (amqp.publisher(), running.jobs_exchange(), Bytes::new());
     let refused = publisher.publish(&exchange, "billing", Default::default(), &body);
@@ -120,6 +127,7 @@ async fn a_producer_reaches_its_own_downstream_alone() {
         queue: None,
         prefetch: 10,
         prefetch_bytes: 64 << 20,
+        hold_max: Duration::from_secs(60),
     });
     shut(within("declarations", Amqp::publishing(all.clone())).await.unwrap()).await;
     let mut options = as_user(rabbit, &all, &grant(rabbit, "producer", &prefix).await);
@@ -158,10 +166,12 @@ async fn each_right_that_is_documented_is_needed_or_its_lack_is_said() {
     rabbit.ctl(&["set_permissions", &user, "^$", "^$", &own]).await;
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, []);
-    let [Warning::MayNotPublish { detail }] = &findings.warnings[..] else {
+    let [Warning::NoParking { missing }, Warning::MayNotPublish { detail }] = &findings.warnings[..] else {
         panic!("{:?}", findings.warnings)
     };
     assert!(detail.contains("amq.default"), "{detail}");
+    assert_eq!(missing[..2], [format!("{prefix}.home"), format!("{prefix}.home.billing")]);
+    assert_eq!(missing.len(), 2 + 18, "each rung from 32 s on: {missing:?}");
 
     rabbit.ctl(&["set_permissions", &user, "^$", "^amq[.]default$", &format!("^{prefix}[.]dead[.]")]).await;
     let findings = within("the check", check_online(&options)).await;
@@ -202,7 +212,7 @@ async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning
     assert_eq!(dead.len(), 1);
     let log = replica.log();
     let warned = log.iter().filter(|line| line.contains("WARN") && line.contains("not allowed"));
-    // One warning is about the shared exchanges, one about the downstream's own queues.
-    assert_eq!(warned.count(), 2, "{}", log.join("\n"));
+    // One warning is about the shared exchanges, one about the downstream's own queues, and one about parking.
+    assert_eq!(warned.count(), 3, "{}", log.join("\n"));
     assert_eq!(replica.stop().await, 0);
 }

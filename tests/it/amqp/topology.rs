@@ -11,6 +11,7 @@ async fn a_check_changes_nothing() {
         queue: Some("check.theirs".into()),
         prefetch: 10,
         prefetch_bytes: 64 << 20,
+        hold_max: Duration::from_secs(60),
     });
     // Queues that `run` would declare may be missing, an existing queue may not.
     let findings = within("the check", check_online(&options)).await;

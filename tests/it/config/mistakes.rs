@@ -42,6 +42,7 @@ http.base_url = \"https://u:hunter2@api/\"
 fn each_wrong_value_is_told_with_what_is_right() {
     for (line, expected) in [
         ("horizon = \"11s\"", "`11s` is out of range; use 1ms to 10s"),
+        ("hold_max = \"11m\"", "`11m` is out of range; use 1s to 10m"),
         ("horizon = \"0ms\"", "`0ms` is out of range; use 1ms to 10s"),
         (
             "horizon = 1979-05-27",
@@ -262,7 +263,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -301,11 +302,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: `2_000_000/s` is more than 1000000/s, the highest rate",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint = "unknown key; known here are `concurrency`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
+    let hint = "unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

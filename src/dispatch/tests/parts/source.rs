@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::dispatch::{DeadLetter, Delivery, Report, Source, Ticket};
+use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
 
@@ -20,6 +20,7 @@ pub(in crate::dispatch) enum Settled {
     Acked(Report),
     Dead(DeadLetter),
     Back,
+    Parked(Stay),
 }
 
 /// The settlements that the tickets of one test record, in order.
@@ -69,6 +70,17 @@ pub(in crate::dispatch) struct ScriptedTicket {
     pub(in crate::dispatch) generation: u64,
     pub(in crate::dispatch) redelivered: bool,
     pub(in crate::dispatch) may_be_given_back: bool,
+    pub(in crate::dispatch) parking: ScriptedParking,
+}
+
+/// What becomes of jobs that are to be parked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::dispatch) enum ScriptedParking {
+    /// The source cannot park.
+    #[default]
+    Absent,
+    Done,
+    Refused,
 }
 
 impl Ticket for ScriptedTicket {
@@ -98,6 +110,18 @@ impl Ticket for ScriptedTicket {
 
     fn give_back(self: Box<Self>) {
         self.ledger.note(&self.id, Settled::Back);
+    }
+
+    fn can_park(&self) -> bool {
+        self.parking != ScriptedParking::Absent
+    }
+
+    fn park(self: Box<Self>, stay: Stay) -> BoxFuture<'static, Parked> {
+        self.ledger.note(&self.id, Settled::Parked(stay));
+        Box::pin(std::future::ready(match self.parking {
+            ScriptedParking::Done => Parked::Done,
+            ScriptedParking::Absent | ScriptedParking::Refused => Parked::Refused(self),
+        }))
     }
 
     /// Replies to `NOWHERE` are never confirmed.

@@ -1,0 +1,118 @@
+//! The ladder of delays: queues that keep a message for a fixed time, each for twice as long as the one before. It has
+//! no I/O.
+//!
+//! Nothing consumes these queues; the broker moves what has stayed its time to the home queue of its downstream.
+
+use std::time::Duration;
+
+/// The unit of the ladder: the lowest rung keeps a message for this long.
+pub const RUNG_UNIT: Duration = Duration::from_secs(1);
+
+/// The highest rung keeps a message for 2^22 s, 48.5 days: RabbitMQ's longest TTL is 49.7 days.
+const HIGHEST: u8 = 22;
+
+/// How much of a wait a stay must leave, as a divisor: the broker takes some time to move a message, and more if many
+/// come home together.
+const SPARE: u32 = 8;
+
+/// The most of a wait that a stay must leave, in units.
+const MOST_SPARE: u32 = 5;
+
+/// One rung: a message stays there for two to the power of this many units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Rung(u8);
+
+impl Rung {
+    /// The rung for a message that must wait for this long. What is left after its stay is at least an eighth of the
+    /// wait, or five units. `None` if no stay is short enough.
+    pub(super) fn below(wait: Duration, unit: Duration) -> Option<Self> {
+        let spare = (wait / SPARE).min(unit * MOST_SPARE);
+        let units = (wait - spare).as_nanos() / unit.as_nanos().max(1);
+        let power = units.checked_ilog2()?;
+        Some(Self(u8::try_from(power).unwrap_or(HIGHEST).min(HIGHEST)))
+    }
+
+    /// The rungs that waits of more than `shortest` need.
+    pub(super) fn above(shortest: Duration, unit: Duration) -> impl Iterator<Item = Self> {
+        let lowest = Self::below(shortest, unit).map_or(0, |rung| rung.0);
+        (lowest..=HIGHEST).map(Self)
+    }
+
+    /// How long a message stays, in units.
+    pub(super) const fn units(self) -> u32 {
+        1 << self.0
+    }
+
+    /// How long a message stays.
+    pub(super) fn stay(self, unit: Duration) -> Duration {
+        unit * self.units()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 86_400;
+
+    fn below(seconds: f64) -> Option<u32> {
+        Rung::below(Duration::from_secs_f64(seconds), RUNG_UNIT).map(Rung::units)
+    }
+
+    #[test]
+    fn a_stay_ends_before_the_wait() {
+        for (wait, stay) in [
+            (0.0, None),
+            (1.0, None),
+            (1.14, None),
+            (1.15, Some(1)),
+            (2.0, Some(1)),
+            (2.3, Some(2)),
+            (36.5, Some(16)),
+            (36.6, Some(32)),
+            (60.0, Some(32)),
+            (75.0, Some(64)),
+            (366.0 * DAY as f64, Some(1 << 22)),
+            (1e15, Some(1 << 22)),
+        ] {
+            assert_eq!(below(wait), stay, "{wait}");
+        }
+    }
+
+    #[test]
+    fn the_longest_stay_fits_a_ttl() {
+        let longest = Rung::above(Duration::ZERO, RUNG_UNIT).last().unwrap().stay(RUNG_UNIT);
+        assert!(longest.as_millis() <= u128::from(u32::MAX), "{longest:?}");
+    }
+
+    #[test]
+    fn the_longest_wait_goes_round_a_few_times_and_never_too_long() {
+        let hold_max = Duration::from_secs(60);
+        for days in [1, 7, 48, 366] {
+            let (mut left, mut hops) = (Duration::from_secs(days * DAY), 0);
+            while left > hold_max {
+                let stay = Rung::below(left, RUNG_UNIT).unwrap().stay(RUNG_UNIT);
+                assert!(stay < left);
+                (left, hops) = (left - stay, hops + 1);
+            }
+            assert!(hops <= 24, "{days} days: {hops}");
+        }
+    }
+
+    #[test]
+    fn waits_beyond_the_shortest_need_no_other_rungs() {
+        let shortest = Duration::from_secs(60);
+        let needed: Vec<_> = Rung::above(shortest, RUNG_UNIT).map(Rung::units).collect();
+        assert_eq!((needed.first(), needed.last()), (Some(&32), Some(&(1 << 22))));
+        for seconds in 61..10_000 {
+            let rung = Rung::below(Duration::from_secs(seconds), RUNG_UNIT).unwrap();
+            assert!(needed.contains(&rung.units()), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn a_shorter_unit_scales_the_ladder() {
+        let unit = Duration::from_millis(1);
+        assert_eq!(Rung::below(Duration::from_millis(75), unit).map(|rung| rung.stay(unit)), Some(unit * 64));
+    }
+}

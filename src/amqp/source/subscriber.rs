@@ -1,0 +1,382 @@
+//! Keeps one queue of a downstream consumed.
+
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Consumer};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{Route, Slot};
+use crate::amqp::acker::Acker;
+use crate::amqp::attached::Attached;
+use crate::amqp::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, channel, close, closed};
+use crate::amqp::error::Error;
+use crate::amqp::guard::take_mark;
+use crate::amqp::letter;
+use crate::amqp::links::{Link, SeparationReason};
+use crate::amqp::message::message;
+use crate::amqp::supervisor::up;
+use crate::amqp::ticket::{AmqpTicket, Settlement, Subscription};
+use crate::amqp::topology::{ensure_home, short};
+use crate::amqp::weight::weight;
+use crate::amqp::window::{Bounds, Consuming, Sizes};
+use crate::dispatch::Delivery;
+use crate::metric;
+use pump::Pump;
+use read_timeout::ReadTimeout;
+
+mod pump;
+mod read_timeout;
+
+/// One of the queues that a downstream is consumed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// The queue that producers publish to.
+    Jobs,
+    /// The queue of jobs that come back from where they were parked.
+    Home,
+}
+
+/// Keeps one queue of a downstream consumed, over one connection after another.
+pub(in crate::amqp) struct Subscriber {
+    pub(super) queue: Queue,
+    pub(super) settlement: Arc<Settlement>,
+    pub(super) arrivals: mpsc::UnboundedSender<Delivery>,
+    /// The number of messages that the dispatcher wants unsettled at most; 0 stands for a pause.
+    pub(super) window: watch::Receiver<u16>,
+    /// Reports whether there is no consumer.
+    pub(super) idle: watch::Sender<bool>,
+    pub(super) sizes: Sizes,
+    pub(super) closing: CancellationToken,
+    pub(super) attached: Attached,
+    pub(super) slot: Slot,
+    /// The connection that the downstream is consumed over.
+    pub(super) route: Route,
+    /// Whether messages far beyond its bytes are given back, since all that is in transit must be read.
+    pub(super) gives_back: bool,
+}
+
+/// How long after jobs could not be parked it is tried again whether they can.
+const PARKING_RETRY: Duration = Duration::from_secs(60);
+
+/// The reason why a consumer ended.
+enum End {
+    /// The subscriber closed it; messages that had arrived were handed on.
+    Closed,
+    Lost(String),
+    /// The downstream needs a connection of its own; messages that had arrived stay valid.
+    Moved(SeparationReason),
+}
+
+/// The result of an attempt to attach.
+enum Attempt {
+    Consuming(Arc<Subscription>, Consumer, Consuming),
+    /// The downstream has repeatedly ended the shared connection.
+    Guilty,
+    /// The subscriber is stopping.
+    Over,
+}
+
+impl Subscriber {
+    pub(in crate::amqp) async fn run(mut self) {
+        self.consume_on().await;
+        // Messages that still arrive are given back: they must not hold up the last answers.
+        self.route.link.meter.disarm();
+    }
+
+    async fn consume_on(&mut self) {
+        let mut backoff = Backoff::default();
+        let mut troubled = None;
+        if self.queue == Queue::Jobs {
+            // Jobs that must wait for long would be held, where it is not known yet whether they can be parked.
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                () = self.settlement.parking.decided() => {}
+            }
+        }
+        while !self.closing.is_cancelled() {
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                // Without a sender there is nobody to hand messages to. Later changes of the window are applied once
+                // there is a consumer.
+                wanted = self.window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
+            }
+            self.idle.send_replace(false);
+            let attached = tokio::select! {
+                () = self.closing.cancelled() => return,
+                attached = self.attach(&mut troubled) => attached,
+            };
+            match attached {
+                Ok(Attempt::Over) => return,
+                Ok(Attempt::Guilty) => {
+                    self.separate(SeparationReason::Losses);
+                    continue;
+                }
+                Ok(Attempt::Consuming(subscription, consumer, consuming)) => {
+                    if troubled.take().is_some() {
+                        info!(downstream = %self.name(), "consuming again");
+                    }
+                    let since = Instant::now();
+                    self.attached.set(true);
+                    if self.queue == Queue::Home {
+                        self.settlement.parking.open();
+                    }
+                    let pump = Pump::new(self, Arc::clone(&subscription), consumer, consuming);
+                    let end = pump.run().await;
+                    self.attached.set(false);
+                    let reason = match end {
+                        End::Closed => return,
+                        End::Moved(why) => {
+                            self.separate(why);
+                            continue;
+                        }
+                        End::Lost(reason) => reason,
+                    };
+                    // Settlements made just before still count where the channel is open.
+                    subscription.acker.write_now();
+                    subscription.end();
+                    self.log_trouble(&mut troubled, &reason);
+                    // Where only the consumer is gone, its unacked messages must return to the queue.
+                    tokio::select! {
+                        () = self.closing.cancelled() => return,
+                        () = close(subscription.acker.channel()) => {}
+                    }
+                    if since.elapsed() >= STABLE {
+                        backoff.reset();
+                    }
+                }
+                Err(error) if self.queue == Queue::Home && error.is_final() => {
+                    self.settlement.parking.shut(&error);
+                    // The downstream is consumed as well as it can be.
+                    self.attached.set(true);
+                    self.idle.send_replace(true);
+                    tokio::select! {
+                        () = self.closing.cancelled() => return,
+                        () = tokio::time::sleep(PARKING_RETRY) => continue,
+                    }
+                }
+                Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
+                Err(error) => self.log_trouble(&mut troubled, &error.to_string()),
+            }
+            self.idle.send_replace(true);
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Switches to a connection of its own.
+    fn separate(&mut self, why: SeparationReason) {
+        self.gives_back = false;
+        self.idle.send_replace(true);
+        let name = self.settlement.downstream.name.clone();
+        let what = match self.queue {
+            Queue::Jobs => name.clone(),
+            Queue::Home => format!("{name}, parked"),
+        };
+        if self.route.separate(&what, &self.settlement.account) {
+            warn!(
+                downstream = name,
+                reason = why.text(),
+                "consuming over a connection of its own from now on"
+            );
+            let labels = [("downstream", name), ("reason", why.label().to_owned())];
+            metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(1);
+        }
+    }
+
+    /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
+    async fn attach(&self, troubled: &mut Option<String>) -> Result<Attempt, Error> {
+        let Settlement { options, downstream, .. } = &*self.settlement;
+        let Link { current, gate, meter } = &self.route.link;
+        let mut current = current.clone();
+        // Until it consumes, the bytes that are held do not matter.
+        meter.disarm();
+        let (connection, place) = loop {
+            let connection = tokio::select! {
+                biased;
+                () = self.route.guilty() => return Ok(Attempt::Guilty),
+                connection = up(&mut current) => connection,
+            };
+            let Some(connection) = connection else { return Ok(Attempt::Over) };
+            let place = tokio::select! {
+                biased;
+                () = self.route.guilty() => return Ok(Attempt::Guilty),
+                place = gate.enter() => place,
+            };
+            // If the connection was lost during the wait for a place, that is no trouble of this downstream.
+            if connection.status().connected() {
+                break (connection, place);
+            }
+        };
+        gate.share(&connection, options, downstream).await?;
+        if self.queue == Queue::Home && !options.declare {
+            self.settlement.parking.rungs.ensure_all(&connection, options, downstream).await?;
+        }
+        let channel = channel(&connection).await?;
+        meter.assign(channel.id(), &downstream.name);
+        let unused = CloseUnlessUsed::new(channel.clone());
+        match self.consume(&channel).await {
+            Ok((queue, consumer, consuming)) => {
+                unused.used();
+                let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
+                let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                slot.retain(|subscription| subscription.is_live());
+                slot.push(Arc::clone(&subscription));
+                Ok(Attempt::Consuming(subscription, consumer, consuming))
+            }
+            Err(error) => {
+                // A slow broker is busy with this channel until it has closed it: another one each time would overload
+                // it, and use up the channels of the connection.
+                let mut closed = pin!(closed(&channel));
+                if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
+                    self.log_trouble(troubled, &error.to_string());
+                    // The others need not wait for one queue that does not answer.
+                    drop(place);
+                    tokio::select! {
+                        () = closed => {}
+                        _ = current.changed() => {}
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ensures the downstream's queues and consumes, all on one channel.
+    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
+        let Settlement { options, downstream, .. } = &*self.settlement;
+        match self.queue {
+            Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
+            Queue::Home => ensure_home(channel, options, downstream).await?,
+        }
+        let target = self.sizes.target(self.bounds());
+        // Messages of an earlier connection count too.
+        let elsewhere = u16::try_from(self.elsewhere(None)).unwrap_or(u16::MAX);
+        let prefetch = target.saturating_sub(elsewhere).max(1);
+        let consumer = self.subscribe(channel, prefetch).await?;
+        Ok((self.queue_name(), consumer, Consuming { prefetch, target }))
+    }
+
+    /// The reason why this downstream must not be consumed over the shared connection any more, if there is one.
+    fn unfit(&self) -> Option<SeparationReason> {
+        let account = &self.settlement.account;
+        if self.route.is_own {
+            None
+        } else if self.sizes.are_long(account.most(), *self.window.borrow()) {
+            Some(SeparationReason::Long)
+        } else {
+            account.overruns(0).then_some(SeparationReason::Overrun)
+        }
+    }
+
+    /// The present bounds of the messages that are unsettled.
+    fn bounds(&self) -> Bounds {
+        let (wanted, bytes) = (*self.window.borrow(), self.settlement.account.allowance());
+        Bounds { wanted, bytes, shared: !self.route.is_own }
+    }
+
+    /// The number of unsettled messages that were delivered over other channels than this one.
+    fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
+        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
+        others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
+    }
+
+    /// Starts a consumer with this prefetch.
+    async fn subscribe(&self, channel: &Channel, prefetch: u16) -> Result<Consumer, Error> {
+        let queue = self.queue_name();
+        // With a prefetch of 0 RabbitMQ would not bound the deliveries.
+        let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
+        self.answer("setting the prefetch", ANSWER, qos).await?;
+        // At shutdown, answers must not queue behind messages that are not read.
+        if !self.closing.is_cancelled() {
+            self.route.link.meter.arm();
+        }
+        let consume = channel.basic_consume(
+            short(&queue)?,
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
+        self.answer(&format!("queue {queue}"), ANSWER, consume).await
+    }
+
+    /// Waits for the broker's answer within a time-out, which does not run while nothing is read.
+    async fn answer<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        answer: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<T, Error> {
+        let mut answer = pin!(answer);
+        let mut timeout = ReadTimeout::new(&self.route.link.meter, &self.closing, within);
+        tokio::select! {
+            answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
+            () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: within }),
+        }
+    }
+
+    fn hand_on(&mut self, subscription: &Arc<Subscription>, mut delivery: lapin::message::Delivery) {
+        let malformed = take_mark(&mut delivery.properties);
+        let tag = delivery.delivery_tag;
+        subscription.acker.delivered(tag);
+        let bytes = weight(delivery.data.len(), &delivery.properties);
+        self.route.link.meter.claim(delivery.data.len() as u64);
+        self.sizes.note(bytes);
+        if (self.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
+            // There is no other way: the rest of the window is in transit over a connection that others need, that is
+            // to be closed, or on which an answer comes after it.
+            subscription.acker.give_back(tag);
+            return;
+        }
+        let body = Bytes::from(delivery.data);
+        let (mut routing_key, mut stay) = (delivery.routing_key, None);
+        if self.queue == Queue::Home {
+            // From anywhere else these headers mean nothing.
+            stay = letter::stay(&delivery.properties);
+            routing_key = letter::parked_key(&delivery.properties).unwrap_or(routing_key);
+        }
+        let message = message(routing_key.as_str(), &delivery.properties, body.clone(), malformed);
+        let ticket = AmqpTicket {
+            subscription: Arc::clone(subscription),
+            settlement: Arc::clone(&self.settlement),
+            tag,
+            redelivered: delivery.redelivered,
+            routing_key,
+            properties: delivery.properties,
+            body,
+            charge: self.settlement.account.charge(bytes),
+        };
+        // If the source was dropped nobody receives it, and its ticket gives it back.
+        let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket), stay });
+    }
+
+    /// Logs a trouble once, until it changes.
+    fn log_trouble(&self, troubled: &mut Option<String>, reason: &str) {
+        if troubled.as_deref() != Some(reason) {
+            warn!(downstream = %self.name(), reason, "not consuming; trying on");
+            *troubled = Some(reason.to_owned());
+        }
+    }
+
+    fn queue_name(&self) -> String {
+        let Settlement { options, downstream, .. } = &*self.settlement;
+        match self.queue {
+            Queue::Jobs => options.names().queue(downstream),
+            Queue::Home => options.names().home_queue(&downstream.name),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.settlement.downstream.name
+    }
+}

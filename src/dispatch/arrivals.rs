@@ -1,0 +1,105 @@
+//! The order of jobs, and the instants at which those that wait for a time may go.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::source::Stay;
+use crate::time::Micros;
+
+/// The times that are remembered. More different ones only cost the order of jobs for the same time.
+const MAX_DUES: usize = 4096;
+
+/// The bits of a position by which jobs differ that were first taken in at the same time.
+const COUNTER_BITS: u32 = 12;
+
+/// Gives jobs their positions in the order of their arrival.
+///
+/// A position is the time at which the job was first taken in, so that a job which was parked meanwhile comes before
+/// those that arrived after it.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// When the latest job was first taken in.
+    latest: Micros,
+    count: u64,
+    /// The instants of times by the wall clock, so that jobs for the same time have the same instant.
+    dues: BTreeMap<Micros, Instant>,
+}
+
+impl Arrivals {
+    /// Returns when a job was first taken in that arrives `now`, by the wall clock, and its position.
+    pub(super) fn next(&mut self, stay: Option<&Stay>, now: Micros) -> (Micros, u64) {
+        let first_seen = match stay {
+            Some(stay) => stay.first_seen,
+            None => {
+                // No two are the same, also where the clock is set back.
+                self.latest = now.max(Micros(self.latest.0 + 1));
+                self.latest
+            }
+        };
+        self.count += 1;
+        let since = u64::try_from(first_seen.0).unwrap_or(0);
+        (first_seen, (since << COUNTER_BITS) | (self.count & ((1 << COUNTER_BITS) - 1)))
+    }
+
+    /// Returns the instant of a time that lies ahead of `now`, which is known on both clocks.
+    pub(super) fn due(&mut self, at: Micros, now: (Micros, Instant)) -> Instant {
+        let due = self.dues.get(&at).copied().unwrap_or_else(|| now.1 + at.since(now.0));
+        self.dues = self.dues.split_off(&now.0);
+        if self.dues.len() < MAX_DUES {
+            self.dues.insert(at, due);
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::dispatch::ParkReason;
+
+    fn parked(first_seen: Micros) -> Stay {
+        Stay {
+            until: Micros(0),
+            reason: ParkReason::Limit,
+            attempts: 0,
+            throttled: 0,
+            refused: 0,
+            first_seen,
+            assigned_id: None,
+        }
+    }
+
+    #[test]
+    fn jobs_are_in_the_order_in_which_they_were_first_taken_in() {
+        let (mut arrivals, now) = (Arrivals::default(), Micros(1_800_000_000_000_000));
+        let first: Vec<_> = (0..5000).map(|_| arrivals.next(None, now)).collect();
+        assert!(first.is_sorted(), "also at the same time");
+        let back = arrivals.next(None, now.minus(Duration::from_secs(60)));
+        assert!(back > first[4999], "and after the clock was set back");
+        let (seen, place) = first[2500];
+        let again = arrivals.next(Some(&parked(seen)), now);
+        assert_eq!(again.0, seen);
+        assert!(again.1 > first[2499].1 && again.1 < first[2501].1 && again.1 != place);
+        let at_once = [(); 3].map(|()| arrivals.next(Some(&parked(Micros(7))), now).1);
+        assert!(at_once.is_sorted_by(|one, next| one < next), "{at_once:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_for_the_same_time_have_the_same_instant() {
+        let (mut arrivals, now, start) = (Arrivals::default(), Micros(5_000_000), Instant::now());
+        let (ms, at) = (Duration::from_millis(1), Micros(6_000_000));
+        let due = arrivals.due(at, (now, start));
+        assert_eq!(due, start + 1000 * ms);
+        assert_eq!(arrivals.due(at, (now.plus(3 * ms), start + 4 * ms)), due);
+        assert_eq!(arrivals.due(Micros(5_500_000), (now, start)), start + 500 * ms);
+        for later in 0..10_000 {
+            arrivals.due(at.plus(later * ms), (now, start));
+        }
+        assert_eq!(arrivals.dues.len(), MAX_DUES);
+        arrivals.due(at.plus(20_000 * ms), (at.plus(10_000 * ms), start));
+        assert_eq!(arrivals.dues.len(), 1, "times that have passed are forgotten");
+    }
+}

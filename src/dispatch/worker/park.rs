@@ -1,0 +1,65 @@
+//! Jobs that must wait for long are parked: they wait in their broker, so that they stand before nobody here.
+
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::dispatch::entry::Entry;
+use crate::dispatch::flight::Event;
+use crate::dispatch::source::{ParkReason, Parked};
+use crate::time::wall_now;
+
+impl Worker {
+    /// Has a job wait until `due`: in its broker if that is far off and the source can, or else here.
+    pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, entry: Entry) {
+        let wait = due.saturating_duration_since(Instant::now());
+        if wait > self.hold_max && entry.can_park() {
+            self.park(due, reason, entry);
+        } else {
+            self.engine.offer_later(due, entry);
+        }
+    }
+
+    /// Parks the jobs of plans that can have no slot for long: others, which can, would wait behind them.
+    pub(super) fn park_unreachable(&mut self, now: Instant) {
+        if !self.can_park {
+            return;
+        }
+        for (due, entry) in self.engine.take_unreachable(now, self.hold_max) {
+            if entry.can_park() {
+                self.park(due, ParkReason::Limit, entry);
+            } else {
+                // It must not be looked at again in each turn of the loop.
+                self.engine.offer_later(due.min(now + self.hold_max), entry);
+            }
+        }
+    }
+
+    /// Parks a job until `due`. If that is refused, the job waits here.
+    pub(super) fn park(&mut self, due: Instant, reason: ParkReason, entry: Entry) {
+        self.parking += 1;
+        let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
+        let stay = entry.stay(until, reason);
+        let Entry { job, has_own_id, ticket, first_seen, attempts, request, .. } = entry;
+        let (downstream, id) = (&self.context.downstream, &job.id);
+        tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
+        // The call itself has the job's place in the order.
+        let parking = ticket.park(stay);
+        let (parked, events) = (self.context.meters.parked.clone(), self.flights.events.clone());
+        self.flights.spawn(async move {
+            let event = match parking.await {
+                Parked::Done => {
+                    parked.increment(1);
+                    Event::Parked
+                }
+                Parked::Lost => Event::Parked,
+                Parked::Refused(ticket) => {
+                    let may_park = false;
+                    let entry = Entry { job, has_own_id, ticket, first_seen, may_park, attempts, request };
+                    Event::Unparked(due, entry)
+                }
+            };
+            // Without a dispatcher nobody receives the event, and its ticket gives the job back.
+            let _ = events.send(event);
+        });
+    }
+}

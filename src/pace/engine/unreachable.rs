@@ -1,0 +1,43 @@
+//! Waiters of plans that can have no slot for long.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Engine;
+use crate::pace::{LaneId, Waiter, limit_delay, slots_within};
+
+impl<W: Waiter> Engine<W> {
+    /// Takes out the ready waiters of plans that can have no slot within `patience`, with the instant at which each may
+    /// have one, in their order. Their plan is used up, or releases fewer in that time than wait for it here.
+    ///
+    /// The instants are estimates by the number of those taken before: other replicas may have waiters of the same plan.
+    /// Waiters of the downstream's own lane stay, since they stand before nobody who could go.
+    pub(crate) fn take_unreachable(&mut self, now: Instant, patience: Duration) -> Vec<(Instant, W)> {
+        let mut taken = Vec::new();
+        if self.is_absent() {
+            return taken;
+        }
+        let plans = 0..self.settings.plans.len();
+        for lane in plans.map(|plan| LaneId::of_plan(Some(plan))) {
+            let ready = self.backlog.ready(lane);
+            if ready == 0 {
+                continue;
+            }
+            let limits = self.settings.limits_of(lane);
+            let start = self.schedule.sleeps_until(lane).map_or(now, |until| until.max(now));
+            let room = match patience.checked_sub(start - now) {
+                Some(rest) => usize::try_from(slots_within(limits, rest)).unwrap_or(usize::MAX),
+                None => 0,
+            };
+            let mut beyond: Vec<W> = (room..ready).map_while(|_| self.backlog.pop_last(lane)).collect();
+            beyond.reverse();
+            for waiter in beyond {
+                let place = room as u64 + self.schedule.pass_place(lane, start, limits.rate().interval());
+                let due = start + limit_delay(limits, place);
+                taken.push((due.max(now + patience), waiter));
+            }
+        }
+        taken
+    }
+}

@@ -1,0 +1,221 @@
+//! Jobs that wait in the broker, and come back in time.
+
+use lapin::types::{AMQPValue, FieldTable};
+use paced::dispatch::{DeadLetter, ParkReason, Parked, Stay};
+use paced::job::Reason;
+use paced::time::{Micros, wall_now};
+
+use super::*;
+
+/// Delays a thousandth as long.
+const UNIT: Duration = Duration::from_millis(1);
+
+pub fn stay(wait: Duration) -> Stay {
+    let now = wall_now();
+    Stay {
+        until: now.plus(wait),
+        reason: ParkReason::NotBefore,
+        attempts: 0,
+        throttled: 0,
+        refused: 0,
+        first_seen: now,
+        assigned_id: None,
+    }
+}
+
+fn scaled(rabbit: &Rabbit, prefix: &str) -> Options {
+    Options { rung_unit: UNIT, ..options(rabbit, prefix) }
+}
+
+pub async fn park(delivery: Delivery, stay: Stay) {
+    assert!(delivery.ticket.can_park());
+    let parked = within("the confirm", delivery.ticket.park(stay)).await;
+    assert!(matches!(parked, Parked::Done), "{parked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parked_job_comes_back_as_it_was() {
+    let rabbit = shared().await;
+    let options = scaled(rabbit, "parked");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let mut headers = FieldTable::default();
+    for (name, value) in [
+        ("paced-cost", AMQPValue::LongInt(3)),
+        ("x-death", AMQPValue::Void),
+        ("x-opt-delivery-time", AMQPValue::LongLongInt(1)),
+        // From outside these mean nothing.
+        ("paced-parked", AMQPValue::LongLongInt(i64::MAX)),
+        ("paced-parked-for", AMQPValue::LongString("retry".into())),
+        ("paced-attempts", AMQPValue::LongLongInt(7)),
+        ("paced-first-seen", AMQPValue::LongLongInt(1)),
+    ] {
+        headers.insert(name.into(), value);
+    }
+    let properties = BasicProperties::default()
+        .with_headers(headers)
+        .with_priority(7)
+        .with_timestamp(1_700_000_000)
+        .with_correlation_id("c".into())
+        .with_reply_to("replies.r".into())
+        .with_expiration("60000".into());
+    let body = Bytes::from_static(b"body");
+    amqp.publisher().publish(&options.jobs_exchange(), "billing.eu", properties, &body).await.unwrap();
+    let delivery = next(&mut source).await;
+    assert_eq!(delivery.stay, None, "it was not parked by paced");
+    let id = Some("0199".to_owned());
+    let stay = Stay {
+        reason: ParkReason::Retry,
+        attempts: 5,
+        throttled: 2,
+        refused: 1,
+        assigned_id: id.clone(),
+        ..stay(Duration::from_millis(300))
+    };
+    park(delivery, stay.clone()).await;
+
+    let home = next(&mut source).await;
+    let millis = |at: Micros| Micros((at.0 + 999) / 1000 * 1000);
+    let expected = Stay { until: millis(stay.until), assigned_id: None, ..stay };
+    assert_eq!(home.stay, Some(expected));
+    let message = &home.message;
+    assert_eq!((message.routing_key.as_str(), &message.body), ("billing.eu", &body));
+    assert_eq!((message.message_id.clone(), message.priority), (id, Some(7)));
+    assert_eq!(message.reply_to.as_deref(), Some("replies.r"));
+    assert!(message.headers.iter().any(|(name, _)| name == "paced-cost"), "{:?}", message.headers);
+
+    // A dead letter has its own routing key again, and nothing of the stay.
+    let letter = DeadLetter { reason: Reason::Status, detail: "final".to_owned(), report: Report::UNSENT };
+    within("the letter", home.ticket.dead_letter(letter)).await;
+    assert!(amqp.shutdown(LONG).await);
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let letter = pop(&channel, "parked.dead.billing").await;
+    let headers = letter.properties.headers().clone().unwrap();
+    let header = |name: &str| headers.inner().get(name).cloned();
+    assert_eq!(header("paced-routing-key"), Some(AMQPValue::LongString("billing.eu".into())));
+    assert_eq!(header("paced-cost"), Some(AMQPValue::LongInt(3)));
+    for name in ["paced-parked", "paced-parked-for", "paced-first-seen", "x-death", "x-opt-delivery-time"] {
+        assert_eq!(header(name), None, "{name}");
+    }
+    assert_eq!(letter.properties.timestamp(), &Some(1_700_000_000));
+    assert_eq!(depth(&channel, "parked.home.billing").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_for_the_same_time_come_home_in_order() {
+    let options = scaled(shared().await, "sametime");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..100)).await;
+    let deliveries = take(&mut source, 100).await;
+    let stay = stay(Duration::from_millis(1500));
+    // The calls have the order, and nothing is awaited between them.
+    let parked: Vec<_> = deliveries.into_iter().map(|delivery| delivery.ticket.park(stay.clone())).collect();
+    for parked in parked {
+        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    }
+    let home = take(&mut source, 100).await;
+    assert_eq!(bodies(&home), numbered(0..100));
+    home.into_iter().for_each(ack);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hours_and_days_go_round_and_end_in_time() {
+    let options = scaled(shared().await, "days");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..60)).await;
+    let start = wall_now();
+    // From one hour to four, in thousandths.
+    for (number, delivery) in (0..).zip(take(&mut source, 60).await) {
+        let until = start.plus(Duration::from_millis(3_600 + 180 * number));
+        park(delivery, Stay { until, ..stay(Duration::ZERO) }).await;
+    }
+    let mut home = Vec::new();
+    while home.len() < 60 {
+        let delivery = next(&mut source).await;
+        let stay = delivery.stay.clone().unwrap();
+        let now = wall_now();
+        if stay.until.since(now) > Duration::from_millis(100) {
+            // It goes round, as a replica would have it.
+            park(delivery, stay).await;
+        } else {
+            let late = now.since(stay.until);
+            assert!(late < Duration::from_secs(2), "{late:?}");
+            home.push(String::from_utf8(delivery.message.body.to_vec()).unwrap());
+            ack(delivery);
+        }
+    }
+    home.sort_unstable_by_key(|number| number.parse::<u32>().unwrap());
+    assert_eq!(home, numbered(0..60));
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_are_parked_while_the_window_is_small() {
+    let rabbit = shared().await;
+    let mut options = scaled(rabbit, "narrow");
+    options.downstreams[0].prefetch = 1;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..20)).await;
+    for number in 0..19 {
+        let delivery = next(&mut source).await;
+        assert_eq!(delivery.message.body, number.to_string());
+        park(delivery, stay(Duration::from_secs(10_000))).await;
+    }
+    let last = next(&mut source).await;
+    assert_eq!(last.message.body, "19");
+    ack(last);
+    assert!(amqp.shutdown(LONG).await);
+    let (_connection, channel) = open(&rabbit.url()).await;
+    until("all to be parked", async || depth(&channel, "narrow.park.4194304s").await == 19).await;
+    assert_eq!(depth(&channel, "narrow.jobs.billing").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rung_that_was_deleted_is_declared_again() {
+    let rabbit = shared().await;
+    let options = scaled(rabbit, "deleted");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..2)).await;
+    let mut deliveries = take(&mut source, 2).await;
+    let wait = Duration::from_secs(10_000);
+    park(deliveries.pop().unwrap(), stay(wait)).await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let rung = "deleted.park.4194304s";
+    channel.exchange_delete(rung.into(), Default::default()).await.unwrap();
+    channel.queue_delete(rung.into(), Default::default()).await.unwrap();
+    park(deliveries.pop().unwrap(), stay(wait)).await;
+    until("the second job to be parked", async || depth(&channel, rung).await == 1).await;
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_its_queues_nothing_is_parked() {
+    let rabbit = shared().await;
+    let mut options = scaled(rabbit, "passive");
+    // Another process declares what jobs need, and not what parking needs.
+    let amqp = Amqp::publishing(options.clone()).await.unwrap();
+    publish(&amqp, &options, numbered(0..1)).await;
+    assert!(amqp.shutdown(LONG).await);
+    options.declare = false;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let delivery = next(&mut source).await;
+    assert!(!delivery.ticket.can_park());
+    ack(delivery);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_channel_parks_nothing_more() {
+    let rabbit = shared().await;
+    let options = scaled(rabbit, "lostpark");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..1)).await;
+    let delivery = next(&mut source).await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    channel.queue_delete("lostpark.jobs.billing".into(), Default::default()).await.unwrap();
+    until("the channel to be lost", async || !delivery.ticket.is_live()).await;
+    let parked = within("the result", delivery.ticket.park(stay(Duration::from_secs(10_000)))).await;
+    assert!(matches!(parked, Parked::Lost), "{parked:?}");
+    drop(source);
+    assert!(amqp.shutdown(LONG).await);
+}

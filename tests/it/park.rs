@@ -1,0 +1,128 @@
+//! Jobs that cannot go for long wait in the broker, and stand before nobody.
+
+use std::time::Duration;
+
+use lapin::types::AMQPValue;
+use paced::time::wall_now;
+
+use crate::support::api::Answer;
+use crate::support::publish::{self, Job};
+use crate::support::site::{Site, compare};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The present time, in ms since the epoch.
+fn now() -> u64 {
+    u64::try_from(wall_now().0 / 1000).unwrap()
+}
+
+/// Jobs that must not go before this long from now.
+fn later(stem: &str, count: usize, wait: Duration) -> Vec<Job> {
+    let at = i64::try_from(now() + u64::try_from(wait.as_millis()).unwrap()).unwrap();
+    let not_before = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at));
+    Job::many(stem, count).into_iter().map(not_before).collect()
+}
+
+/// The number of jobs that wait in all rungs.
+pub async fn parked(site: &Site) -> u32 {
+    let mut all = 0;
+    for power in 0..=22 {
+        let rung = format!("{}.park.{}s", site.prefix, 1 << power);
+        all += publish::depth(&site.amqp, &rung).await.unwrap_or(0);
+    }
+    all
+}
+
+#[tokio::test]
+async fn jobs_for_tomorrow_stand_before_nobody() {
+    let site = Site::shared("tomorrow", "rate = '10/s'").await;
+    let replica = site.replica().await;
+    let day = Duration::from_secs(86_400);
+    site.publish(later("tomorrow", 700, day)).await;
+    site.publish(Job::many("now", 20)).await;
+    let arrivals = site.api.wait_for(20, LONG).await;
+    assert!(compare("now", 20, &arrivals).is_clean());
+    site.depth(&site.queue(), 0, LONG).await;
+    site.depth(&format!("{}.park.65536s", site.prefix), 700, LONG).await;
+    // None is held by the replica either.
+    assert_eq!(replica.stop().await, 0);
+    assert_eq!(publish::depth(&site.amqp, &site.queue()).await, Some(0));
+    assert_eq!(parked(&site).await, 700);
+}
+
+#[tokio::test]
+async fn jobs_of_a_plan_that_is_used_up_stand_before_nobody() {
+    let plan = "rate = '10/s'\n[plans.free]\nlimits = [{ algorithm = 'fixed-window', rate = '3/d' }]";
+    let site = Site::shared("usedup", plan).await;
+    let replica = site.replica().await;
+    site.publish(Job::many("free", 703).into_iter().map(|job| job.header("paced-plan", "free")).collect())
+        .await;
+    site.publish(Job::many("now", 20)).await;
+    let arrivals = site.api.wait_for(23, LONG).await;
+    let now: Vec<_> = arrivals.into_iter().filter(|arrival| arrival.id().starts_with("now")).collect();
+    assert!(compare("now", 20, &now).is_clean(), "the others are those that the plan allows");
+    site.depth(&site.queue(), 0, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    let waiting = publish::depth(&site.amqp, &site.queue()).await.unwrap();
+    // In the last minutes of a day they are held.
+    assert_eq!(waiting + parked(&site).await, 700);
+}
+
+#[tokio::test]
+async fn a_job_for_next_year_does_not_stop_a_slow_downstream() {
+    let site = Site::shared("nextyear", "rate = '1/min'").await;
+    let replica = site.replica().await;
+    site.publish(later("far", 1, Duration::from_secs(300 * 86_400))).await;
+    site.publish(Job::many("near", 1)).await;
+    let arrivals = site.api.wait_for(1, LONG).await;
+    assert_eq!(arrivals[0].id(), "near-0");
+    assert_eq!(replica.stop().await, 0);
+    assert_eq!(parked(&site).await, 1);
+}
+
+#[tokio::test]
+async fn parked_jobs_come_back_in_time_over_a_restart() {
+    let site = Site::shared("intime", "rate = '100/s'\nhold_max = '1s'").await;
+    let replica = site.replica().await;
+    let start = now();
+    for (stem, seconds) in [("one", 1), ("three", 3), ("eight", 8)] {
+        site.publish(later(stem, 10, Duration::from_secs(seconds))).await;
+    }
+    site.depth(&site.queue(), 0, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    let replica = site.replica().await;
+    let arrivals = site.api.wait_for(30, LONG).await;
+    for (stem, seconds) in [("one", 1_u64), ("three", 3), ("eight", 8)] {
+        let of: Vec<_> = arrivals.iter().filter(|arrival| arrival.id().starts_with(stem)).cloned().collect();
+        assert!(compare(stem, 10, &of).is_clean(), "{stem}");
+        for arrival in of {
+            let after = u64::try_from(arrival.wall.0 / 1000).unwrap();
+            assert!(after >= start + seconds * 1000, "{stem} {} ms early", start + seconds * 1000 - after);
+        }
+    }
+    assert_eq!(replica.stop().await, 0);
+    assert_eq!(parked(&site).await, 0);
+}
+
+#[tokio::test]
+async fn attempts_are_counted_over_restarts() {
+    let retry = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 4\nmin_backoff = '1s'\nmax_backoff = '2s'";
+    let site = Site::shared("counted", retry).await;
+    site.api.rule(|_| Answer::status(500));
+    let mut replica = site.replica().await;
+    site.publish(Job::many("job", 10)).await;
+    for restart in 1..=3 {
+        site.api.wait_for(10 * restart, LONG).await;
+        assert_eq!(replica.stop().await, 0);
+        replica = site.replica().await;
+    }
+    let letters = site.dead(10, LONG).await;
+    assert_eq!(letters.len(), 10);
+    let arrivals = site.api.arrivals();
+    for number in 0..10 {
+        let id = format!("job-{number}");
+        let sent = arrivals.iter().filter(|arrival| arrival.id() == id).count();
+        assert_eq!(sent, 4, "{id}");
+    }
+    assert_eq!(replica.stop().await, 0);
+}
