@@ -18,6 +18,7 @@ mod many;
 mod memory;
 mod metronome;
 mod newcomer;
+mod park;
 mod process;
 mod release;
 mod report;
@@ -75,12 +76,14 @@ enum Scenario {
     Many,
     /// One decision, in memory and in Redis, beside others
     Limits,
+    /// Jobs for tomorrow in front of jobs for now
+    Park,
     /// The guard before the AMQP parser, beside a build without it
     Guard,
 }
 
 impl Scenario {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Share,
         Self::Embed,
         Self::Far,
@@ -90,9 +93,10 @@ impl Scenario {
         Self::Memory,
         Self::Many,
         Self::Limits,
+        Self::Park,
         Self::Guard,
     ];
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 11] = [
         share::NAME,
         embed::NAME,
         far::NAME,
@@ -102,6 +106,7 @@ impl Scenario {
         memory::NAME,
         many::NAME,
         limits::NAME,
+        park::NAME,
         guarding::NAME,
     ];
 
@@ -116,6 +121,7 @@ impl Scenario {
             Self::Memory => memory::run(stage).await,
             Self::Many => many::run(stage).await,
             Self::Limits => limits::run(stage).await,
+            Self::Park => park::run(stage).await,
             Self::Guard => guarding::run(stage).await,
         }
     }

@@ -1,0 +1,108 @@
+//! Jobs for later in front of jobs for now: how fast the first are parked, and when the others go.
+
+use std::time::Duration;
+
+use lapin::types::AMQPValue;
+use paced::time::wall_now;
+
+use crate::api::LeanApi;
+use crate::figures::{Bound, Figure, Section, Unit};
+use crate::process;
+use crate::stage::{Kind, Site, Stage, stop};
+use crate::support::daemon::Paced;
+use crate::support::publish::{Job, depth, publish_to};
+use crate::support::{poll, real_now};
+
+pub const NAME: &str = "park";
+
+const REPLICAS: usize = 4;
+/// The jobs for tomorrow, which lie in front.
+const LATER: u32 = 100_000;
+const DAY: Duration = Duration::from_secs(86_400);
+/// The rung on which they wait.
+const RUNG: &str = "park.65536s";
+/// The jobs for now, and their pace.
+const NOW: u32 = 1000;
+const RATE: u32 = 500;
+const SIZE: usize = 256;
+/// The jobs that are published at a time, so that never all are in memory here.
+const PART: u32 = 10_000;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const SPEED: Figure = Figure::median("jobs parked per second", Unit::PerSecond);
+const FULL_PACE: Figure = Figure::median("until the jobs for now are at their full pace", Unit::Plain(1));
+const LOST: Figure = Figure::highest("jobs that are neither parked nor sent", Unit::Count);
+const BEFORE: Figure = Figure::median("resident memory of a replica when ready", Unit::MiB);
+const AFTER: Figure = Figure::median("resident memory of a replica at the end", Unit::MiB);
+
+pub async fn run(stage: &Stage) -> Result<Section, String> {
+    let mut section = Section::new(
+        NAME,
+        "Jobs for tomorrow in front of jobs for now",
+        "100 000 jobs of 256 B with a `paced-not-before` of tomorrow lie in a quorum queue, and 1 000 for now behind \
+         them, at 500/s; then four replicas start. Counted is from when all are ready: until all of the former are parked, \
+         and until the last of the latter has gone, less the 2 s that they need at their pace. What bounds it is the \
+         broker, which stores each copy in a quorum queue of its own disk and takes the ack.",
+    );
+    for run in 1..=stage.runs {
+        eprintln!("  park, run {run}");
+        measure(stage, &mut section).await?;
+        section.runs = run;
+    }
+    Ok(section)
+}
+
+async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
+    const COLUMN: &str = "paced, four replicas";
+    let (api, site) = (LeanApi::start(Duration::ZERO)?, stage.site(NAME));
+    api.expect(NOW as usize);
+    let queue = format!("{}.bench", site.prefix);
+    stage.declare(vec![queue.clone()], Kind::Quorum).await?;
+    publish(&site, &queue).await;
+    let downstream = format!(
+        "[downstreams.bench]\nrate = '{RATE}/s'\nqueue.name = '{queue}'\nhttp.base_url = '{}'\n",
+        api.url()
+    );
+    let mut replicas = Vec::new();
+    for _ in 0..REPLICAS {
+        replicas.push(site.replica(&downstream).await?);
+    }
+    let start = real_now();
+    let before = most_memory(&replicas)?;
+    let rung = format!("{}.{RUNG}", site.prefix);
+    let all_parked = || async { (depth(&site.amqp, &rung).await? >= LATER).then(|| start.elapsed()) };
+    let (parked, sent) = tokio::join!(poll(PATIENCE, all_parked), api.all(PATIENCE));
+    sent?;
+    let took = start.elapsed().as_secs_f64() - f64::from(NOW) / f64::from(RATE);
+    let parked = parked.ok_or("not all jobs were parked")?;
+    let after = most_memory(&replicas)?;
+    for replica in replicas {
+        stop(replica).await?;
+    }
+    let waiting = depth(&site.amqp, &rung).await.unwrap_or(0) + depth(&site.amqp, &queue).await.unwrap_or(0);
+    section.judge(COLUMN, SPEED, f64::from(LATER) / parked.as_secs_f64(), Bound::AtLeast(3000.0));
+    section.judge(COLUMN, FULL_PACE, took, Bound::AtMost(40.0));
+    section.judge(COLUMN, LOST, f64::from(LATER) - f64::from(waiting), Bound::AtMost(0.0));
+    section.note(COLUMN, BEFORE, before);
+    section.judge(COLUMN, AFTER, after, Bound::AtMost(80.0));
+    stage.delete(vec![queue, rung]).await
+}
+
+async fn publish(site: &Site, queue: &str) {
+    let at = AMQPValue::LongLongInt(wall_now().plus(DAY).0 / 1000);
+    for part in 0..LATER / PART {
+        let ids = part * PART..(part + 1) * PART;
+        let jobs = ids.map(|id| {
+            let job = Job::new(format!("later-{id}")).body(vec![b'x'; SIZE]);
+            job.header_value("paced-not-before", at.clone())
+        });
+        publish_to(&site.amqp, "", queue, jobs.collect()).await;
+    }
+    let now = Job::many("now", NOW as usize).into_iter().map(|job| job.body(vec![b'x'; SIZE]));
+    publish_to(&site.amqp, "", queue, now.collect()).await;
+}
+
+/// The memory of the replica that has the most.
+fn most_memory(replicas: &[Paced]) -> Result<f64, String> {
+    replicas.iter().try_fold(0.0_f64, |most, replica| Ok(process::memory(replica.pid())?.max(most)))
+}
