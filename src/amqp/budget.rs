@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
 
-use futures_util::task::AtomicWaker;
-
 /// The budget that the downstreams of one process share.
 #[derive(Debug, Default)]
 struct Budget {
@@ -30,8 +28,8 @@ pub(super) struct Account {
     held: AtomicU64,
     messages: AtomicUsize,
     budget: Arc<Budget>,
-    /// The reader that waits until the account is not full any more.
-    waiting: AtomicWaker,
+    /// The readers that wait until the account is not full any more: each of its queues may have a connection of its own.
+    waiting: Mutex<Vec<Waker>>,
 }
 
 /// The bytes of one message that is held. When dropped, they are free again.
@@ -54,7 +52,7 @@ pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
             held: AtomicU64::new(0),
             messages: AtomicUsize::new(0),
             budget: Arc::clone(&budget),
-            waiting: AtomicWaker::new(),
+            waiting: Mutex::default(),
         })
     };
     let accounts: Vec<_> = most.iter().copied().map(account).collect();
@@ -104,15 +102,18 @@ impl Account {
         self.messages.load(Ordering::SeqCst) > 0
     }
 
-    /// Registers a waker for when [`Account::is_full`] may have changed; only the last one that was registered is
-    /// woken.
+    /// Registers a waker for when [`Account::is_full`] may have changed.
     pub(super) fn register(&self, waker: &Waker) {
-        self.waiting.register(waker);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waiting.iter().any(|known| known.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
     }
 
-    /// Wakes the registered waiter.
+    /// Wakes the registered waiters.
     pub(super) fn wake(&self) {
-        self.waiting.wake();
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     const fn beyond(&self, held: u64) -> u64 {

@@ -25,10 +25,11 @@ const PARKED_FOR: &str = "paced-parked-for";
 const FIRST_SEEN: &str = "paced-first-seen";
 const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
+const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].
-const STAY: [&str; 6] = [PARKED, PARKED_FOR, FIRST_SEEN, THROTTLED, REFUSED, EXPIRATION];
+const STAY: [&str; 7] = [PARKED, PARKED_FOR, FIRST_SEEN, THROTTLED, REFUSED, UNREADABLE, EXPIRATION];
 
 /// The longest `paced-detail`, in bytes: all headers must fit one frame.
 const MAX_DETAIL: usize = 1024;
@@ -69,7 +70,8 @@ pub(super) fn parked(properties: &BasicProperties, routing_key: &str, stay: &Sta
     headers.push((FIRST_SEEN.into(), number(stay.first_seen.0)));
     headers.push((ATTEMPTS.into(), number(stay.attempts.into())));
     headers.push((ROUTING_KEY.into(), text(routing_key)));
-    for (name, count) in [(THROTTLED, stay.throttled), (REFUSED, stay.refused)] {
+    let counts = [(THROTTLED, stay.throttled), (REFUSED, stay.refused), (UNREADABLE, stay.unreadable)];
+    for (name, count) in counts {
         if count > 0 {
             headers.push((name.into(), number(count.into())));
         }
@@ -97,6 +99,7 @@ pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
         attempts: count(ATTEMPTS),
         throttled: count(THROTTLED),
         refused: count(REFUSED),
+        unreadable: count(UNREADABLE),
         first_seen: Micros(number(FIRST_SEEN)?.clamp(0, Micros::MAX.0)),
         assigned_id: None,
     })

@@ -212,7 +212,7 @@ impl Amqp {
         let link = self.consuming.clone().ok_or_else(unknown)?;
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
-            downstream: downstream.to_owned(),
+            downstream: self.options.downstream(downstream)?.clone(),
             publisher: self.publisher.clone(),
             current: link.current.clone(),
             rungs: Arc::clone(&self.rungs),

@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lapin::Connection;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::connection::{Backoff, channel, close};
@@ -15,12 +18,12 @@ use super::error::Error;
 use super::ladder::Rung;
 use super::letter;
 use super::publisher::{PublishError, Publisher};
-use super::supervisor::{ConnectionWatch, up};
+use super::supervisor::ConnectionWatch;
 use super::ticket::AmqpTicket;
 use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::{Parked, Stay};
+use crate::dispatch::{ParkReason, Parked, Stay};
 use crate::time::wall_now;
 
 /// The rungs that exist, for all downstreams of a process.
@@ -28,14 +31,14 @@ use crate::time::wall_now;
 pub(super) struct Rungs(Mutex<BTreeSet<Rung>>);
 
 impl Rungs {
-    /// Ensures that a rung exists, unless that was done before.
+    /// Ensures that a rung exists, unless that was done before. Fails where there is no connection.
     async fn ensure(&self, current: &ConnectionWatch, options: &Options, rung: Rung) -> Result<(), Error> {
         let mut known = self.0.lock().await;
         if known.contains(&rung) {
             return Ok(());
         }
         let lost = || Error::Failed { what: options.names().park(rung), detail: "not connected".to_owned() };
-        let connection = up(&mut current.clone()).await.ok_or_else(lost)?;
+        let connection = current.borrow().clone().ok_or_else(lost)?;
         self.add(&mut known, &connection, options, rung).await
     }
 
@@ -71,29 +74,45 @@ impl Rungs {
         Ok(())
     }
 
-    /// Forgets that a rung exists, since it does not any more.
-    async fn forget(&self, rung: Rung) {
-        self.0.lock().await.remove(&rung);
+    /// Has each rung ensured again, since one does not exist any more.
+    async fn forget_all(&self) {
+        self.0.lock().await.clear();
     }
 }
 
-/// Whether the jobs of a downstream can be parked; `None` while that is not known.
+/// How long after jobs could not be parked it is tried again whether they can.
+pub(super) const RETRY: Duration = Duration::from_secs(60);
+
+/// Whether the jobs of a downstream can be parked.
 #[derive(Clone, Debug)]
 struct Available {
     downstream: String,
-    state: watch::Sender<Option<bool>>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Unknown,
+    Open,
+    /// Jobs cannot be parked. If there is an instant, it is tried again from then on.
+    Shut(Option<Instant>),
 }
 
 impl Available {
     fn is_open(&self) -> bool {
-        *self.state.borrow() == Some(true)
+        match *self.state.borrow() {
+            State::Open => true,
+            State::Unknown | State::Shut(None) => false,
+            State::Shut(Some(until)) => until <= Instant::now(),
+        }
     }
 
-    /// Notes that jobs cannot be parked, for this reason.
-    fn shut(&self, error: &dyn fmt::Display) {
-        if self.state.send_replace(Some(false)) != Some(false) {
+    /// Notes that jobs cannot be parked, for this reason, until it is tried again or [`Parking::open`] is called.
+    fn shut(&self, why: &dyn fmt::Display, retry: Option<Duration>) {
+        let until = retry.map(|retry| Instant::now() + retry);
+        if !matches!(self.state.send_replace(State::Shut(until)), State::Shut(_)) {
             let downstream = &self.downstream;
-            warn!(downstream, %error, "jobs cannot be parked: those that must wait for long are held here");
+            warn!(downstream, %why, "jobs cannot be parked: those that must wait for long are held here");
         }
     }
 }
@@ -119,7 +138,7 @@ struct Order {
 /// parked for the same time come back in that order.
 pub(super) struct Parker {
     pub(super) options: Arc<Options>,
-    pub(super) downstream: String,
+    pub(super) downstream: Downstream,
     pub(super) publisher: Publisher,
     /// The consuming connection, for declarations.
     pub(super) current: ConnectionWatch,
@@ -132,7 +151,8 @@ impl Parking {
     /// Starts the worker, which ends with the last handle. Must be called on a tokio runtime.
     pub(super) fn start(parker: Parker) -> Arc<Self> {
         let (orders, receiver) = mpsc::unbounded_channel();
-        let available = Available { downstream: parker.downstream.clone(), state: watch::Sender::new(None) };
+        let (downstream, state) = (parker.downstream.name.clone(), watch::Sender::new(State::Unknown));
+        let available = Available { downstream, state };
         let rungs = Arc::clone(&parker.rungs);
         tokio::spawn(parker.run(available.clone(), receiver));
         Arc::new(Self { available, rungs, orders })
@@ -147,20 +167,20 @@ impl Parking {
     /// Cancel safe.
     pub(super) async fn decided(&self) {
         // The sender is our own, so it cannot be gone.
-        let _ = self.available.state.subscribe().wait_for(Option::is_some).await;
+        let _ = self.available.state.subscribe().wait_for(|state| *state != State::Unknown).await;
     }
 
     /// Notes that jobs that are parked come back.
     pub(super) fn open(&self) {
-        if self.available.state.send_replace(Some(true)) == Some(false) {
+        if matches!(self.available.state.send_replace(State::Open), State::Shut(_)) {
             let downstream = &self.available.downstream;
             info!(downstream, "jobs that must wait for long are parked from now on");
         }
     }
 
-    /// Notes that jobs cannot be parked, for this reason.
-    pub(super) fn shut(&self, error: &Error) {
-        self.available.shut(error);
+    /// Notes that jobs cannot be parked, for this reason, until it is tried again or [`Parking::open`] is called.
+    pub(super) fn shut(&self, why: &dyn fmt::Display, retry: Option<Duration>) {
+        self.available.shut(why, retry);
     }
 
     /// Takes the job over at once. The future only waits for the result.
@@ -195,69 +215,72 @@ impl Parker {
 
     /// Publishes the copy until it is confirmed, and acks the message.
     async fn park(&self, available: &Available, Order { ticket, stay, done }: Order) {
-        let (downstream, mut backoff, mut troubled) = (&self.downstream, Backoff::default(), false);
+        let (downstream, mut backoff) = (&self.downstream.name, Backoff::default());
+        let (mut troubled, mut refusals) = (false, 0);
         let properties = letter::parked(&ticket.properties, ticket.routing_key.as_str(), &stay);
         let parked = loop {
+            let exchange = self.exchange(&stay).await;
+            // The connection may have been lost meanwhile.
             if !ticket.is_current() {
                 break Parked::Lost;
             }
-            let rung = Rung::below(stay.until.since(wall_now()), self.options.rung_unit);
-            match self.publish(available, rung, properties.clone(), &ticket).await {
-                Ok(()) => {
-                    ticket.ack_parked();
-                    break Parked::Done;
+            let published = match exchange {
+                Ok(exchange) => self.publish(&exchange, properties.clone(), &ticket.body).await,
+                Err(error) if error.is_final() => Err(PublishError::NoExchange(error.to_string())),
+                Err(error) => Err(PublishError::Lost(error.to_string())),
+            };
+            let Err(error) = published else {
+                ticket.ack_parked();
+                break Parked::Done;
+            };
+            refusals += u32::from(!error.is_retryable());
+            let is_the_jobs = matches!(error, PublishError::HeadersTooLarge { .. });
+            // All downstreams park on one channel, which a refusal costs: the first one may be that of another order.
+            if is_the_jobs || refusals > 1 {
+                if !is_the_jobs {
+                    available.shut(&error, Some(RETRY));
                 }
-                Err(error) => {
-                    let is_gone = matches!(error, PublishError::NoExchange(_));
-                    if let Some(rung) = rung.filter(|_| is_gone && available.is_open()) {
-                        // It was deleted; the next attempt declares it.
-                        self.rungs.forget(rung).await;
-                    } else if !error.is_retryable() {
-                        // A refused publish costs the channel, which the jobs of others are parked on too.
-                        if matches!(error, PublishError::Refused(_) | PublishError::NoExchange(_)) {
-                            available.shut(&error);
-                        }
-                        self.log.line("not-parked", || {
-                            warn!(downstream, %error, "cannot park a job: it is held here");
-                        });
-                        break Parked::Refused(ticket);
-                    }
-                    if !std::mem::replace(&mut troubled, true) {
-                        self.log.line("trying-on", || {
-                            warn!(downstream, %error, "cannot park a job; trying on");
-                        });
-                    }
-                    tokio::time::sleep(backoff.next()).await;
-                }
+                self.log
+                    .line("not-parked", || warn!(downstream, %error, "cannot park a job: it is held here"));
+                break Parked::Refused(ticket);
             }
+            if !std::mem::replace(&mut troubled, true) {
+                self.log.line("trying-on", || warn!(downstream, %error, "cannot park a job; trying on"));
+            }
+            tokio::time::sleep(backoff.next()).await;
         };
         // The flight that waits for the result may have been given up.
         let _ = done.send(parked);
     }
 
+    /// The exchange for a stay: that of a rung, which is ensured to exist, or the home exchange.
+    async fn exchange(&self, stay: &Stay) -> Result<String, Error> {
+        let wait = stay.until.since(wall_now());
+        // Whoever takes the job next holds it for as long: there may be no rungs for short waits.
+        let is_held = stay.reason == ParkReason::Restart && wait <= self.downstream.hold_max;
+        let rung = Rung::below(wait, self.options.rung_unit).filter(|_| !is_held);
+        let Some(rung) = rung else { return Ok(self.options.names().home()) };
+        self.rungs.ensure(&self.current, &self.options, rung).await?;
+        Ok(self.options.names().park(rung))
+    }
+
     async fn publish(
         &self,
-        available: &Available,
-        rung: Option<Rung>,
+        exchange: &str,
         properties: lapin::BasicProperties,
-        ticket: &AmqpTicket,
+        body: &Bytes,
     ) -> Result<(), PublishError> {
-        let names = self.options.names();
-        let exchange = match rung {
-            Some(rung) => {
-                let ensured = self.rungs.ensure(&self.current, &self.options, rung).await;
-                ensured.map_err(|error| {
-                    if !error.is_final() {
-                        return PublishError::Lost(error.to_string());
-                    }
-                    available.shut(&error);
-                    PublishError::NoExchange(names.park(rung))
-                })?;
-                names.park(rung)
-            }
-            None => names.home(),
+        let key = &self.downstream.name;
+        let published = if self.options.declare {
+            // What paced declares has an alternate exchange, so that the copy reaches a queue.
+            self.publisher.publish(exchange, key, properties, body).await
+        } else {
+            self.publisher.publish_routed(exchange, key, properties, body).await
         };
-        // Both exchanges have an alternate one, so that the copy reaches a queue.
-        self.publisher.publish(&exchange, &self.downstream, properties, &ticket.body).await
+        if matches!(published, Err(PublishError::NoExchange(_))) {
+            // It was deleted; the next attempt declares it.
+            self.rungs.forget_all().await;
+        }
+        published
     }
 }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::attached::Attached;
 use super::budget::Account;
 use super::connection::close;
+use super::parking::Parking;
 use super::ticket::{Settlement, Subscription};
 use super::window::Sizes;
 use crate::dispatch::{Delivery, Source};
@@ -38,6 +39,7 @@ pub struct AmqpSource {
     idle: [watch::Receiver<bool>; 2],
     /// The account of the bytes that it holds.
     account: Arc<Account>,
+    parking: Arc<Parking>,
     closing: CancellationToken,
 }
 
@@ -81,6 +83,10 @@ impl Source for AmqpSource {
     fn resume(&mut self) {
         self.is_paused = false;
         self.set_window();
+    }
+
+    fn can_park(&self) -> bool {
+        self.parking.is_available()
     }
 
     fn is_full(&self) -> bool {
@@ -133,6 +139,7 @@ pub(super) fn open(
         is_paused: false,
         idle: is_idle,
         account: Arc::clone(&settlement.account),
+        parking: Arc::clone(&settlement.parking),
         closing: closing.clone(),
     };
     let ([jobs, home], [jobs_slot, home_slot]) = (attached, slots);

@@ -1,6 +1,7 @@
 //! The order of jobs, and the instants at which those that wait for a time may go.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -9,6 +10,9 @@ use crate::time::Micros;
 
 /// The times that are remembered. More different ones only cost the order of jobs for the same time.
 const MAX_DUES: usize = 4096;
+
+/// Instants of the same time that lie further apart are not the same: a clock was set, or the machine was suspended.
+const SAME: Duration = Duration::from_millis(10);
 
 /// The bits of a position by which jobs differ that were first taken in at the same time.
 const COUNTER_BITS: u32 = 12;
@@ -30,7 +34,8 @@ impl Arrivals {
     /// Returns when a job was first taken in that arrives `now`, by the wall clock, and its position.
     pub(super) fn next(&mut self, stay: Option<&Stay>, now: Micros) -> (Micros, u64) {
         let first_seen = match stay {
-            Some(stay) => stay.first_seen,
+            // A header may say anything.
+            Some(stay) => stay.first_seen.min(now),
             None => {
                 // No two are the same, also where the clock is set back.
                 self.latest = now.max(Micros(self.latest.0 + 1));
@@ -44,7 +49,14 @@ impl Arrivals {
 
     /// Returns the instant of a time that lies ahead of `now`, which is known on both clocks.
     pub(super) fn due(&mut self, at: Micros, now: (Micros, Instant)) -> Instant {
-        let due = self.dues.get(&at).copied().unwrap_or_else(|| now.1 + at.since(now.0));
+        let fresh = now.1 + at.since(now.0);
+        // Where the wall clock was set meanwhile, what was known is obsolete.
+        let known = self
+            .dues
+            .get(&at)
+            .copied()
+            .filter(|known| known.max(&fresh).saturating_duration_since(*known.min(&fresh)) <= SAME);
+        let due = known.unwrap_or(fresh);
         self.dues = self.dues.split_off(&now.0);
         if self.dues.len() < MAX_DUES {
             self.dues.insert(at, due);
@@ -55,8 +67,6 @@ impl Arrivals {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::dispatch::ParkReason;
 
@@ -67,6 +77,7 @@ mod tests {
             attempts: 0,
             throttled: 0,
             refused: 0,
+            unreadable: 0,
             first_seen,
             assigned_id: None,
         }
@@ -80,8 +91,10 @@ mod tests {
         let back = arrivals.next(None, now.minus(Duration::from_secs(60)));
         assert!(back > first[4999], "and after the clock was set back");
         let (seen, place) = first[2500];
-        let again = arrivals.next(Some(&parked(seen)), now);
+        let later = now.plus(Duration::from_secs(60));
+        let again = arrivals.next(Some(&parked(seen)), later);
         assert_eq!(again.0, seen);
+        assert_eq!(arrivals.next(Some(&parked(Micros::MAX)), later).0, later, "a header may say anything");
         assert!(again.1 > first[2499].1 && again.1 < first[2501].1 && again.1 != place);
         let at_once = [(); 3].map(|()| arrivals.next(Some(&parked(Micros(7))), now).1);
         assert!(at_once.is_sorted_by(|one, next| one < next), "{at_once:?}");
@@ -94,6 +107,8 @@ mod tests {
         let due = arrivals.due(at, (now, start));
         assert_eq!(due, start + 1000 * ms);
         assert_eq!(arrivals.due(at, (now.plus(3 * ms), start + 4 * ms)), due);
+        let set_back = arrivals.due(at, (now.minus(500 * ms), start));
+        assert_eq!(set_back, start + 1500 * ms, "the clock was set back");
         assert_eq!(arrivals.due(Micros(5_500_000), (now, start)), start + 500 * ms);
         for later in 0..10_000 {
             arrivals.due(at.plus(later * ms), (now, start));

@@ -1,12 +1,15 @@
 //! A job that this replica holds.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::retry::Attempts;
 use super::source::{ParkReason, Stay, Ticket};
 use crate::job::Job;
 use crate::pace::{SlotRequest, Waiter};
-use crate::time::Micros;
+use crate::time::{Micros, wall_now};
 
 /// A job that this replica holds, with the right to settle it.
 #[derive(Debug)]
@@ -31,12 +34,20 @@ impl Entry {
         self.may_park && self.ticket.can_park()
     }
 
+    /// The instant from which on the job has expired, if that is earlier than `due`; or else `due`. Whatever a job waits
+    /// for, its deadline ends that.
+    pub(super) fn due_or_expired(&self, due: Instant) -> Instant {
+        let Some(deadline) = self.job.deadline else { return due };
+        // It has expired once the deadline has passed.
+        due.min(Instant::now() + deadline.since(wall_now()) + Duration::from_millis(1))
+    }
+
     /// The stay of this job until `until`, by the wall clock.
     pub(super) fn stay(&self, until: Micros, reason: ParkReason) -> Stay {
-        let Attempts { sent, throttled, refused, .. } = self.attempts;
+        let Attempts { sent, throttled, refused, unreadable, .. } = self.attempts;
         let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
         let first_seen = self.first_seen;
-        Stay { until, reason, attempts: sent, throttled, refused, first_seen, assigned_id }
+        Stay { until, reason, attempts: sent, throttled, refused, unreadable, first_seen, assigned_id }
     }
 }
 

@@ -63,10 +63,10 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, arrivals: &mut Arrivals)
 
 /// The attempts that were kept while the job was parked.
 fn attempts(stay: &Stay) -> Attempts {
-    let Stay { attempts: sent, throttled, refused, .. } = *stay;
+    let Stay { attempts: sent, throttled, refused, unreadable, .. } = *stay;
     // A header may say anything, and more attempts can hardly have failed than were made.
     let throttled = throttled.min(sent);
-    Attempts { sent, throttled, refused: refused.min(sent - throttled), ..Attempts::default() }
+    Attempts { sent, throttled, refused: refused.min(sent - throttled), unreadable, ..Attempts::default() }
 }
 
 /// What is wrong with a `paced-not-before` that lies too far in the future, if it does.

@@ -43,6 +43,11 @@ pub trait Source: Send + 'static {
         false
     }
 
+    /// Whether its jobs can be parked, at present.
+    fn can_park(&self) -> bool {
+        false
+    }
+
     /// Ends the source: it takes no new messages, and [`Source::next`] yields those that have arrived already and then
     /// ends.
     ///
@@ -75,6 +80,8 @@ pub struct Stay {
     pub throttled: u32,
     /// How many of these the downstream answered by refusing the credentials.
     pub refused: u32,
+    /// How many of these were answered unintelligibly.
+    pub unreadable: u32,
     /// When the job was first taken in, by the wall clock.
     pub first_seen: Micros,
     /// The id that the job was given here, as its producer gave it none.

@@ -49,8 +49,6 @@ pub(super) struct Worker {
     drain_timeout: Duration,
     /// How long a job that cannot go yet is held here.
     hold_max: Duration,
-    /// Whether jobs can be parked, as far as the last message tells.
-    can_park: bool,
     /// The number of jobs that are being parked: one that is refused comes back.
     parking: usize,
     arrivals: Arrivals,
@@ -133,7 +131,6 @@ impl Worker {
             resize: None,
             drain_timeout: options.drain_timeout,
             hold_max: options.hold_max,
-            can_park: false,
             parking: 0,
             arrivals: Arrivals::default(),
         };
@@ -145,7 +142,9 @@ impl Worker {
         let mut is_open = true;
         loop {
             let now = Instant::now();
-            self.park_unreachable(now);
+            if source.can_park() {
+                self.park_unreachable(now);
+            }
             self.engine.tick(now, &self.admission);
             self.apply();
             if !is_open && self.parking == 0 && self.engine.is_idle() && self.halt.has_no_jobs() {
@@ -212,14 +211,14 @@ impl Worker {
         let meters = &self.context.meters;
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
-        self.can_park = delivery.ticket.can_park();
+        let reason = delivery.stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
         match intake(delivery, &self.admission, &mut self.arrivals) {
             Intake::Ready(entry) => {
                 self.unless_sending(entry).into_iter().for_each(|entry| self.engine.offer(entry));
             }
             Intake::Later(due, entry) => {
                 let entry = self.unless_sending(entry);
-                entry.into_iter().for_each(|entry| self.wait(due, ParkReason::NotBefore, entry));
+                entry.into_iter().for_each(|entry| self.wait(due, reason, entry));
             }
             Intake::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.

@@ -14,7 +14,7 @@ const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadl
 
 /// The headers that paced writes on dead letters and on jobs that are parked. They are accepted, so that a letter can be
 /// published again unchanged, and mean nothing.
-const STRIPPED: [&str; 12] = [
+const STRIPPED: [&str; 13] = [
     "reason",
     "detail",
     "status",
@@ -26,6 +26,7 @@ const STRIPPED: [&str; 12] = [
     "first-seen",
     "throttled",
     "refused",
+    "unreadable",
     "expiration",
 ];
 

@@ -114,19 +114,19 @@ pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
     if on_limit == OnLimit::Reject {
         return prefetch;
     }
-    prefetch.min(u16::try_from(slots_within(limits, HOLD_MAX)).unwrap_or(u16::MAX))
+    prefetch.min(u16::try_from(slots_within(limits.iter(), HOLD_MAX)).unwrap_or(u16::MAX))
 }
 
 /// Returns how many units the limits release within `span` after an idle period; at least 1.
-pub(crate) fn slots_within(limits: &LimitSet, span: Duration) -> u64 {
+pub(crate) fn slots_within<'l>(limits: impl Iterator<Item = &'l Limit>, span: Duration) -> u64 {
     let slots = |limit: &Limit| limit.rate().units_in(span).saturating_add(limit.burst() - 1);
-    limits.iter().map(slots).min().unwrap_or(1).max(1)
+    limits.map(slots).min().unwrap_or(1).max(1)
 }
 
 /// Returns how long after the first unit the limits release the unit in this place, counted from 0, after an idle
 /// period.
-pub(crate) fn limit_delay(limits: &LimitSet, place: u64) -> Duration {
-    let delay = |limit: &Limit| {
+pub(crate) fn limit_delay(limits: &[&Limit], place: u64) -> Duration {
+    let delay = |limit: &&Limit| {
         let after = place.saturating_sub(limit.burst() - 1);
         let after = u32::try_from(after).unwrap_or(u32::MAX);
         limit.rate().interval().saturating_mul(after).min(LONGEST_DELAY)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Consumer};
+use lapin::{Channel, Connection, Consumer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,7 @@ use crate::amqp::guard::take_mark;
 use crate::amqp::letter;
 use crate::amqp::links::{Link, SeparationReason};
 use crate::amqp::message::message;
+use crate::amqp::parking;
 use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{AmqpTicket, Settlement, Subscription};
 use crate::amqp::topology::{ensure_home, short};
@@ -63,8 +64,8 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) gives_back: bool,
 }
 
-/// How long after jobs could not be parked it is tried again whether they can.
-const PARKING_RETRY: Duration = Duration::from_secs(60);
+/// How long jobs are not consumed after a connection is up, while it is not known whether they can be parked.
+const DECISION: Duration = Duration::from_secs(15);
 
 /// The reason why a consumer ended.
 enum End {
@@ -94,11 +95,19 @@ impl Subscriber {
     async fn consume_on(&mut self) {
         let mut backoff = Backoff::default();
         let mut troubled = None;
+        // Why jobs cannot be parked, although those that are come back.
+        let mut without = None;
         if self.queue == Queue::Jobs {
             // Jobs that must wait for long would be held, where it is not known yet whether they can be parked.
+            let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
+            let patience = async {
+                up(&mut current).await;
+                tokio::time::sleep(DECISION).await;
+            };
             tokio::select! {
                 () = self.closing.cancelled() => return,
-                () = self.settlement.parking.decided() => {}
+                () = parking.decided() => {}
+                () = patience => parking.shut(&"the queue of parked jobs cannot be consumed", None),
             }
         }
         while !self.closing.is_cancelled() {
@@ -111,7 +120,7 @@ impl Subscriber {
             self.idle.send_replace(false);
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
-                attached = self.attach(&mut troubled) => attached,
+                attached = self.attach(&mut troubled, &mut without) => attached,
             };
             match attached {
                 Ok(Attempt::Over) => return,
@@ -126,7 +135,10 @@ impl Subscriber {
                     let since = Instant::now();
                     self.attached.set(true);
                     if self.queue == Queue::Home {
-                        self.settlement.parking.open();
+                        match without.take() {
+                            Some(error) => self.settlement.parking.shut(&error, Some(parking::RETRY)),
+                            None => self.settlement.parking.open(),
+                        }
                     }
                     let pump = Pump::new(self, Arc::clone(&subscription), consumer, consuming);
                     let end = pump.run().await;
@@ -153,13 +165,13 @@ impl Subscriber {
                     }
                 }
                 Err(error) if self.queue == Queue::Home && error.is_final() => {
-                    self.settlement.parking.shut(&error);
+                    self.settlement.parking.shut(&error, None);
                     // The downstream is consumed as well as it can be.
                     self.attached.set(true);
                     self.idle.send_replace(true);
                     tokio::select! {
                         () = self.closing.cancelled() => return,
-                        () = tokio::time::sleep(PARKING_RETRY) => continue,
+                        () = tokio::time::sleep(parking::RETRY) => continue,
                     }
                 }
                 Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
@@ -194,7 +206,11 @@ impl Subscriber {
     }
 
     /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
-    async fn attach(&self, troubled: &mut Option<String>) -> Result<Attempt, Error> {
+    async fn attach(
+        &self,
+        troubled: &mut Option<String>,
+        without: &mut Option<Error>,
+    ) -> Result<Attempt, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         let Link { current, gate, meter } = &self.route.link;
         let mut current = current.clone();
@@ -218,8 +234,8 @@ impl Subscriber {
             }
         };
         gate.share(&connection, options, downstream).await?;
-        if self.queue == Queue::Home && !options.declare {
-            self.settlement.parking.rungs.ensure_all(&connection, options, downstream).await?;
+        if self.queue == Queue::Home {
+            *without = self.ensure_parking(&connection).await?;
         }
         let channel = channel(&connection).await?;
         meter.assign(channel.id(), &downstream.name);
@@ -251,12 +267,33 @@ impl Subscriber {
         }
     }
 
+    /// Ensures that jobs can be parked, and come back. Returns the reason if they cannot be parked: what is there is
+    /// consumed all the same.
+    async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
+        let Settlement { options, downstream, parking, .. } = &*self.settlement;
+        let ensured = async {
+            let channel = channel(connection).await?;
+            let ensured = ensure_home(&channel, options, downstream).await;
+            close(&channel).await;
+            ensured?;
+            if !options.declare {
+                parking.rungs.ensure_all(connection, options, downstream).await?;
+            }
+            Ok::<(), Error>(())
+        };
+        match ensured.await {
+            Err(error) if error.is_final() => Ok(Some(error)),
+            ensured => ensured.map(|()| None),
+        }
+    }
+
     /// Ensures the downstream's queues and consumes, all on one channel.
     async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
             Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
-            Queue::Home => ensure_home(channel, options, downstream).await?,
+            // It was ensured on another channel, since it may be consumed even where that is refused.
+            Queue::Home => {}
         }
         let target = self.sizes.target(self.bounds());
         // Messages of an earlier connection count too.

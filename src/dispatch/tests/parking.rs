@@ -71,6 +71,7 @@ async fn a_job_that_came_home_is_held_for_the_rest_and_keeps_its_attempts() {
         attempts,
         throttled: 0,
         refused: 0,
+        unreadable: 0,
         first_seen: now,
         assigned_id: None,
     };
@@ -156,6 +157,7 @@ async fn a_job_that_came_home_has_its_old_place() {
         attempts: 0,
         throttled: 0,
         refused: 0,
+        unreadable: 0,
         first_seen: wall_now().minus(Duration::from_secs(60)),
         assigned_id: None,
     };
@@ -166,4 +168,26 @@ async fn a_job_that_came_home_has_its_old_place() {
     let ids = bench.sink.ids();
     let place = ids.iter().position(|id| id == "old");
     assert!(place.is_some_and(|place| place < 3), "before what came after it: {ids:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_ends_every_wait() {
+    let mut bench = parking("10/s");
+    let within = |id: &str, wait: u64, deadline: u64| {
+        let millis = |seconds| i128::from(wall_now().plus(Duration::from_secs(seconds)).0 / 1000);
+        let headers = [("paced-not-before", wait), ("paced-deadline", deadline)];
+        let headers = headers.map(|(name, after)| (name.to_owned(), Value::Integer(millis(after))));
+        Message { headers: headers.into(), ..message(id) }
+    };
+    bench.publish(within("far", 7200, 3600));
+    bench.publish(within("soon", 7200, 0));
+    let start = Instant::now();
+    let done = bench.start();
+    bench.ledger.count(2).await;
+    let wait = stay(&bench, "far").until.since(wall_now());
+    assert!(wait > Duration::from_secs(3590) && wait <= Duration::from_secs(3601), "{wait:?}");
+    assert_eq!(bench.ledger.letter("soon").reason, Reason::Expired);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    bench.end();
+    done.await.unwrap();
 }

@@ -97,6 +97,7 @@ impl Bench {
                 pauses: Arc::clone(&pauses),
                 is_paused: false,
                 full: full.subscribe(),
+                can_park: false,
             }),
             windows,
             may_be_given_back: true,
@@ -155,7 +156,8 @@ impl Bench {
 
     /// Starts the dispatcher; the handle ends with it.
     pub(super) fn start(&mut self) -> tokio::task::JoinHandle<Drained> {
-        let source = self.source.take().expect("started once");
+        let mut source = self.source.take().expect("started once");
+        source.can_park = self.parking != ScriptedParking::Absent;
         let dispatcher = Dispatcher::new(
             self.options.clone(),
             Arc::clone(&self.store) as _,

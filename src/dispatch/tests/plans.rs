@@ -379,3 +379,17 @@ async fn a_slow_plan_keeps_what_it_releases_soon_and_parks_the_rest_one_after_th
     let span = parked.last().unwrap().until.since(parked[0].until);
     assert!(span >= Duration::from_secs(130), "{span:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn where_limits_police_nothing_is_parked_for_them() {
+    let mut bench = bench("100/s", vec![("slow", leaky("plan.slow.l", "1/min", 1))]);
+    bench.options.on_limit = OnLimit::Reject;
+    bench.parking = ScriptedParking::Done;
+    publish(&bench, "slow", 40);
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(parked(&bench, "slow").len(), 0);
+    let rejected = bench.ledger.all().into_iter().filter(|(_, how)| matches!(how, Settled::Dead(_))).count();
+    assert!(rejected >= 38, "{rejected}");
+}

@@ -41,12 +41,23 @@ impl Worker {
 
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
-        let mut landed = std::pin::pin!(timeout_at(end, flights.wait()));
         let in_time = loop {
             tokio::select! {
-                ended = &mut landed => break ended.is_ok(),
+                biased;
+                // The last event of a flight comes before its end, and may begin another one, which parks the job.
                 Some(event) = events.recv() => {
                     event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+                }
+                ended = timeout_at(end, flights.wait()) => match (ended, events.try_recv()) {
+                    (Ok(()), Ok(event)) => {
+                        event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+                    }
+                    (Ok(()), Err(_)) if !flights.is_empty() => {}
+                    (ended, event) => {
+                        let entry = event.ok().and_then(Event::into_entry);
+                        entry.into_iter().for_each(|entry| self.give_back(entry));
+                        break ended.is_ok();
+                    }
                 }
             }
         };

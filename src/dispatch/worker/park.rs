@@ -11,6 +11,7 @@ use crate::time::wall_now;
 impl Worker {
     /// Has a job wait until `due`: in its broker if that is far off and the source can, or else here.
     pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, entry: Entry) {
+        let due = entry.due_or_expired(due);
         let wait = due.saturating_duration_since(Instant::now());
         if wait > self.hold_max && entry.can_park() {
             self.park(due, reason, entry);
@@ -21,11 +22,9 @@ impl Worker {
 
     /// Parks the jobs of plans that can have no slot for long: others, which can, would wait behind them.
     pub(super) fn park_unreachable(&mut self, now: Instant) {
-        if !self.can_park {
-            return;
-        }
         for (due, entry) in self.engine.take_unreachable(now, self.hold_max) {
-            if entry.can_park() {
+            let due = entry.due_or_expired(due);
+            if entry.can_park() && due > now + self.hold_max / 2 {
                 self.park(due, ParkReason::Limit, entry);
             } else {
                 // It must not be looked at again in each turn of the loop.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Engine;
-use crate::pace::{LaneId, Waiter, limit_delay, slots_within};
+use crate::limit::Limit;
+use crate::pace::{LaneId, OnLimit, Waiter, limit_delay, slots_within};
 
 impl<W: Waiter> Engine<W> {
     /// Takes out the ready waiters of plans that can have no slot within `patience`, with the instant at which each may
@@ -15,7 +16,7 @@ impl<W: Waiter> Engine<W> {
     /// Waiters of the downstream's own lane stay, since they stand before nobody who could go.
     pub(crate) fn take_unreachable(&mut self, now: Instant, patience: Duration) -> Vec<(Instant, W)> {
         let mut taken = Vec::new();
-        if self.is_absent() {
+        if self.is_absent() || self.settings.on_limit == OnLimit::Reject {
             return taken;
         }
         let plans = 0..self.settings.plans.len();
@@ -24,17 +25,22 @@ impl<W: Waiter> Engine<W> {
             if ready == 0 {
                 continue;
             }
-            let limits = self.settings.limits_of(lane);
+            // What the downstream's own limits hold up stands before nobody who could go.
+            let own = self.settings.limits_of(lane).iter().skip(self.settings.limits.len());
+            let limits: Vec<&Limit> = own.collect();
+            let Some(slowest) = limits.iter().map(|limit| limit.rate().interval()).max() else { continue };
             let start = self.schedule.sleeps_until(lane).map_or(now, |until| until.max(now));
             let room = match patience.checked_sub(start - now) {
-                Some(rest) => usize::try_from(slots_within(limits, rest)).unwrap_or(usize::MAX),
+                Some(rest) => {
+                    usize::try_from(slots_within(limits.iter().copied(), rest)).unwrap_or(usize::MAX)
+                }
                 None => 0,
             };
             let mut beyond: Vec<W> = (room..ready).map_while(|_| self.backlog.pop_last(lane)).collect();
             beyond.reverse();
             for waiter in beyond {
-                let place = room as u64 + self.schedule.pass_place(lane, start, limits.rate().interval());
-                let due = start + limit_delay(limits, place);
+                let place = room as u64 + self.schedule.pass_place(lane, start, slowest);
+                let due = start + limit_delay(&limits, place);
                 taken.push((due.max(now + patience), waiter));
             }
         }

@@ -18,6 +18,7 @@ pub fn stay(wait: Duration) -> Stay {
         attempts: 0,
         throttled: 0,
         refused: 0,
+        unreadable: 0,
         first_seen: now,
         assigned_id: None,
     }
@@ -68,6 +69,7 @@ async fn a_parked_job_comes_back_as_it_was() {
         attempts: 5,
         throttled: 2,
         refused: 1,
+        unreadable: 1,
         assigned_id: id.clone(),
         ..stay(Duration::from_millis(300))
     };
@@ -217,5 +219,28 @@ async fn a_lost_channel_parks_nothing_more() {
     let parked = within("the result", delivery.ticket.park(stay(Duration::from_secs(10_000)))).await;
     assert!(matches!(parked, Parked::Lost), "{parked:?}");
     drop(source);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_parked_comes_back_also_where_nothing_more_can_be_parked() {
+    let rabbit = shared().await;
+    let mut options = scaled(rabbit, "halfway");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..2)).await;
+    let wait = stay(Duration::from_secs(2));
+    for delivery in take(&mut source, 2).await {
+        park(delivery, wait.clone()).await;
+    }
+    drop(source);
+    assert!(amqp.shutdown(LONG).await);
+    // One rung exists, and the others do not.
+    options.declare = false;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    for delivery in take(&mut source, 2).await {
+        assert!(!delivery.ticket.can_park());
+        assert_eq!(delivery.stay.as_ref().map(|stay| stay.reason), Some(ParkReason::NotBefore));
+        ack(delivery);
+    }
     assert!(amqp.shutdown(LONG).await);
 }

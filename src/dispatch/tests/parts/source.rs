@@ -141,6 +141,7 @@ pub(in crate::dispatch) struct ScriptedSource {
     pub(in crate::dispatch) pauses: Arc<Mutex<Vec<bool>>>,
     pub(in crate::dispatch) is_paused: bool,
     pub(in crate::dispatch) full: watch::Receiver<bool>,
+    pub(in crate::dispatch) can_park: bool,
 }
 
 impl Source for ScriptedSource {
@@ -157,6 +158,10 @@ impl Source for ScriptedSource {
 
     fn resize(&mut self, window: u16) {
         self.windows.lock().unwrap().push(window);
+    }
+
+    fn can_park(&self) -> bool {
+        self.can_park
     }
 
     fn is_full(&self) -> bool {
