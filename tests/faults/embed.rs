@@ -14,7 +14,7 @@ use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit};
 use crate::support::site::{NAME, Site, compare};
 use crate::support::{count, eventually};
-use crate::{LONG, NOISE};
+use crate::{LONG, NOISE, assert_paced};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -84,6 +84,7 @@ async fn everybody(site: &Site, jobs: usize, calls: usize) -> ([Paced; 2], [Work
 #[tokio::test]
 async fn daemons_and_programs_that_embed_paced_share_one_pace() {
     let site = Site::shared("embed", "rate = '200/s'\nqueue.prefetch = 200").await;
+    site.api.watch_stalls();
     let (daemons, mut workers) = everybody(&site, 600, 300).await;
     site.api.wait_for(200, LONG).await;
     let begin = stamp();
@@ -94,7 +95,7 @@ async fn daemons_and_programs_that_embed_paced_share_one_pace() {
         worker.end().await;
     }
     site.api.wait_for(1200, LONG).await;
-    count::assert_paced(&site.api.stamps(), rate(), NOISE);
+    assert_paced(&site.api, rate(), NOISE);
     let spent = count::span(&site.api.stamps());
     assert!(spent < Duration::from_secs(12), "about 6 s of slots: {spent:?}");
     for daemon in &daemons {
@@ -124,6 +125,7 @@ async fn pace(api: &Api, calls: usize) -> f64 {
 async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "embed-ops", "rate = '200/s'");
+    site.api.watch_stalls();
     let daemon = site.replica().await;
     let mut worker = Worker::start(&site, ("acquire", "worker"), 1300);
     site.api.wait_for(200, LONG).await;
@@ -151,7 +153,7 @@ async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
     let flushed = pace(&site.api, 100).await;
     assert!((80.0..=120.0).contains(&flushed), "{flushed}/s after a loss");
     worker.end().await;
-    count::assert_paced(&site.api.stamps(), rate(), NOISE);
+    assert_paced(&site.api, rate(), NOISE);
     assert_eq!(daemon.stop().await, 0);
 }
 
@@ -165,6 +167,7 @@ fn last(api: &Api, many: usize) -> Vec<u64> {
 #[tokio::test]
 async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     let site = Site::shared("embed-kill", "rate = '200/s'\nqueue.prefetch = 200").await;
+    site.api.watch_stalls();
     let daemon = site.replica().await;
     let mut worker = Worker::start(&site, ("acquire", "crowd"), 3000);
     site.publish(Job::many("job", 600)).await;
@@ -176,7 +179,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     eventually("the daemon's jobs are done", LONG, || site.api.count() >= 600 + called).await;
     let stamps = site.api.stamps();
     assert_no_pause_after(&stamps, killed);
-    count::assert_paced(&stamps, rate(), NOISE);
+    assert_paced(&site.api, rate(), NOISE);
     assert_eq!(daemon.stop().await, 0);
 }
 
@@ -185,6 +188,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
 #[tokio::test]
 async fn a_daemon_that_is_killed_leaves_its_part_to_programs_that_embed_paced() {
     let site = Site::shared("embed-kill9", "rate = '200/s'\nqueue.prefetch = 200").await;
+    site.api.watch_stalls();
     let daemon = site.replica().await;
     let mut workers = ["worker-1", "worker-2"].map(|name| Worker::start(&site, ("acquire", name), 700));
     site.publish(Job::many("job", 400)).await;
@@ -204,7 +208,7 @@ async fn a_daemon_that_is_killed_leaves_its_part_to_programs_that_embed_paced() 
     let is_done = || compare("job", 400, &site.api.arrivals()).lost.is_empty();
     eventually("the jobs are done", LONG, is_done).await;
     assert_eq!(shares(&site.api, (0, u64::MAX), &["worker-1", "worker-2"]), [700, 700]);
-    count::assert_paced(&site.api.stamps(), rate(), NOISE);
+    assert_paced(&site.api, rate(), NOISE);
     assert_eq!(successor.stop().await, 0);
 }
 
@@ -213,6 +217,7 @@ async fn a_daemon_that_is_killed_leaves_its_part_to_programs_that_embed_paced() 
 async fn a_program_that_stands_still_makes_no_burst() {
     for how in ["acquire", "schedule", "reserve"] {
         let site = Site::shared("embed-stop", "rate = '200/s'").await;
+        site.api.watch_stalls();
         let mut worker = Worker::start(&site, (how, "frozen"), 700);
         site.api.wait_for(150, LONG).await;
         worker.signal(Signal::STOP);
@@ -223,6 +228,6 @@ async fn a_program_that_stands_still_makes_no_burst() {
         assert_eq!(site.api.count(), 700, "{how}");
         // Calls in flight when it was stopped may arrive together with the first ones after it: the slots of one
         // tolerance.
-        count::assert_paced(&site.api.stamps(), rate(), NOISE);
+        assert_paced(&site.api, rate(), NOISE);
     }
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::support::api::{Answer, stamp};
 use crate::support::daemon::Paced;
+use crate::support::eventually;
 use crate::support::publish::Job;
 use crate::support::site::{Site, compare};
-use crate::support::{count, eventually};
-use crate::{LONG, NOISE};
+use crate::{LONG, NOISE, assert_paced};
 
 /// A request that came longer than this before the kill was answered and acked: 20 ms for the
 /// answer, 10 ms until acks are flushed, the rest for a busy machine.
@@ -16,6 +16,7 @@ const UNSETTLED: Duration = Duration::from_secs(1);
 #[tokio::test]
 async fn a_killed_replica_loses_nothing_and_doubles_only_what_was_being_sent() {
     let site = Site::shared("kill9", "rate = '200/s'\nconcurrency = 16").await;
+    site.api.watch_stalls();
     site.api.rule(|_| Answer::ok().after(Duration::from_millis(20)));
     let named = |name: &str| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config());
     let (one, other) = (named("victim"), named("survivor"));
@@ -44,7 +45,7 @@ async fn a_killed_replica_loses_nothing_and_doubles_only_what_was_being_sent() {
     }
     let share = arrivals.iter().filter(|arrival| arrival.header("x-replica") == Some("victim")).count();
     assert!(share > 30, "it took part: {share}");
-    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), NOISE);
+    assert_paced(&site.api, "200/s".parse().unwrap(), NOISE);
 }
 
 #[tokio::test]
@@ -52,6 +53,7 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     const JOBS: usize = 2000;
     const FIRST: usize = 150;
     let site = Site::shared("freeze", "rate = '200/s'\nqueue.prefetch = 300").await;
+    site.api.watch_stalls();
     let named = ["frozen", "second", "third", "fourth"]
         .map(|name| format!("{}headers = {{ x-replica = '{name}' }}\n", site.config()));
     let [frozen, b, c, d] = &named;
@@ -82,7 +84,7 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     let tally = compare("job", JOBS, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
     // Four daemons at once keep the API from two cores for longer than one does.
-    count::assert_paced(&site.api.stamps(), "200/s".parse().unwrap(), 2 * NOISE);
+    assert_paced(&site.api, "200/s".parse().unwrap(), 2 * NOISE);
     let stood = Duration::from_nanos(thawed - stopped.0);
     assert!(stood > Duration::from_millis(4900), "it stood still for {stood:?}");
     let of_frozen = |from: u64, to: u64| {

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::support::count;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit};
 use crate::support::site::{Site, compare};
-use crate::{LONG, NOISE};
+use crate::{LONG, NOISE, assert_paced};
 
 #[tokio::test]
 async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_back() {
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "store", "rate = '100/s'");
+    site.api.watch_stalls();
     let (first, second) = tokio::join!(site.replica(), site.replica());
     site.publish(Job::many("job", 600)).await;
     site.api.wait_for(200, LONG).await;
@@ -31,7 +31,7 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
 
     let tally = compare("job", 600, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
-    count::assert_paced(&site.api.stamps(), "100/s".parse().unwrap(), NOISE);
+    assert_paced(&site.api, "100/s".parse().unwrap(), NOISE);
 }
 
 #[tokio::test]

@@ -156,6 +156,12 @@ impl Api {
         self.log.stalls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The longest of [`Api::stalls`].
+    pub fn longest_stall(&self) -> Duration {
+        let stalls = self.stalls();
+        Duration::from_nanos(stalls.iter().map(|stall| stall.end - stall.start).max().unwrap_or(0))
+    }
+
     /// All requests so far whose bodies have arrived, in the order of their stamps.
     pub fn arrivals(&self) -> Vec<Arrival> {
         self.log.arrivals()
