@@ -42,7 +42,8 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
         "100 000 jobs of 256 B with a `paced-not-before` of tomorrow lie in a quorum queue, and 1 000 for now behind \
          them, at 500/s; then four replicas start. Counted is from when all are ready: until all of the former are parked, \
          and until the last of the latter has gone, less the 2 s that they need at their pace. What bounds it is the \
-         broker, which stores each copy in a quorum queue of its own disk and takes the ack.",
+         broker, which stores each copy in another quorum queue and takes the ack. Jobs that the first replicas park \
+         before the last one is ready are among them, so that the speed is a little too high.",
     );
     for run in 1..=stage.runs {
         eprintln!("  park, run {run}");

@@ -256,7 +256,7 @@ impl Parker {
     /// The exchange for a stay: that of a rung, which is ensured to exist, or the home exchange.
     async fn exchange(&self, stay: &Stay) -> Result<String, Error> {
         let wait = stay.until.since(wall_now());
-        // Whoever takes the job next holds it for as long: there may be no rungs for short waits.
+        // The replica that takes the job next holds it until then: there may be no rungs for short waits.
         let is_held = stay.reason == ParkReason::Restart && wait <= self.downstream.hold_max;
         let rung = Rung::below(wait, self.options.rung_unit).filter(|_| !is_held);
         let Some(rung) = rung else { return Ok(self.options.names().home()) };

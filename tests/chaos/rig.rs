@@ -1,7 +1,6 @@
 //! The rig of every scenario: four replicas and 2 500 jobs.
 
 use std::fmt;
-use std::ops::Range;
 use std::time::Duration;
 
 use paced::Rate;
@@ -195,13 +194,9 @@ impl Rig {
         self.site.depth(&self.site.queue(), 0, LONG).await;
         let log = self.log();
         let what = (self.chaos.name, jobs, self.rate);
-        let mut stalls = self.watch.end();
-        // Of a stall that both noticed, the processor's is counted.
-        let api = self.site.api.stalls();
-        let is_new =
-            |own: &Range<u64>| !stalls.iter().any(|all| all.start <= own.end && own.start <= all.end);
-        let more: Vec<_> = api.into_iter().filter(is_new).collect();
-        stalls.extend(more);
+        let (name, api) = (self.chaos.name, self.site.api.longest_stall());
+        eprintln!("{name}: the runtime of the API stood still for {api:?} at most, which excuses nothing");
+        let stalls = self.watch.end();
         Run::new(what, self.site.api.arrivals(), stalls, log)
     }
 }
