@@ -64,6 +64,8 @@ pub mod config;
 #[cfg(feature = "dispatch")]
 #[doc(hidden)]
 pub mod dispatch;
+#[cfg(any(feature = "amqp", feature = "redis"))]
+mod failpoint;
 #[cfg(feature = "headers")]
 pub mod headers;
 #[cfg(feature = "dispatch")]

@@ -82,7 +82,7 @@ pub const JOBS_RELEASED: Metric =
 /// How jobs were settled.
 pub const JOBS_SETTLED: Metric = counter(
     "paced_jobs_settled_total",
-    "Jobs by outcome: delivered, retried (waits for another attempt), parked, dead, returned to the broker.",
+    "Jobs by outcome: delivered, retried (waits for another attempt), parked, dead, returned to the broker, cancelled.",
 );
 /// Attempts that failed in a way that is worth another one.
 pub const JOB_RETRIES: Metric =
@@ -105,6 +105,11 @@ pub const AMQP_RECONNECTS: Metric =
 pub const AMQP_SEPARATIONS: Metric = counter(
     "paced_amqp_separations_total",
     "Downstreams that are consumed over a connection of their own since, so that they hold up no other, by reason: long (their messages), overrun (of queue.prefetch_bytes), losses (of the connection).",
+);
+/// Messages that reach no downstream's queue.
+pub const UNROUTABLE: Metric = counter(
+    "paced_unroutable_total",
+    "By how much the queue of messages for no downstream grew from poll to poll, four a minute, while this process ran. Replicas see the same queue: take the maximum, not the sum.",
 );
 /// How long jobs wait for a slot.
 pub const QUEUE_WAIT: Metric = seconds(
@@ -175,7 +180,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 25] = [
+pub const ALL: [Metric; 26] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -187,6 +192,7 @@ pub const ALL: [Metric; 25] = [
     STORE_ERRORS,
     AMQP_RECONNECTS,
     AMQP_SEPARATIONS,
+    UNROUTABLE,
     QUEUE_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use paced::dispatch::{
-    DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked, RefusalStatuses,
+    Backoff, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked,
     ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket,
 };
 use paced::job::{CostBound, Job, MaxCost, Message, ReplyRules, Rules};
@@ -144,13 +144,11 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
         concurrency: 64,
         retry: RetryPolicy {
             max_attempts: 1,
-            max_throttled: None,
-            outlast: true,
-            on_unauthorized: RefusalStatuses::default(),
-            min_backoff: Duration::from_secs(1),
-            max_backoff: Duration::from_secs(1),
+            backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
+            ..RetryPolicy::default()
         },
         max_pause: Duration::from_secs(300),
+        max_wait: None,
         hold_max: Duration::from_secs(60),
         on_unavailable: OnUnavailable::Hold,
         revision: None,
@@ -213,6 +211,8 @@ impl Ticket for Place {
     }
 
     fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {}
+
+    fn discard(self: Box<Self>, _report: Report) {}
 
     fn dead_letter(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))

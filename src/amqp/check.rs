@@ -1,6 +1,7 @@
 //! Checks whether the broker would let paced work, without changing anything there.
 
 use lapin::Connection;
+use lapin::types::{AMQPValue, FieldTable};
 
 use super::Options;
 use super::connection::{channel, close, connect};
@@ -9,7 +10,7 @@ use super::foreign::{self, Returns};
 use super::greeting::{Server, greeting};
 use super::ladder::Rung;
 use super::rights;
-use super::topology::{find_exchange, find_queue};
+use super::topology::{find_exchange, find_queue, home_arguments, jobs_arguments, letters_arguments};
 
 /// The results of a check of the broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,19 @@ pub enum Warning {
         queue: String,
         /// The broker, which has such a limit by default.
         server: Server,
+    },
+    /// The queue exists with other arguments than it would be declared with, and is used as it is.
+    #[error(
+        "queue {queue} exists with other arguments, and is used as it is: {detail}; {way}, or delete the queue once it \
+         is empty (`rabbitmqctl delete_queue --if-empty {queue}`), and paced declares it anew"
+    )]
+    OtherArguments {
+        /// The queue.
+        queue: String,
+        /// What the broker said, which names the first argument that differs.
+        detail: String,
+        /// How it gets the same bounds by a policy.
+        way: String,
     },
     /// The user may not inspect an exchange or queue that paced could work without.
     #[error(
@@ -121,6 +135,12 @@ pub async fn check_online(options: &Options) -> Findings {
                     warnings
                         .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
                 }
+                let differs = warn_of_arguments(&connection, thing).await;
+                if let (Some(_), Some(downstream)) = (&differs, &thing.own) {
+                    warnings
+                        .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
+                }
+                warnings.extend(differs);
             }
             Err(Error::NotFound { .. }) if thing.declared => {}
             Err(Error::NotFound { .. } | Error::Refused { .. }) if thing.for_parking => {
@@ -163,12 +183,23 @@ struct Thing {
     for_parking: bool,
     /// The downstream that consumes this queue, where the queue is not paced's own.
     foreign: Option<String>,
+    /// The downstream that consumes this queue, where `run` declares it.
+    own: Option<String>,
+    /// The arguments that `run` declares the queue with.
+    arguments: Option<FieldTable>,
 }
 
 impl Thing {
     /// A queue that `run` declares or not.
     const fn queue(name: String, declared: bool) -> Self {
-        Self { name, is_exchange: false, declared, consumed: false, for_parking: false, foreign: None }
+        let (is_exchange, consumed, for_parking) = (false, false, false);
+        Self { name, is_exchange, declared, consumed, for_parking, foreign: None, own: None, arguments: None }
+    }
+
+    /// The queue with the arguments that `run` declares it with, if it does.
+    fn with(self, arguments: Result<FieldTable, Error>) -> Self {
+        let arguments = arguments.ok().filter(|_| self.declared);
+        Self { arguments, ..self }
     }
 
     fn exchange(name: String, declared: bool) -> Self {
@@ -186,17 +217,19 @@ fn things(options: &Options) -> Vec<Thing> {
     if declared || options.downstreams.iter().any(|downstream| downstream.queue.is_none()) {
         things.push(Thing::exchange(names.jobs(), declared));
         things.push(Thing::exchange(names.unroutable(), declared));
-        things.push(Thing::queue(names.unroutable(), declared));
+        things.push(Thing::queue(names.unroutable(), declared).with(letters_arguments()));
     }
     for downstream in &options.downstreams {
         let foreign = downstream.queue.as_ref().map(|_| downstream.name.clone());
+        let own = foreign.is_none().then(|| downstream.name.clone());
         let queue = Thing::queue(names.queue(downstream), declared && foreign.is_none());
-        things.push(Thing { consumed: true, foreign, ..queue });
-        things.push(Thing::queue(names.dead(&downstream.name), declared));
+        things.push(Thing { consumed: true, foreign, own, ..queue }.with(jobs_arguments(&names, downstream)));
+        things.push(Thing::queue(names.dead(&downstream.name), declared).with(letters_arguments()));
     }
     things.push(Thing::exchange(names.home(), declared).for_parking());
     for downstream in &options.downstreams {
-        things.push(Thing::queue(names.home_queue(&downstream.name), declared).for_parking());
+        let home = Thing::queue(names.home_queue(&downstream.name), declared).for_parking();
+        things.push(home.with(home_arguments(&names, &downstream.name)));
     }
     // Where they are declared, they are so on first use.
     let shortest = options.downstreams.iter().map(|downstream| downstream.hold_max).min();
@@ -218,6 +251,26 @@ async fn inspect(connection: &Connection, thing: &Thing) -> Result<(), Error> {
     }
     close(&channel).await;
     if thing.consumed { rights::check_consume(connection, &thing.name).await } else { Ok(()) }
+}
+
+/// Warns if a queue exists with other arguments than it would be declared with.
+async fn warn_of_arguments(connection: &Connection, thing: &Thing) -> Option<Warning> {
+    let arguments = thing.arguments.as_ref()?;
+    let (queue, detail) = (thing.name.clone(), foreign::differs(connection, &thing.name, arguments).await?);
+    let bounds = [("x-delivery-limit", "delivery-limit"), ("x-max-length", "max-length")];
+    let bounds = bounds.into_iter().filter_map(|(argument, key)| {
+        let AMQPValue::LongLongInt(value) = arguments.inner().get(argument)? else { return None };
+        Some(format!("\"{key}\":{value}"))
+    });
+    let overflow = arguments.inner().contains_key("x-overflow");
+    let overflow = overflow.then(|| r#""overflow":"reject-publish""#.to_owned());
+    let bounds: Vec<String> = bounds.chain(overflow).collect();
+    let pattern = queue.replace('.', "\\.");
+    let way = format!(
+        "set its bounds by a policy (`rabbitmqctl set_policy --apply-to queues {queue} '^{pattern}$' '{{{}}}'`)",
+        bounds.join(",")
+    );
+    Some(Warning::OtherArguments { queue, detail, way })
 }
 
 /// Warns if a queue that is not paced's own drops jobs that come back often.
@@ -264,6 +317,7 @@ mod tests {
         let own = Downstream {
             name: "own".to_owned(),
             queue: None,
+            max_length: None,
             prefetch: 1,
             prefetch_bytes: 1,
             hold_max: Duration::from_secs(60),
@@ -271,6 +325,7 @@ mod tests {
         let theirs = Downstream {
             name: "theirs".to_owned(),
             queue: Some("q".to_owned()),
+            max_length: None,
             prefetch: 1,
             prefetch_bytes: 1,
             hold_max: Duration::from_secs(60),

@@ -1,101 +1,127 @@
-//! Dead letters: lists them without any change, and replays them.
+//! Dead letters, and messages that reached no downstream's queue: lists them without any change, replays them, and
+//! removes them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
-use lapin::{BasicProperties, Channel, Connection};
+use lapin::Connection;
+use tokio_util::sync::CancellationToken;
 
 use super::connection::{ask, channel, close, connect};
 use super::error::Error;
-use super::guard::take_mark;
 use super::letter::{self, Edits};
-use super::message::message;
 use super::publisher::{PublishError, Publisher};
 use super::supervisor::fixed;
-use super::topology::{self, find_queue, short};
+use super::topology::{self, find_queue};
 use super::{Downstream, Options};
-use crate::job::{Message, Reason};
+use crate::failpoint;
+use crate::shaper::Shaper;
+use crate::time::wall_now;
+use held::HeldLetters;
+use place::{Destination, Place};
+
+pub use letter_view::{Filter, Letter};
+
+mod held;
+mod letter_view;
+mod limit;
+mod place;
 
 /// How often, and how far apart, the queue is polled for letters to return: a second at most, since others may have
 /// taken some.
 const MAX_POLLS: u32 = 50;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How many letters are taken only to keep the order.
-const MAX_OTHERS: u32 = 10_000;
-
-/// The dead letters of one downstream.
+/// The dead letters of one downstream, or the messages that reached no downstream's queue.
 #[derive(Debug)]
 pub struct DeadLetters {
     options: Options,
-    downstream: Downstream,
+    place: Place,
     consuming: Connection,
-    publishing: Arc<Connection>,
 }
 
-/// One dead letter.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Letter {
-    /// The job as it was delivered, with the report among its headers.
-    pub message: Message,
-    /// `paced-reason`; `None` where the broker dead-lettered it.
-    pub reason: Option<String>,
-    /// `paced-detail`.
-    pub detail: Option<String>,
-    /// `paced-status`.
-    pub status: Option<String>,
-    /// `paced-attempts`.
-    pub attempts: Option<String>,
-    /// The routing key that its job was published with, where it is known.
-    pub routing_key: Option<String>,
-    /// `paced-dead-at`: epoch ms.
-    pub dead_at: Option<String>,
+/// Which letters are examined, and when that ends early.
+#[derive(Clone, Debug, Default)]
+pub struct Scan {
+    /// Only letters that match; the others stay as they are.
+    pub filter: Filter,
+    /// Ends after so many letters that matched.
+    pub limit: Option<u32>,
+    /// Examines only so many letters, from the oldest one on. Unless set, these are all that are there at the start.
+    pub first: Option<u32>,
+    /// When cancelled, ends after the letter at hand.
+    pub stop: CancellationToken,
 }
 
-/// Which letters a replay takes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// Only letters with this `paced-reason`.
-    pub reason: Option<String>,
-    /// Only letters whose job has this `message_id`.
-    pub id: Option<String>,
-}
-
-/// The progress or the result of a replay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The changes that a replay makes, and its pace.
+#[derive(Clone, Debug, Default)]
 pub struct Replay {
-    /// The number of letters at the start: each is examined once.
+    /// The changes to each job.
+    pub edits: Edits,
+    /// The downstream that jobs are published for, instead of the one that each was published for.
+    pub to: Option<String>,
+    /// Each letter that is published takes a slot of this; without it they go as fast as the broker confirms them.
+    pub pace: Option<Shaper>,
+}
+
+/// The progress or the result of a scan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// The number of letters to examine: those at the start, each once.
     pub found: u32,
     /// Letters examined so far.
     pub seen: u32,
-    /// Letters published again, confirmed, and removed from the dead letters.
-    pub replayed: u32,
+    /// Letters that were listed; or published again, confirmed, and removed; or just removed.
+    pub done: u32,
     /// Letters that did not match, which stay as they are.
     pub kept: u32,
     /// Letters that could not be published, or were malformed and are no jobs; they stay.
     pub failed: u32,
     /// The last error of those.
     pub error: Option<PublishError>,
+    /// Whether [`Scan::stop`] ended the scan.
+    pub stopped: bool,
+}
+
+/// What becomes of a letter that matched.
+enum Verdict {
+    /// It stays, and is done with.
+    Stays,
+    /// It is removed.
+    Goes,
+    /// It stays, since it could not be published.
+    Fails(PublishError),
 }
 
 impl DeadLetters {
-    /// Connects. Nothing is declared: [`DeadLetters::replay`] does that.
+    /// Connects to the dead letters of a downstream. Nothing is declared: [`DeadLetters::replay`] does that.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// Any error of connecting, without a retry. The options have no such downstream.
+    pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
+        let place = Place::Dead(options.downstream(downstream)?.clone());
+        Self::connect(options, place).await
+    }
+
+    /// Connects to the messages that reached no downstream's queue. Nothing is ever declared.
     ///
     /// Cancel safe: a dropped future closes what it opened.
     ///
     /// # Errors
     /// Any error of connecting, without a retry.
-    pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
-        let downstream = options.downstream(downstream)?.clone();
-        let consuming = connect(&options.address, "reading dead letters", None).await?;
-        let publishing = Arc::new(connect(&options.address, "replaying", None).await?);
-        Ok(Self { options: options.clone(), downstream, consuming, publishing })
+    pub async fn open_unroutable(options: &Options) -> Result<Self, Error> {
+        Self::connect(options, Place::Unroutable).await
     }
 
-    /// The number of dead letters.
+    async fn connect(options: &Options, place: Place) -> Result<Self, Error> {
+        let consuming = connect(&options.address, "reading dead letters", None).await?;
+        Ok(Self { options: options.clone(), place, consuming })
+    }
+
+    /// The number of letters.
     ///
     /// Cancel safe.
     ///
@@ -108,100 +134,163 @@ impl DeadLetters {
         count
     }
 
-    /// The first `max` letters, in their order. All stay in the queue; while this runs, no other consumer sees those
+    /// How often letters may be listed before the broker drops them, if that is not often. `None` also where the user
+    /// may not find out; a limit that a policy sets cannot be seen.
+    ///
+    /// Cancel safe.
+    pub async fn low_delivery_limit(&self) -> Option<u32> {
+        limit::low_limit(&self.consuming, &self.options.address, &self.queue()).await
+    }
+
+    /// The letters that match, in their order. All stay in the queue; while this runs, no other consumer sees those
     /// that it holds.
     ///
-    /// Cancel safe: a dropped future gives all of them back.
+    /// `progress` is called after each letter.
+    ///
+    /// Cancel safe: a dropped future gives all of them back, perhaps in another order.
     ///
     /// # Errors
     /// An error of the broker.
-    pub async fn list(&self, max: u32) -> Result<Vec<Letter>, Error> {
-        let mut held = self.take_up().await?;
-        let found = held.found;
+    pub async fn list(
+        &self,
+        scan: &Scan,
+        progress: impl FnMut(&Tally),
+    ) -> Result<(Vec<Letter>, Tally), Error> {
         let mut letters = Vec::new();
-        for _ in 0..found.min(max) {
-            let Some(taken) = held.next().await? else { break };
-            letters.push(open_letter(taken));
-        }
-        held.give_back_all().await?;
-        self.settle(found).await?;
-        Ok(letters)
+        let list = async |letter: Letter| {
+            letters.push(letter);
+            Ok::<_, Error>(Verdict::Stays)
+        };
+        let tally = self.scan(scan, None, list, progress).await?;
+        Ok((letters, tally))
     }
 
-    /// Ensures that the downstream's queues exist, and publishes the letters that match as jobs again, at most `limit`,
-    /// oldest first; each is removed once its copy is confirmed. A crash in between leaves two copies, never none.
+    /// Counts the letters that match, as [`DeadLetters::list`] lists them.
+    ///
+    /// Cancel safe, as [`DeadLetters::list`] is.
+    ///
+    /// # Errors
+    /// An error of the broker.
+    pub async fn count_matching(&self, scan: &Scan, progress: impl FnMut(&Tally)) -> Result<Tally, Error> {
+        self.scan(scan, None, async |_| Ok(Verdict::Stays), progress).await
+    }
+
+    /// Removes the letters that match, oldest first. Those that arrive meanwhile stay.
+    ///
+    /// `progress` is called after each letter.
+    ///
+    /// Cancel safe: a dropped future removes no more, and gives the others back, perhaps in another order.
+    ///
+    /// # Errors
+    /// An error of the broker; letters that were removed by then are gone.
+    pub async fn purge(&self, scan: &Scan, progress: impl FnMut(&Tally)) -> Result<Tally, Error> {
+        self.scan(scan, None, async |_| Ok(Verdict::Goes), progress).await
+    }
+
+    /// Publishes the letters that match as jobs again, oldest first; each is removed once its copy is confirmed. A
+    /// crash in between leaves two copies, never none. For dead letters it ensures first that the downstream's queues
+    /// exist.
     ///
     /// A letter that is malformed, as [`Letter::message`] tells, fails and stays: what could be read of it
-    /// may be another job.
+    /// may be another job. So does an unroutable message whose routing key still leads nowhere.
     ///
     /// `progress` is called after each letter. The replay ends early where the broker accepts no more messages.
     ///
-    /// Cancel safe: a dropped future gives back what was not replayed; the letter at hand may have been
-    /// published already.
+    /// Cancel safe: a dropped future gives back what was not replayed, perhaps in another order; the letter at hand may
+    /// have been published already.
     ///
     /// # Errors
-    /// The broker's, about the dead letters; those about publishing are in [`Replay::error`]. A header
-    /// name over 255 bytes.
+    /// The broker's, about the letters; those about publishing are in [`Tally::error`]. A header name over 255 bytes.
+    /// [`Replay::to`] is no downstream of the options, or its queue does not exist.
     pub async fn replay(
         &self,
-        filter: &Filter,
-        limit: Option<u32>,
-        edits: &Edits,
-        mut progress: impl FnMut(&Replay),
-    ) -> Result<Replay, Error> {
-        topology::ensure(&self.consuming, &self.options, &self.downstream).await?;
-        let publisher = Publisher::new(fixed(Arc::clone(&self.publishing)));
-        let mut held = self.take_up().await?;
-        let mut replay = Replay { found: held.found, ..Replay::default() };
-        while replay.seen < replay.found && limit.is_none_or(|limit| replay.replayed < limit) {
-            let Some(taken) = held.next().await? else { break };
-            replay.seen += 1;
-            if filter.takes(&taken) {
-                match self.publish(&publisher, taken, edits).await? {
-                    Ok(()) => {
+        scan: &Scan,
+        replay: &Replay,
+        progress: impl FnMut(&Tally),
+    ) -> Result<Tally, Error> {
+        let to = replay.to.as_deref().map(|name| self.options.downstream(name)).transpose()?;
+        self.prepare(to).await?;
+        let publishing = Arc::new(connect(&self.options.address, "replaying", None).await?);
+        let publisher = Publisher::new(fixed(Arc::clone(&publishing)));
+        let mut queues = KnownQueues::default();
+        let publish = async |letter: Letter| {
+            let destination = self.place.destination(&self.options, &letter, to);
+            let published = self.publish(&publisher, &mut queues, letter, destination, &replay.edits).await?;
+            Ok::<_, Error>(published.map_or_else(Verdict::Fails, |()| Verdict::Goes))
+        };
+        let tally = self.scan(scan, replay.pace.as_ref(), publish, progress).await;
+        end(&publishing).await;
+        tally
+    }
+
+    /// Closes the connection.
+    ///
+    /// Cancel safe: a dropped future closes it without waiting for the broker.
+    pub async fn close(self) {
+        end(&self.consuming).await;
+    }
+
+    /// Takes the letters one after another, and gives back in their order those that stay.
+    async fn scan(
+        &self,
+        scan: &Scan,
+        pace: Option<&Shaper>,
+        mut each: impl AsyncFnMut(Letter) -> Result<Verdict, Error>,
+        mut progress: impl FnMut(&Tally),
+    ) -> Result<Tally, Error> {
+        let mut held = HeldLetters::start(&self.consuming, &self.place, self.queue()).await?;
+        let (now, start) = (wall_now(), held.found);
+        let found = scan.first.unwrap_or(start).min(start);
+        let (mut tally, mut removed) = (Tally { found, ..Tally::default() }, 0);
+        // A slot is awaited before a letter is taken, so that it is not held meanwhile; those that are kept are.
+        let mut has_slot = false;
+        while tally.seen < found && scan.limit.is_none_or(|limit| tally.done < limit) {
+            if let Some(pace) = pace.filter(|_| !has_slot) {
+                has_slot = slot(pace, &scan.stop).await?;
+            }
+            if scan.stop.is_cancelled() {
+                tally.stopped = true;
+                break;
+            }
+            let Some(letter) = held.next().await? else { break };
+            tally.seen += 1;
+            if scan.filter.takes(&letter, now) {
+                let verdict = each(letter).await?;
+                has_slot &= matches!(verdict, Verdict::Fails(_));
+                match verdict {
+                    Verdict::Stays => tally.done += 1,
+                    Verdict::Goes => {
                         held.done().await?;
-                        replay.replayed += 1;
+                        failpoint::reached("replay:removed");
+                        removed += 1;
+                        tally.done += 1;
                     }
-                    Err(error) => {
-                        replay.failed += 1;
-                        // A problem of the connection or the queue would affect the next letter too.
-                        let over = !matches!(
-                            error,
-                            PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_)
-                        );
-                        replay.error = Some(error);
-                        if over {
+                    Verdict::Fails(error) => {
+                        let is_over = self.ends_replay(&error);
+                        tally.failed += 1;
+                        tally.error = Some(error);
+                        if is_over {
                             break;
                         }
                     }
                 }
             } else {
-                replay.kept += 1;
+                tally.kept += 1;
             }
-            progress(&replay);
+            progress(&tally);
         }
         held.give_back_all().await?;
-        self.settle(replay.found.saturating_sub(replay.replayed)).await?;
-        Ok(replay)
+        self.settle(start.saturating_sub(removed)).await?;
+        Ok(tally)
     }
 
-    /// Closes both connections.
-    ///
-    /// Cancel safe: a dropped future closes them without waiting for the broker.
-    pub async fn close(self) {
-        let both = async {
-            let _ = self.consuming.close(200, "OK".into()).await;
-            let _ = self.publishing.close(200, "OK".into()).await;
-        };
-        // Nothing is unsettled, so a broker that does not answer is not worth a wait.
-        let _ = tokio::time::timeout(Duration::from_secs(3), both).await;
-    }
-
-    async fn take_up(&self) -> Result<HeldLetters, Error> {
-        let queue = self.queue();
-        let channel = channel(&self.consuming).await?;
-        let found = find_queue(&channel, &queue).await?;
-        Ok(HeldLetters { channel, queue, found, seen: 0, tags: Vec::new(), returned_before: false })
+    /// Whether the next letter would meet the same error, as it is one of the connection or of the queue.
+    const fn ends_replay(&self, error: &PublishError) -> bool {
+        match error {
+            PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_) => false,
+            PublishError::Unroutable(_) => matches!(self.place, Place::Dead(_)),
+            _ => true,
+        }
     }
 
     /// Waits until `remaining` letters are in the queue, so that the next reader sees them: letters that were given
@@ -216,129 +305,97 @@ impl DeadLetters {
         Ok(())
     }
 
+    /// Ensures that the queue exists that jobs are published to, as far as it is known before.
+    async fn prepare(&self, to: Option<&Downstream>) -> Result<(), Error> {
+        match (to, &self.place) {
+            (None, Place::Dead(downstream)) => {
+                topology::ensure(&self.consuming, &self.options, downstream).await
+            }
+            (None, Place::Unroutable) => Ok(()),
+            (Some(downstream), _) => {
+                let queue = self.options.names().queue(downstream);
+                match look(&self.consuming, &queue).await? {
+                    true => Ok(()),
+                    false => Err(Error::NotFound { what: format!("queue {queue}") }),
+                }
+            }
+        }
+    }
+
     async fn publish(
         &self,
         publisher: &Publisher,
-        Taken { delivery, malformed }: Taken,
+        queues: &mut KnownQueues,
+        letter: Letter,
+        destination: Destination,
         edits: &Edits,
     ) -> Result<Result<(), PublishError>, Error> {
-        if let Some(detail) = malformed {
+        if let Some(detail) = letter.message.malformed {
             return Ok(Err(PublishError::Malformed(detail)));
         }
-        let properties = letter::replay(&delivery.properties, edits).map_err(Error::NameTooLong)?;
-        let (exchange, key) = match &self.downstream.queue {
-            Some(queue) => (String::new(), queue.clone()),
-            None => (self.options.jobs_exchange(), self.key(&delivery.properties)),
-        };
-        Ok(publisher.publish_routed(&exchange, &key, properties, &Bytes::from(delivery.data)).await)
-    }
-
-    /// The routing key that the job was published with, if it leads back to this downstream's queue.
-    fn key(&self, properties: &BasicProperties) -> String {
-        let name = &self.downstream.name;
-        let leads_back = |key: &String| {
-            key.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        letter::routing_key(properties).filter(leads_back).unwrap_or_else(|| name.clone())
+        if let Some(queue) = destination.uncertain
+            && !queues.exists(&self.consuming, &queue).await?
+        {
+            return Ok(Err(PublishError::Unroutable(queue)));
+        }
+        let properties = letter::replay(&letter.properties, edits).map_err(Error::NameTooLong)?;
+        // What was too old once would be so again.
+        let properties = letter::made_now(properties, wall_now());
+        let Destination { exchange, key, .. } = destination;
+        failpoint::reached("replay:publish");
+        let published = publisher.publish_routed(&exchange, &key, properties, &letter.message.body).await;
+        if published.is_ok() {
+            failpoint::reached("replay:confirmed");
+        }
+        Ok(published)
     }
 
     fn queue(&self) -> String {
-        self.options.names().dead(&self.downstream.name)
+        self.place.queue(&self.options)
     }
 }
 
-impl Filter {
-    fn takes(&self, taken: &Taken) -> bool {
-        let reason = reason(taken);
-        let id = taken.delivery.properties.message_id().as_ref().map(|id| id.as_str());
-        self.reason.as_ref().is_none_or(|wanted| reason.as_ref() == Some(wanted))
-            && self.id.as_ref().is_none_or(|wanted| id == Some(wanted.as_str()))
-    }
-}
+/// The queues that were looked up, and whether each exists.
+#[derive(Debug, Default)]
+struct KnownQueues(BTreeMap<String, bool>);
 
-/// A letter that is held unacked.
-struct Taken {
-    delivery: Delivery,
-    /// The reason why lapin could not have parsed it, if it is malformed.
-    malformed: Option<String>,
-}
-
-/// The letters that are held unacked; when dropped, they all return, in any order.
-struct HeldLetters {
-    channel: Channel,
-    queue: String,
-    /// The number of letters at the start.
-    found: u32,
-    seen: u32,
-    /// The tags of the letters held, oldest first.
-    tags: Vec<u64>,
-    /// Whether the letter that was taken last had been given back before.
-    returned_before: bool,
-}
-
-impl HeldLetters {
-    async fn next(&mut self) -> Result<Option<Taken>, Error> {
-        let get = self.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
-        let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
-        let Some(mut delivery) = got else { return Ok(None) };
-        self.seen += 1;
-        self.tags.push(delivery.delivery_tag);
-        self.returned_before = delivery.redelivered;
-        let malformed = take_mark(&mut delivery.properties);
-        Ok(Some(Taken { delivery, malformed }))
-    }
-
-    /// Acks the letter that was taken last.
-    async fn done(&mut self) -> Result<(), Error> {
-        match self.tags.pop() {
-            Some(tag) => {
-                ask("acking a dead letter", self.channel.basic_ack(tag, BasicAckOptions::default())).await
-            }
-            None => Ok(()),
+impl KnownQueues {
+    async fn exists(&mut self, connection: &Connection, queue: &str) -> Result<bool, Error> {
+        if let Some(exists) = self.0.get(queue) {
+            return Ok(*exists);
         }
-    }
-
-    /// Gives back the letters that are held, in their order, and closes the channel, which ensures that the broker has
-    /// processed the acks.
-    ///
-    /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came back,
-    /// and delivers these first. So the others in that list are taken as well, and given back after ours.
-    async fn give_back_all(mut self) -> Result<(), Error> {
-        let mut more = MAX_OTHERS;
-        while self.returned_before && more > 0 && self.seen < self.found && self.next().await?.is_some() {
-            more -= 1;
-        }
-        let options = BasicNackOptions { multiple: false, requeue: true };
-        for tag in &self.tags {
-            ask("giving a dead letter back", self.channel.basic_nack(*tag, options)).await?;
-        }
-        ask("closing a channel", self.channel.close(200, "OK".into())).await
+        let exists = look(connection, queue).await?;
+        self.0.insert(queue.to_owned(), exists);
+        Ok(exists)
     }
 }
 
-/// The value of `paced-reason`. A letter that the broker or somebody else put there may be malformed: its reason is
-/// then that, whatever its header says.
-fn reason(Taken { delivery, malformed }: &Taken) -> Option<String> {
-    match malformed {
-        Some(_) => Some(Reason::MalformedHeader.to_string()),
-        None => letter::header(&delivery.properties, letter::REASON),
+/// Whether the queue exists; true where the user may not look.
+async fn look(connection: &Connection, queue: &str) -> Result<bool, Error> {
+    // The broker closes the channel where the queue is missing.
+    let channel = channel(connection).await?;
+    let found = find_queue(&channel, queue).await;
+    close(&channel).await;
+    match found {
+        Ok(_) | Err(Error::Refused { .. }) => Ok(true),
+        Err(Error::NotFound { .. } | Error::NameTooLong(_)) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
-fn open_letter(taken: Taken) -> Letter {
-    let reason = reason(&taken);
-    let Taken { delivery, malformed } = taken;
-    let properties = &delivery.properties;
-    let header = |name| letter::header(properties, name);
-    let routing_key = letter::routing_key(properties);
-    let key = routing_key.clone().unwrap_or_default();
-    Letter {
-        reason,
-        detail: malformed.clone().or_else(|| header(letter::DETAIL)),
-        status: header(letter::STATUS),
-        attempts: header(letter::ATTEMPTS),
-        dead_at: header(letter::DEAD_AT),
-        message: message(&key, properties, Bytes::from(delivery.data), malformed),
-        routing_key,
+/// Waits for a slot; false where `stop` was first.
+async fn slot(pace: &Shaper, stop: &CancellationToken) -> Result<bool, Error> {
+    match stop.run_until_cancelled(pace.acquire("replay")).await {
+        Some(Ok(())) => Ok(true),
+        Some(Err(error)) => {
+            Err(Error::Failed { what: "pacing the replay".to_owned(), detail: error.to_string() })
+        }
+        None => Ok(false),
     }
+}
+
+/// Closes a connection. Nothing is unsettled, so a broker that does not answer is not worth the usual wait.
+async fn end(connection: &Connection) {
+    let closing = ask("closing a connection", connection.close(200, "OK".into()));
+    let _ = tokio::time::timeout(Duration::from_secs(3), closing).await;
 }

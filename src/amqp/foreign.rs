@@ -61,6 +61,18 @@ pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
     Returns::Unknown
 }
 
+/// How the queue's arguments differ from these, in the broker's words; `None` where they do not, or it does not say.
+/// Needs the `configure` permission on the queue.
+///
+/// Cancel safe.
+pub(super) async fn differs(connection: &Connection, queue: &str, arguments: &FieldTable) -> Option<String> {
+    let arguments = arguments.inner().iter().map(|(name, value)| (name.to_string(), value.clone()));
+    let impossible = (IMPOSSIBLE.0.to_owned(), text(IMPOSSIBLE.1));
+    let refusal = declare(connection, queue, &arguments.chain([impossible]).collect()).await?;
+    let is_other = difference(&refusal).is_some_and(|difference| difference.argument != IMPOSSIBLE.0);
+    is_other.then_some(refusal)
+}
+
 /// The reason why the broker refuses the declaration; `None` if it is not an argument.
 async fn declare(
     connection: &Connection,

@@ -14,6 +14,7 @@ use tracing::warn;
 
 use super::connection::{channel, close};
 use super::error::Error;
+use super::existing::Existing;
 use super::topology::{ensure_own, ensure_shared, is_needless, needs_shared};
 use super::{Downstream, Options};
 
@@ -32,6 +33,8 @@ pub(super) struct Gate {
     /// The downstreams whose queues are used unchecked, since the user may not declare or inspect them, and the
     /// broker's error text.
     unchecked: StdMutex<BTreeMap<String, Error>>,
+    /// The queues that are used as they are, although their arguments differ.
+    pub(super) existing: Existing,
     /// The warnings that were already logged.
     warned: StdMutex<BTreeSet<String>>,
 }
@@ -42,6 +45,7 @@ impl Default for Gate {
             places: Semaphore::new(PLACES),
             shared: Mutex::default(),
             unchecked: StdMutex::default(),
+            existing: Existing::default(),
             warned: StdMutex::default(),
         }
     }
@@ -72,7 +76,7 @@ impl Gate {
         if std::ptr::eq(shared.as_ptr(), Arc::as_ptr(connection)) {
             return Ok(());
         }
-        match share(connection, options).await {
+        match share(connection, &self.existing, options).await {
             Err(error @ Error::Refused { .. }) => self.warn("", &error),
             ensured => ensured?,
         }
@@ -83,7 +87,8 @@ impl Gate {
     }
 
     /// Ensures for a consumer that the downstream's own queues exist. Where the user may not declare or inspect them,
-    /// this fails once, and uses them unchecked from then on. The caller must hold a place.
+    /// this fails once, and uses them unchecked from then on; and where they have other arguments, it fails once and uses
+    /// them as they are. The caller must hold a place.
     pub(super) async fn own(
         &self,
         channel: &Channel,
@@ -108,7 +113,7 @@ impl Gate {
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
-        let own = ensure_own(channel, options, downstream).await;
+        let own = ensure_own(channel, &self.existing, options, downstream).await;
         let declared = options.declare && downstream.queue.is_none();
         if declared && matches!(own, Err(Error::NotFound { .. })) {
             // Only the exchange that the queue is bound to can be missing: it was deleted, and the next attempt
@@ -133,17 +138,23 @@ impl Gate {
             let mut shared = self.shared.lock().await;
             let is_known = std::ptr::eq(shared.as_ptr(), Arc::as_ptr(connection));
             if !is_known && needs_shared(options, downstream) {
-                let ensured = share(connection, options).await;
+                let ensured = share(connection, &self.existing, options).await;
                 if !is_needless(options, &ensured) {
                     ensured?;
                 }
                 *shared = Arc::downgrade(connection);
             }
         }
-        let channel = channel(connection).await?;
-        let ensured = self.declare_own(&channel, options, downstream).await;
-        close(&channel).await;
-        if is_needless(options, &ensured) { Ok(()) } else { ensured }
+        loop {
+            let channel = channel(connection).await?;
+            let ensured = self.declare_own(&channel, options, downstream).await;
+            close(&channel).await;
+            match ensured {
+                Err(error) if self.existing.note(&error) => {}
+                ensured if is_needless(options, &ensured) => return Ok(()),
+                ensured => return ensured,
+            }
+        }
     }
 
     /// Calls [`Gate::ensure`] for every downstream; ends at the first error.
@@ -163,6 +174,11 @@ impl Gate {
         self.unchecked().get(downstream) == Some(error)
     }
 
+    /// Whether the queue of a downstream may be another one than paced would declare.
+    pub(super) fn is_unsure_of(&self, downstream: &str, queue: &str) -> bool {
+        self.existing.has(queue) || self.unchecked().contains_key(downstream)
+    }
+
     fn unchecked(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Error>> {
         self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,10 +192,15 @@ impl Gate {
 }
 
 /// Ensures that the shared exchanges and queues exist.
-async fn share(connection: &Connection, options: &Options) -> Result<(), Error> {
-    // The broker closes the channel when it refuses a declaration.
-    let channel = channel(connection).await?;
-    let ensured = ensure_shared(&channel, options).await;
-    close(&channel).await;
-    ensured
+async fn share(connection: &Connection, existing: &Existing, options: &Options) -> Result<(), Error> {
+    loop {
+        // The broker closes the channel when it refuses a declaration.
+        let channel = channel(connection).await?;
+        let ensured = ensure_shared(&channel, existing, options).await;
+        close(&channel).await;
+        match ensured {
+            Err(error) if existing.note(&error) => {}
+            ensured => return ensured,
+        }
+    }
 }

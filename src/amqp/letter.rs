@@ -105,6 +105,11 @@ pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
     })
 }
 
+/// Whether the message is the copy of a job that was parked.
+pub(super) fn is_parked(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.contains_key(PARKED))
+}
+
 /// The routing key that a parked job was published with.
 pub(super) fn parked_key(properties: &BasicProperties) -> Option<ShortString> {
     ShortString::try_new(header(properties, ROUTING_KEY)?).ok()
@@ -137,6 +142,14 @@ pub(super) fn replay(properties: &BasicProperties, edits: &Edits) -> Result<Basi
     }
     let rebuilt = rebuild(properties, headers);
     Ok(if edits.new_id { without_id(&rebuilt) } else { rebuilt })
+}
+
+/// The properties of a job whose age counts from now on, if it says when it was made.
+pub(super) fn made_now(properties: BasicProperties, now: Micros) -> BasicProperties {
+    match (properties.timestamp(), u64::try_from(now.0 / 1_000_000)) {
+        (Some(_), Ok(seconds)) => properties.with_timestamp(seconds),
+        _ => properties,
+    }
 }
 
 /// The properties of a reply.
@@ -200,7 +213,7 @@ fn job_headers(properties: &BasicProperties) -> Vec<(ShortString, AMQPValue)> {
 }
 
 /// Whether paced itself writes this header on copies.
-fn is_report(name: &str) -> bool {
+pub(super) fn is_report(name: &str) -> bool {
     REPORT.contains(&name) || STAY.contains(&name)
 }
 

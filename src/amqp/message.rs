@@ -23,6 +23,7 @@ pub(super) fn message(
         priority: *properties.priority(),
         correlation_id: text(properties.correlation_id()),
         reply_to: text(properties.reply_to()),
+        timestamp: *properties.timestamp(),
         headers: headers(properties),
         malformed,
     }

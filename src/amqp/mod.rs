@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 pub use address::{Address, AddressError};
 pub use check::{Findings, Warning, check_online};
-pub use dead::{DeadLetters, Filter, Letter, Replay};
+pub use dead::{DeadLetters, Filter, Letter, Replay, Scan, Tally};
 pub use error::Error;
 pub use greeting::Server;
 pub use ladder::RUNG_UNIT;
@@ -37,6 +37,7 @@ mod check;
 mod connection;
 mod dead;
 mod error;
+mod existing;
 mod foreign;
 mod gate;
 mod greeting;
@@ -57,6 +58,7 @@ mod suspicion;
 mod tags;
 mod ticket;
 mod topology;
+mod unroutable;
 mod valve;
 mod weight;
 mod window;
@@ -97,6 +99,9 @@ pub struct Downstream {
     pub name: String,
     /// An existing queue instead of `PREFIX.jobs.NAME`: used as it is, never declared.
     pub queue: Option<String>,
+    /// The most messages that may wait in the queue; the broker refuses more. `None` stands for no bound. A queue that
+    /// exists keeps its own.
+    pub max_length: Option<u64>,
     /// Messages unacked at once, at least 1.
     pub prefetch: u16,
     /// Bytes of messages that are held unsettled at once; one message is always held.
@@ -161,7 +166,9 @@ impl Amqp {
     #[must_use]
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
-        amqp.consuming = Some(amqp.links.shared());
+        let link = amqp.links.shared();
+        unroutable::watch(link.current.clone(), amqp.options.names().unroutable(), amqp.closing.clone());
+        amqp.consuming = Some(link);
         amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
     }

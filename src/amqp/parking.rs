@@ -24,6 +24,7 @@ use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{ParkReason, Parked, Stay};
+use crate::failpoint;
 use crate::time::wall_now;
 
 /// The rungs that exist, for all downstreams of a process.
@@ -224,13 +225,16 @@ impl Parker {
             if !ticket.is_current() {
                 break Parked::Lost;
             }
+            failpoint::reached("park:publish");
             let published = match exchange {
                 Ok(exchange) => self.publish(&exchange, properties.clone(), &ticket.body).await,
                 Err(error) if error.is_final() => Err(PublishError::NoExchange(error.to_string())),
                 Err(error) => Err(PublishError::Lost(error.to_string())),
             };
             let Err(error) = published else {
+                failpoint::reached("park:confirmed");
                 ticket.ack_parked();
+                failpoint::reached("park:acked");
                 break Parked::Done;
             };
             refusals += u32::from(!error.is_retryable());

@@ -22,6 +22,7 @@ use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, Parked, Report, Stay, Ticket};
+use crate::failpoint;
 use crate::job::Value;
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -162,13 +163,24 @@ impl Ticket for AmqpTicket {
     }
 
     fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {
+        failpoint::reached("deliver:sent");
         self.subscription.acker.ack(self.tag);
+        failpoint::reached("deliver:acked");
+    }
+
+    fn discard(self: Box<Self>, _report: Report) {
+        failpoint::reached("cancel:settle");
+        self.subscription.acker.ack(self.tag);
+        failpoint::reached("cancel:acked");
     }
 
     fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
+            failpoint::reached("dead:publish");
             if self.until_done(&PendingPublish::DeadLetter { letter, at: wall_now() }).await {
+                failpoint::reached("dead:confirmed");
                 self.subscription.acker.ack(self.tag);
+                failpoint::reached("dead:acked");
             }
         })
     }
@@ -187,7 +199,9 @@ impl Ticket for AmqpTicket {
     }
 
     fn may_be_given_back(&self) -> bool {
-        self.settlement.downstream.queue.is_none() && delivery_count(&self.properties) < MOST_DELIVERIES
+        let Settlement { options, downstream, gate, .. } = &*self.settlement;
+        let is_own = downstream.queue.is_none() && !gate.existing.has(&options.names().queue(downstream));
+        is_own && delivery_count(&self.properties) < MOST_DELIVERIES
     }
 
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {

@@ -6,6 +6,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 
 use super::connection::{ask, channel, close};
 use super::error::{Error, NameTooLong};
+use super::existing::Existing;
 use super::ladder::Rung;
 use super::{Downstream, Options};
 
@@ -55,8 +56,13 @@ impl Names {
     pub(super) fn queue(&self, downstream: &Downstream) -> String {
         match &downstream.queue {
             Some(name) => name.clone(),
-            None => format!("{}.jobs.{}", self.prefix, downstream.name),
+            None => self.jobs_queue(&downstream.name),
         }
+    }
+
+    /// The queue that jobs with this downstream's name as routing key reach.
+    pub(super) fn jobs_queue(&self, downstream: &str) -> String {
+        format!("{}.jobs.{downstream}", self.prefix)
     }
 }
 
@@ -68,16 +74,23 @@ pub(super) async fn ensure(
     options: &Options,
     downstream: &Downstream,
 ) -> Result<(), Error> {
-    let channel = channel(connection).await?;
-    let ensured = async {
-        if needs_shared(options, downstream) {
-            ensure_shared(&channel, options).await?;
+    let existing = Existing::default();
+    loop {
+        let channel = channel(connection).await?;
+        let ensured = async {
+            if needs_shared(options, downstream) {
+                ensure_shared(&channel, &existing, options).await?;
+            }
+            ensure_own(&channel, &existing, options, downstream).await
+        };
+        let ensured = ensured.await;
+        close(&channel).await;
+        match ensured {
+            Err(error) if existing.note(&error) => {}
+            ensured if is_needless(options, &ensured) => return Ok(()),
+            ensured => return ensured,
         }
-        ensure_own(&channel, options, downstream).await
-    };
-    let ensured = ensured.await;
-    close(&channel).await;
-    if is_needless(options, &ensured) { Ok(()) } else { ensured }
+    }
 }
 
 /// Whether a publisher may go on without the check: nothing is to be declared, and the user may not even inspect (which
@@ -93,10 +106,14 @@ pub(super) const fn needs_shared(options: &Options, downstream: &Downstream) -> 
 }
 
 /// Ensures that the shared exchanges and queues exist.
-pub(super) async fn ensure_shared(channel: &Channel, options: &Options) -> Result<(), Error> {
+pub(super) async fn ensure_shared(
+    channel: &Channel,
+    existing: &Existing,
+    options: &Options,
+) -> Result<(), Error> {
     let names = options.names();
     if options.declare {
-        return declare_exchanges(channel, &names).await;
+        return declare_exchanges(channel, existing, &names).await;
     }
     find_exchange(channel, &names.jobs()).await?;
     find_exchange(channel, &names.unroutable()).await?;
@@ -106,12 +123,13 @@ pub(super) async fn ensure_shared(channel: &Channel, options: &Options) -> Resul
 /// Ensures that the downstream's own queues exist.
 pub(super) async fn ensure_own(
     channel: &Channel,
+    existing: &Existing,
     options: &Options,
     downstream: &Downstream,
 ) -> Result<(), Error> {
     let names = options.names();
     if options.declare {
-        return declare_queues(channel, &names, downstream).await;
+        return declare_queues(channel, existing, &names, downstream).await;
     }
     find_queue(channel, &names.queue(downstream)).await?;
     find_queue(channel, &names.dead(&downstream.name)).await.map(|_| ())
@@ -120,6 +138,7 @@ pub(super) async fn ensure_own(
 /// Ensures that a downstream's jobs can come back from where they are parked.
 pub(super) async fn ensure_home(
     channel: &Channel,
+    existing: &Existing,
     options: &Options,
     downstream: &Downstream,
 ) -> Result<(), Error> {
@@ -131,7 +150,7 @@ pub(super) async fn ensure_home(
     }
     // A job whose downstream is gone would hold up all others on its rung.
     declare_exchange(channel, &home, ExchangeKind::Direct, alternate(&names)?).await?;
-    declare_queue(channel, &queue, jobs_arguments(&names, &downstream.name)?).await?;
+    declare_queue(channel, existing, &queue, home_arguments(&names, &downstream.name)?).await?;
     bind(channel, &queue, &home, &downstream.name).await
 }
 
@@ -151,7 +170,8 @@ pub(super) async fn ensure_rung(channel: &Channel, options: &Options, rung: Rung
     arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
     // Without its queue, what is published to the exchange must not vanish.
     declare_exchange(channel, &name, ExchangeKind::Fanout, alternate(&names)?).await?;
-    declare_queue(channel, &name, arguments).await?;
+    // One with another time to live would be no such rung.
+    declare_queue(channel, &Existing::default(), &name, arguments).await?;
     bind(channel, &name, &name, "").await
 }
 
@@ -162,8 +182,18 @@ fn alternate(names: &Names) -> Result<FieldTable, Error> {
     Ok(arguments)
 }
 
-/// The arguments of a queue that a downstream's jobs are consumed from.
-fn jobs_arguments(names: &Names, downstream: &str) -> Result<FieldTable, Error> {
+/// The arguments of the queue that a downstream's jobs are published to.
+pub(super) fn jobs_arguments(names: &Names, downstream: &Downstream) -> Result<FieldTable, Error> {
+    let mut arguments = home_arguments(names, &downstream.name)?;
+    if let Some(most) = downstream.max_length {
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        arguments.insert(short("x-max-length")?, AMQPValue::LongLongInt(most));
+    }
+    Ok(arguments)
+}
+
+/// The arguments of the queue that a downstream's jobs come back to from where they are parked.
+pub(super) fn home_arguments(names: &Names, downstream: &str) -> Result<FieldTable, Error> {
     let mut arguments = quorum();
     arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
     arguments.insert(short("x-overflow")?, text("reject-publish"));
@@ -174,26 +204,28 @@ fn jobs_arguments(names: &Names, downstream: &str) -> Result<FieldTable, Error> 
 }
 
 /// Declares the exchange that jobs are published to, and that of jobs whose downstream does not exist.
-async fn declare_exchanges(channel: &Channel, names: &Names) -> Result<(), Error> {
+async fn declare_exchanges(channel: &Channel, existing: &Existing, names: &Names) -> Result<(), Error> {
     let unroutable = names.unroutable();
     declare_exchange(channel, &unroutable, ExchangeKind::Fanout, FieldTable::default()).await?;
-    declare_queue(channel, &unroutable, quorum()).await?;
+    declare_queue(channel, existing, &unroutable, letters_arguments()?).await?;
     bind(channel, &unroutable, &unroutable, "").await?;
     declare_exchange(channel, &names.jobs(), ExchangeKind::Topic, alternate(names)?).await
 }
 
-async fn declare_queues(channel: &Channel, names: &Names, downstream: &Downstream) -> Result<(), Error> {
+async fn declare_queues(
+    channel: &Channel,
+    existing: &Existing,
+    names: &Names,
+    downstream: &Downstream,
+) -> Result<(), Error> {
     let dead = names.dead(&downstream.name);
-    // Listing gives letters back to their queue, so the queue needs the delivery limit as well.
-    let mut arguments = quorum();
-    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
-    declare_queue(channel, &dead, arguments).await?;
+    declare_queue(channel, existing, &dead, letters_arguments()?).await?;
 
     let queue = names.queue(downstream);
     if downstream.queue.is_some() {
         return find_queue(channel, &queue).await.map(|_| ());
     }
-    declare_queue(channel, &queue, jobs_arguments(names, &downstream.name)?).await?;
+    declare_queue(channel, existing, &queue, jobs_arguments(names, downstream)?).await?;
     bind(channel, &queue, &names.jobs(), &format!("{}.#", downstream.name)).await
 }
 
@@ -221,7 +253,29 @@ async fn declare_exchange(
     ask(&format!("exchange {name}"), channel.exchange_declare(short(name)?, kind, options, arguments)).await
 }
 
-async fn declare_queue(channel: &Channel, name: &str, arguments: FieldTable) -> Result<(), Error> {
+/// The arguments of a queue of messages that are listed. Listing gives them back to their queue, so the queue needs the
+/// delivery limit as well.
+pub(super) fn letters_arguments() -> Result<FieldTable, Error> {
+    let mut arguments = quorum();
+    arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
+    Ok(arguments)
+}
+
+/// Declares a queue, unless it exists with other arguments: then it is used as it is.
+async fn declare_queue(
+    channel: &Channel,
+    existing: &Existing,
+    name: &str,
+    arguments: FieldTable,
+) -> Result<(), Error> {
+    if existing.has(name) {
+        let found = find_queue(channel, name).await;
+        if matches!(found, Err(Error::NotFound { .. })) {
+            // The broker has closed the channel, so the next attempt declares the queue.
+            existing.forget(name);
+        }
+        return found.map(|_| ());
+    }
     let declare = channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), arguments);
     ask(&format!("queue {name}"), declare).await.map(|_| ())
 }

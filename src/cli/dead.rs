@@ -1,161 +1,260 @@
-//! `paced dead`: dead letters, listed without harm and replayed.
+//! `paced dead`: dead letters and unroutable messages, listed without harm, replayed and removed.
 
-use paced::amqp::{DeadLetters, Edits, Error, Filter, Letter, Replay};
+use std::cell::Cell;
+use std::future::Future;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use paced::amqp::{DeadLetters, Edits, Error, Replay, Scan, Tally};
+use paced::{Precision, Rate, Shaper};
 
 use super::exit::Exit;
-use super::{Global, Output, out, parts};
+use super::signals::interruptible;
+use super::{Global, Output, confirm, out, parts};
+pub(super) use args::Command;
+use args::{ListArgs, Origin, PurgeArgs, ReplayArgs, ShowArgs};
 
-#[derive(Debug, clap::Subcommand)]
-pub(super) enum Command {
-    /// Lists dead letters; all stay where they are
-    List(ListArgs),
-    /// Publishes dead letters as jobs again, and removes each once its copy is confirmed
-    Replay(ReplayArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct ListArgs {
-    /// The downstream, as in the configuration
-    downstream: String,
-    /// At most so many, oldest first
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    limit: u32,
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct ReplayArgs {
-    /// The downstream, as in the configuration
-    downstream: String,
-    /// Only those with this reason, such as status
-    #[arg(long, value_name = "REASON")]
-    reason: Option<String>,
-    /// Only the job with this id
-    #[arg(long, value_name = "ID")]
-    id: Option<String>,
-    /// At most so many, oldest first [default: all that lie there now]
-    #[arg(long, value_name = "N")]
-    limit: Option<u32>,
-    /// Repairs each job: sets a header, such as paced-path=orders/1
-    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
-    set_header: Vec<(String, String)>,
-    /// Repairs each job: takes a header away
-    #[arg(long, value_name = "NAME")]
-    unset_header: Vec<String>,
-    /// Repairs each job: drops its id, so that it counts as a new one
-    #[arg(long)]
-    new_id: bool,
-}
-
-fn header(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, _)) if name.len() > 255 => {
-            Err("its name is longer than 255 bytes; shorten it".to_owned())
-        }
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("no header; write NAME=VALUE".to_owned()),
-    }
-}
+mod args;
+mod list;
+mod show;
 
 pub(super) async fn run(global: &Global, command: Command) -> Exit {
     let outcome = match command {
-        Command::List(args) => list(global, &args).await,
+        Command::List(args) => list(global, args).await,
+        Command::Show(args) => show(global, args).await,
         Command::Replay(args) => replay(global, args).await,
+        Command::Purge(args) => purge(global, args).await,
     };
     match outcome {
         Ok(exit) | Err(exit) => exit,
     }
 }
 
-async fn open(global: &Global, downstream: &str) -> Result<DeadLetters, Exit> {
-    let settings = parts::load(global)?.settings;
-    parts::downstream(&settings, downstream)?;
-    DeadLetters::open(&parts::amqp(&settings)?, downstream).await.map_err(failed)
+/// The letters of one queue, and what people call them.
+struct Letters {
+    queue: DeadLetters,
+    /// What one of them is.
+    noun: &'static str,
+    /// The downstream that they belong to; `None` for unroutable messages.
+    downstream: Option<String>,
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn failed(error: Error) -> Exit {
+impl Letters {
+    async fn open(global: &Global, origin: Origin, to: Option<&str>) -> Result<Self, Exit> {
+        let settings = parts::load(global)?.settings;
+        let downstream = origin.downstream();
+        for name in downstream.as_deref().into_iter().chain(to) {
+            parts::downstream(&settings, name)?;
+        }
+        let options = parts::amqp(&settings)?;
+        let (queue, noun) = match &downstream {
+            Some(downstream) => (DeadLetters::open(&options, downstream).await, "dead letter"),
+            None => (DeadLetters::open_unroutable(&options).await, "unroutable message"),
+        };
+        let queue = queue.map_err(|error| failed(&error))?;
+        // What paced declares has a limit that nobody reaches; but the queue may be another's.
+        if let Some(limit) = queue.low_delivery_limit().await {
+            out::say(format_args!(
+                "paced: RabbitMQ drops {noun}s here that are listed more than {limit} times, unless a policy says \
+                 otherwise; docs/operations.md tells how to raise that"
+            ));
+        }
+        Ok(Self { queue, noun, downstream })
+    }
+
+    /// What so many of them are called, such as `dead letters of billing`.
+    fn title(&self, count: u32) -> String {
+        let whose = self.downstream.as_ref().map(|name| format!(" of {name}")).unwrap_or_default();
+        format!("{}{}{whose}", self.noun, if count == 1 { "" } else { "s" })
+    }
+
+    /// Waits for a scan that removes letters. An error is printed together with how many were removed before it.
+    async fn follow(
+        &self,
+        scan: &Scan,
+        removed: &Cell<u32>,
+        work: impl Future<Output = Result<Tally, Error>>,
+    ) -> Result<Tally, Exit> {
+        let outcome = interruptible(&scan.stop, work).await;
+        let failed = match outcome {
+            Ok(Ok(tally)) => return Ok(tally),
+            Ok(Err(error)) => failed(&error),
+            Err(exit) => exit,
+        };
+        if removed.get() > 0 {
+            let (removed, noun) = (removed.get(), self.noun);
+            out::say(format_args!("paced: broke off after {removed} {noun}(s); the others stay"));
+        }
+        Err(failed)
+    }
+}
+
+fn failed(error: &Error) -> Exit {
     out::say(format_args!("paced: {error}"));
-    Exit::from(&error)
+    Exit::from(error)
 }
 
-async fn list(global: &Global, args: &ListArgs) -> Result<Exit, Exit> {
-    let dead = open(global, &args.downstream).await?;
-    let count = dead.count().await.map_err(failed)?;
-    let letters = dead.list(args.limit).await.map_err(failed)?;
-    dead.close().await;
+/// A bar on stderr, which is hidden where that is no terminal.
+fn bar() -> ProgressBar {
+    // An invalid template shows the default bar.
+    match ProgressStyle::with_template("{bar:40} {pos}/{len} examined, {msg}") {
+        Ok(style) => ProgressBar::new(0).with_style(style),
+        Err(_) => ProgressBar::new(0),
+    }
+}
+
+fn draw(bar: &ProgressBar, tally: &Tally, done: &str) {
+    bar.set_length(tally.found.into());
+    bar.set_position(tally.seen.into());
+    bar.set_message(format!("{} {done}", tally.done));
+}
+
+/// The exit of a scan that has come to its end, or was stopped.
+fn ended(tally: &Tally) -> Exit {
+    if tally.stopped {
+        out::say(format_args!("paced: stopped; {} of {} examined", tally.seen, tally.found));
+        Exit::Failed
+    } else {
+        Exit::Ok
+    }
+}
+
+async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> Result<Exit, Exit> {
+    let letters = Letters::open(global, origin, None).await?;
+    let scan = Scan { filter: filter.into(), limit: Some(limit), ..Scan::default() };
+    let bar = bar();
+    let listing = letters.queue.list(&scan, |tally| draw(&bar, tally, "listed"));
+    let listed = interruptible(&scan.stop, listing).await;
+    bar.finish_and_clear();
+    let (listed, tally) = listed?.map_err(|error| failed(&error))?;
     match global.output {
-        Output::Json => letters.iter().try_for_each(|letter| out::json(&json(letter)))?,
-        Output::Human => table(&args.downstream, count, &letters)?,
+        Output::Json => listed.iter().try_for_each(|letter| out::json(&list::json(letter)))?,
+        Output::Human if listed.is_empty() => {
+            let matching = if scan.filter.is_empty() { "" } else { " match" };
+            out::line(format_args!("no {}{matching}", letters.title(0)))?;
+        }
+        Output::Human => list::table(&listed, &tally, letters.downstream.is_none())?,
     }
-    Ok(Exit::Ok)
+    letters.queue.close().await;
+    Ok(ended(&tally))
 }
 
-fn json(letter: &Letter) -> serde_json::Value {
-    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<i64>().ok());
-    serde_json::json!({
-        "id": letter.message.message_id,
-        "reason": letter.reason,
-        "detail": letter.detail,
-        "status": number(&letter.status),
-        "attempts": number(&letter.attempts),
-        "routing_key": letter.routing_key,
-        "dead_at": number(&letter.dead_at),
-        "bytes": letter.message.body.len(),
-    })
-}
-
-fn table(downstream: &str, count: u32, letters: &[Letter]) -> Result<(), Exit> {
-    if letters.is_empty() {
-        return out::line(format_args!("no dead letters of {downstream}"));
+async fn show(global: &Global, args: ShowArgs) -> Result<Exit, Exit> {
+    let (origin, filter, limit) = args.resolve()?;
+    let letters = Letters::open(global, origin, None).await?;
+    let scan = Scan { filter, limit: Some(limit), ..Scan::default() };
+    let bar = bar();
+    let listing = letters.queue.list(&scan, |tally| draw(&bar, tally, "found"));
+    let listed = interruptible(&scan.stop, listing).await;
+    bar.finish_and_clear();
+    let (listed, tally) = listed?.map_err(|error| failed(&error))?;
+    let title = letters.title(tally.found);
+    letters.queue.close().await;
+    for letter in &listed {
+        match global.output {
+            Output::Json => out::json(&show::json(letter, letters.downstream.as_deref()))?,
+            Output::Human => out::line(show::text(letter))?,
+        }
     }
-    out::line(format_args!(
-        "{:<20}  {:<18}  {:<36}  {:>8}  DETAIL",
-        "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS"
-    ))?;
-    for letter in letters {
-        let text = |field: &Option<String>| out::printable(field.as_deref().unwrap_or("-"));
-        out::line(format_args!(
-            "{:<20}  {:<18}  {:<36}  {:>8}  {}",
-            when(letter.dead_at.as_deref()),
-            text(&letter.reason),
-            text(&letter.message.message_id),
-            text(&letter.attempts),
-            text(&letter.detail),
-        ))?;
+    if listed.is_empty() && !tally.stopped {
+        out::say(format_args!("paced: none of {} {title} matches", tally.found));
+        return Err(Exit::Failed);
     }
-    if letters.len() < count as usize {
-        out::line(format_args!("{} of {count}; --limit shows more", letters.len()))?;
-    }
-    Ok(())
-}
-
-fn when(millis: Option<&str>) -> String {
-    millis.and_then(|text| text.parse().ok()).map_or_else(|| "-".to_owned(), out::instant)
+    Ok(ended(&tally))
 }
 
 async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
-    let dead = open(global, &args.downstream).await?;
-    let filter = Filter { reason: args.reason, id: args.id };
+    args.check()?;
+    let pace = args.rate.map(shaper).transpose()?;
+    let letters = Letters::open(global, args.origin, args.to.as_deref()).await?;
+    let scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     let edits = Edits { set: args.set_header, unset: args.unset_header, new_id: args.new_id };
-    let bar = indicatif::ProgressBar::new(0);
-    let outcome = dead
-        .replay(&filter, args.limit, &edits, |so_far| {
-            bar.set_length(so_far.found.into());
-            bar.set_position(so_far.seen.into());
-        })
-        .await;
+    let is_addressed = args.to.is_some();
+    let replay = Replay { edits, to: args.to, pace };
+    let (bar, removed) = (bar(), Cell::new(0));
+    let work = letters.queue.replay(&scan, &replay, |tally| {
+        draw(&bar, tally, "replayed");
+        removed.set(tally.done);
+    });
+    let tally = letters.follow(&scan, &removed, work).await;
     bar.finish_and_clear();
-    dead.close().await;
-    let replay = outcome.map_err(self::failed)?;
-    let Replay { found, replayed, kept, failed, .. } = replay;
-    let report = serde_json::json!({ "found": found, "replayed": replayed, "kept": kept, "failed": failed });
+    let tally = tally?;
+    letters.queue.close().await;
+    let Tally { found, done, kept, failed, .. } = tally;
     match global.output {
-        Output::Json => out::json(&report)?,
-        Output::Human => out::line(format_args!("replayed {replayed} of {found} dead letter(s)"))?,
+        Output::Json => out::json(&serde_json::json!({
+            "found": found, "replayed": done, "kept": kept, "failed": failed
+        }))?,
+        Output::Human => out::line(format_args!("replayed {done} of {found} {}(s)", letters.noun))?,
     }
-    if let Some(error) = replay.error {
-        out::say(format_args!("paced: {} could not be published and stay: {error}", failed));
+    if let Some(error) = &tally.error {
+        let hint = match letters.downstream {
+            None if !is_addressed => "; --to DOWNSTREAM sends them to one that there is",
+            _ => "",
+        };
+        out::say(format_args!("paced: {failed} could not be published and stay: {error}{hint}"));
         return Err(Exit::Failed);
     }
-    Ok(Exit::Ok)
+    Ok(ended(&tally))
+}
+
+/// The pace of a replay, for this process alone.
+fn shaper(rate: Rate) -> Result<Shaper, Exit> {
+    // A slow rate's next slot may lie far ahead.
+    const YEAR: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
+    let shaper = Shaper::builder("replay", rate).max_wait(YEAR).precision(Precision::Coarse).build();
+    shaper.map_err(|error| {
+        out::say(format_args!("paced: --rate: {error}"));
+        Exit::Usage
+    })
+}
+
+async fn purge(global: &Global, args: PurgeArgs) -> Result<Exit, Exit> {
+    if !args.yes && !confirm::is_possible() {
+        out::say("paced: a purge removes letters for good; say --yes if it is meant");
+        return Err(Exit::Usage);
+    }
+    let letters = Letters::open(global, args.origin, None).await?;
+    let mut scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
+    if !args.yes && !agreed(&letters, &mut scan).await? {
+        letters.queue.close().await;
+        return Ok(Exit::Ok);
+    }
+    let (bar, removed) = (bar(), Cell::new(0));
+    let work = letters.queue.purge(&scan, |tally| {
+        draw(&bar, tally, "purged");
+        removed.set(tally.done);
+    });
+    let tally = letters.follow(&scan, &removed, work).await;
+    bar.finish_and_clear();
+    let tally = tally?;
+    let Tally { found, done, kept, .. } = tally;
+    match global.output {
+        Output::Json => out::json(&serde_json::json!({ "found": found, "purged": done, "kept": kept }))?,
+        Output::Human => out::line(format_args!("purged {done} of {found} {}(s)", letters.noun))?,
+    }
+    letters.queue.close().await;
+    Ok(ended(&tally))
+}
+
+/// Asks whether the letters that match are to be removed, and bounds the scan to these; false where there are none.
+async fn agreed(letters: &Letters, scan: &mut Scan) -> Result<bool, Exit> {
+    let (found, matching) = if scan.filter.is_empty() {
+        let found = letters.queue.count().await.map_err(|error| failed(&error))?;
+        (found, found.min(scan.limit.unwrap_or(found)))
+    } else {
+        let bar = bar();
+        let tally = letters.queue.count_matching(scan, |tally| draw(&bar, tally, "match")).await;
+        bar.finish_and_clear();
+        let tally = tally.map_err(|error| failed(&error))?;
+        (tally.found, tally.done)
+    };
+    if matching == 0 {
+        let matching = if scan.filter.is_empty() { "" } else { " that match" };
+        out::say(format_args!("paced: there are no {}{matching} to purge", letters.title(0)));
+        return Ok(false);
+    }
+    let of_all = if matching == found { String::new() } else { format!(" of {found}") };
+    confirm::confirm(format_args!("Purge {matching}{of_all} {}?", letters.title(found)))?;
+    (scan.first, scan.limit) = (Some(found), Some(matching));
+    Ok(true)
 }

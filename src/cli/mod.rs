@@ -1,8 +1,10 @@
 //! The command line: data to stdout, messages and progress to stderr.
 
 mod ask;
+mod cancel;
 mod check;
 mod config;
+mod confirm;
 mod dead;
 mod exit;
 mod input;
@@ -93,6 +95,8 @@ enum Command {
     /// Looks at dead letters, and brings them back
     #[command(subcommand)]
     Dead(dead::Command),
+    /// Cancels jobs: no replica sends them, wherever they wait
+    Cancel(cancel::Args),
     /// Stops the releases of a downstream, in every replica
     Pause(pause::PauseArgs),
     /// Ends a pause: one of `paced pause`, and one that the downstream asked for
@@ -133,6 +137,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Publish(args) => publish::run(&global, args).await,
             Command::Pipe(args) => pipe::run(&global, args).await,
             Command::Dead(command) => dead::run(&global, command).await,
+            Command::Cancel(args) => cancel::run(&global, args).await,
             Command::Pause(args) => pause::pause(&global, &args).await,
             Command::Resume(args) => pause::resume(&global, &args).await,
             Command::Reset(args) => reset::run(&global, args).await,

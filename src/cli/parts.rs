@@ -64,6 +64,7 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
     let downstreams = settings.downstreams.iter().map(|(name, downstream)| amqp::Downstream {
         name: name.clone(),
         queue: downstream.queue.name.clone(),
+        max_length: downstream.queue.max_length,
         prefetch: downstream.effective_prefetch(),
         prefetch_bytes: downstream.queue.prefetch_bytes,
         hold_max: downstream.hold_max,
@@ -123,8 +124,9 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         on_limit: downstream.on_limit,
         horizon: downstream.horizon,
         concurrency: downstream.concurrency,
-        retry: downstream.retry,
+        retry: downstream.retry.clone(),
         max_pause: downstream.max_pause,
+        max_wait: downstream.max_wait,
         hold_max: downstream.hold_max,
         on_unavailable: downstream.on_unavailable,
         revision: downstream.revision,
@@ -149,6 +151,7 @@ pub(super) fn dispatcher(
         timeout: http.timeout,
         headers: headers.collect(),
         max_connection_age: http.max_connection_age,
+        throttled_when: downstream.throttled_when.clone(),
     })?;
     let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
         true => sink.reading_headers_again(read_headers(http.headers.clone())),

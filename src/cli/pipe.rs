@@ -159,14 +159,13 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         concurrency: args.concurrency.into(),
         retry: RetryPolicy {
             max_attempts: args.max_attempts,
-            max_throttled: None,
             // People wait for the outcome, and a mistyped URL is the most likely error.
             outlast: false,
             on_unauthorized: RefusalStatuses::NONE,
-            min_backoff: Duration::from_secs(1),
-            max_backoff: Duration::from_secs(300),
+            ..RetryPolicy::default()
         },
         max_pause: Duration::from_secs(300),
+        max_wait: None,
         // Its lines wait nowhere else.
         hold_max: Duration::MAX,
         // The store is in this process, so it is never away.

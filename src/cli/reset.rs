@@ -1,13 +1,11 @@
 //! `paced reset`: the counts of limits begin at 0, everywhere and at once.
 
-use std::io::{BufRead as _, IsTerminal as _};
-
 use hyper::Method;
 use serde_json::json;
 
 use super::ask::Daemon;
 use super::exit::Exit;
-use super::{Global, Output, out};
+use super::{Global, Output, confirm, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -28,7 +26,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
     let outcome = async {
         // A caller without the permission to change anything is not asked for a confirmation first.
         let daemon = Daemon::of(global)?;
-        confirm(&args)?;
+        agreed(&args)?;
         let Args { downstream, limit, reason, .. } = args;
         let body = json!({ "limit": limit, "reason": reason });
         let told = daemon.ask(Method::POST, &downstream, "reset", Some(body)).await?;
@@ -43,22 +41,15 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
 }
 
 /// Asks for a confirmation on a terminal; elsewhere `--yes` is required.
-fn confirm(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
+fn agreed(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
     if *yes {
         return Ok(());
     }
-    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+    if !confirm::is_possible() {
         out::say("paced: a reset forgets what was used of the limits; say --yes if it is meant");
         return Err(Exit::Usage);
     }
     let what =
         limit.as_ref().map_or_else(|| "every limit".to_owned(), |limit| format!("the limit `{limit}`"));
-    out::say(format_args!("Forget what was used of {what} of {downstream}? [y/N]"));
-    let mut answer = String::new();
-    let read = std::io::stdin().lock().read_line(&mut answer);
-    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
-        return Ok(());
-    }
-    out::say("paced: nothing was changed");
-    Err(Exit::Usage)
+    confirm::confirm(format_args!("Forget what was used of {what} of {downstream}?"))
 }

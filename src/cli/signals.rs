@@ -1,8 +1,12 @@
 //! The signals that stop a command, and the one that makes the daemon read its configuration again.
 
+use std::future::Future;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
+use super::out;
 
 pub(super) struct Signals {
     terminate: Signal,
@@ -23,6 +27,27 @@ impl Hangups {
         // The stream ends with the runtime.
         if self.0.recv().await.is_none() {
             std::future::pending().await
+        }
+    }
+}
+
+/// Waits for `work`. The first signal cancels `stop`, so that it ends in order; the second one ends it at once.
+pub(super) async fn interruptible<T>(
+    stop: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Result<T, Exit> {
+    let mut signals = Signals::new()?;
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            _ = signals.next() => {
+                if stop.is_cancelled() {
+                    return Err(Exit::Undrained);
+                }
+                out::say("paced: stopping; once more stops at once");
+                stop.cancel();
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ mod place;
 mod read;
 mod reader;
 mod reload;
+mod retry;
 mod secret;
 mod settings;
 mod shaper;

@@ -1,19 +1,21 @@
 //! Reads the settings from the merged tree: every key, its default and its range.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::error::{ConfigError, Kind};
-use super::reader::{Absent, Found, Reader, Table};
+use super::reader::{Absent, Reader, Table};
+use super::retry::{Retry, retry};
 use super::settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
 use super::{limits, url, value};
-use crate::dispatch::{OnLimit, OnUnavailable, RefusalStatuses, RetryPolicy};
+use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::job::nearest;
 
 /// The highest revision that every format can represent exactly.
 const MAX_REVISION: u64 = (1 << 53) - 1;
+
+/// The longest queue that RabbitMQ can bound.
+const MAX_LENGTH: u64 = i64::MAX.unsigned_abs();
 
 /// The limits of `[plans.NAME]`, by name; `None` where they are wrong.
 type Plans<'v> = BTreeMap<String, Option<Vec<limits::NamedLimit<'v>>>>;
@@ -43,6 +45,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
         }
     }
     if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
+        reject_useless_lengths(reader, &table, amqp.declare, downstreams);
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
     }
     if plans.values().any(Option::is_none) {
@@ -137,6 +140,8 @@ fn downstream<'v>(
     let sets = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
     let horizon = |text: &str| value::duration_within(text, "1ms", "10s");
     let horizon = reader.parsed(&table, "horizon", Absent::Default("100ms"), horizon);
+    let max_wait = |text: &str| value::duration_within(text, "1s", "365d");
+    let max_wait = reader.parsed(&table, "max_wait", Absent::Unset, max_wait);
     let hold_max = |text: &str| value::duration_within(text, "1s", "10m");
     let hold_max = reader.parsed(&table, "hold_max", Absent::Default("60s"), hold_max);
     let max_cost = reader.whole(&table, "max_cost", 1..=u32::MAX.into());
@@ -148,7 +153,7 @@ fn downstream<'v>(
     let retry = retry(reader, &table);
     let lanes = lanes(reader, &table, plans);
     named.ok()?;
-    let (retry, max_pause) = retry?;
+    let Retry { policy: retry, max_pause, throttled_when } = retry?;
     Some(Downstream {
         limits: set?,
         plans: sets?,
@@ -156,6 +161,7 @@ fn downstream<'v>(
         on_unavailable: own_unavailable.unwrap_or(on_unavailable),
         revision,
         horizon: horizon?,
+        max_wait,
         hold_max: hold_max?,
         max_cost: max_cost.and_then(|cost| u32::try_from(cost).ok()),
         concurrency: usize::try_from(concurrency?).ok()?,
@@ -163,6 +169,7 @@ fn downstream<'v>(
         http: http?,
         retry,
         max_pause,
+        throttled_when,
         lanes: lanes?,
     })
 }
@@ -209,6 +216,27 @@ fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>)
     Some(Lanes { default_plan })
 }
 
+/// Rejects bounds of queues that are not declared.
+fn reject_useless_lengths<'v>(
+    reader: &mut Reader<'v>,
+    all: &Table<'v>,
+    declare: bool,
+    downstreams: &BTreeMap<String, Downstream>,
+) {
+    for (name, Downstream { queue, .. }) in downstreams {
+        if queue.max_length.is_none() || (declare && queue.name.is_none()) {
+            continue;
+        }
+        let table = reader.table(all, name);
+        let table = reader.table(&table, "queue");
+        if let Some(found) = reader.given(&table, "max_length") {
+            let why = if declare { "queue.name is used as it is" } else { "amqp.declare is false" };
+            reader
+                .wrong(&found, format!("nobody would set it, since {why}; set it by a policy of the broker"));
+        }
+    }
+}
+
 /// Rejects two downstreams on one queue, which would take each other's jobs.
 fn reject_shared_queues<'v>(
     reader: &mut Reader<'v>,
@@ -236,10 +264,12 @@ fn reject_shared_queues<'v>(
 fn queue<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Queue> {
     let table = reader.table(downstream, "queue");
     let name = reader.parsed(&table, "name", Absent::Unset, value::queue_name);
+    let max_length = reader.whole(&table, "max_length", 1..=MAX_LENGTH);
     let prefetch = reader.integer(&table, "prefetch", 1000, 1..=65_535);
     let prefetch_bytes =
         reader.parsed(&table, "prefetch_bytes", Absent::Default("64MiB"), value::window_size);
-    Some(Queue { name, prefetch: u16::try_from(prefetch?).ok()?, prefetch_bytes: prefetch_bytes? })
+    let prefetch = u16::try_from(prefetch?).ok()?;
+    Some(Queue { name, max_length, prefetch, prefetch_bytes: prefetch_bytes? })
 }
 
 fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
@@ -280,60 +310,4 @@ fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String,
         }
     }
     headers
-}
-
-/// Reads the retry policy, and the longest pause.
-fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<(RetryPolicy, Duration)> {
-    let table = reader.table(downstream, "retry");
-    let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
-    let max_throttled = reader.whole(&table, "max_throttled", 1..=u32::MAX.into());
-    let on_unauthorized = on_unauthorized(reader, &table);
-    let min_backoff = reader.parsed(&table, "min_backoff", Absent::Default("1s"), value::duration);
-    let max_backoff = reader.parsed(&table, "max_backoff", Absent::Default("5m"), value::duration);
-    let max_pause = reader.parsed(&table, "max_pause", Absent::Default("5m"), value::duration);
-    let (min_backoff, max_backoff) = (min_backoff?, max_backoff?);
-    if min_backoff > max_backoff {
-        reject_backoffs(reader, &table, max_backoff);
-        return None;
-    }
-    let policy = RetryPolicy {
-        max_attempts: max_attempts?,
-        max_throttled: max_throttled.and_then(|most| u32::try_from(most).ok()),
-        outlast: true,
-        on_unauthorized: on_unauthorized?,
-        min_backoff,
-        max_backoff,
-    };
-    Some((policy, max_pause?))
-}
-
-/// Reads the statuses that may mean that the credentials are refused.
-fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<RefusalStatuses> {
-    let known = RefusalStatuses::KNOWN;
-    let is_known = |number: u64| match u16::try_from(number) {
-        Ok(status) if known.contains(&status) => Ok(status),
-        _ => Err(format!("no status that refuses credentials; use any of {known:?}")),
-    };
-    match reader.numbers(table, "on_unauthorized", "[401, 403]", "[401]", is_known)? {
-        Some(statuses) => RefusalStatuses::new(&statuses),
-        None => Some(RefusalStatuses::default()),
-    }
-}
-
-/// Points at the backoff that was given, or at the shortest if both were.
-fn reject_backoffs<'v>(reader: &mut Reader<'v>, table: &Table<'v>, max_backoff: Duration) {
-    let min: Option<Found<'v>> = reader.given(table, "min_backoff");
-    let (found, problem) = match min {
-        Some(found) => {
-            (found, format!("over max_backoff ({max_backoff:?}); use at most that, or raise max_backoff"))
-        }
-        None => match reader.given(table, "max_backoff") {
-            Some(found) => {
-                (found, "under min_backoff (1s); use at least that, or lower min_backoff".to_owned())
-            }
-            None => return,
-        },
-    };
-    let error = ConfigError::new(reader.place(&found), found.path, problem);
-    reader.errors.push(error.of(Kind::Absence));
 }

@@ -347,7 +347,12 @@ impl<'v> Reader<'v> {
         metadata.and_then(|metadata| metadata.name.parse().ok()).unwrap_or(0)
     }
 
-    fn items(&mut self, found: &Found<'v>, expected: &str, example: &str) -> Option<Vec<Found<'v>>> {
+    pub(super) fn items(
+        &mut self,
+        found: &Found<'v>,
+        expected: &str,
+        example: &str,
+    ) -> Option<Vec<Found<'v>>> {
         let Value::Array(_, items) = found.value else {
             self.wrong_type(found, expected, example);
             return None;

@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 17] = [
+const LIVE: [&str; 24] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -15,15 +15,22 @@ const LIVE: [&str; 17] = [
     "downstreams.*.revision",
     "downstreams.*.max_cost",
     "downstreams.*.concurrency",
+    "downstreams.*.max_wait",
     "downstreams.*.hold_max",
     "downstreams.*.horizon",
     "downstreams.*.on_unavailable",
     "downstreams.*.retry.max_attempts",
     "downstreams.*.retry.max_throttled",
+    "downstreams.*.retry.max_age",
+    "downstreams.*.retry.on",
+    "downstreams.*.retry.never",
     "downstreams.*.retry.on_unauthorized",
     "downstreams.*.retry.min_backoff",
     "downstreams.*.retry.max_backoff",
     "downstreams.*.retry.max_pause",
+    "downstreams.*.retry.status.*.max_attempts",
+    "downstreams.*.retry.status.*.min_backoff",
+    "downstreams.*.retry.status.*.max_backoff",
     "downstreams.*.lanes.default_plan",
 ];
 
@@ -157,8 +164,9 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         downstream.max_cost = new.max_cost;
         downstream.concurrency = new.concurrency;
         downstream.horizon = new.horizon;
+        downstream.max_wait = new.max_wait;
         downstream.hold_max = new.hold_max;
-        downstream.retry = new.retry;
+        downstream.retry = new.retry.clone();
         downstream.max_pause = new.max_pause;
     }
     settings

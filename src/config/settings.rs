@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::LimitSet;
+use crate::sink::BodyMatch;
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -94,6 +95,8 @@ pub struct Downstream {
     pub revision: Option<u64>,
     /// How far ahead of now a slot may be granted.
     pub horizon: Duration,
+    /// The age at which a job that has not been tried is dead-lettered instead of released; `None` stands for no bound.
+    pub max_wait: Option<Duration>,
     /// How long a job that cannot go yet is held here before it is parked.
     pub hold_max: Duration,
     /// The highest cost of one job; `None` stands for what the limits release in a minute.
@@ -108,6 +111,8 @@ pub struct Downstream {
     pub retry: RetryPolicy,
     /// `[downstreams.NAME.retry]`: the longest that a `Retry-After` may pause.
     pub max_pause: Duration,
+    /// `[downstreams.NAME.retry]`: the body of a success by which the downstream throttles.
+    pub throttled_when: Option<BodyMatch>,
     /// `[downstreams.NAME.lanes]`
     pub lanes: Lanes,
 }
@@ -133,6 +138,8 @@ pub struct Lanes {
 pub struct Queue {
     /// An existing queue instead of `PREFIX.jobs.NAME`.
     pub name: Option<String>,
+    /// The most messages that wait in the queue: beyond it the broker refuses more; `None` stands for no bound.
+    pub max_length: Option<u64>,
     /// The window: messages unacked at once.
     pub prefetch: u16,
     /// The window: bytes of messages that are held unsettled.
@@ -339,10 +346,11 @@ mod tests {
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
                 horizon: Duration::from_millis(100),
+                max_wait: None,
                 hold_max: Duration::from_secs(60),
                 max_cost: None,
                 concurrency: 64,
-                queue: Queue { name: None, prefetch, prefetch_bytes: 64 << 20 },
+                queue: Queue { name: None, max_length: None, prefetch, prefetch_bytes: 64 << 20 },
                 http: Http {
                     base_url: Secret::new("http://localhost/"),
                     timeout: Duration::from_secs(30),
@@ -351,15 +359,9 @@ mod tests {
                     allow_headers: Vec::new(),
                     headers: Vec::new(),
                 },
-                retry: RetryPolicy {
-                    max_attempts: 1,
-                    max_throttled: None,
-                    outlast: true,
-                    on_unauthorized: dispatch::RefusalStatuses::default(),
-                    min_backoff: Duration::ZERO,
-                    max_backoff: Duration::ZERO,
-                },
+                retry: RetryPolicy::default(),
                 max_pause: Duration::ZERO,
+                throttled_when: None,
                 lanes: Lanes { default_plan: None },
             };
             downstream.effective_prefetch()

@@ -72,7 +72,12 @@ fn known_keys() -> BTreeSet<String> {
     let dir = tempdir().unwrap();
     let limits = ALGORITHMS.map(|algorithm| format!("{{ algorithm = \"{algorithm}\" }}")).join(", ");
     let limits = format!("[{limits}]");
-    let env = [("PACED_DOWNSTREAMS__BILLING__LIMITS", &*limits), ("PACED_PLANS__FREE__LIMITS", "[]")];
+    let env = [
+        ("PACED_DOWNSTREAMS__BILLING__LIMITS", &*limits),
+        ("PACED_DOWNSTREAMS__BILLING__RETRY__STATUS", "{503={}}"),
+        ("PACED_DOWNSTREAMS__BILLING__RETRY__WHEN", "{pointer=\"/a\"}"),
+        ("PACED_PLANS__FREE__LIMITS", "[]"),
+    ];
     let layers = Layers::read(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE));
     let figment = layers.merge();
     let root = figment.data().unwrap().remove(&figment::Profile::Default).unwrap();

@@ -8,8 +8,8 @@ use crate::dispatch::{OnLimit, OnUnavailable, Precision};
 use crate::job;
 use crate::rate::RateError;
 
-/// The longest duration: a year.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+/// The longest duration: a leap year.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 /// Parses a duration such as `30s`: an integer and one of `us`, `ms`, `s`, `m`, `h`, `d`, at most a year.
 ///
@@ -31,7 +31,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let duration = number.checked_mul(micros).map(Duration::from_micros);
     duration
         .filter(|duration| *duration <= LONGEST)
-        .ok_or_else(|| format!("{} is over a year; use at most 365d", shown(text)))
+        .ok_or_else(|| format!("{} is over a year; use at most 366d", shown(text)))
 }
 
 /// A duration from `low` to `high`.

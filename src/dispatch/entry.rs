@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::retry::Attempts;
 use super::source::{ParkReason, Stay, Ticket};
 use crate::job::Job;
-use crate::pace::{SlotRequest, Waiter};
+use crate::pace::{End, SlotRequest, Waiter};
 use crate::time::{Micros, wall_now};
 
 /// A job that this replica holds, with the right to settle it.
@@ -20,6 +20,8 @@ pub(super) struct Entry {
     pub(super) ticket: Box<dyn Ticket>,
     /// When the job was first taken in, by the wall clock.
     pub(super) first_seen: Micros,
+    /// Its age, and the bounds of it.
+    pub(super) age: Age,
     /// Whether the job may be parked: not after that was refused once.
     pub(super) may_park: bool,
     /// The results of the attempts so far.
@@ -28,18 +30,62 @@ pub(super) struct Entry {
     pub(super) request: SlotRequest,
 }
 
+/// The age of a job, by the wall clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Age {
+    /// The time from which on it counts: when the job was made or first taken in, or from which on it may be released.
+    pub(super) born: Micros,
+    /// When the job gives up if it has not been tried.
+    pub(super) give_up: Option<Micros>,
+    /// When the job is too old to be tried again.
+    pub(super) too_old: Option<Micros>,
+}
+
 impl Entry {
     /// Whether the job can be parked.
     pub(super) fn can_park(&self) -> bool {
         self.may_park && self.ticket.can_park()
     }
 
-    /// The instant from which on the job has expired, if that is earlier than `due`; or else `due`. Whatever a job waits
-    /// for, its deadline ends that.
-    pub(super) fn due_or_expired(&self, due: Instant) -> Instant {
-        let Some(deadline) = self.job.deadline else { return due };
-        // It has expired once the deadline has passed.
-        due.min(Instant::now() + deadline.since(wall_now()) + Duration::from_millis(1))
+    /// Whether the job has given up, by the wall clock.
+    pub(super) fn has_given_up(&self, now: Micros) -> bool {
+        self.patience().is_some_and(|give_up| give_up < now)
+    }
+
+    /// Whether the job takes no slot any more: it has expired, or given up.
+    pub(super) fn has_ended(&self, now: Micros) -> bool {
+        self.job.deadline.is_some_and(|deadline| deadline < now) || self.has_given_up(now)
+    }
+
+    /// Whether the job has been sent.
+    pub(super) const fn is_tried(&self) -> bool {
+        self.attempts.sent > 0
+    }
+
+    /// When the job gives up: it waits so long for its first attempt, and otherwise for another one.
+    pub(super) const fn patience(&self) -> Option<Micros> {
+        if self.is_tried() { self.age.too_old } else { self.age.give_up }
+    }
+
+    /// Sets the instant at which the job ends if it has no slot by then. That is to be repeated when the wall clock was
+    /// set, or the job was tried.
+    pub(super) fn renew_end(&mut self) {
+        let patience = self.patience();
+        let ends = self.job.deadline.into_iter().chain(patience).min();
+        let (now, wall) = (Instant::now(), wall_now());
+        // It has ended once that time has passed.
+        let end = |at: Micros| End {
+            at: now + at.since(wall) + Duration::from_millis(1),
+            is_early: !self.is_tried() && self.job.deadline.is_none_or(|deadline| at < deadline),
+        };
+        self.request.end = ends.map(end);
+    }
+
+    /// The instant at which the job ends, if that is earlier than `due`; or else `due`. Whatever a job waits for, its
+    /// end ends that.
+    pub(super) fn due_or_end(&mut self, due: Instant) -> Instant {
+        self.renew_end();
+        self.request.end.map_or(due, |end| end.at.min(due))
     }
 
     /// The stay of this job until `until`, by the wall clock.

@@ -7,18 +7,25 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+mod letter;
+mod outcome;
+
+use super::discard::discard;
 use super::entry::Entry;
 use super::intake::expired;
 use super::meters::Meters;
+use super::preflight::Preflight;
 use super::retry::RetryPolicy;
 use super::sending::{SendGuard, Sending};
-use super::source::{DeadLetter, Report, Ticket};
+use super::source::{DeadLetter, Report};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
 use crate::pace::meters::Abandoned;
-use crate::pace::release::{Held, PauseGate, Tolerance};
+use crate::pace::release::Held;
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
+pub(super) use letter::{dead_letter, letter_log};
+use outcome::{contact, is_answered, judged};
 
 /// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
@@ -30,10 +37,8 @@ pub(super) struct FlightContext {
     pub(super) retry: RetryPolicy,
     /// The longest pause that the downstream may ask for.
     pub(super) max_pause: Duration,
-    /// Closed for slots during a pause.
-    pub(super) gate: Arc<PauseGate>,
-    /// A slot missed by more than this is given up.
-    pub(super) tolerance: Tolerance,
+    /// The checks before the hand-over.
+    pub(super) preflight: Preflight,
     pub(super) meters: Meters,
     /// The log of dead letters is bounded, since anybody who publishes can cause them.
     pub(super) letters: Arc<BoundedLog>,
@@ -154,18 +159,23 @@ impl Flight {
 
     /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
     async fn check(mut self: Box<Self>) -> Option<Box<Self>> {
-        let meters = &self.context.meters;
+        let FlightContext { meters, preflight, .. } = &*self.context;
         if !self.entry.ticket.is_live() {
             meters.abandoned(Abandoned::Stale);
             self.give_up();
             return None;
         }
-        if self.context.gate.refuses(self.slot, self.deadline) {
+        if preflight.is_cancelled(&self.entry.job.id) {
+            meters.abandoned(Abandoned::Cancelled);
+            Box::pin(self.discard()).await;
+            return None;
+        }
+        if preflight.is_paused(self.slot, self.deadline) {
             meters.abandoned(Abandoned::Paused);
             self.give_up();
             return None;
         }
-        if self.deadline.late() > self.context.tolerance.at_handover {
+        if self.deadline.late() > preflight.tolerance.at_handover {
             meters.abandoned(Abandoned::Late);
             self.give_up();
             return None;
@@ -180,17 +190,23 @@ impl Flight {
         Some(self)
     }
 
-    /// Hands the job to the sink, unless its slot is missed, or lies in a pause, once there is a connection.
+    /// Hands the job to the sink, unless its slot is missed, or lies in a pause, or the job is cancelled, once there is a
+    /// connection.
     async fn release(&mut self) -> Outcome {
         let Self { context, entry, slot, deadline, .. } = self;
-        let (counted, paused) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [counted, paused, cancelled] = [const { AtomicBool::new(false) }; 3];
+        let preflight = &context.preflight;
         let look = || {
-            if context.gate.refuses(*slot, *deadline) {
+            if preflight.is_cancelled(&entry.job.id) {
+                cancelled.store(true, Ordering::Relaxed);
+                return false;
+            }
+            if preflight.is_paused(*slot, *deadline) {
                 paused.store(true, Ordering::Relaxed);
                 return false;
             }
             let late = deadline.late();
-            let in_time = late <= context.tolerance.while_connecting;
+            let in_time = late <= preflight.tolerance.while_connecting;
             // If a connection turns out to be closed, the check runs twice, and the job is sent once.
             if in_time && !counted.swap(true, Ordering::Relaxed) {
                 context.meters.release(late);
@@ -201,6 +217,7 @@ impl Flight {
         let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
         match (released, missed) {
             (true, _) => {}
+            (false, true) if cancelled.into_inner() => context.meters.abandoned(Abandoned::Cancelled),
             (false, true) if paused.into_inner() => context.meters.abandoned(Abandoned::Paused),
             (false, true) => context.meters.abandoned(Abandoned::Late),
             // There was no connection for the hand-over.
@@ -236,6 +253,15 @@ impl Flight {
         self.place.send(Event::Back(self.entry));
     }
 
+    /// Settles a job that was cancelled before it was handed over.
+    async fn discard(mut self: Box<Self>) {
+        self.adopt_redelivered_ticket();
+        let report = self.report(None);
+        let Self { context, place, entry, .. } = *self;
+        drop(place);
+        discard((&context.downstream, &context.meters), entry.ticket, &entry.job, report).await;
+    }
+
     async fn settle(mut self: Box<Self>, outcome: Outcome) {
         self.adopt_redelivered_ticket();
         match outcome {
@@ -245,62 +271,77 @@ impl Flight {
         }
     }
 
-    /// Settles by any outcome.
+    /// Settles by any outcome, as the policy judges it.
     async fn settle_any(mut self: Box<Self>, outcome: Outcome) {
+        let context = Arc::clone(&self.context);
+        let retry = &context.retry;
+        let outcome = match outcome {
+            Outcome::Throttled { after: Some(after), .. } if !after.is_zero() => {
+                // That concerns all jobs, whatever becomes of this one.
+                let span = after.min(context.max_pause);
+                self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
+                judged(outcome, retry)
+            }
+            outcome => judged(outcome, retry),
+        };
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
             Outcome::Unreachable { detail } => {
-                self.context.meters.retry("connect");
-                let (retry, attempts) = (self.context.retry, self.entry.attempts);
+                context.meters.retry("connect");
+                let attempts = self.entry.attempts;
                 let wait = match retry.outlast {
-                    true => Some(retry.wait(attempts.unreachable, None)),
-                    false => retry.backoff(attempts.failed(), None),
+                    true => Some(retry.backoff.wait(attempts.unreachable)),
+                    false => retry.backoff(attempts.failed(), None, None),
                 };
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Throttled { detail, status, after, response } => {
-                self.context.meters.retry("throttled");
+                context.meters.retry("throttled");
                 self.entry.attempts.throttled += 1;
-                let after = after.map(|after| after.min(self.context.max_pause));
-                if let Some(span) = after.filter(|span| !span.is_zero()) {
-                    self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
-                }
-                let wait = self.context.retry.throttled(self.entry.attempts.throttled, after);
+                let after = after.map(|after| after.min(context.max_pause));
+                let wait = retry.throttled(self.entry.attempts.throttled, status, after);
                 self.try_again(wait, detail, Some(status), response).await;
             }
             Outcome::Unreadable { detail } => {
-                self.context.meters.retry("answer");
+                context.meters.retry("answer");
                 self.entry.attempts.unreadable += 1;
                 if self.entry.attempts.unreadable > MAX_UNREADABLE {
                     let letter = DeadLetter { reason: Reason::Status, detail, report: self.report(None) };
                     return self.dead_letter(letter, Response::default()).await;
                 }
-                let wait = self.context.retry.backoff(self.entry.attempts.failed(), None);
+                let wait = retry.backoff(self.entry.attempts.failed(), None, None);
                 self.try_again(wait, detail, None, None).await;
             }
             Outcome::Retry { reason, detail, status, after, response } => {
-                self.context.meters.retry(reason);
-                let after = after.map(|after| after.min(self.context.max_pause));
-                let wait = self.context.retry.backoff(self.entry.attempts.failed(), after);
+                context.meters.retry(reason);
+                let after = after.map(|after| after.min(context.max_pause));
+                let wait = retry.backoff(self.entry.attempts.failed(), status, after);
                 self.try_again(wait, detail, status, response).await;
             }
-            Outcome::Dead { reason, detail, status: Some(status), response }
-                if self.context.retry.on_unauthorized.contains(status) =>
-            {
-                self.entry.attempts.refused += 1;
-                let response = response.unwrap_or_else(|| Response::without_body(Some(status)));
-                let letter = DeadLetter { reason, detail, report: self.report(Some(status)) };
-                let Self { place, entry, .. } = *self;
-                let sent = place.end.since;
-                place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
-            }
             Outcome::Dead { reason, detail, status, response } => {
-                let response = response.unwrap_or_else(|| Response::without_body(status));
-                let report = self.report(status);
-                self.dead_letter(DeadLetter { reason, detail, report }, response).await;
+                self.settle_dead((reason, detail), status, response).await;
             }
         }
+    }
+
+    /// Dead-letters a job, unless its answer may be about the credentials.
+    async fn settle_dead(
+        mut self: Box<Self>,
+        (reason, detail): (Reason, String),
+        status: Option<u16>,
+        response: Option<Response>,
+    ) {
+        let is_refused = status.is_some_and(|status| self.context.retry.on_unauthorized.contains(status));
+        self.entry.attempts.refused += u32::from(is_refused);
+        let response = response.unwrap_or_else(|| Response::without_body(status));
+        let letter = DeadLetter { reason, detail, report: self.report(status) };
+        if !is_refused {
+            return self.dead_letter(letter, response).await;
+        }
+        let Self { place, entry, .. } = *self;
+        let sent = place.end.since;
+        place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
     }
 
     /// The reply is confirmed first, then the job is acked.
@@ -317,15 +358,28 @@ impl Flight {
         entry.ticket.ack(receipt, report);
     }
 
-    /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead.
+    /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead. So is a job
+    /// that would be too old by then.
     async fn try_again(
         self: Box<Self>,
-        wait: Option<Duration>,
-        detail: String,
+        mut wait: Option<Duration>,
+        mut detail: String,
         status: Option<u16>,
         response: Option<Response>,
     ) {
+        let retry = &self.context.retry;
+        if wait.is_some_and(|wait| retry.is_too_old(self.entry.age.born, wall_now().plus(wait))) {
+            wait = None;
+            let most = retry.max_age.unwrap_or_default();
+            detail.push_str(&format!(
+                "; by the next attempt the job would be older than retry.max_age ({most:?})"
+            ));
+        }
         let Some(wait) = wait else {
+            // A success that throttles must not look like one to whoever waits for the reply.
+            let is_failure = |status: u16| !(200..300).contains(&status);
+            let response = response.filter(|response| is_failure(response.status));
+            let status = status.filter(|status| is_failure(*status));
             let response = response.unwrap_or_else(|| Response::without_body(status));
             let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
             return self.dead_letter(DeadLetter { reason, detail, report }, response).await;
@@ -347,67 +401,4 @@ impl Flight {
         let attempts = self.entry.attempts.sent;
         Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
     }
-}
-
-const fn contact(outcome: &Outcome) -> Contact {
-    match outcome {
-        Outcome::Missed => Contact::None,
-        Outcome::Unreachable { .. } => Contact::Unreachable,
-        Outcome::Delivered(_) => Contact::Delivered,
-        // Without a status the request could not even be built.
-        Outcome::Dead { status: None, .. } => Contact::None,
-        Outcome::Throttled { .. }
-        | Outcome::Unreadable { .. }
-        | Outcome::Retry { .. }
-        | Outcome::Dead { .. } => Contact::Sent,
-    }
-}
-
-/// Whether the time that it took is one of the downstream: that of a refused connection is not.
-const fn is_answered(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Delivered(_) => true,
-        Outcome::Missed | Outcome::Unreachable { .. } => false,
-        Outcome::Throttled { .. } | Outcome::Unreadable { .. } => true,
-        Outcome::Retry { status, .. } | Outcome::Dead { status, .. } => status.is_some(),
-    }
-}
-
-/// The log of a downstream's dead letters.
-pub(super) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
-    let downstream = downstream.to_owned();
-    BoundedLog::new(move |summary| {
-        let (letters, reasons) = (summary.lines, &summary);
-        tracing::warn!(downstream, letters, %reasons, "dead-lettered; too many to log each");
-    })
-}
-
-/// Makes a job a dead letter, in this order: the reply (if one is wanted) is confirmed, the copy is confirmed, the job
-/// is acked.
-pub(super) async fn dead_letter(
-    context: Arc<FlightContext>,
-    ticket: Box<dyn Ticket>,
-    letter: DeadLetter,
-    reply: Option<Response>,
-) {
-    let _settling = context.meters.settling();
-    let downstream = &context.downstream;
-    if letter.reason == Reason::Rejected {
-        // The statuses are expected, as the configuration names them.
-        tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
-    } else {
-        context.letters.line(letter.reason.as_str(), || {
-            tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
-        });
-    }
-    if let Some(mut response) = reply {
-        if response.status == 0 && response.body.is_empty() {
-            // The job never got an answer, so the reply contains the reason.
-            response.body = format!("{}: {}", letter.reason, letter.detail).into();
-        }
-        ticket.reply(&response).await;
-    }
-    context.meters.dead.increment(1);
-    context.meters.rejected(letter.reason);
-    ticket.dead_letter(letter).await;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::arrivals::Arrivals;
-use super::entry::Entry;
+use super::entry::{Age, Entry};
 use super::retry::Attempts;
 use super::source::{DeadLetter, Delivery, Report, Stay, Ticket};
 use crate::job::{self, Message, Reason, Rejection, Rules};
@@ -29,7 +29,22 @@ pub(super) enum Intake {
     Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
 
-pub(super) fn intake(delivery: Delivery, rules: &Rules, arrivals: &mut Arrivals) -> Intake {
+/// The bounds of the age of jobs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MaxAges {
+    /// A job that has not been tried is dead-lettered at this age.
+    pub(super) untried: Option<Duration>,
+    /// A job that has been tried is not tried again from this age on.
+    pub(super) tried: Option<Duration>,
+}
+
+/// Takes in a message.
+pub(super) fn intake(
+    delivery: Delivery,
+    rules: &Rules,
+    max_ages: MaxAges,
+    arrivals: &mut Arrivals,
+) -> Intake {
     let Delivery { message, ticket, stay } = delivery;
     let job = match job::decode(&message, rules) {
         Ok(job) => job,
@@ -49,10 +64,18 @@ pub(super) fn intake(delivery: Delivery, rules: &Rules, arrivals: &mut Arrivals)
     let since = Instant::now();
     let lane = LaneId::of_plan(job.plan);
     let (first_seen, seq) = arrivals.next(stay.as_ref(), now);
-    let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since };
+    let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };
+    // A time to come says nothing about the age of a job.
+    let made_at = job.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
+    let born = job.not_before.map_or(made_at, |start| start.max(made_at));
+    let MaxAges { untried, tried } = max_ages;
+    let at = |age: Duration| born.plus(age);
+    let age = Age { born, give_up: untried.map(at), too_old: tried.map(at) };
     let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
     let attempts = stay.as_ref().map(attempts).unwrap_or_default();
-    let entry = Entry { job, has_own_id, ticket, first_seen, may_park: true, attempts, request };
+    let may_park = true;
+    let mut entry = Entry { job, has_own_id, ticket, first_seen, age, may_park, attempts, request };
+    entry.renew_end();
     let report = Report { attempts: attempts.sent, ..Report::UNSENT };
     match (deadline, not_before) {
         (Some(deadline), _) => Intake::Expired(entry, expired(deadline, report)),
@@ -86,6 +109,21 @@ fn wants_reply(message: &Message, rules: &Rules) -> bool {
 pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
     let detail = format!("paced-deadline {} ms has passed", deadline.0 / 1000);
     DeadLetter { reason: Reason::Expired, detail, report }
+}
+
+/// The dead letter of a job that waits longer than `max_wait`: a job that is published after `retry_after` may not.
+pub(super) fn queue_full(max_wait: Duration, retry_after: Duration, report: Report) -> DeadLetter {
+    let detail = format!(
+        "it would wait for a slot for longer than max_wait ({max_wait:?}); try again in {} s",
+        retry_after.as_secs()
+    );
+    DeadLetter { reason: Reason::QueueFull, detail, report }
+}
+
+/// The dead letter of a job that is too old to be tried again.
+pub(super) fn too_old(max_age: Duration, report: Report) -> DeadLetter {
+    let detail = format!("older than retry.max_age ({max_age:?}) before it could be tried again");
+    DeadLetter { reason: Reason::AttemptsExhausted, detail, report }
 }
 
 /// The dead letter of a job that the limits allow only at `earliest`.

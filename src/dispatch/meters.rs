@@ -28,6 +28,7 @@ pub(super) struct Meters {
     pub(super) dead: Counter,
     pub(super) returned: Counter,
     pub(super) parked: Counter,
+    pub(super) cancelled: Counter,
     pub(super) lateness: Histogram,
     delivering: Histogram,
     retrying: Histogram,
@@ -68,6 +69,7 @@ impl Meters {
             dead: settled("dead"),
             returned: settled("returned"),
             parked: settled("parked"),
+            cancelled: settled("cancelled"),
             lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
             delivering: duration("delivered"),
             retrying: duration("retried"),
@@ -219,7 +221,7 @@ mod tests {
         for reason in RETRY_REASONS {
             has(&samples, "job_retries_total", &format!("reason=\"{reason}\""), "0");
         }
-        for outcome in ["delivered", "retried", "parked", "dead", "returned"] {
+        for outcome in ["delivered", "retried", "parked", "dead", "returned", "cancelled"] {
             has(&samples, "jobs_settled_total", &format!("outcome=\"{outcome}\""), "0");
         }
         let reasons = [
@@ -232,6 +234,7 @@ mod tests {
             "stopped",
             "paused",
             "store-back",
+            "cancelled",
         ];
         for reason in reasons {
             has(&samples, "slots_abandoned_total", &format!("reason=\"{reason}\""), "0");

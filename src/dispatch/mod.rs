@@ -13,11 +13,13 @@
 mod arrivals;
 mod control;
 mod cost;
+mod discard;
 mod entry;
 mod flight;
 mod health;
 mod intake;
 mod meters;
+mod preflight;
 mod retry;
 mod sending;
 mod source;
@@ -40,7 +42,7 @@ pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadCloc
 pub use crate::pace::{OnLimit, OnUnavailable, window};
 pub use control::Control;
 pub use cost::max_cost;
-pub use retry::{RefusalStatuses, RetryPolicy};
+pub use retry::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
 pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
 
 /// The options of one downstream's dispatcher.
@@ -63,6 +65,9 @@ pub struct Options {
     pub retry: RetryPolicy,
     /// The longest that a `Retry-After` may pause the downstream, or one of its jobs.
     pub max_pause: Duration,
+    /// The age at which a job that has not been tried is dead-lettered instead of released: since it was made, by its
+    /// `timestamp`, or else first taken in, but not before its `paced-not-before`. `None` stands for no bound.
+    pub max_wait: Option<Duration>,
     /// How long a job that cannot go yet is held here; one that must wait for longer is parked, if its source can.
     pub hold_max: Duration,
     /// The policy while the store cannot be reached.

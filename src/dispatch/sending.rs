@@ -144,6 +144,7 @@ fn is_same_request(one: &Job, other: &Job) -> bool {
         cost,
         plan,
         priority,
+        made_at,
         not_before,
         deadline,
         method,
@@ -155,7 +156,8 @@ fn is_same_request(one: &Job, other: &Job) -> bool {
         reply,
     } = one;
     (lane, cost, plan, priority) == (&other.lane, &other.cost, &other.plan, &other.priority)
-        && (not_before, deadline, method) == (&other.not_before, &other.deadline, &other.method)
+        && (made_at, not_before, deadline) == (&other.made_at, &other.not_before, &other.deadline)
+        && *method == other.method
         && (path, headers, reply) == (&other.path, &other.headers, &other.reply)
         && (content_type, content_encoding) == (&other.content_type, &other.content_encoding)
         && *body == other.body

@@ -150,6 +150,10 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// Acks a delivered job. Returns at once: acks leave in groups.
     fn ack(self: Box<Self>, receipt: Receipt, report: Report);
 
+    /// Acks a job that was cancelled: it is not sent, and not sent again, and there is no dead letter. Returns at once,
+    /// as [`Ticket::ack`] does.
+    fn discard(self: Box<Self>, report: Report);
+
     /// Publishes a copy to the dead letters, confirmed, and then acks. It retries until that is done or the message is
     /// not live any more.
     fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;

@@ -15,18 +15,20 @@ use super::arrivals::Arrivals;
 use super::control::OptionsReceiver;
 use super::entry::Entry;
 use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
-use super::intake::{self, Intake, intake};
+use super::intake::{Intake, MaxAges, intake};
 use super::meters::Meters;
-use super::source::{DeadLetter, Delivery, ParkReason, Report, Source, Ticket};
+use super::preflight::{JobAdmission, Preflight};
+use super::source::{DeadLetter, Delivery, ParkReason, Source, Ticket};
 use super::{Dispatcher, Drained};
-use crate::job::{Reason, Rules};
-use crate::pace::{Admission, Effect, Engine, Refusal, Wakeups};
+use crate::job::Rules;
+use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::Response;
-use crate::time::wall_now;
 
+mod cancel;
 mod drain;
 mod halt;
 mod park;
+mod refuse;
 mod reload;
 
 use halt::{Halt, Steps};
@@ -47,6 +49,8 @@ pub(super) struct Worker {
     resize: Option<u16>,
     /// How long sends in flight may take to end once it is stopped.
     drain_timeout: Duration,
+    /// How long a job may wait for its first slot.
+    max_wait: Option<Duration>,
     /// How long a job that cannot go yet is held here.
     hold_max: Duration,
     /// The number of jobs that are being parked: one that is refused comes back.
@@ -85,15 +89,6 @@ impl Flights {
     }
 }
 
-impl Admission<Entry> for Rules {
-    /// Whether a job may still get a slot. A job whose deadline has passed would waste it. A job that was decoded under
-    /// other limits, and costs more than the present ones can hold, would never get one.
-    fn admits(&self, entry: &Entry) -> bool {
-        let is_expired = entry.job.deadline.is_some_and(|deadline| deadline < wall_now());
-        !is_expired && self.fits(entry.job.plan, entry.job.cost).is_ok()
-    }
-}
-
 impl Worker {
     /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
     pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
@@ -108,15 +103,19 @@ impl Worker {
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let Dispatcher { options, store, sink, .. } = parts;
-        let engine = Engine::new(options.settings(), store);
+        let mut engine = Engine::new(options.settings(), store);
+        let preflight = Preflight {
+            cancelled: engine.follow_cancellations(),
+            gate: Arc::clone(engine.release().gate()),
+            tolerance: engine.release().tolerance(),
+        };
         let (flights, events) = Flights::new();
         let context = FlightContext {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
             max_pause: options.max_pause,
-            gate: Arc::clone(engine.release().gate()),
-            tolerance: engine.release().tolerance(),
+            preflight,
             meters: Meters::new(&options.downstream, engine.meters()),
             letters: flight::letter_log(&options.downstream),
             sending: Arc::default(),
@@ -130,6 +129,7 @@ impl Worker {
             flights,
             resize: None,
             drain_timeout: options.drain_timeout,
+            max_wait: options.max_wait,
             hold_max: options.hold_max,
             parking: 0,
             arrivals: Arrivals::default(),
@@ -145,7 +145,8 @@ impl Worker {
             if source.can_park() {
                 self.park_unreachable(now);
             }
-            self.engine.tick(now, &self.admission);
+            let admission = JobAdmission { rules: &self.admission, preflight: &self.context.preflight };
+            self.engine.tick(now, &admission);
             self.apply();
             if !is_open && self.parking == 0 && self.engine.is_idle() && self.halt.has_no_jobs() {
                 break;
@@ -200,6 +201,7 @@ impl Worker {
                 Effect::Prepare(connections) => self.context.sink.warm(connections),
                 Effect::Follow(before) => self.follow(&before),
                 Effect::DropStale => self.halt.drop_stale(),
+                Effect::Cancelled => self.discard_cancelled(),
                 // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
                 Effect::Failing(_) | Effect::Recheck => {}
             }
@@ -212,25 +214,33 @@ impl Worker {
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
         let reason = delivery.stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
-        match intake(delivery, &self.admission, &mut self.arrivals) {
+        let max_ages = MaxAges { untried: self.max_wait, tried: self.context.retry.max_age };
+        match intake(delivery, &self.admission, max_ages, &mut self.arrivals) {
             Intake::Ready(entry) => {
-                self.unless_sending(entry).into_iter().for_each(|entry| self.engine.offer(entry));
+                self.unless_ended(entry).into_iter().for_each(|entry| self.engine.offer(entry));
             }
             Intake::Later(due, entry) => {
-                let entry = self.unless_sending(entry);
+                let entry = self.unless_ended(entry);
                 entry.into_iter().for_each(|entry| self.wait(due, reason, entry));
             }
             Intake::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
-                if let Some(Entry { ticket, job, .. }) = self.unless_sending(entry) {
-                    self.dead_letter(ticket, letter, job.reply.is_some());
+                if let Some(Entry { ticket, job, .. }) = self.unless_ended(entry) {
+                    self.dead_letter(ticket, letter, job.reply.is_some().then(Response::default));
                 }
             }
-            Intake::Dead(ticket, letter, wants_reply) => self.dead_letter(ticket, letter, wants_reply),
+            Intake::Dead(ticket, letter, wants_reply) => {
+                self.dead_letter(ticket, letter, wants_reply.then(Response::default));
+            }
         }
         if self.engine.is_crowded() {
             self.purge();
         }
+    }
+
+    /// The job, unless its message was delivered again and is still being sent, or it was cancelled.
+    fn unless_ended(&self, entry: Entry) -> Option<Entry> {
+        self.unless_sending(entry).and_then(|entry| self.unless_cancelled(entry))
     }
 
     /// The job, unless its message was delivered again and is still being sent.
@@ -248,32 +258,9 @@ impl Worker {
         entry
     }
 
-    /// Dead-letters a job that needs no slot.
-    fn dead_letter(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, wants_reply: bool) {
-        let response = wants_reply.then(Response::default);
+    /// Dead-letters a job that needs no slot, with this answer if a producer waits for one.
+    fn dead_letter(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, response: Option<Response>) {
         self.flights.spawn(flight::dead_letter(Arc::clone(&self.context), ticket, letter, response));
-    }
-
-    /// Dead-letters a job that gets no slot, if that still holds under the limits in force now.
-    fn refuse(&mut self, entry: Entry, refusal: Refusal) {
-        match self.letter(&entry, refusal) {
-            Some(letter) => self.dead_letter(entry.ticket, letter, entry.job.reply.is_some()),
-            None => self.engine.offer(entry),
-        }
-    }
-
-    /// The dead letter of a job that gets no slot; `None` if it may get one.
-    fn letter(&self, entry: &Entry, refusal: Refusal) -> Option<DeadLetter> {
-        let report = Report { attempts: entry.attempts.sent, ..Report::UNSENT };
-        if let Refusal::Limited { lane, limit, earliest } = refusal {
-            let limit = self.engine.settings().limits_of(lane).get(limit);
-            return Some(intake::rejected(limit, earliest, report));
-        }
-        if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
-            return Some(intake::expired(deadline, report));
-        }
-        let detail = self.admission.fits(entry.job.plan, entry.job.cost).err()?;
-        Some(DeadLetter { reason: Reason::CostTooLarge, detail, report })
     }
 
     /// Discards jobs whose connection is lost.
@@ -285,8 +272,11 @@ impl Worker {
     fn note(&mut self, event: Event) {
         match event {
             Event::Back(entry) | Event::Retry(_, entry) if !entry.ticket.is_live() => drop(entry),
-            Event::Back(entry) => self.engine.offer(entry),
-            Event::Retry(due, mut entry) => {
+            Event::Back(entry) => {
+                self.unless_cancelled(entry).into_iter().for_each(|entry| self.engine.offer(entry));
+            }
+            Event::Retry(due, entry) => {
+                let Some(mut entry) = self.unless_cancelled(entry) else { return };
                 if entry.attempts.unreachable == 0 {
                     // The downstream answered without refusing the credentials, so an earlier refusal is obsolete.
                     (entry.attempts.suspicion, entry.attempts.refused_since) = (None, None);
@@ -296,7 +286,9 @@ impl Worker {
             Event::Parked => self.parking -= 1,
             Event::Unparked(due, entry) => {
                 self.parking -= 1;
-                if entry.ticket.is_live() {
+                if entry.ticket.is_live()
+                    && let Some(entry) = self.unless_cancelled(entry)
+                {
                     self.engine.offer_later(due, entry);
                 }
             }

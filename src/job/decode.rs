@@ -71,6 +71,8 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         cost,
         plan,
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
+        // 0 is what clients send that have no clock.
+        made_at: message.timestamp.filter(|seconds| *seconds > 0).map(made_at),
         not_before: fields.not_before,
         deadline: fields.deadline,
         method: fields.method.unwrap_or("POST"),
@@ -82,6 +84,10 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         reply: reply
             .map(|queue| ReplyTo { queue: queue.to_owned(), correlation_id: message.correlation_id.clone() }),
     })
+}
+
+fn made_at(seconds: u64) -> Micros {
+    Micros(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000)).min(Micros::MAX)
 }
 
 fn id(given: Option<&str>) -> Result<String, Rejection> {

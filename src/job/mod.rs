@@ -41,6 +41,8 @@ pub struct Message {
     pub correlation_id: Option<String>,
     /// The queue for the reply.
     pub reply_to: Option<String>,
+    /// When the producer made it, in seconds since the Unix epoch.
+    pub timestamp: Option<u64>,
     /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`.
     pub headers: Vec<(String, Value)>,
     /// What is wrong with the message as its broker delivered it. It is no job then, and parts that could not be read
@@ -76,6 +78,8 @@ pub struct Job {
     pub plan: Option<usize>,
     /// 0 to 9, higher first.
     pub priority: u8,
+    /// When its producer made it, by the producer's clock, if the message says so.
+    pub made_at: Option<Micros>,
     /// The job is not released before this instant, by the wall clock.
     pub not_before: Option<Micros>,
     /// The job is dead-lettered as expired after this instant, by the wall clock.
@@ -196,6 +200,8 @@ pub enum Reason {
     CostTooLarge,
     /// The deadline has passed.
     Expired,
+    /// The job has waited, or would wait, longer than `max_wait`.
+    QueueFull,
     /// The limits police, and the job did not fit when it arrived.
     Rejected,
     /// The downstream's answer is final.
@@ -206,7 +212,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::MalformedHeader,
         Self::UnknownHeader,
         Self::HeaderNotAllowed,
@@ -215,6 +221,7 @@ impl Reason {
         Self::BadId,
         Self::CostTooLarge,
         Self::Expired,
+        Self::QueueFull,
         Self::Rejected,
         Self::Status,
         Self::AttemptsExhausted,
@@ -232,6 +239,7 @@ impl Reason {
             Self::BadId => "bad-id",
             Self::CostTooLarge => "cost-too-large",
             Self::Expired => "expired",
+            Self::QueueFull => "queue-full",
             Self::Rejected => "rejected",
             Self::Status => "status",
             Self::AttemptsExhausted => "attempts-exhausted",
@@ -249,7 +257,9 @@ impl Reason {
             | Self::BodyTooLarge
             | Self::BadId
             | Self::CostTooLarge => true,
-            Self::Expired | Self::Rejected | Self::Status | Self::AttemptsExhausted => false,
+            Self::Expired | Self::QueueFull | Self::Rejected | Self::Status | Self::AttemptsExhausted => {
+                false
+            }
         }
     }
 }

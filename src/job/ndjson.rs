@@ -12,6 +12,10 @@ use serde_json::value::RawValue;
 use super::nearest::nearest;
 use super::{Message, Value, shown};
 
+mod render;
+
+pub use render::{Rendered, render};
+
 /// The keys of a job, as documented.
 const KEYS: [&str; 12] = [
     "id",

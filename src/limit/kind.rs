@@ -1,5 +1,7 @@
 //! Properties of limits that depend on their algorithm.
 
+use std::time::Duration;
+
 use super::tat::Pace;
 use super::{Algorithm, Limit};
 
@@ -34,8 +36,35 @@ impl Limit {
         matches!(self.algorithm, Algorithm::LeakyBucket(_))
     }
 
+    /// The most units that it releases within `span`, whatever it was used for before; at least 1.
+    pub(crate) fn most_within(&self, span: Duration) -> u64 {
+        let burst = self.burst();
+        if self.is_even() {
+            return self.rate().units_in(span).saturating_add(burst - 1).max(1);
+        }
+        // A window that ends at the start, one that begins at the end, and those between.
+        let period = self.rate().units_in(span).div_ceil(burst.max(1));
+        period.saturating_add(1).saturating_mul(burst.max(1))
+    }
+
     /// Whether all of its units come back at once, when a window ends.
     pub(super) const fn is_window(&self) -> bool {
         matches!(self.algorithm, Algorithm::FixedWindow(_) | Algorithm::Quota(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_may_release_twice_in_little_time_and_a_pace_may_not() {
+        let seconds = Duration::from_secs;
+        let pace = Limit::leaky_bucket("l", "100/m".parse().unwrap(), 5).unwrap();
+        assert_eq!(pace.most_within(seconds(30)), 54);
+        assert_eq!(pace.most_within(Duration::ZERO), 4);
+        let window = Limit::fixed_window("w", 100, seconds(60)).unwrap();
+        assert_eq!(window.most_within(seconds(10)), 200, "over an edge");
+        assert_eq!(window.most_within(seconds(61)), 300);
     }
 }

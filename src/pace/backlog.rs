@@ -1,11 +1,11 @@
 //! The waiters without a slot, first in, first out within each lane and priority.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{LaneId, Waiter};
+use super::{End, LaneId, Waiter};
 
 /// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;
@@ -22,6 +22,9 @@ pub(crate) struct Backlog<W> {
     later: BTreeMap<(Instant, u64), W>,
     /// The waiters that wait for the end of a window while cheaper ones are granted slots, by the end of the window.
     aside: BTreeMap<(Instant, u64), W>,
+    /// When the waiters give up that do and are ready, or were put aside, with their positions and the rows of their
+    /// lanes.
+    ends: BTreeSet<(Instant, Place, usize)>,
     /// The length from which on stale waiters are to be purged.
     purge_threshold: usize,
 }
@@ -33,6 +36,7 @@ impl<W: Waiter> Backlog<W> {
             ready: (0..=plans).map(|_| BTreeMap::new()).collect(),
             later: BTreeMap::new(),
             aside: BTreeMap::new(),
+            ends: BTreeSet::new(),
             purge_threshold: PURGE_THRESHOLD,
         }
     }
@@ -41,17 +45,24 @@ impl<W: Waiter> Backlog<W> {
     pub(crate) fn push(&mut self, waiter: W) {
         // Every plan that a decoded job can have has a lane.
         let row = waiter.lane().row().min(self.ready.len() - 1);
-        self.ready[row].insert((9 - waiter.priority().min(9), waiter.seq()), waiter);
+        let (place, end) = (place(&waiter), waiter.end());
+        // A stale waiter may have the same place.
+        let replaced = self.ready[row].insert(place, waiter);
+        drop(self.taken(row, replaced));
+        self.ends.extend(end.map(|end| (end.at, place, row)));
     }
 
-    /// Adds a waiter that becomes ready at `due`.
+    /// Adds a waiter that becomes ready at `due`, or when it gives up.
     pub(crate) fn push_later(&mut self, due: Instant, mut waiter: W) {
+        let due = or_end(due, &waiter);
         waiter.request_mut().since = due;
         self.later.insert((due, waiter.seq()), waiter);
     }
 
     /// Puts a waiter aside until its window ends; others may have slots meanwhile.
     pub(crate) fn put_aside(&mut self, ends: Instant, waiter: W) {
+        let row = waiter.lane().row().min(self.ready.len() - 1);
+        self.ends.extend(waiter.end().map(|end| (end.at, place(&waiter), row)));
         self.aside.insert((ends, waiter.seq()), waiter);
     }
 
@@ -82,7 +93,39 @@ impl<W: Waiter> Backlog<W> {
         let later = self.later.first_key_value().map(|((due, _), _)| *due);
         let aside =
             self.aside.first_key_value().map(|((ends, _), _)| ends.checked_sub(early).unwrap_or(*ends));
-        later.into_iter().chain(aside).min()
+        let ends = self.ends.first().map(|(at, ..)| *at);
+        later.into_iter().chain(aside).chain(ends).min()
+    }
+
+    /// Takes a waiter that has given up by `now` and is ready, or was put aside.
+    pub(crate) fn take_ended(&mut self, now: Instant) -> Option<W> {
+        while self.ends.first().is_some_and(|(at, ..)| *at <= now) {
+            let (_, place, row) = self.ends.pop_first()?;
+            let ready = self.ready[row].remove(&place);
+            let ended = ready.or_else(|| remove_seq(&mut self.aside, place.1));
+            if ended.is_some() {
+                return ended;
+            }
+        }
+        None
+    }
+
+    /// Whether any ready waiter gives up at some time.
+    pub(crate) fn has_ends(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    /// Returns when the last ready waiter of this lane gives up, if it does.
+    pub(crate) fn end_of_last(&self, lane: LaneId) -> Option<End> {
+        self.ready[lane.row()].last_key_value().and_then(|(_, waiter)| waiter.end())
+    }
+
+    /// Forgets when a waiter gives up that was taken out of this row.
+    fn taken(&mut self, row: usize, waiter: Option<W>) -> Option<W> {
+        if let Some((end, place)) = waiter.as_ref().and_then(|waiter| Some((waiter.end()?, place(waiter)))) {
+            self.ends.remove(&(end.at, place, row));
+        }
+        waiter
     }
 
     /// Returns the position of the first ready waiter of this lane.
@@ -92,36 +135,35 @@ impl<W: Waiter> Backlog<W> {
 
     /// Takes the first ready waiter of this lane.
     pub(crate) fn pop(&mut self, lane: LaneId) -> Option<W> {
-        self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter)
+        let first = self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter);
+        self.taken(lane.row(), first)
     }
 
     /// Takes the last ready waiter of this lane.
     pub(crate) fn pop_last(&mut self, lane: LaneId) -> Option<W> {
-        self.ready[lane.row()].pop_last().map(|(_, waiter)| waiter)
+        let last = self.ready[lane.row()].pop_last().map(|(_, waiter)| waiter);
+        self.taken(lane.row(), last)
     }
 
     /// Drops the stale waiters at the head of this lane.
     pub(crate) fn drop_stale_first(&mut self, lane: LaneId) {
-        while let Some(first) = self.ready[lane.row()].first_entry().filter(|first| !first.get().is_live()) {
-            first.remove();
-        }
+        while self.pop_if(lane, |first| !first.is_live()).is_some() {}
     }
 
     /// Takes the first ready waiter of this lane, if it satisfies the condition.
     pub(crate) fn pop_if(&mut self, lane: LaneId, is_meant: impl FnOnce(&W) -> bool) -> Option<W> {
         let first = self.ready[lane.row()].first_entry()?;
-        is_meant(first.get()).then(|| first.remove())
+        let meant = is_meant(first.get()).then(|| first.remove());
+        self.taken(lane.row(), meant)
     }
 
     /// Takes the waiter with this lane, priority and position in the order of arrival, if it is in the backlog.
     pub(crate) fn remove(&mut self, lane: LaneId, priority: u8, seq: u64) -> Option<W> {
         let row = lane.row().min(self.ready.len() - 1);
         let ready = self.ready[row].remove(&(9 - priority.min(9), seq));
-        let among = |others: &mut BTreeMap<(Instant, u64), W>| {
-            let place = others.keys().find(|(_, other)| *other == seq).copied()?;
-            others.remove(&place)
-        };
-        ready.or_else(|| among(&mut self.later)).or_else(|| among(&mut self.aside))
+        let found = ready.or_else(|| remove_seq(&mut self.later, seq));
+        let found = found.or_else(|| remove_seq(&mut self.aside, seq));
+        self.taken(row, found)
     }
 
     /// Returns the number of ready waiters of this lane.
@@ -148,14 +190,58 @@ impl<W: Waiter> Backlog<W> {
         self.ready.iter_mut().for_each(|lane| lane.retain(|_, waiter| waiter.is_live()));
         self.later.retain(|_, waiter| waiter.is_live());
         self.aside.retain(|_, waiter| waiter.is_live());
+        self.retain_ends();
         self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
+    }
+
+    /// Forgets when waiters give up that are not here any more.
+    fn retain_ends(&mut self) {
+        let (ready, aside): (_, BTreeSet<u64>) =
+            (&self.ready, self.aside.keys().map(|(_, seq)| *seq).collect());
+        self.ends.retain(|(_, place, row)| ready[*row].contains_key(place) || aside.contains(&place.1));
+    }
+
+    /// Takes the waiters that `is_meant` selects, ready or not.
+    pub(crate) fn take(&mut self, is_meant: impl Fn(&W) -> bool) -> Vec<W> {
+        let mut taken = Vec::new();
+        self.ready.iter_mut().for_each(|lane| take(lane, &is_meant, &mut taken));
+        [&mut self.later, &mut self.aside].into_iter().for_each(|others| take(others, &is_meant, &mut taken));
+        if !taken.is_empty() {
+            self.retain_ends();
+        }
+        taken
     }
 
     /// Takes all waiters.
     pub(crate) fn drain(&mut self) -> Vec<W> {
+        self.ends.clear();
         let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
         let later = std::mem::take(&mut self.later).into_values();
         ready.chain(later).chain(std::mem::take(&mut self.aside).into_values()).collect()
+    }
+}
+
+/// Returns the position of a waiter in its lane.
+fn place(waiter: &impl Waiter) -> Place {
+    (9 - waiter.priority().min(9), waiter.seq())
+}
+
+/// Removes the waiter with this position in the order of arrival.
+fn remove_seq<W>(waiters: &mut BTreeMap<(Instant, u64), W>, seq: u64) -> Option<W> {
+    let place = waiters.keys().find(|(_, other)| *other == seq).copied()?;
+    waiters.remove(&place)
+}
+
+/// Returns `due`, or the instant at which the waiter gives up if that is earlier.
+fn or_end(due: Instant, waiter: &impl Waiter) -> Instant {
+    waiter.end().map_or(due, |end| end.at.min(due))
+}
+
+/// Moves the waiters that `is_meant` selects into `taken`.
+fn take<K: Copy + Ord, W>(waiters: &mut BTreeMap<K, W>, is_meant: impl Fn(&W) -> bool, taken: &mut Vec<W>) {
+    let meant = waiters.iter().filter(|(_, waiter)| is_meant(waiter)).map(|(place, _)| *place);
+    for place in meant.collect::<Vec<K>>() {
+        taken.extend(waiters.remove(&place));
     }
 }
 
@@ -242,6 +328,61 @@ mod tests {
         assert!(backlog.pop_if(plan, |_| true).is_none());
         let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 2);
         assert_eq!((popped.map(|caller| caller.seq()), backlog.len()), (Some(3), 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_is_found_in_time_wherever_it_is() {
+        let (mut backlog, start, plan) = (Backlog::new(1), Instant::now(), LaneId::of_plan(Some(0)));
+        let caller = |seq, end: u32| Caller::new(seq).end(start + end * MS, false);
+        let ended = |backlog: &mut Backlog<Caller>, at: u32| {
+            backlog.tick(start + at * MS, Duration::ZERO);
+            seqs(std::iter::from_fn(|| backlog.take_ended(start + at * MS)).collect())
+        };
+        assert!(!backlog.has_ends());
+        backlog.push(caller(0, 30).priority(9));
+        backlog.push(caller(1, 20).lane(plan));
+        backlog.push(caller(2, 40));
+        backlog.push(Caller::new(3));
+        backlog.push_later(start + 500 * MS, caller(4, 50));
+        backlog.put_aside(start + 500 * MS, caller(5, 60));
+        assert_eq!(backlog.wake_at(Duration::ZERO), Some(start + 20 * MS));
+        assert_eq!(ended(&mut backlog, 19), [0; 0]);
+        assert_eq!(ended(&mut backlog, 30), [1, 0]);
+        assert_eq!(backlog.end_of_last(LaneId::DOWNSTREAM), None, "that one waits as long as it takes");
+        assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [2, 3]);
+        assert_eq!(backlog.wake_at(Duration::ZERO), Some(start + 50 * MS), "who has a slot gives up no more");
+        assert_eq!(ended(&mut backlog, 55), [4]);
+        assert_eq!(ended(&mut backlog, 60), [5]);
+        assert!(backlog.is_empty() && !backlog.has_ends());
+        (6..10).for_each(|seq| backlog.push(Caller { is_live: seq == 7, ..caller(seq, 70) }));
+        backlog.drop_stale();
+        assert_eq!(ended(&mut backlog, 70), [7]);
+        backlog.push(caller(10, 80));
+        backlog.push(caller(10, 90));
+        assert_eq!(ended(&mut backlog, 80), [0; 0], "the later one of the same place counts");
+        assert_eq!(
+            (backlog.wake_at(Duration::ZERO), ended(&mut backlog, 90)),
+            (Some(start + 90 * MS), vec![10])
+        );
+        backlog.put_aside(start + 500 * MS, caller(11, 100));
+        backlog.take_back(start + 500 * MS);
+        assert_eq!((backlog.ready(LaneId::DOWNSTREAM), ended(&mut backlog, 100)), (1, vec![11]));
+        backlog.push(caller(12, 110));
+        backlog.put_aside(start + 500 * MS, caller(13, 110));
+        assert_eq!((backlog.drain().len(), backlog.has_ends()), (2, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiters_are_taken_wherever_they_are() {
+        let (mut backlog, later) = (Backlog::new(1), Instant::now() + MS);
+        backlog.push(Caller::new(0));
+        backlog.push(Caller::new(1).lane(LaneId::of_plan(Some(0))).end(later, false));
+        backlog.push_later(later, Caller::new(2));
+        backlog.put_aside(later, Caller::new(3));
+        backlog.push(Caller::new(4));
+        assert_eq!(seqs(backlog.take(|caller| caller.seq() > 0 && caller.seq() < 4)), [1, 2, 3]);
+        assert!(!backlog.has_ends());
+        assert_eq!(seqs(backlog.drain()), [0, 4]);
     }
 
     #[tokio::test(start_paused = true)]

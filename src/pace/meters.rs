@@ -29,11 +29,13 @@ pub(crate) enum Abandoned {
     Expired,
     /// The process stops before it.
     Stopped,
+    /// Its job was cancelled.
+    Cancelled,
 }
 
 impl Abandoned {
     /// Every reason, in the order of declaration.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Late,
         Self::Stale,
         Self::Stepped,
@@ -43,6 +45,7 @@ impl Abandoned {
         Self::Unauthorized,
         Self::Expired,
         Self::Stopped,
+        Self::Cancelled,
     ];
 
     /// Returns the value of the label `reason`.
@@ -57,6 +60,7 @@ impl Abandoned {
             Self::Unauthorized => "unauthorized",
             Self::Expired => "expired",
             Self::Stopped => "stopped",
+            Self::Cancelled => "cancelled",
         }
     }
 }

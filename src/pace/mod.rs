@@ -6,7 +6,7 @@
 //! | [`backlog`] | the waiters without a slot, first in, first out within each lane and priority |
 //! | [`schedule`] | the choice of the next lane, the instant of the next reserve call, and its size |
 //! | [`pacing`] | the source of this replica's slots, as the store is available or not; its reserve calls, its lease and its slot clock |
-//! | [`terms`] | the state that all replicas share: the limits in force, and pauses |
+//! | [`terms`] | the state that all replicas share: the limits in force, pauses, and cancelled waiters |
 //! | [`release`] | the waiters that hold a slot until it comes, the concurrency of sends, and the release clock |
 
 mod backlog;
@@ -25,6 +25,7 @@ pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Wakeups};
 pub(crate) use release::Unused;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
+pub(crate) use terms::CancelledIds;
 #[cfg(test)]
 pub(crate) use waiter::Caller;
-pub(crate) use waiter::{LaneId, SlotRequest, Waiter};
+pub(crate) use waiter::{End, LaneId, SlotRequest, Waiter};

@@ -48,6 +48,16 @@ pub(crate) struct SlotRequest {
     pub(crate) seq: u64,
     /// The instant since which the waiter has been ready for a slot.
     pub(crate) since: Instant,
+    /// When the waiter gives up, if it does.
+    pub(crate) end: Option<End>,
+}
+
+/// The instant at which a waiter gives up if it was granted no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) at: Instant,
+    /// Whether it gives up as soon as it is clear that it cannot have a slot before that instant.
+    pub(crate) is_early: bool,
 }
 
 /// A waiter for a slot: a job in the daemon, a call of `acquire` in the library.
@@ -78,6 +88,10 @@ pub(crate) trait Waiter {
     fn since(&self) -> Instant {
         self.request().since
     }
+
+    fn end(&self) -> Option<End> {
+        self.request().end
+    }
 }
 
 /// A waiter for tests.
@@ -93,7 +107,14 @@ impl Caller {
     /// Creates a waiter of cost 1 in the downstream's own lane.
     pub(crate) fn new(seq: u64) -> Self {
         let (lane, since) = (LaneId::DOWNSTREAM, Instant::now());
-        Self { request: SlotRequest { lane, priority: 0, cost: 1, seq, since }, is_live: true }
+        let request = SlotRequest { lane, priority: 0, cost: 1, seq, since, end: None };
+        Self { request, is_live: true }
+    }
+
+    /// Sets when it gives up.
+    pub(crate) fn end(mut self, at: Instant, is_early: bool) -> Self {
+        self.request.end = Some(End { at, is_early });
+        self
     }
 
     /// Sets the cost.

@@ -162,6 +162,9 @@ impl Ticket for NdjsonTicket {
         self.settle(None, report);
     }
 
+    /// It counts as returned: nobody cancels jobs in a store that belongs to this process alone.
+    fn discard(self: Box<Self>, _report: Report) {}
+
     fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let DeadLetter { reason, detail, report } = letter;

@@ -185,7 +185,8 @@ impl Driver {
                     }
                 }
                 Effect::Recheck => self.known.recheck.notify_waiters(),
-                Effect::Prepare(_) | Effect::DropStale => {}
+                // Callers have no ids by which they could be cancelled.
+                Effect::Prepare(_) | Effect::DropStale | Effect::Cancelled => {}
             }
         }
         self.effects = effects;

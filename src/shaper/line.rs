@@ -67,7 +67,11 @@ impl<'a> QueuePlace<'a> {
         }
         core.units(lane).fetch_add(cost.into(), Ordering::Relaxed);
         let (seq, since) = (core.next_seq(), Instant::now());
-        Ok(Self { core, request: SlotRequest { lane, priority: 0, cost, seq, since }, outcome: None })
+        Ok(Self {
+            core,
+            request: SlotRequest { lane, priority: 0, cost, seq, since, end: None },
+            outcome: None,
+        })
     }
 
     /// Waits until the slot has come.

@@ -8,8 +8,11 @@ use bytes::Bytes;
 use crate::job::{Job, Reason};
 use crate::store::BoxFuture;
 
+mod body;
 #[cfg(feature = "http")]
 pub mod http;
+
+pub use body::BodyMatch;
 
 /// Sends released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
@@ -75,7 +78,8 @@ pub enum Outcome {
         /// The error, for people.
         detail: String,
     },
-    /// The downstream has too much to do for all its callers (429, and 503 with `Retry-After`). This says nothing about
+    /// The downstream has too much to do for all its callers (429, 503 with `Retry-After`, or a success whose body means
+    /// that). This says nothing about
     /// the job, which may be tried again, at a new slot.
     Throttled {
         /// The error, for people.

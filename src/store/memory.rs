@@ -3,6 +3,7 @@
 mod downstream;
 mod handle;
 mod reserving;
+mod tombstones;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use super::{
     Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease,
     NextTurn, Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store,
-    StoreError, TICK, check_downstream, dump,
+    StoreError, TICK, TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::store::changes::Watchers;
@@ -172,6 +173,29 @@ impl MemoryStore {
     }
 }
 
+impl MemoryStore {
+    /// Changes or reads the tombstones of a downstream.
+    async fn call_tombstones(
+        &self,
+        downstream: &str,
+        call: TombstoneCall<'_>,
+    ) -> Result<TombstoneReply, StoreError> {
+        check_downstream(downstream)?;
+        call.check()?;
+        let reply = {
+            let record = self.open(downstream, || self.clock.now());
+            let mut record = locked(&record);
+            let now = self.clock.now();
+            record.follow(now);
+            record.call_tombstones(call, now).ok_or_else(|| too_many(downstream))?
+        };
+        if reply.changed > 0 {
+            self.watchers.notify(downstream);
+        }
+        Ok(reply)
+    }
+}
+
 impl super::sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
@@ -233,6 +257,14 @@ impl Store for MemoryStore {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(self.record(downstream, Some(change)))
+    }
+
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        Box::pin(self.call_tombstones(downstream, call))
     }
 
     fn changes(&self, downstream: &str) -> Changes {

@@ -12,17 +12,20 @@ use crate::time::Micros;
 mod call;
 mod changes;
 mod dump;
+mod error;
 mod lanes;
 mod memory;
 mod offset;
 mod record;
 #[cfg(feature = "redis")]
 mod redis;
+mod tombstones;
 pub(crate) mod turns;
 
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
 pub use changes::Changes;
+pub use error::StoreError;
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
@@ -30,6 +33,9 @@ pub use offset::{Observed, SlotClock};
 pub use record::{Change, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 #[cfg(feature = "redis")]
 pub use redis::{Options as RedisOptions, RedisStore};
+pub use tombstones::{
+    LONGEST_TOMBSTONE, MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES, Tombstone, TombstoneCall, TombstoneReply,
+};
 pub use turns::{Asker, Booking, NextTurn, Turn};
 
 /// The clock has stepped back if it falls behind the highest instant seen by more than this.
@@ -286,6 +292,16 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>>;
 
+    /// Changes or reads the tombstones of cancelled jobs. Others who work on the downstream are notified of a change
+    /// through [`Store::changes`], and see a later version in the status of each answer.
+    ///
+    /// Cancel safe: the change is made, or not. It is not retried by itself; each change is idempotent.
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>>;
+
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
     /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
@@ -342,6 +358,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).update_record(downstream, change)
     }
 
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        (**self).tombstones(downstream, call)
+    }
+
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
         (**self).set_horizon(downstream, horizon);
     }
@@ -352,45 +376,5 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
         (**self).ping()
-    }
-}
-
-/// The reason why a store gave no usable answer.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// The store cannot be reached, did not answer in time, or reports that it cannot serve at the moment.
-    #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]
-    Unreachable {
-        /// The address, without credentials.
-        address: String,
-        /// The error of the connection.
-        detail: String,
-    },
-    /// The call or the URL is wrong, and a retry does not help.
-    #[error("{0}")]
-    Invalid(String),
-    /// The store gave an answer that paced does not understand.
-    #[error("the store at {address} answered unexpectedly: {detail}")]
-    Unexpected {
-        /// The address, without credentials.
-        address: String,
-        /// The answer, and what to do about it.
-        detail: String,
-    },
-}
-
-impl StoreError {
-    /// Whether the store is away: it was not reached, did not answer in time, or reports that it cannot serve at the
-    /// moment. Any other error persists until somebody fixes its cause.
-    #[must_use]
-    pub const fn is_away(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
-    }
-
-    /// Whether the same call may succeed later.
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        !matches!(self, Self::Invalid(_))
     }
 }

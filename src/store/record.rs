@@ -18,6 +18,8 @@ pub struct Status {
     /// Rises with every [`Change::Reset`]; 0 if there was none. Counts of limits remembered from before a reset are
     /// obsolete.
     pub reset: u64,
+    /// The version of the tombstones of cancelled jobs, which rises with every change of them; 0 if there was none.
+    pub tombstones: u64,
 }
 
 /// An operator's pause.

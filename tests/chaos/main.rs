@@ -16,6 +16,7 @@ mod api;
 mod away;
 mod clock;
 mod failover;
+mod park;
 mod rates;
 mod rig;
 mod store;

@@ -10,7 +10,9 @@ use crate::{LONG, NOISE, assert_paced};
 #[tokio::test]
 async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_back() {
     let redis = Redis::dedicated().await;
-    let site = Site::on(rabbit().await, &redis, "store", "rate = '100/s'");
+    // Each replica has jobs that wait, however unevenly the broker deals them.
+    let downstream = "rate = '100/s'\n[downstreams.billing.queue]\nprefetch = 100";
+    let site = Site::on(rabbit().await, &redis, "store", downstream);
     site.api.watch_stalls();
     let (first, second) = tokio::join!(site.replica(), site.replica());
     site.publish(Job::many("job", 600)).await;

@@ -17,6 +17,7 @@ use crate::support::site::Site;
 use crate::support::{blocking, poll, until};
 
 mod api;
+mod cancel;
 mod metrics;
 mod pauses;
 mod rates;

@@ -12,7 +12,9 @@ use paced::sink::{Receipt, Response};
 
 mod check;
 mod dead;
+mod held;
 mod late;
+mod letters;
 mod loss;
 mod many;
 mod park;
@@ -41,6 +43,7 @@ fn options(rabbit: &Rabbit, prefix: &str) -> Options {
         name: "billing".into(),
         queue: None,
         prefetch: 100,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     };

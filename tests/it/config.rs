@@ -120,10 +120,10 @@ fn the_default_file_holds_the_defaults() {
     assert_eq!((billing.http.timeout, billing.http.max_body), (Duration::from_secs(30), 1 << 20));
     assert_eq!(billing.http.max_connection_age, Duration::from_secs(90));
     assert!(billing.http.allow_headers.is_empty() && billing.http.headers.is_empty());
-    let retry = billing.retry;
+    let retry = &billing.retry;
     assert_eq!((retry.max_attempts, retry.max_throttled), (8, None));
     assert!(retry.on_unauthorized.contains(401) && !retry.on_unauthorized.contains(403));
-    assert_eq!((retry.min_backoff, retry.max_backoff), (Duration::from_secs(1), Duration::from_secs(300)));
+    assert_eq!((retry.backoff.min, retry.backoff.max), (Duration::from_secs(1), Duration::from_secs(300)));
 }
 
 #[test]

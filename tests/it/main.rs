@@ -15,9 +15,13 @@ mod admin;
 mod amqp;
 mod config;
 #[cfg(feature = "daemon")]
+mod dead;
+#[cfg(feature = "daemon")]
 mod fault;
 #[cfg(feature = "config")]
 mod house;
+#[cfg(all(feature = "daemon", feature = "failpoints"))]
+mod kills;
 #[cfg(feature = "daemon")]
 mod limits;
 #[cfg(feature = "daemon")]
@@ -41,3 +45,5 @@ mod support_selftest;
 mod systems;
 #[cfg(feature = "daemon")]
 mod tools;
+#[cfg(feature = "daemon")]
+mod waits;

@@ -20,6 +20,7 @@ mod record;
 mod reset;
 mod restarts;
 mod sentinels;
+mod tombstones;
 
 /// Time-outs that suit a loaded machine, for tests of other properties.
 fn patient() -> RedisOptions {

@@ -132,6 +132,20 @@ pub async fn depth(url: &str, queue: &str) -> Option<u32> {
     .await
 }
 
+/// Declares a durable quorum queue with no other arguments.
+pub async fn declare_quorum(url: &str, queue: &str) {
+    let (url, queue) = (url.to_owned(), queue.to_owned());
+    apart(async move {
+        let (connection, channel) = open(&url).await;
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(queue.as_str().into(), options, arguments).await.unwrap();
+        connection.close(200, "done".into()).await.unwrap();
+    })
+    .await;
+}
+
 /// A message that was taken out of a queue.
 #[derive(Clone, Debug)]
 pub struct Taken {

@@ -43,6 +43,7 @@ pub(crate) fn api(api: Api) -> Router {
         .route("/api/v1/downstreams/{name}/pause", post(pause))
         .route("/api/v1/downstreams/{name}/resume", post(resume))
         .route("/api/v1/downstreams/{name}/reset", post(reset))
+        .route("/api/v1/downstreams/{name}/cancel", post(cancel))
         .route("/api/v1/downstreams/{name}/rate", get(rates).put(set_rate).delete(unset_rate))
         .route("/api/{*rest}", any(nothing))
         .layer(from_fn_with_state(Arc::clone(&api), guard))
@@ -128,6 +129,15 @@ async fn reset(
     body: Body,
 ) -> Result<Response, Refusal> {
     api.change(peer, &name, "reset", body::read::<body::Reset>(body).await?).await
+}
+
+async fn cancel(
+    State(api): Shared,
+    Extension(peer): Who,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    api.change(peer, &name, "cancel", body::read::<body::Cancel>(body).await?).await
 }
 
 async fn set_rate(

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use paced::limit::Limit;
-use paced::store::{Change, RecordState, Store};
+use paced::store::{Change, RecordState, Store, TombstoneCall, TombstoneReply};
 use paced::terms::{self, Changed, Override, Terms, TermsError};
 use paced::time::Micros;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -19,6 +19,9 @@ use super::view;
 
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The most ids of jobs that a line of the audit log names.
+const MOST_LISTED: usize = 20;
 
 /// The terms of this replica's file, for each downstream.
 pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
@@ -70,6 +73,14 @@ impl Operations {
             Order::Resume => Change::Resume,
             Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
             Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,
+            Order::Cancel { ids, span } => {
+                let call = TombstoneCall::Cancel { ids, span: *span };
+                return self.cancel(name, own, (ids, &format!("cancelled for {span:?}")), call).await;
+            }
+            Order::Undo { ids } => {
+                let call = TombstoneCall::Undo { ids };
+                return self.cancel(name, own, (ids, "not cancelled any more"), call).await;
+            }
         };
         let before = self.read_record(name).await?;
         let after = self.update_record(name, change).await?;
@@ -90,6 +101,23 @@ impl Operations {
             after: format!("{} of {}", counts(&after), names.join(", ")),
             body,
         })
+    }
+
+    /// Cancels jobs, or ends their cancellation.
+    async fn cancel(
+        &self,
+        name: &str,
+        own: Terms,
+        (ids, what): (&[Arc<str>], &str),
+        call: TombstoneCall<'_>,
+    ) -> Result<Done, Refusal> {
+        // What was changed must not be told as a failure.
+        let record = self.read_record(name).await?;
+        let TombstoneReply { changed, .. } = within_timeout(self.store.tombstones(name, call)).await?;
+        let mut body = describe(name, &record, own);
+        body["cancelled"] = json!({ "ids": ids.len(), "changed": changed });
+        let after = format!("{changed} of {} {what}: {}", ids.len(), listed(ids));
+        Ok(Done { before: String::new(), after, body })
     }
 
     /// Changes the terms, by compare and swap.
@@ -162,7 +190,11 @@ fn changed(terms: &mut Terms, order: &Order, now: Micros) -> Result<String, Term
             terms.set_rate(limit.as_deref(), set)?
         }
         Order::UnsetRate { limit } => terms.unset_rate(limit.as_deref())?.0,
-        Order::Pause { .. } | Order::Resume | Order::Reset { .. } => String::new(),
+        Order::Pause { .. }
+        | Order::Resume
+        | Order::Reset { .. }
+        | Order::Cancel { .. }
+        | Order::Undo { .. } => String::new(),
     })
 }
 
@@ -182,6 +214,14 @@ fn counts(record: &RecordState) -> String {
         0 => "never reset".to_owned(),
         version => format!("reset {version}"),
     }
+}
+
+/// The ids as text, for the audit log: the first ones, and how many there are.
+fn listed(ids: &[Arc<str>]) -> String {
+    let first: Vec<&str> = ids.iter().take(MOST_LISTED).map(|id| &**id).collect();
+    let more = ids.len() - first.len();
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{rest}", first.join(", "))
 }
 
 /// The rate of a limit as text, for the audit log.

@@ -6,7 +6,7 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use paced::config::{Admin, Secret};
 use paced::limit::{Limit, LimitSet};
-use paced::store::{Change, MemoryStore, Store};
+use paced::store::{Change, LONGEST_TOMBSTONE, MemoryStore, Store, TombstoneCall};
 use paced::terms::Terms;
 use paced::time::{ManualClock, Micros};
 use serde_json::Value;
@@ -174,6 +174,22 @@ async fn counts_begin_at_0_of_one_limit_or_all() {
 }
 
 #[tokio::test]
+async fn jobs_are_cancelled_for_a_while_and_not_any_more() {
+    let bench = Bench::new();
+    let told = bench.ok("POST", "/cancel", r#"{"ids": ["a", "b"], "reason": "they asked"}"#).await;
+    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 2 }));
+    let told = bench.ok("POST", "/cancel", r#"{"ids": ["b", "c"], "for": "1h"}"#).await;
+    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 1 }), "one is cancelled for longer already");
+    let told = bench.ok("POST", "/cancel", r#"{"ids": ["a", "x"], "undo": true}"#).await;
+    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 1 }), "the other one never was");
+    let page = bench.store.tombstones("billing", TombstoneCall::Read { after: 0 }).await.unwrap().page;
+    let kept: Vec<(&str, bool)> = page.iter().map(|kept| (&*kept.id, kept.is_undone)).collect();
+    assert_eq!(kept, [("b", false), ("c", false), ("a", true)]);
+    assert_eq!(page[0].until, Micros(NOW).plus(LONGEST_TOMBSTONE));
+    assert_eq!(page[1].until, Micros(NOW).plus(std::time::Duration::from_secs(3600)));
+}
+
+#[tokio::test]
 async fn two_who_change_the_terms_at_once_both_get_their_way() {
     let bench = Bench::new();
     let set = |rate: u32, limit: &str| format!(r#"{{"rate": "{rate}/s", "limit": "{limit}"}}"#);
@@ -187,6 +203,8 @@ async fn two_who_change_the_terms_at_once_both_get_their_way() {
 async fn what_is_wrong_is_told_and_changes_nothing() {
     let bench = Bench::new();
     const RATE: &str = "/api/v1/downstreams/billing/rate";
+    const CANCEL: &str = "/api/v1/downstreams/billing/cancel";
+    let many = json!({ "ids": vec!["a"; 1001] }).to_string();
     for (method, path, body, status, expected) in [
         ("GET", "/api/v1/downstreams/other", "", 404, "no such downstream; this daemon has billing"),
         ("POST", "/api/v1/downstreams/other/pause", "", 404, "no such downstream"),
@@ -214,6 +232,11 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
             "there are `leaky-bucket-0`, `plan.pro.gcra-0`",
         ),
         ("POST", "/api/v1/downstreams/other/reset", "", 404, "no such downstream"),
+        ("POST", "/api/v1/downstreams/other/cancel", r#"{"ids": ["a"]}"#, 404, "no such downstream"),
+        ("POST", CANCEL, r#"{"ids": ["a b"]}"#, 400, "`a b` is no job id"),
+        ("POST", CANCEL, r#"{"ids": ["a"], "for": "400d"}"#, 400, "use at most 366d"),
+        ("POST", CANCEL, many.as_str(), 400, "1001 ids in one call; at most 1000 fit"),
+        ("GET", CANCEL, "", 405, "header `allow`"),
         ("GET", "/api/v1/downstreams/billing/reset", "", 405, "header `allow`"),
     ] {
         let told = bench.wrong(method, path, body).await;

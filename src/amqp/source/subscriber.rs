@@ -6,35 +6,40 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
-use lapin::{Channel, Connection, Consumer};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, Consumer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{Route, Slot};
-use crate::amqp::acker::Acker;
 use crate::amqp::attached::Attached;
-use crate::amqp::connection::{ANSWER, Backoff, CloseUnlessUsed, STABLE, channel, close, closed};
+use crate::amqp::connection::{ANSWER, Backoff, STABLE, close};
 use crate::amqp::error::Error;
 use crate::amqp::guard::take_mark;
 use crate::amqp::letter;
-use crate::amqp::links::{Link, SeparationReason};
+use crate::amqp::links::SeparationReason;
 use crate::amqp::message::message;
 use crate::amqp::parking;
 use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{AmqpTicket, Settlement, Subscription};
-use crate::amqp::topology::{ensure_home, short};
+use crate::amqp::topology::short;
 use crate::amqp::weight::weight;
 use crate::amqp::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::Delivery;
+use crate::failpoint;
 use crate::metric;
 use pump::Pump;
 use read_timeout::ReadTimeout;
 
+mod attach;
 mod pump;
 mod read_timeout;
+
+/// How long a message may be unacked before the broker takes it back, where the broker lets each consumer say so;
+/// others have one time for all. The jobs of a slow limit are held for longer than the 30 minutes that are usual.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One of the queues that a downstream is consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +179,7 @@ impl Subscriber {
                         () = tokio::time::sleep(parking::RETRY) => continue,
                     }
                 }
+                Err(error) if self.route.link.gate.existing.note(&error) => continue,
                 Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
                 Err(error) => self.log_trouble(&mut troubled, &error.to_string()),
             }
@@ -203,104 +209,6 @@ impl Subscriber {
             let labels = [("downstream", name), ("reason", why.label().to_owned())];
             metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(1);
         }
-    }
-
-    /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
-    async fn attach(
-        &self,
-        troubled: &mut Option<String>,
-        without: &mut Option<Error>,
-    ) -> Result<Attempt, Error> {
-        let Settlement { options, downstream, .. } = &*self.settlement;
-        let Link { current, gate, meter } = &self.route.link;
-        let mut current = current.clone();
-        // Until it consumes, the bytes that are held do not matter.
-        meter.disarm();
-        let (connection, place) = loop {
-            let connection = tokio::select! {
-                biased;
-                () = self.route.guilty() => return Ok(Attempt::Guilty),
-                connection = up(&mut current) => connection,
-            };
-            let Some(connection) = connection else { return Ok(Attempt::Over) };
-            let place = tokio::select! {
-                biased;
-                () = self.route.guilty() => return Ok(Attempt::Guilty),
-                place = gate.enter() => place,
-            };
-            // If the connection was lost during the wait for a place, that is no trouble of this downstream.
-            if connection.status().connected() {
-                break (connection, place);
-            }
-        };
-        gate.share(&connection, options, downstream).await?;
-        if self.queue == Queue::Home {
-            *without = self.ensure_parking(&connection).await?;
-        }
-        let channel = channel(&connection).await?;
-        meter.assign(channel.id(), &downstream.name);
-        let unused = CloseUnlessUsed::new(channel.clone());
-        match self.consume(&channel).await {
-            Ok((queue, consumer, consuming)) => {
-                unused.used();
-                let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-                let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
-                slot.retain(|subscription| subscription.is_live());
-                slot.push(Arc::clone(&subscription));
-                Ok(Attempt::Consuming(subscription, consumer, consuming))
-            }
-            Err(error) => {
-                // A slow broker is busy with this channel until it has closed it: another one each time would overload
-                // it, and use up the channels of the connection.
-                let mut closed = pin!(closed(&channel));
-                if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
-                    self.log_trouble(troubled, &error.to_string());
-                    // The others need not wait for one queue that does not answer.
-                    drop(place);
-                    tokio::select! {
-                        () = closed => {}
-                        _ = current.changed() => {}
-                    }
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Ensures that jobs can be parked, and come back. Returns the reason if they cannot be parked: what is there is
-    /// consumed all the same.
-    async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
-        let Settlement { options, downstream, parking, .. } = &*self.settlement;
-        let ensured = async {
-            let channel = channel(connection).await?;
-            let ensured = ensure_home(&channel, options, downstream).await;
-            close(&channel).await;
-            ensured?;
-            if !options.declare {
-                parking.rungs.ensure_all(connection, options, downstream).await?;
-            }
-            Ok::<(), Error>(())
-        };
-        match ensured.await {
-            Err(error) if error.is_final() => Ok(Some(error)),
-            ensured => ensured.map(|()| None),
-        }
-    }
-
-    /// Ensures the downstream's queues and consumes, all on one channel.
-    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
-        let Settlement { options, downstream, .. } = &*self.settlement;
-        match self.queue {
-            Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
-            // It was ensured on another channel, since it may be consumed even where that is refused.
-            Queue::Home => {}
-        }
-        let target = self.sizes.target(self.bounds());
-        // Messages of an earlier connection count too.
-        let elsewhere = u16::try_from(self.elsewhere(None)).unwrap_or(u16::MAX);
-        let prefetch = target.saturating_sub(elsewhere).max(1);
-        let consumer = self.subscribe(channel, prefetch).await?;
-        Ok((self.queue_name(), consumer, Consuming { prefetch, target }))
     }
 
     /// The reason why this downstream must not be consumed over the shared connection any more, if there is one.
@@ -338,13 +246,22 @@ impl Subscriber {
         if !self.closing.is_cancelled() {
             self.route.link.meter.arm();
         }
-        let consume = channel.basic_consume(
-            short(&queue)?,
-            "".into(),
-            BasicConsumeOptions::default(),
-            FieldTable::default(),
-        );
+        let (options, arguments) = (BasicConsumeOptions::default(), self.arguments(&queue)?);
+        let consume = channel.basic_consume(short(&queue)?, "".into(), options, arguments);
         self.answer(&format!("queue {queue}"), ANSWER, consume).await
+    }
+
+    /// The arguments of the consumer of a queue.
+    fn arguments(&self, queue: &str) -> Result<FieldTable, Error> {
+        let mut arguments = FieldTable::default();
+        // A queue that was not declared by paced may be of a kind that knows no such argument.
+        let is_own = self.queue == Queue::Home || self.settlement.downstream.queue.is_none();
+        if is_own && self.settlement.options.declare && !self.route.link.gate.is_unsure_of(self.name(), queue)
+        {
+            let timeout = i64::try_from(CONSUMER_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
+            arguments.insert(short("x-consumer-timeout")?, AMQPValue::LongLongInt(timeout));
+        }
+        Ok(arguments)
     }
 
     /// Waits for the broker's answer within a time-out, which does not run while nothing is read.
@@ -378,6 +295,7 @@ impl Subscriber {
         let body = Bytes::from(delivery.data);
         let (mut routing_key, mut stay) = (delivery.routing_key, None);
         if self.queue == Queue::Home {
+            failpoint::reached("home:taken");
             // From anywhere else these headers mean nothing.
             stay = letter::stay(&delivery.properties);
             routing_key = letter::parked_key(&delivery.properties).unwrap_or(routing_key);

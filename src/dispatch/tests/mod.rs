@@ -1,6 +1,7 @@
 //! The dispatcher's rules, under paused time: every wait is exact, none is slept.
 
 mod absence;
+mod cancel;
 mod dear;
 mod drain;
 mod halt;
@@ -17,6 +18,7 @@ mod share;
 mod steps;
 mod terms;
 mod turns;
+mod waits;
 mod windows;
 
 use std::sync::atomic::Ordering;

@@ -119,8 +119,8 @@ async fn an_id_that_was_given_here_stays_the_jobs() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_parks_what_was_tried_and_gives_back_the_rest() {
     let mut bench = parking("10/s");
-    bench.options.retry.min_backoff = Duration::from_secs(30);
-    bench.options.retry.max_backoff = Duration::from_secs(30);
+    bench.options.retry.backoff.min = Duration::from_secs(30);
+    bench.options.retry.backoff.max = Duration::from_secs(30);
     bench.sink.answer("tried", retry(503));
     bench.publish(message("tried"));
     bench.publish(not_before("fresh", Duration::from_secs(30)));

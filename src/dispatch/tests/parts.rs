@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::dispatch::{
-    Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, RefusalStatuses, ReleaseClock,
+    Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
     RetryPolicy, Stay, TokioClock,
 };
 use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
@@ -69,13 +69,11 @@ impl Bench {
                 concurrency: 64,
                 retry: RetryPolicy {
                     max_attempts: 3,
-                    max_throttled: None,
-                    outlast: true,
-                    on_unauthorized: RefusalStatuses::default(),
-                    min_backoff: Duration::from_secs(1),
-                    max_backoff: Duration::from_secs(1),
+                    backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
+                    ..RetryPolicy::default()
                 },
                 max_pause: Duration::from_secs(300),
+                max_wait: None,
                 hold_max: Duration::from_secs(60),
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,

@@ -393,3 +393,30 @@ async fn where_limits_police_nothing_is_parked_for_them() {
     let rejected = bench.ledger.all().into_iter().filter(|(_, how)| matches!(how, Settled::Dead(_))).count();
     assert!(rejected >= 38, "{rejected}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn jobs_that_are_refused_take_no_place_among_those_that_are_parked() {
+    let mut bench = bench("1000/s", vec![("free", leaky("plan.free.l", "1/s", 1))]);
+    bench.parking = ScriptedParking::Done;
+    bench.options.max_wait = Some(Duration::from_secs(600));
+    publish(&bench, "free", 3000);
+    let done = bench.start();
+    let counted = |bench: &Bench| {
+        let all = bench.ledger.all();
+        let count = |is_meant: fn(&Settled) -> bool| all.iter().filter(|(_, how)| is_meant(how)).count();
+        (count(|how| matches!(how, Settled::Parked(_))), count(|how| matches!(how, Settled::Dead(_))))
+    };
+    // 30 of the 60 that are held have gone.
+    bench.ledger.count(2970).await;
+    let (parked, refused) = counted(&bench);
+    assert!((530..=550).contains(&parked), "{parked} of 3000 go within 600 s and not within 60 s");
+    assert!((2390..=2410).contains(&refused), "{refused}");
+    for job in 0..50 {
+        bench.publish(on("free", message(&format!("later{job}"))));
+    }
+    bench.ledger.count(2970 + 20).await;
+    let (parked_then, refused_then) = counted(&bench);
+    assert!(parked_then >= parked + 15 && refused_then <= refused + 5, "{parked_then} {refused_then}");
+    bench.stop.cancel();
+    done.await.unwrap();
+}

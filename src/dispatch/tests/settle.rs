@@ -190,7 +190,7 @@ async fn whoever_waits_for_an_outcome_gets_one() {
 #[tokio::test(start_paused = true)]
 async fn stale_retries_do_not_keep_a_dispatcher_whose_source_has_ended() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.options.retry.min_backoff = Duration::from_secs(3600);
+    bench.options.retry.backoff.min = Duration::from_secs(3600);
     bench.sink.answer("0", retry(503));
     bench.publish_many(0..1);
     let start = Instant::now();

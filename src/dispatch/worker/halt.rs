@@ -287,7 +287,8 @@ impl Worker {
                 self.context.meters.retry("unauthorized");
                 self.context.meters.retried.increment(1);
                 entry.attempts.suspicion = Some(suspicion);
-                let wait = self.context.retry.wait(entry.attempts.refused, None);
+                let wait = self.context.retry.backoff.wait(entry.attempts.refused);
+                entry.renew_end();
                 self.engine.offer_later(now + wait, entry);
             }
         }

@@ -10,8 +10,8 @@ use crate::time::wall_now;
 
 impl Worker {
     /// Has a job wait until `due`: in its broker if that is far off and the source can, or else here.
-    pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, entry: Entry) {
-        let due = entry.due_or_expired(due);
+    pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, mut entry: Entry) {
+        let due = entry.due_or_end(due);
         let wait = due.saturating_duration_since(Instant::now());
         if wait > self.hold_max && entry.can_park() {
             self.park(due, reason, entry);
@@ -22,8 +22,8 @@ impl Worker {
 
     /// Parks the jobs of plans that can have no slot for long: others, which can, would wait behind them.
     pub(super) fn park_unreachable(&mut self, now: Instant) {
-        for (due, entry) in self.engine.take_unreachable(now, self.hold_max) {
-            let due = entry.due_or_expired(due);
+        for (due, mut entry) in self.engine.take_unreachable(now, self.hold_max) {
+            let due = entry.due_or_end(due);
             if entry.can_park() && due > now + self.hold_max / 2 {
                 self.park(due, ParkReason::Limit, entry);
             } else {
@@ -38,7 +38,7 @@ impl Worker {
         self.parking += 1;
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let stay = entry.stay(until, reason);
-        let Entry { job, has_own_id, ticket, first_seen, attempts, request, .. } = entry;
+        let Entry { job, has_own_id, ticket, first_seen, age, attempts, request, .. } = entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
@@ -53,7 +53,8 @@ impl Worker {
                 Parked::Lost => Event::Parked,
                 Parked::Refused(ticket) => {
                     let may_park = false;
-                    let entry = Entry { job, has_own_id, ticket, first_seen, may_park, attempts, request };
+                    let entry =
+                        Entry { job, has_own_id, ticket, first_seen, age, may_park, attempts, request };
                     Event::Unparked(due, entry)
                 }
             };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Worker;
 use crate::dispatch::cost::max_cost;
 use crate::dispatch::flight::FlightContext;
+use crate::dispatch::preflight::Preflight;
 use crate::dispatch::{Options, RetryPolicy};
 use crate::pace::Settings;
 
@@ -26,7 +27,8 @@ impl Worker {
         let (downstream, on_limit) = (old.downstream.clone(), old.on_limit);
         let new = Options { downstream, on_limit, rules, ..new };
         let refusals = new.retry.on_unauthorized != self.context.retry.on_unauthorized;
-        self.renew_context(new.retry, new.max_pause);
+        self.renew_context(new.retry.clone(), new.max_pause);
+        self.max_wait = new.max_wait;
         self.hold_max = new.hold_max;
         let settings = new.settings();
         self.admission = new.rules;
@@ -40,7 +42,7 @@ impl Worker {
     /// Applies the settings in force, which were `before`.
     pub(super) fn follow(&mut self, before: &Settings) {
         self.bound_costs();
-        self.renew_context(self.context.retry, self.context.max_pause);
+        self.renew_context(self.context.retry.clone(), self.context.max_pause);
         let window = self.engine.settings().window();
         if window != before.window() {
             self.resize = Some(window.saturating_add(self.halt.extra()));
@@ -49,14 +51,14 @@ impl Worker {
 
     /// Sets the options of flights from now on, with the tolerance in force.
     fn renew_context(&mut self, retry: RetryPolicy, max_pause: Duration) {
-        let FlightContext { downstream, sink, gate, meters, letters, sending, .. } = &*self.context;
+        let FlightContext { downstream, sink, preflight, meters, letters, sending, .. } = &*self.context;
+        let tolerance = self.engine.release().tolerance();
         self.context = Arc::new(FlightContext {
             downstream: downstream.clone(),
             sink: Arc::clone(sink),
             retry,
             max_pause,
-            gate: Arc::clone(gate),
-            tolerance: self.engine.release().tolerance(),
+            preflight: Preflight { tolerance, ..preflight.clone() },
             meters: meters.clone(),
             letters: Arc::clone(letters),
             sending: Arc::clone(sending),

@@ -37,7 +37,8 @@ impl<W: Waiter> Engine<W> {
         if self.pacing.state().is_absent() {
             return self.pacing.state().local().is_some();
         }
-        self.terms.agreement().settled().is_some()
+        // Slots would be missed until the cancellations are read.
+        self.terms.agreement().settled().is_some() && !self.is_held_up()
     }
 
     /// Returns the earliest instant to request slots.

@@ -7,6 +7,8 @@
 mod absence;
 mod answers;
 mod ask;
+mod cancelled;
+mod ends;
 mod record;
 mod suspension;
 mod unreachable;
@@ -23,7 +25,7 @@ use super::pacing::{Ended, Pacing};
 use super::release::clock::{ReleaseClock, ring};
 use super::release::{Due, Held, PauseGate, Release, Unused};
 use super::schedule::Schedule;
-use super::terms::SharedTerms;
+use super::terms::{SharedTerms, TermsReply};
 use super::{LaneId, Settings, Waiter};
 use crate::store::{SlotClock, Status, Store, StoreError};
 use crate::time::{Deadline, Micros};
@@ -61,6 +63,8 @@ pub(crate) enum Effect<W> {
     Follow(Arc<Settings>),
     /// Some waiters are stale.
     DropStale,
+    /// More waiters are cancelled than before: [`Engine::take_cancelled`] takes them out.
+    Cancelled,
     /// The store did not answer a call, or refused it.
     Failing(StoreError),
     /// The store's clock stepped, or a pause began or ended: slots that the driver handed out itself may be void.
@@ -85,6 +89,8 @@ pub(crate) struct Stamp {
 pub(crate) enum Refusal {
     /// [`Admission::admits`] returned false.
     NotAdmitted,
+    /// It gave up; or early, since it could not have a slot in time.
+    Ended { is_early: bool },
     /// The limits police, and this limit of the lane does not allow it before `earliest`.
     Limited { lane: LaneId, limit: usize, earliest: Micros },
 }
@@ -229,6 +235,8 @@ impl<W: Waiter> Engine<W> {
             self.apply_pauses();
         }
         self.expire_rates();
+        self.terms.end_tombstones(self.pacing.slots());
+        self.end_waits(now);
         self.release_openly(now, admission);
         self.release_due(Deadline::at(now));
         self.ask(now, admission);
@@ -259,7 +267,7 @@ impl<W: Waiter> Engine<W> {
     /// Waits for an answer of the store, for a change that it announces, for a slot, for the next tick, or until `by`,
     /// and takes the answer or change in. Cancel safe.
     pub(crate) async fn next(&mut self, wakeups: &mut Wakeups, by: Option<Instant>) {
-        wakeups.set(self.release.wake_at(), self.wake_at().into_iter().chain(by).min());
+        wakeups.set(self.release_wake_at(), self.wake_at().into_iter().chain(by).min());
         let Wakeups { alarm, timer, timed, changes } = wakeups;
         tokio::select! {
             biased;
@@ -271,7 +279,10 @@ impl<W: Waiter> Engine<W> {
                 Ended::Return(true) => self.forget_next_slots(),
                 Ended::Return(false) => {}
             },
-            (purpose, reply) = self.terms.reply() => self.on_record_reply(&purpose, reply),
+            reply = self.terms.reply() => match reply {
+                TermsReply::Record(purpose, reply) => self.on_record_reply(&purpose, reply),
+                TermsReply::Tombstones(reply) => self.on_tombstones_reply(reply),
+            },
             () = changes.next() => self.on_change(),
             () = timer, if timed.is_some() => *timed = None,
         }
@@ -284,6 +295,9 @@ impl<W: Waiter> Engine<W> {
 
     /// Hands the waiters whose slots have come to the driver.
     fn release_due(&mut self, now: Deadline) {
+        if self.is_held_up() {
+            return;
+        }
         while let Some(due) = self.release.pop_due(now) {
             match due {
                 Due::Now(held) => self.effects.push(Effect::Release(held)),
@@ -322,6 +336,7 @@ impl<W: Waiter> Engine<W> {
                 Effect::Prepare(_)
                 | Effect::Follow(_)
                 | Effect::DropStale
+                | Effect::Cancelled
                 | Effect::Failing(_)
                 | Effect::Recheck => {}
             }

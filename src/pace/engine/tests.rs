@@ -64,6 +64,7 @@ impl Driven {
                     Effect::Prepare(_)
                     | Effect::Follow(_)
                     | Effect::DropStale
+                    | Effect::Cancelled
                     | Effect::Failing(_)
                     | Effect::Recheck => {}
                 }

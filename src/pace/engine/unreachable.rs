@@ -12,10 +12,12 @@ impl<W: Waiter> Engine<W> {
     /// Takes out the ready waiters of plans that can have no slot within `patience`, with the instant at which each may
     /// have one, in their order. Their plan is used up, or releases fewer in that time than wait for it here.
     ///
+    /// Those that would give up before that are refused.
+    ///
     /// The instants are estimates by the number of those taken before: other replicas may have waiters of the same plan.
     /// Waiters of the downstream's own lane stay, since they stand before nobody who could go.
     pub(crate) fn take_unreachable(&mut self, now: Instant, patience: Duration) -> Vec<(Instant, W)> {
-        let mut taken = Vec::new();
+        let (mut taken, mut ended) = (Vec::new(), Vec::new());
         if self.is_absent() || self.settings.on_limit == OnLimit::Reject {
             return taken;
         }
@@ -41,9 +43,16 @@ impl<W: Waiter> Engine<W> {
             for waiter in beyond {
                 let place = room as u64 + self.schedule.pass_place(lane, start, slowest);
                 let due = start + limit_delay(&limits, place);
+                if waiter.end().is_some_and(|end| end.is_early && end.at < due) {
+                    // It stands before nobody.
+                    self.schedule.return_place(lane);
+                    ended.push(waiter);
+                    continue;
+                }
                 taken.push((due.max(now + patience), waiter));
             }
         }
+        ended.into_iter().for_each(|waiter| self.end(waiter, true));
         taken
     }
 }

@@ -23,7 +23,7 @@ impl<W: Waiter> Engine<W> {
         self.backlog.drop_stale();
         self.pacing.drop_stale_trial();
         // The last one goes first, since only the last slot can go back to the store.
-        for seq in self.release.stale().into_iter().rev() {
+        for seq in self.release.positions(|waiter| !waiter.is_live()).into_iter().rev() {
             self.withdraw_held(seq);
         }
     }
@@ -37,12 +37,17 @@ impl<W: Waiter> Engine<W> {
 
     /// Gives a slot to the next waiter of its lane if the cost is the same, and otherwise back to the store.
     pub(crate) fn pass_on(&mut self, unused: Unused) {
+        self.pass_on_for(unused, Abandoned::Stale);
+    }
+
+    /// [`Engine::pass_on`], where the slot is unused for this reason.
+    pub(super) fn pass_on_for(&mut self, unused: Unused, reason: Abandoned) {
         let Unused { lane, cost, slot, deadline } = unused;
         self.backlog.drop_stale_first(lane);
         let may_use = |next: &W| next.cost() == cost;
         let next = if self.pacing.is_suspended() { None } else { self.backlog.pop_if(lane, may_use) };
         let Some(waiter) = next else {
-            self.meters.abandoned(1, Abandoned::Stale);
+            self.meters.abandoned(1, reason);
             return self.pacing.give_back(lane, cost, slot, &self.store);
         };
         let now = Instant::now();

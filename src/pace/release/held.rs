@@ -79,10 +79,11 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.len()
     }
 
-    /// Returns the positions in the order of arrival of the stale waiters, in the order of their slots.
-    pub(crate) fn stale(&self) -> Vec<u64> {
-        let stale = self.0.iter().filter(|held| !held.waiter.is_live());
-        stale.map(|held| held.waiter.seq()).collect()
+    /// Returns the positions in the order of arrival of the waiters that `is_meant` selects, in the order of their
+    /// slots.
+    pub(crate) fn positions(&self, is_meant: impl Fn(&W) -> bool) -> Vec<u64> {
+        let meant = self.0.iter().filter(|held| is_meant(&held.waiter));
+        meant.map(|held| held.waiter.seq()).collect()
     }
 
     /// Takes the waiter with this position in the order of arrival out. The waiters behind it with the same lane and

@@ -199,9 +199,10 @@ impl<W: Waiter> Release<W> {
         self.held.drain().collect()
     }
 
-    /// Returns the positions in the order of arrival of the stale waiters, in the order of their slots.
-    pub(crate) fn stale(&self) -> Vec<u64> {
-        self.held.stale()
+    /// Returns the positions in the order of arrival of the waiters that `is_meant` selects, in the order of their
+    /// slots.
+    pub(crate) fn positions(&self, is_meant: impl Fn(&W) -> bool) -> Vec<u64> {
+        self.held.positions(is_meant)
     }
 }
 

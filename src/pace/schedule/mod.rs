@@ -379,6 +379,13 @@ impl Schedule {
         before
     }
 
+    /// Takes back the place that [`Schedule::pass_place`] counted last.
+    pub(crate) fn return_place(&mut self, lane: LaneId) {
+        if let Some((before, _)) = &mut self.lanes[lane.row()].passed_on {
+            *before = before.saturating_sub(1);
+        }
+    }
+
     /// Forgets the estimates of slots, since the store's clock stepped, its state was lost, or its slots have changed.
     pub(crate) fn forget(&mut self) {
         self.next_slot = Instant::now();

@@ -1,8 +1,10 @@
-//! The state that all replicas of a downstream share: the limits in force, and pauses.
+//! The state that all replicas of a downstream share: the limits in force, pauses, and cancelled waiters.
 
 mod agreement;
+mod known_tombstones;
 mod pauses;
 mod record;
+mod tombstones;
 
 use std::sync::Arc;
 
@@ -10,12 +12,15 @@ use tokio::time::Instant;
 
 use agreement::Wanted;
 pub(crate) use agreement::{Adopted, Agreement};
+pub(crate) use known_tombstones::CancelledIds;
 pub(crate) use pauses::{PauseChange, Pauses};
 use record::RecordCalls;
 pub(crate) use record::{Purpose, RecordReply};
+pub(crate) use tombstones::TombstonesReply;
+use tombstones::{TombstonePurpose, Tombstones};
 
 use super::Settings;
-use crate::store::{Observed, SlotClock, Status, Store};
+use crate::store::{Observed, SlotClock, Status, Store, StoreError, TombstoneReply};
 use crate::time::{Deadline, Micros};
 
 /// The owner of one replica's knowledge of the downstream's record.
@@ -27,6 +32,16 @@ pub(crate) struct SharedTerms {
     pauses: Pauses,
     /// The calls about the record.
     calls: RecordCalls,
+    /// The cancelled waiters; `None` where waiters have no ids by which they could be cancelled.
+    tombstones: Option<Tombstones>,
+}
+
+/// The reply to a call about what all replicas share.
+pub(crate) enum TermsReply {
+    /// The reply to a call about the record.
+    Record(Purpose, RecordReply),
+    /// The reply to a call about cancelled waiters.
+    Tombstones(TombstonesReply),
 }
 
 /// The state of the engine's other parts that matters for calls about the record.
@@ -51,7 +66,12 @@ pub(crate) struct StatusNews {
 
 impl SharedTerms {
     pub(crate) fn new(given: Settings, now: Instant) -> Self {
-        Self { agreement: Agreement::new(given), pauses: Pauses::default(), calls: RecordCalls::new(now) }
+        Self {
+            agreement: Agreement::new(given),
+            pauses: Pauses::default(),
+            calls: RecordCalls::new(now),
+            tombstones: None,
+        }
     }
 
     /// Returns the agreement on the limits in force.
@@ -117,6 +137,9 @@ impl SharedTerms {
     pub(crate) const fn on_store_back(&mut self, received: Instant) {
         self.calls.postpone(received);
         self.pauses.on_store_back();
+        if let Some(tombstones) = &mut self.tombstones {
+            tombstones.on_store_back(received);
+        }
     }
 
     /// Handles that the store's clock stepped, or its record began anew.
@@ -153,6 +176,9 @@ impl SharedTerms {
         if observed == Observed::Consistent && self.pauses.is_overtaken(now, epoch) {
             return None;
         }
+        if let Some(tombstones) = &mut self.tombstones {
+            tombstones.on_version(epoch, status.tombstones);
+        }
         self.agreement.on_generation(status.generation);
         let news = self.pauses.on_answer(&status);
         if news.is_forgotten {
@@ -176,12 +202,62 @@ impl SharedTerms {
         self.agreement.on_record(status, terms, now)
     }
 
-    /// Waits for the reply to the call in flight; forever, if there is none. Cancel safe.
-    pub(crate) async fn reply(&mut self) -> (Purpose, RecordReply) {
-        self.calls.reply().await
+    /// Follows the tombstones in the store from now on. Returns the ids of the waiters that are cancelled at any time.
+    pub(crate) fn follow_tombstones(&mut self, now: Instant) -> Arc<CancelledIds> {
+        let tombstones = self.tombstones.get_or_insert_with(|| Tombstones::new(now));
+        Arc::clone(tombstones.cancelled())
     }
 
-    /// Starts the next call about the record, if there is reason for one. Restoring a lost record comes first, then a
+    /// Whether the store has tombstones that are not known here.
+    pub(crate) fn lacks_tombstones(&self) -> bool {
+        self.tombstones.as_ref().is_some_and(Tombstones::is_behind)
+    }
+
+    /// Takes in an answer about tombstones, whose status is taken in already. Returns how many waiters are newly
+    /// cancelled.
+    pub(crate) fn on_tombstones(&mut self, purpose: TombstonePurpose, answer: TombstoneReply) -> usize {
+        self.tombstones.as_mut().map_or(0, |tombstones| tombstones.on_answer(purpose, answer))
+    }
+
+    /// Handles that a call about tombstones failed. It is repeated at `again` if the store is away.
+    pub(crate) fn on_tombstones_failed(
+        &mut self,
+        purpose: &TombstonePurpose,
+        (error, downstream): (&StoreError, &str),
+        again: Instant,
+    ) {
+        let Some(tombstones) = &mut self.tombstones else { return };
+        if error.is_away() {
+            tombstones.on_away(again);
+        } else {
+            tombstones.on_refused(purpose, error, downstream);
+        }
+    }
+
+    /// Forgets the tombstones that have ended.
+    pub(crate) fn end_tombstones(&mut self, slots: &SlotClock) {
+        if let Some(tombstones) = &mut self.tombstones {
+            tombstones.end(slots);
+        }
+    }
+
+    /// Waits for the reply to a call in flight; forever, if there is none. Cancel safe.
+    pub(crate) async fn reply(&mut self) -> TermsReply {
+        let Self { calls, tombstones, .. } = self;
+        let tombstones = async {
+            match tombstones {
+                Some(tombstones) => tombstones.reply().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            (purpose, reply) = calls.reply() => TermsReply::Record(purpose, reply),
+            reply = tombstones => TermsReply::Tombstones(reply),
+        }
+    }
+
+    /// Starts the next calls, if there is reason for them. About the record, restoring a lost one comes first, then a
     /// pause, then terms, then reading.
     pub(crate) fn tick(
         &mut self,
@@ -189,6 +265,9 @@ impl SharedTerms {
         circumstances: Circumstances,
         (store, downstream): (&Arc<dyn Store>, &str),
     ) {
+        if let Some(tombstones) = self.tombstones.as_mut().filter(|_| !circumstances.is_away) {
+            tombstones.tick(now, (store, downstream));
+        }
         if self.calls.is_calling() || circumstances.is_away {
             return;
         }
@@ -213,10 +292,13 @@ impl SharedTerms {
         self.read_due(circumstances).filter(|due| *due <= now).map(|_| Purpose::Read)
     }
 
-    /// Returns the instant at which [`SharedTerms::tick`] has something to do, or a pause or an operator's rate ends.
+    /// Returns the instant at which [`SharedTerms::tick`] has something to do, or a pause, an operator's rate or a
+    /// tombstone ends.
     pub(crate) fn wake_at(&self, circumstances: Circumstances, slots: &SlotClock) -> Option<Instant> {
         let rate_end = self.agreement.next_end().and_then(|end| slots.hold(end)).map(Deadline::instant);
-        [self.call_at(circumstances), self.pauses.wake_at(), rate_end].into_iter().flatten().min()
+        let tombstones = self.tombstones.as_ref();
+        let tombstones = tombstones.and_then(|tombstones| tombstones.wake_at(circumstances.is_away, slots));
+        [self.call_at(circumstances), self.pauses.wake_at(), rate_end, tombstones].into_iter().flatten().min()
     }
 
     /// Returns the instant of the next call.

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use crate::limit::LimitSet;
 use crate::store::{
     BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, RecordState, Reserve, Reserved, Scope,
-    Store, StoreError,
+    Store, StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::time::{Clock, Micros, SystemClock};
 
@@ -191,6 +191,14 @@ impl Store for Bench {
             self.failed()?;
             self.memory().update_record(downstream, change).await
         })
+    }
+
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        Box::pin(async move { self.memory().tombstones(downstream, call).await })
     }
 
     fn changes(&self, downstream: &str) -> Changes {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::{LastLook, Outcome, Sink};
+use super::{BodyMatch, LastLook, Outcome, Sink};
 use crate::job::{Job, shown};
 use crate::store::BoxFuture;
 
@@ -43,6 +43,7 @@ pub struct HttpSink {
     read_headers: Option<ReadHeaders>,
     target: Target,
     timeout: Duration,
+    throttled_when: Option<BodyMatch>,
 }
 
 /// Reads the headers of every request again from their files. It may block. The error is a text for people, without any
@@ -76,9 +77,10 @@ impl HttpSink {
     fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let max_age = options.max_connection_age;
+        let throttled_when = options.throttled_when.clone();
         let target = Target::new(options)?;
         let connector = Connector::new(&target.base, timeout, lookup, tls)?;
-        Ok(Self { pool: Pool::new(connector, max_age), target, timeout, read_headers: None })
+        Ok(Self { pool: Pool::new(connector, max_age), target, timeout, read_headers: None, throttled_when })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
@@ -89,7 +91,8 @@ impl HttpSink {
         match self.exchange(request, look).await {
             Ok(None) => Outcome::Missed,
             Ok(Some(answer)) => {
-                let (outcome, reusable) = response::outcome(answer, job.reply.is_some()).await;
+                let (outcome, reusable) =
+                    response::outcome(answer, job.reply.is_some(), self.throttled_when.as_ref()).await;
                 if let Some(aging) = reusable {
                     self.pool.put(aging);
                 }

@@ -13,6 +13,7 @@ use url::{Position, Url};
 
 use super::guard;
 use crate::job::shown;
+use crate::sink::BodyMatch;
 
 /// The options of an HTTP sink.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub struct HttpOptions {
     /// connections of many sinks end one by one, and new ones follow changes of the host's address. Zero stands for no
     /// bound.
     pub max_connection_age: Duration,
+    /// The body of a success by which the downstream throttles: at most 64 KiB of it are read.
+    pub throttled_when: Option<BodyMatch>,
 }
 
 impl HttpOptions {
@@ -39,6 +42,7 @@ impl HttpOptions {
             timeout: Duration::from_secs(30),
             headers: Vec::new(),
             max_connection_age: Duration::from_secs(90),
+            throttled_when: None,
         }
     }
 

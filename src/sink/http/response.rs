@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use super::pool::Aging;
 use super::retry_after;
 use crate::job::Reason;
-use crate::sink::{Outcome, Receipt, Response};
+use crate::sink::{BodyMatch, Outcome, Receipt, Response};
 
 /// The most bytes that are read of a body, for a reply or to reuse the connection.
 const MAX_BODY: usize = 64 * 1024;
@@ -49,21 +49,31 @@ impl Answer {
 }
 
 /// The outcome of `answer`, and its connection if it can be used again. With `wanted` the response is kept, within its
-/// bounds.
+/// bounds. A success with a body such as `throttled_when` throttles.
 ///
 /// An answer may come before its request was written. A 2xx counts only once the request is written: a part of a job is
 /// no delivery, whatever the server answers. Any other status is the answer at once.
-pub(super) async fn outcome(mut answer: Answer, wanted: bool) -> (Outcome, Option<Aging>) {
-    let response = if wanted { Some(keep(&mut answer).await) } else { None };
+pub(super) async fn outcome(
+    mut answer: Answer,
+    wanted: bool,
+    throttled_when: Option<&BodyMatch>,
+) -> (Outcome, Option<Aging>) {
     let is_success = answer.head.status().is_success();
+    let throttled_when = throttled_when.filter(|_| is_success);
+    let is_kept = wanted || throttled_when.is_some();
+    let response = if is_kept { Some(keep(&mut answer).await) } else { None };
     if is_success && let Err(cut_off) = finish_sending(&mut answer).await {
         return (cut_off, None);
     }
     let is_sent = answer.aging.connection.has_sent();
-    if is_sent && !wanted {
+    if is_sent && !is_kept {
         drain(&mut answer).await;
     }
-    let outcome = judge(&answer.head, response);
+    let throttles = |kept: &Response| throttled_when.is_some_and(|when| when.is_in(&kept.body));
+    let outcome = match response {
+        Some(kept) if throttles(&kept) => throttled_by_body(&answer.head, wanted.then_some(kept)),
+        kept => judge(&answer.head, kept.filter(|_| wanted)),
+    };
     let Answer { head, mut aging, .. } = answer;
     // The rest of the body stays unread, so the connection ends.
     drop(head);
@@ -86,6 +96,14 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
     let detail =
         format!("{why} before the whole request was sent, which the downstream had answered {status}");
     Err(Outcome::Retry { reason, detail, status: None, after: None, response: None })
+}
+
+/// The outcome of a success whose body means that the downstream throttles.
+fn throttled_by_body(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
+    let status = answer.status();
+    let detail = format!("the downstream answered {status} with a body that means that it throttles");
+    let after = retry_after::read(answer.headers());
+    Outcome::Throttled { detail, status: status.as_u16(), after, response }
 }
 
 fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {

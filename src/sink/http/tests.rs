@@ -29,6 +29,7 @@ fn job() -> Job {
         plan: None,
         cost: 1,
         priority: 0,
+        made_at: None,
         not_before: None,
         deadline: None,
         method: "POST",

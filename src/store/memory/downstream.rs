@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
+use super::tombstones::{Answer, Tombstones};
 use super::{Asker, Booking, Cancel, Change, GRACE, NextTurn, Pause, Queue, Recall, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, DumpedState, Record};
+use crate::store::{TombstoneCall, TombstoneReply};
 use crate::time::Micros;
 
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(super) struct Downstream {
     sweep_cursor: usize,
     /// The end of each replica's lease.
     pub(super) leases: HashMap<String, Micros>,
+    /// The tombstones of cancelled jobs.
+    tombstones: Tombstones,
 }
 
 /// The states of one key, by the index of the limit. The first is stored inline, since most keys have no other.
@@ -75,6 +79,7 @@ impl Downstream {
             keyed: IndexMap::new(),
             sweep_cursor: 0,
             leases: HashMap::new(),
+            tombstones: Tombstones::default(),
         }
     }
 
@@ -147,6 +152,13 @@ impl Downstream {
             self.queue.end = Micros(0);
         }
         self.status != status
+    }
+
+    /// Changes or reads the tombstones at `now`; `None` if there would be too many.
+    pub(super) fn call_tombstones(&mut self, call: TombstoneCall<'_>, now: Micros) -> Option<TombstoneReply> {
+        let before = self.status.tombstones;
+        let Answer { changed, page, up_to } = self.tombstones.call(call, &mut self.status.tombstones, now)?;
+        Some(TombstoneReply { now, epoch: self.epoch, status: self.status, changed, before, page, up_to })
     }
 
     /// Discards the turns that were booked: after a reset they begin too late.

@@ -4,6 +4,8 @@
 //! paced:{billing}:record            the downstream's record (string, no TTL)
 //! paced:{billing}:terms             the terms in force (string, no TTL)
 //! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
+//! paced:{billing}:cancelled         the ids of cancelled jobs (sorted set, by the version of their latest change)
+//! paced:{billing}:cancelled-until   the same ids (sorted set, by when their tombstones end)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
 //! ```
@@ -51,6 +53,12 @@ pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
 /// The keys of the record and of the terms.
 pub(super) fn record_and_terms(prefix: &str, scope: Scope<'_>) -> [String; 2] {
     [record(prefix, scope), join(prefix, scope, &["terms"])]
+}
+
+/// The keys of the record and of the tombstones.
+pub(super) fn record_and_tombstones(prefix: &str, scope: Scope<'_>) -> [String; 3] {
+    let [by_version, by_end] = ["cancelled", "cancelled-until"].map(|name| join(prefix, scope, &[name]));
+    [record(prefix, scope), by_version, by_end]
 }
 
 /// The channel on which changes are published.

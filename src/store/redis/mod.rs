@@ -11,6 +11,7 @@ mod link;
 mod listen;
 mod options;
 mod packed;
+mod record;
 mod reply;
 mod request;
 mod scripts;
@@ -30,7 +31,7 @@ use tokio::task::JoinHandle;
 use super::changes::{Changes, Watchers};
 use super::{
     BoxFuture, Cancel, Change, Check, Checked, Lanes, RecordState, Reserve, Reserved, Scope, Store,
-    StoreError,
+    StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
@@ -253,30 +254,6 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl RedisStore {
-    /// Returns the record of a downstream, after the change if one is given.
-    async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
-        let scope = Scope { downstream, key: "" };
-        scope.check()?;
-        change.map_or(Ok(()), |change| change.check())?;
-        let keys = match change {
-            Some(Change::Reset { limits }) => keys::restarted(&self.prefix, scope, limits),
-            _ => keys::record_and_terms(&self.prefix, scope).to_vec(),
-        };
-        let channel = keys::channel(&self.prefix);
-        let call = |run| {
-            let known_record = self.known_record(downstream, run);
-            self.scripts.record(&keys, (&channel, downstream), change.as_ref(), self.now(), known_record)
-        };
-        let state = reply::record(self.servers.invoke(downstream, call).await?)
-            .map_err(|detail| self.servers.unexpected(detail))?;
-        self.with_history(downstream, |history| {
-            history.record_answer((state.epoch, state.now), &state.status)
-        });
-        Ok(state)
-    }
-}
-
 impl crate::store::sealed::Sealed for RedisStore {}
 
 impl Store for RedisStore {
@@ -387,6 +364,14 @@ impl Store for RedisStore {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(self.record(downstream, Some(change)))
+    }
+
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        Box::pin(self.call_tombstones(downstream, call))
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

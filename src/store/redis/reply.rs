@@ -1,10 +1,15 @@
 //! The answers of the scripts, parsed once into structs with names.
 
+use std::sync::Arc;
+
 use redis::Value;
 
 use super::packed::{all, doubles};
 use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
-use crate::store::{Booking, Check, Checked, NextTurn, Pause, RecordState, Reserve, Reserved, Status, Turn};
+use crate::store::{
+    Booking, Check, Checked, NextTurn, Pause, RecordState, Reserve, Reserved, Status, Tombstone,
+    TombstoneReply, Turn,
+};
 use crate::time::Micros;
 
 /// The stamp that begins every answer.
@@ -44,25 +49,36 @@ pub(super) enum Answer {
 /// The answer of `record.lua` and `restart.lua`.
 pub(super) type RecordReply = (Vec<u8>, Option<String>);
 
-const STAMP: usize = 7 * 8;
+/// The answer of `tombstones.lua`: the stamp, numbers, and ids.
+pub(super) type TombstonesReply = (Vec<u8>, Vec<u8>, Vec<String>);
+
+const STAMP: usize = 8 * 8;
 
 impl Stamp {
     fn read(packed: &[u8]) -> Result<(Self, &[u8]), String> {
         let wrong = || format!("an answer of {} bytes", packed.len());
         let (head, rest) = packed.split_at_checked(STAMP).ok_or_else(wrong)?;
-        let [generation, epoch, penalty, until, version, reset, now] = doubles(head).ok_or_else(wrong)?;
-        let status = status([penalty, until, version, generation, reset])?;
+        let [generation, epoch, penalty, until, version, reset, tombstones, now] =
+            doubles(head).ok_or_else(wrong)?;
+        let status = status([penalty, until, version, generation, reset, tombstones])?;
         Ok((Self { now: Micros(now), epoch: Micros(epoch), status }, rest))
     }
 }
 
-/// Builds the status from penalty, pause, its version, generation and reset.
+/// Builds the status from penalty, pause, its version, generation, reset and the version of the tombstones.
 ///
 /// # Errors
 /// A text that says what is wrong with the numbers.
-pub(super) fn status([penalty, until, version, generation, reset]: [i64; 5]) -> Result<Status, String> {
-    let pause = Pause { until: Micros(until), version: count(version)? };
-    Ok(Status { penalty: Micros(penalty), pause, generation: count(generation)?, reset: count(reset)? })
+pub(super) fn status(
+    [penalty, until, version, generation, reset, tombstones]: [i64; 6],
+) -> Result<Status, String> {
+    Ok(Status {
+        penalty: Micros(penalty),
+        pause: Pause { until: Micros(until), version: count(version)? },
+        generation: count(generation)?,
+        reset: count(reset)?,
+        tombstones: count(tombstones)?,
+    })
 }
 
 fn count<T: TryFrom<i64>>(number: i64) -> Result<T, String> {
@@ -305,6 +321,38 @@ pub(super) fn record((packed, terms): RecordReply) -> Result<RecordState, String
     } else {
         Err(format!("{} bytes for how things stand", packed.len()))
     }
+}
+
+/// Parses the answer about tombstones; `None` if there would be too many.
+///
+/// # Errors
+/// A text that says what is wrong with the answer.
+pub(super) fn tombstones((stamp, numbers, ids): TombstonesReply) -> Result<Option<TombstoneReply>, String> {
+    let (Stamp { now, epoch, status }, rest) = Stamp::read(&stamp)?;
+    let numbers = all(&numbers);
+    let [changed, before, up_to, instants @ ..] = &numbers[..] else {
+        return Err(format!("{} numbers of tombstones", numbers.len()));
+    };
+    if !rest.is_empty() || instants.len() != ids.len() {
+        return Err(format!("{} instants of {} tombstones", instants.len(), ids.len()));
+    }
+    if *changed < 0 {
+        return Ok(None);
+    }
+    let tombstone = |(id, at): (String, &i64)| Tombstone {
+        id: Arc::from(id),
+        until: Micros(at.abs()),
+        is_undone: *at < 0,
+    };
+    Ok(Some(TombstoneReply {
+        now,
+        epoch,
+        status,
+        changed: count(*changed)?,
+        before: count(*before)?,
+        page: ids.into_iter().zip(instants).map(tombstone).collect(),
+        up_to: count(*up_to)?,
+    }))
 }
 
 fn charged(bits: i64) -> Result<Charge, String> {

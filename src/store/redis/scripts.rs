@@ -9,7 +9,7 @@ use redis::{Cmd, Script};
 use super::packed::Packed;
 use super::request::{KnownRecord, Now, Request, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
-use crate::store::{Cancel, Change};
+use crate::store::{Cancel, Change, TombstoneCall};
 use crate::time::Micros;
 
 const LIB: &str = include_str!("lua/lib.lua");
@@ -46,6 +46,7 @@ pub(super) struct Scripts {
     reset: ByKinds,
     restart: ByKinds,
     record: Script,
+    tombstones: Script,
 }
 
 /// A script with its keys and arguments.
@@ -154,6 +155,7 @@ impl Scripts {
             reset: ByKinds::new(include_str!("lua/reset.lua"), steps),
             restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
             record,
+            tombstones: script(&compose(0, include_str!("lua/tombstones.lua")), steps),
         }
     }
 
@@ -235,6 +237,42 @@ impl Scripts {
         text.iter().for_each(|text| {
             call.command.arg(text);
         });
+        call
+    }
+}
+
+impl Scripts {
+    pub(super) fn tombstones(
+        &self,
+        keys: &[String],
+        (channel, downstream): (&str, &str),
+        call: TombstoneCall<'_>,
+        now: Now,
+        known_record: KnownRecord,
+    ) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(16);
+        numbers.put([now.number()]);
+        numbers.put(known_record.numbers());
+        let (word, ids): (_, Vec<&str>) = match call {
+            TombstoneCall::Cancel { ids, span } => {
+                numbers.put([Micros(0).plus(span).0]);
+                ("cancel", ids.iter().map(|id| &**id).collect())
+            }
+            TombstoneCall::Undo { ids } => ("undo", ids.iter().map(|id| &**id).collect()),
+            TombstoneCall::Recall { tombstones } => {
+                for tombstone in tombstones {
+                    let until = tombstone.until.0;
+                    numbers.put([if tombstone.is_undone { -until } else { until }]);
+                }
+                ("recall", tombstones.iter().map(|tombstone| &*tombstone.id).collect())
+            }
+            TombstoneCall::Read { after } => {
+                numbers.put_count(after);
+                ("read", Vec::new())
+            }
+        };
+        let mut call = Call::new(&self.tombstones, keys, &numbers, 3 + ids.len());
+        call.command.arg(channel).arg(downstream).arg(word).arg(ids);
         call
     }
 }

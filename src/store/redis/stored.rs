@@ -32,16 +32,19 @@ impl RedisStore {
         let (record, states): (Option<Vec<u8>>, Vec<Option<Vec<u8>>>) =
             self.servers.read(scope.downstream, &commands).await?;
         let Some(numbers) = record.map(|record| all(&record)) else { return Ok(dump::unused(limits)) };
-        let [_, _, _, shift, high, _, generation, epoch, penalty, pause, version, reset, ..] = numbers[..]
+        let [_, _, _, shift, high, _, generation, epoch, penalty, pause, version, reset, rest @ ..] =
+            &numbers[..]
         else {
             return Err(self.servers.unexpected(format!("the record {numbers:?}")));
         };
-        let [.., turns_end, reach, reach_until] = numbers[..] else { return Ok(dump::unused(limits)) };
-        let status = reply::status([penalty, pause, version, generation, reset])
+        let [_, _, _, _, _, turns_end, reach, reach_until, tombstones, ..] = *rest else {
+            return Ok(dump::unused(limits));
+        };
+        let status = reply::status([*penalty, *pause, *version, *generation, *reset, tombstones])
             .map_err(|detail| self.servers.unexpected(detail))?;
         let reach = Duration::from_micros(reach.unsigned_abs());
         let queue = Queue { end: Micros(turns_end), reach, until: Micros(reach_until) };
-        let record = Record { epoch: Micros(epoch), high: Micros(high), shift, status, queue };
+        let record = Record { epoch: Micros(*epoch), high: Micros(*high), shift: *shift, status, queue };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };
             let decoded = decode(&bytes).ok_or_else(|| {

@@ -1,9 +1,10 @@
 //! `/metrics` against the log of the API.
 
 use super::*;
+use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 25] = [
+const METRICS: [(&str, &str); 26] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_amqp_separations_total", "counter"),
@@ -29,6 +30,7 @@ const METRICS: [(&str, &str); 25] = [
     ("paced_store_connected", "gauge"),
     ("paced_store_errors_total", "counter"),
     ("paced_store_roundtrip_seconds", "histogram"),
+    ("paced_unroutable_total", "counter"),
 ];
 
 /// The label of each series of a downstream, and its values.
@@ -36,7 +38,11 @@ const LABELS: [(&str, &str, &[&str]); 20] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
-    ("paced_jobs_settled_total", "outcome", &["delivered", "retried", "parked", "dead", "returned"]),
+    (
+        "paced_jobs_settled_total",
+        "outcome",
+        &["delivered", "retried", "parked", "dead", "returned", "cancelled"],
+    ),
     (
         "paced_job_retries_total",
         "reason",
@@ -54,6 +60,7 @@ const LABELS: [(&str, &str, &[&str]); 20] = [
             "bad-id",
             "cost-too-large",
             "expired",
+            "queue-full",
             "rejected",
             "status",
             "attempts-exhausted",
@@ -74,6 +81,7 @@ const LABELS: [(&str, &str, &[&str]); 20] = [
             "stopped",
             "paused",
             "store-back",
+            "cancelled",
         ],
     ),
     ("paced_store_errors_total", "op", &["reserve", "tend"]),
@@ -205,6 +213,7 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     assert_eq!(scrape.value("paced_store_connected", "", ""), 1.0, "it was asked for the scrape");
     assert_eq!(scrape.samples["paced_amqp_connected"], 1.0);
     assert_eq!(scrape.samples["paced_amqp_reconnects_total"], 0.0);
+    assert_eq!(scrape.samples["paced_unroutable_total"], 0.0);
     let build = format!("paced_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(scrape.samples[&build], 1.0);
     let labels = scrape
@@ -263,7 +272,7 @@ async fn the_counters_agree_with_what_the_api_saw() {
     assert_eq!(count("paced_jobs_received_total", "", ""), published);
     assert_eq!(count("paced_jobs_released_total", "", ""), released);
     for (outcome, expected) in
-        [("delivered", 41), ("retried", 6), ("parked", 0), ("dead", 7), ("returned", 0)]
+        [("delivered", 41), ("retried", 6), ("parked", 0), ("dead", 7), ("returned", 0), ("cancelled", 0)]
     {
         assert_eq!(count("paced_jobs_settled_total", "outcome", outcome), expected, "{outcome}");
     }
@@ -366,4 +375,25 @@ async fn promtool(text: &str) {
             assert!(output.status.success() && said.trim().is_empty(), "promtool: {said}");
         }
     }
+}
+
+#[tokio::test]
+async fn messages_for_no_downstream_are_warned_of_and_counted() {
+    let site = Site::shared("misspelt", "rate = '100/s'").await;
+    let watched = Watched::start(&site).await;
+    watched.readyz(200).await;
+    publish(&site.amqp, &site.prefix, "biling", Job::many("first", 1)).await;
+    let line = watched.paced.wait_line("messages for no downstream", LONG).await;
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&line["level"], &line["messages"]), (&"WARN".into(), &1.into()), "{line}");
+    publish(&site.amqp, &site.prefix, "biling", Job::many("second", 3)).await;
+    let mut counted = 0.0;
+    until("the others are counted", LONG, async || {
+        counted = Scrape::of(&watched).await.samples["paced_unroutable_total"];
+        counted >= 3.0
+    })
+    .await;
+    // On a slow machine the first one may have been there at the first poll.
+    assert!(counted == 4.0 || counted == 3.0, "{counted}");
+    assert_eq!(watched.paced.stop().await, 0);
 }

@@ -39,6 +39,7 @@ async fn warned_of(
         name: "theirs".into(),
         queue: Some(queue.clone()),
         prefetch: 10,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     }];

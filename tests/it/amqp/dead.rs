@@ -1,4 +1,4 @@
-use paced::amqp::{AMQPValue, DeadLetters, Edits, FieldTable, Filter};
+use paced::amqp::{AMQPValue, DeadLetters, Edits, FieldTable, Filter, Letter, Replay, Scan, Tally};
 use paced::dispatch::DeadLetter;
 use paced::job::{Reason, Value};
 
@@ -31,9 +31,22 @@ async fn dead_letter(options: &Options, numbers: std::ops::Range<u32>) {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-async fn listed(dead: &DeadLetters, max: u32) -> Vec<String> {
-    let letters = within("the list", dead.list(max)).await.unwrap();
+/// The first `max` letters.
+pub(super) async fn letters(dead: &DeadLetters, max: u32) -> Vec<Letter> {
+    let scan = Scan { limit: Some(max), ..Scan::default() };
+    within("the list", dead.list(&scan, |_| {})).await.unwrap().0
+}
+
+/// The bodies of the first `max` letters.
+pub(super) async fn listed(dead: &DeadLetters, max: u32) -> Vec<String> {
+    let letters = letters(dead, max).await;
     letters.iter().map(|letter| String::from_utf8(letter.message.body.to_vec()).unwrap()).collect()
+}
+
+/// Replays the letters that match.
+pub(super) async fn replayed(dead: &DeadLetters, filter: Filter) -> Tally {
+    let scan = Scan { filter, ..Scan::default() };
+    within("the replay", dead.replay(&scan, &Replay::default(), |_| {})).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -50,7 +63,7 @@ async fn listing_changes_nothing() {
     for max in [3, 7, 1, 10] {
         assert_eq!(listed(&dead, max).await, numbered(0..max));
     }
-    let letters = dead.list(2).await.unwrap();
+    let letters = letters(&dead, 2).await;
     let letter = &letters[1];
     assert_eq!(letter.message.message_id.as_deref(), Some("id-1"));
     assert_eq!(letter.reason.as_deref(), Some("status"));
@@ -69,18 +82,20 @@ async fn a_replay_takes_what_matches_and_leaves_the_rest() {
     dead_letter(&options, 0..10).await;
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
     let filter = Filter { reason: Some("status".into()), ..Filter::default() };
+    let scan = Scan { filter, limit: Some(3), ..Scan::default() };
     let edits = Edits { set: vec![("paced-lane".into(), "globex".into())], unset: Vec::new(), new_id: true };
+    let replay = Replay { edits, ..Replay::default() };
     let mut told = Vec::new();
-    let progress = |replay: &paced::amqp::Replay| told.push((replay.seen, replay.replayed));
-    let replay = within("the replay", dead.replay(&filter, Some(3), &edits, progress)).await.unwrap();
-    assert_eq!((replay.found, replay.seen, replay.replayed, replay.kept, replay.failed), (10, 6, 3, 3, 0));
+    let progress = |tally: &Tally| told.push((tally.seen, tally.done));
+    let tally = within("the replay", dead.replay(&scan, &replay, progress)).await.unwrap();
+    assert_eq!((tally.found, tally.seen, tally.done, tally.kept, tally.failed), (10, 6, 3, 3, 0));
     assert_eq!(told, [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)]);
     assert_eq!(listed(&dead, 100).await, ["0", "2", "4", "6", "7", "8", "9"], "in their order");
 
     // One letter is replayed by its id, unchanged.
     let filter = Filter { id: Some("id-6".into()), ..Filter::default() };
-    let replay = within("the replay", dead.replay(&filter, None, &Edits::default(), |_| {})).await.unwrap();
-    assert_eq!((replay.found, replay.seen, replay.replayed, replay.kept), (7, 7, 1, 6));
+    let tally = replayed(&dead, filter).await;
+    assert_eq!((tally.found, tally.seen, tally.done, tally.kept), (7, 7, 1, 6));
     dead.close().await;
 
     let (amqp, mut source) = consuming(options).await;
@@ -104,8 +119,8 @@ async fn a_replayed_job_can_die_and_be_replayed_again() {
     dead_letter(&options, 1..2).await;
     for _ in 0..2 {
         let dead = DeadLetters::open(&options, "billing").await.unwrap();
-        let replay = dead.replay(&Filter::default(), None, &Edits::default(), |_| {}).await.unwrap();
-        assert_eq!((replay.found, replay.replayed), (1, 1));
+        let tally = replayed(&dead, Filter::default()).await;
+        assert_eq!((tally.found, tally.done), (1, 1));
         dead.close().await;
         let (amqp, mut source) = consuming(options.clone()).await;
         let delivery = next(&mut source).await;
@@ -131,10 +146,42 @@ async fn a_letter_that_cannot_be_published_stays() {
     dead_letter(&options, 0..3).await;
 
     let dead = DeadLetters::open(&options, "billing").await.unwrap();
-    let replay = dead.replay(&Filter::default(), None, &Edits::default(), |_| {}).await.unwrap();
-    assert_eq!((replay.replayed, replay.failed), (1, 1), "the queue holds one");
-    assert_eq!(replay.error, Some(paced::amqp::PublishError::Rejected));
+    let tally = replayed(&dead, Filter::default()).await;
+    assert_eq!((tally.done, tally.failed), (1, 1), "the queue holds one");
+    assert_eq!(tally.error, Some(paced::amqp::PublishError::Rejected));
     assert_eq!(listed(&dead, 100).await, numbered(1..3));
     dead.close().await;
     assert_eq!(pop(&channel, "stays.theirs").await.data, b"0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_removes_what_matches_and_was_there() {
+    let options = options(shared().await, "purge");
+    dead_letter(&options, 0..10).await;
+    let dead = DeadLetters::open(&options, "billing").await.unwrap();
+    let filter = Filter { status: Some(422), key: Some("billing.3".into()), ..Filter::default() };
+    let scan = Scan { filter, ..Scan::default() };
+    let tally = within("the purge", dead.purge(&scan, |_| {})).await.unwrap();
+    assert_eq!((tally.found, tally.done, tally.kept), (10, 1, 9));
+    let old = Filter { older_than: Some(Duration::from_secs(3600)), ..Filter::default() };
+    let new = Filter { newer_than: Some(Duration::from_secs(3600)), ..Filter::default() };
+    let matching = async |filter| {
+        let scan = Scan { filter, ..Scan::default() };
+        within("the count", dead.count_matching(&scan, |_| {})).await.unwrap().done
+    };
+    assert_eq!((matching(old).await, matching(new).await), (0, 9));
+    assert_eq!(listed(&dead, 100).await, ["0", "1", "2", "4", "5", "6", "7", "8", "9"]);
+
+    // A purge of as many as were counted removes none that came later.
+    let scan = Scan { first: Some(4), ..Scan::default() };
+    let tally = within("the purge", dead.purge(&scan, |_| {})).await.unwrap();
+    assert_eq!((tally.found, tally.done), (4, 4));
+    assert_eq!(listed(&dead, 100).await, numbered(5..10));
+
+    let scan = Scan { limit: Some(2), ..Scan::default() };
+    let stop = scan.stop.clone();
+    let tally = within("the purge", dead.purge(&scan, |_| stop.cancel())).await.unwrap();
+    assert_eq!((tally.done, tally.stopped), (1, true));
+    assert_eq!(listed(&dead, 100).await, numbered(6..10), "in their order");
+    dead.close().await;
 }

@@ -30,6 +30,7 @@ async fn a_missing_downstream_holds_up_no_other() {
         name: "absent".into(),
         queue: Some("partial.theirs".into()),
         prefetch: 10,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     });

@@ -22,6 +22,7 @@ fn many(url: &str, prefix: &str) -> Options {
         name: format!("d{n}"),
         queue: None,
         prefetch: 10,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     };
@@ -54,7 +55,8 @@ async fn the_wrong_ones_hold_up_no_others() {
     let (_connection, channel) = open(&url).await;
     let wrong: Vec<_> = (0..WRONG).map(|n| format!("many.jobs.d{n}")).collect();
     for queue in &wrong {
-        let declare = QueueDeclareOptions::durable();
+        // A queue with other arguments would be used as it is; one that is another connection's alone cannot be.
+        let declare = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.as_str().into(), declare, FieldTable::default()).await.unwrap();
     }
     let amqp = Amqp::start(many(&url, "many"));

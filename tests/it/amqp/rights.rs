@@ -1,9 +1,10 @@
 //! Users with no more permissions than docs/rabbitmq.md lists.
 
-use paced::amqp::{DeadLetters, Edits, Filter, PublishError, Warning, check_online};
+use paced::amqp::{DeadLetters, Filter, PublishError, Replay, Scan, Warning, check_online};
 use paced::dispatch::DeadLetter;
 use paced::job::Reason;
 
+use super::dead::{letters, replayed};
 use super::park::{park, stay};
 use super::*;
 use crate::support::api::Answer;
@@ -104,16 +105,27 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let mut looking = as_user(rabbit, &declaring, &grant(rabbit, "dead-list", &prefix).await);
     looking.declare = false;
     let dead = within("the dead letters", DeadLetters::open(&looking, "billing")).await.unwrap();
-    assert_eq!(within("the list", dead.list(10)).await.unwrap().len(), 2);
-    let (filter, edits) = (Filter::default(), Edits::default());
-    let replayed = within("the refusal", dead.replay(&filter, None, &edits, |_| {})).await.unwrap();
-    assert!(matches!(replayed.error, Some(PublishError::Refused(_))), "{replayed:?}");
+    assert_eq!(letters(&dead, 10).await.len(), 2);
+    let tally = replayed(&dead, Filter::default()).await;
+    assert!(matches!(tally.error, Some(PublishError::Refused(_))), "{tally:?}");
+    within("the close", dead.close()).await;
+    publish::publish(&rabbit.url(), &prefix, "biling", Job::many("misspelt", 2)).await;
+    let dead = within("the unroutable", DeadLetters::open_unroutable(&looking)).await.unwrap();
+    assert_eq!(letters(&dead, 10).await.len(), 2);
     within("the close", dead.close()).await;
     let mut sending = as_user(rabbit, &declaring, &grant(rabbit, "dead-replay", &prefix).await);
     sending.declare = false;
     let dead = within("the dead letters", DeadLetters::open(&sending, "billing")).await.unwrap();
-    let replayed = within("the replay", dead.replay(&filter, None, &edits, |_| {})).await.unwrap();
-    assert_eq!((replayed.replayed, replayed.error), (2, None));
+    let tally = replayed(&dead, Filter::default()).await;
+    assert_eq!((tally.done, tally.error), (2, None));
+    within("the close", dead.close()).await;
+    let dead = within("the unroutable", DeadLetters::open_unroutable(&sending)).await.unwrap();
+    let scan = Scan { limit: Some(1), ..Scan::default() };
+    let replay = Replay { to: Some("billing".into()), ..Replay::default() };
+    let tally = within("the replay", dead.replay(&scan, &replay, |_| {})).await.unwrap();
+    assert_eq!((tally.found, tally.done, tally.error), (2, 1, None));
+    let tally = within("the purge", dead.purge(&Scan::default(), |_| {})).await.unwrap();
+    assert_eq!(tally.done, 1);
     within("the close", dead.close()).await;
 }
 
@@ -126,6 +138,7 @@ async fn a_producer_reaches_its_own_downstream_alone() {
         name: "other".into(),
         queue: None,
         prefetch: 10,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     });
@@ -147,7 +160,7 @@ async fn a_producer_reaches_its_own_downstream_alone() {
     shut(amqp).await;
     publish::publish_to(&rabbit.url(), "", &format!("{prefix}.dead.billing"), Job::many("dead", 1)).await;
     let dead = within("the connection", DeadLetters::open(&options, "billing")).await.unwrap();
-    let error = within("the refusal", dead.list(10)).await.unwrap_err();
+    let error = within("the refusal", dead.list(&Scan::default(), |_| {})).await.unwrap_err();
     assert!(error.is_unauthorized(), "{error}");
 }
 

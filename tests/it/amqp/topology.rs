@@ -1,4 +1,5 @@
-use paced::amqp::{AMQPValue, Error, FieldTable, check_online};
+use lapin::options::ExchangeDeclareOptions;
+use paced::amqp::{AMQPValue, Error, FieldTable, Warning, check_online};
 
 use super::*;
 
@@ -10,6 +11,7 @@ async fn a_check_changes_nothing() {
         name: "theirs".into(),
         queue: Some("check.theirs".into()),
         prefetch: 10,
+        max_length: None,
         prefetch_bytes: 64 << 20,
         hold_max: Duration::from_secs(60),
     });
@@ -43,7 +45,7 @@ async fn a_check_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_differs_is_named() {
+async fn a_queue_that_differs_is_used_as_it_is_and_an_exchange_is_not() {
     let rabbit = shared().await;
     let (_connection, channel) = open(&rabbit.url()).await;
     let mut arguments = FieldTable::default();
@@ -51,10 +53,26 @@ async fn what_differs_is_named() {
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(7));
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare("differs.dead.billing".into(), declare, arguments).await.unwrap();
-    let error = Amqp::publishing(options(rabbit, "differs")).await.unwrap_err();
-    let Error::Inequivalent { what, detail } = &error else { panic!("{error}") };
-    assert_eq!(what, "queue differs.dead.billing");
+    let options = options(rabbit, "differs");
+    let amqp = Amqp::publishing(options.clone()).await.unwrap();
+    assert!(amqp.shutdown(LONG).await);
+    let findings = within("the check", check_online(&options)).await;
+    let [Warning::OtherArguments { queue, detail, way }] = &findings.warnings[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!(queue, "differs.dead.billing");
     assert!(detail.contains("x-max-length") || detail.contains("x-delivery-limit"), "{detail}");
+    assert!(way.contains(r#"'^differs\.dead\.billing$' '{"delivery-limit":1000000}'"#), "{way}");
+
+    channel.queue_delete("differs.dead.billing".into(), Default::default()).await.unwrap();
+    channel.exchange_delete("differs.jobs".into(), Default::default()).await.unwrap();
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let kind = lapin::ExchangeKind::Direct;
+    channel.exchange_declare("differs.jobs".into(), kind, durable, FieldTable::default()).await.unwrap();
+    let error = Amqp::publishing(options).await.unwrap_err();
+    let Error::Inequivalent { what, detail } = &error else { panic!("{error}") };
+    assert_eq!(what, "exchange differs.jobs");
+    assert!(detail.contains("type"), "{detail}");
     assert!(!error.is_unreachable() && !error.is_unauthorized());
 }
 

@@ -104,6 +104,47 @@ fn each_wrong_value_is_told_with_what_is_right() {
             "`5 minutes` is no duration; write an integer and us, ms, s, m, h or d, such as 30s",
         ),
         ("retry.max_throttled = 0", "out of range; use an integer from 1 to 4294967295"),
+        ("max_wait = \"0s\"", "`0s` is out of range; use 1s to 365d"),
+        ("queue.max_length = 0", "out of range; use an integer from 1 to 9223372036854775807"),
+        (
+            "queue = { name = \"q\", max_length = 5 }",
+            "nobody would set it, since queue.name is used as it is; set it by a policy of the broker",
+        ),
+        ("retry.max_age = \"1ms\"", "`1ms` is out of range; use 1s to 365d"),
+        ("retry.on = 500", "an integer where an array of statuses belongs; write [500, \"502-504\"]"),
+        ("retry.on = [600]", "no status; write one such as 503, \"500-504\" or \"5xx\""),
+        ("retry.never = [\"504-500\"]", "a range without a status; write \"500-504\""),
+        ("retry.on = [\"2xx\"]", "200 is no failure; use statuses from 300 to 599"),
+        (
+            "retry.on = [\"4xx\"]",
+            "401 is in on_unauthorized too; take it out, or set on_unauthorized without it",
+        ),
+        (
+            "retry.status = { 503 = { min_backoff = \"6m\" } }",
+            "over max_backoff (300s); use at most that, or raise max_backoff",
+        ),
+        (
+            "retry.status = { 404 = { max_attempts = 20 } }",
+            "a job that is answered 404 is not tried again; add it to `retry.on`",
+        ),
+        (
+            "retry.status = { 429 = { max_attempts = 3 } }",
+            "429 throttles, which max_attempts does not count; use retry.max_throttled",
+        ),
+        ("retry.status = { 5xx = {}, 503 = {} }", "503 is in another key too; let them not overlap"),
+        ("retry.status = { 700 = {} }", "no status; write one such as 503, \"500-504\" or \"5xx\""),
+        (
+            "retry.when = { pointer = \"code\", equals = 1 }",
+            "no JSON pointer; write one such as \"/error/code\"",
+        ),
+        (
+            "retry.when = { pointer = \"/code\" }",
+            "missing; say which value, such as equals = \"rate_limited\"",
+        ),
+        (
+            "retry.when = { pointer = \"/code\", equals = [1] }",
+            "an array where a string, a number or a boolean belongs; write equals = \"rate_limited\"",
+        ),
         ("retry.on_unauthorized = 401", "an integer where an array of integers belongs; write [401, 403]"),
         ("queue = 5", "an integer where a table belongs; write [downstreams.a.queue] or queue = { ... }"),
     ] {
@@ -263,7 +304,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -302,11 +343,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: `2_000_000/s` is more than 1000000/s, the highest rate",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint = "unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
+    let hint = "unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

@@ -41,7 +41,7 @@ type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a [&'a str]);
 #[test]
 fn each_key_counts_at_once_or_needs_a_restart() {
     let a = |text: &'static str| ("revision = 1\n", text);
-    let cases: [Case<'_>; 25] = [
+    let cases: [Case<'_>; 27] = [
         (&[], &[], &[]),
         // Another position or spelling is no change.
         (&[("[amqp]\n", "# a comment\n\n[amqp]\nurl = 'amqp://127.0.0.1:5672/%2f'\n")], &[], &[]),
@@ -70,6 +70,24 @@ fn each_key_counts_at_once_or_needs_a_restart() {
                 "downstreams.a.retry.on_unauthorized",
             ],
             &[],
+        ),
+        (
+            &[a(
+                "revision = 1\nmax_wait = '1h'\nretry = { max_age = '1d', on = [500, '503-504'], never = [503], status.500.max_attempts = 3 }\n",
+            )],
+            &[
+                "downstreams.a.max_wait",
+                "downstreams.a.retry.max_age",
+                "downstreams.a.retry.never",
+                "downstreams.a.retry.on",
+                "downstreams.a.retry.status.500.max_attempts",
+            ],
+            &[],
+        ),
+        (
+            &[a("revision = 1\nretry.when = { pointer = '/a', equals = 1 }\n")],
+            &[],
+            &["downstreams.a.retry.when.equals", "downstreams.a.retry.when.pointer"],
         ),
         (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
         // A secret changed, which is shown masked before and after.

@@ -1,9 +1,13 @@
 //! A user with no more permissions than docs/redis.md lists.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Store};
+use paced::store::{
+    Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Store, Tombstone, TombstoneCall,
+};
+use paced::time::Micros;
 use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::record::attentive;
@@ -53,6 +57,18 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
         Change::Recall(recall),
     ] {
         store.update_record("record", change).await?;
+    }
+    let ids = [Arc::from("a"), Arc::from("b")];
+    let tombstones = [Tombstone { id: Arc::from("c"), until: Micros::MAX, is_undone: false }];
+    for call in [
+        TombstoneCall::Cancel { ids: &ids[..1], span: Duration::from_micros(1) },
+        // By now the first one has ended, and is removed.
+        TombstoneCall::Cancel { ids: &ids[1..], span: Duration::from_secs(60) },
+        TombstoneCall::Undo { ids: &ids },
+        TombstoneCall::Recall { tombstones: &tombstones },
+        TombstoneCall::Read { after: 0 },
+    ] {
+        store.tombstones("record", call).await?;
     }
     let (rate, second) = ("1000/s".parse().unwrap(), Duration::from_secs(1));
     let every = [

@@ -18,6 +18,7 @@ pub(in crate::dispatch) const NOWHERE: &str = "nowhere";
 pub(in crate::dispatch) enum Settled {
     Replied(String),
     Acked(Report),
+    Discarded(Report),
     Dead(DeadLetter),
     Back,
     Parked(Stay),
@@ -102,6 +103,10 @@ impl Ticket for ScriptedTicket {
 
     fn ack(self: Box<Self>, _receipt: Receipt, report: Report) {
         self.ledger.note(&self.id, Settled::Acked(report));
+    }
+
+    fn discard(self: Box<Self>, report: Report) {
+        self.ledger.note(&self.id, Settled::Discarded(report));
     }
 
     fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::limit::LimitSet;
 use crate::store::{
     BoxFuture, Cancel, Change, Changes, Check, Checked, MemoryStore, RecordState, Reserve, Reserved, Scope,
-    Store, StoreError,
+    Store, StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::time::Micros;
 
@@ -28,12 +28,14 @@ pub(in crate::dispatch) struct FlakyStore {
     pub(in crate::dispatch) calls: AtomicUsize,
     /// The number of calls about records.
     pub(in crate::dispatch) record_calls: AtomicUsize,
+    /// The number of calls about tombstones.
+    pub(in crate::dispatch) tombstone_calls: AtomicUsize,
 }
 
 impl FlakyStore {
     pub(in crate::dispatch) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
         let (away, refuses, deaf) = Default::default();
-        let (calls, record_calls) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (calls, record_calls, tombstone_calls) = Default::default();
         Self {
             inner: Mutex::new(inner),
             distance,
@@ -43,6 +45,7 @@ impl FlakyStore {
             deaf,
             calls,
             record_calls,
+            tombstone_calls,
         }
     }
 
@@ -129,6 +132,20 @@ impl Store for FlakyStore {
             self.enter(&self.record_calls)?;
             self.travel().await;
             let answer = self.inner().update_record(downstream, change).await;
+            self.travel().await;
+            answer
+        })
+    }
+
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.tombstone_calls)?;
+            self.travel().await;
+            let answer = self.inner().tombstones(downstream, call).await;
             self.travel().await;
             answer
         })

@@ -1,18 +1,32 @@
 //! Trials, which find out whether a downstream can be used again.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Intake, Step, Steps};
+use super::{Halt, Intake, Step, Steps};
 use crate::dispatch::entry::Entry;
 use crate::dispatch::health::State;
+use crate::dispatch::preflight::JobAdmission;
 use crate::dispatch::source::Source;
 use crate::dispatch::worker::Worker;
 use crate::pace::{Admission as _, Refusal};
 
 /// The most jobs beyond its window that a replica takes to find one that is not at fault.
 const MAX_EXTRA: usize = 64;
+
+impl Halt {
+    /// Takes out the jobs kept for trials that `is_meant` selects.
+    pub(in crate::dispatch::worker) fn take_if(
+        &mut self,
+        is_meant: impl Fn(&Entry) -> bool,
+    ) -> VecDeque<Entry> {
+        let (taken, kept) = self.candidates.drain(..).partition(is_meant);
+        self.candidates = kept;
+        taken
+    }
+}
 
 impl Worker {
     /// Opens a trial connection, or reads the secrets again and then sends one job.
@@ -64,7 +78,8 @@ impl Worker {
             if !entry.ticket.is_live() {
                 continue;
             }
-            if self.admission.admits(&entry) {
+            let (rules, preflight) = (&self.admission, &self.context.preflight);
+            if (JobAdmission { rules, preflight }).admits(&entry) {
                 return Some(entry);
             }
             self.refuse(entry, Refusal::NotAdmitted);

@@ -88,3 +88,25 @@ async fn a_huge_body_is_not_read() {
     .await;
     delivered(sink(&server.base).send(&job()).await);
 }
+
+#[tokio::test]
+async fn a_success_may_mean_that_the_downstream_throttles() {
+    let bodies = [r#"{"code": "slow_down"}"#, r#"{"code": "done"}"#, "slow_down", r#"{"code": "slow_down""#];
+    let server = Server::start(move |n| {
+        let mut response = full(if n == 4 { 404 } else { 200 }, bodies[n % bodies.len()]);
+        response.headers_mut().insert("retry-after", "7".parse().expect("a value"));
+        future::ready(response)
+    })
+    .await;
+    let throttled_when = Some(crate::sink::BodyMatch::new("/code", "slow_down".into()));
+    let sink = HttpSink::new(HttpOptions { throttled_when, ..options(&server.base) }).expect("a sink");
+    let Outcome::Throttled { status: 200, after, response, .. } = sink.send(&job()).await else {
+        panic!("it throttles")
+    };
+    assert_eq!((after, response), (Some(Duration::from_secs(7)), None));
+    for _ in 0..3 {
+        assert_eq!(delivered(sink.send(&job()).await).body, Bytes::new(), "nobody waits for a reply");
+    }
+    assert!(matches!(sink.send(&job()).await, Outcome::Dead { status: Some(404), .. }), "that is no success");
+    assert_eq!(server.connections(), 1, "a body that was read leaves the connection to the next job");
+}

@@ -27,8 +27,9 @@ local SPAN, KEPT = 4000000, 64000000
 local LEVEL_AT = '2' -- the offset of last in a state; shift, epoch, TAT and remainder follow
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
-local RECORD_BYTES = 160
-local STAMP_AT, STAMP_TO = 49, 96 -- bytes of the record, counted from 1
+local RECORD_BYTES = 168
+-- Bytes of the record, counted from 1: the stamp is these, and the version of the tombstones.
+local STAMP_AT, STAMP_TO, TOMBSTONES_AT, TOMBSTONES_TO = 49, 96, 161, 168
 local HW_AT, TURNS_AT = 32, 136 -- offsets in the record
 local COMBINE_AT, LIMITS_AT = 73, 81 -- bytes of the arguments, counted from 1
 local call, pack, take = redis.call, struct.pack, struct.unpack

@@ -89,8 +89,10 @@ end
 --   turns_end    the end of the turns that are booked
 --   reach        how far ahead turns are booked, and until when somebody needs as much
 --   reach_until
-local RECORD = '<dddddddddddddddddddd'
-local RECORD_BYTES = 160
+--   tombstones   the version of the tombstones of cancelled jobs; a record of an earlier version of paced ends before it
+local RECORD = '<ddddddddddddddddddddd'
+local RECORD_BYTES = 168
+local OLDER_BYTES = 160
 local VERSION = 1
 
 local function load_record()
@@ -98,18 +100,21 @@ local function load_record()
   if not packed then
     return nil
   end
-  if #packed < RECORD_BYTES or unpack_at('<d', packed) ~= VERSION then
+  if #packed < OLDER_BYTES or unpack_at('<d', packed) ~= VERSION then
     error('PACED: ' .. KEYS[1] .. ' was written by another version of paced; use its version, or another key_prefix')
   end
+  if #packed < RECORD_BYTES then
+    packed = packed:sub(1, OLDER_BYTES) .. pack('<d', 0)
+  end
   local version, gate, run, shift, hw, far, generation, epoch, penalty, pause, paused, reset, fence, loss, begun,
-    lull, kept, turns_end, reach, reach_until =
+    lull, kept, turns_end, reach, reach_until, tombstones =
     unpack_at(RECORD, packed)
   -- A table that is built with all of its fields need not grow.
   return {
     version = version, gate = gate, run = run, shift = shift, hw = hw, far = far, generation = generation,
     epoch = epoch, penalty = penalty, pause = pause, paused = paused, reset = reset, fence = fence,
     loss = loss, begun = begun, lull = lull, kept = kept, turns_end = turns_end, reach = reach,
-    reach_until = reach_until,
+    reach_until = reach_until, tombstones = tombstones,
     more = packed:sub(RECORD_BYTES + 1),
   }
 end
@@ -119,14 +124,14 @@ local function save_record(r)
   local packed = pack(
     RECORD,
     r.version, r.gate, r.run, r.shift, r.hw, r.far, r.generation, r.epoch, r.penalty, r.pause, r.paused,
-    r.reset, r.fence, r.loss, r.begun, r.lull, r.kept, r.turns_end, r.reach, r.reach_until
+    r.reset, r.fence, r.loss, r.begun, r.lull, r.kept, r.turns_end, r.reach, r.reach_until, r.tombstones
   )
   redis.call('SET', KEYS[1], packed .. r.more)
 end
 
 -- The stamp that begins every answer.
 local function stamp(now, r)
-  return pack('<ddddddd', r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset, now)
+  return pack('<dddddddd', r.generation, r.epoch, r.penalty, r.pause, r.paused, r.reset, r.tombstones, now)
 end
 
 -- The id of the server's process: as much of its run_id as a double holds.
@@ -142,7 +147,7 @@ local function new_record()
   return {
     version = VERSION, gate = 0, run = run_now(), shift = 0, hw = 0, far = 0, generation = 0, epoch = 0,
     penalty = 0, pause = 0, paused = 0, reset = 0, fence = 0, loss = 0, begun = 0, lull = 0, kept = 0,
-    turns_end = 0, reach = 0, reach_until = 0,
+    turns_end = 0, reach = 0, reach_until = 0, tombstones = 0,
     more = '',
   }
 end

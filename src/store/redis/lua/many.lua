@@ -105,7 +105,7 @@ for i = 1, count do
     call('SET', KEYS[i + 1], state, 'PX', px)
   end
 end
-local head = record:sub(STAMP_AT, STAMP_TO)
+local head = record:sub(STAMP_AT, STAMP_TO) .. record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
 if turns == 0 then
   return head .. pack('<dddd', now, granted, refused, binding) .. before
 end

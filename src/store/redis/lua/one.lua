@@ -91,7 +91,7 @@ if taken then
     call('SET', KEYS[2], state, 'PX', px)
   end
 end
-local head = record:sub(STAMP_AT, STAMP_TO)
+local head = record:sub(STAMP_AT, STAMP_TO) .. record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
 if turns == 0 then
   return head .. pack('<ddddddd', now, granted, refused, 0, before_last, before_tat, before_rem)
 end

@@ -14,7 +14,7 @@
 --         'recall', how much of the penalty is left, how much of the pause (-1: all of it), its version, and the
 --         generation of the terms that the worker knows
 --       5 for 'terms', and for 'recall' where the worker knows them: the terms
--- Answer doubles: generation, epoch, penalty, pause, paused, reset, now; and the terms or nil
+-- Answer doubles: generation, epoch, penalty, pause, paused, reset, tombstones, now; and the terms or nil
 
 local now = instant(number())
 local r, followed = follow_record(now, number(), number(), number(), number(), number())

@@ -14,7 +14,7 @@
 --         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
 --         how many limits, then each, then what a unit costs each; then what jobs.lua or lanes.lua reads
 --       2 the replica that lives
--- Answer doubles: generation, epoch, penalty, pause, paused, reset, now; from when on it was decided, replicas that
+-- Answer doubles: generation, epoch, penalty, pause, paused, reset, tombstones, now; from when on it was decided, replicas that
 --         live (0 without a lease), for how many jobs there are outcomes, or granted where the worker derives slots,
 --         first slot refused or -1, its limit, the next slot (-1: not asked for);
 --         how far ahead turns are booked (0: it takes none), and of its next turn the begin (-1: none), units,

@@ -1,0 +1,127 @@
+//! Letters that are held unacked, and given back in their order.
+
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
+use lapin::{Channel, Connection};
+
+use super::letter_view::Letter;
+use super::place::Place;
+use crate::amqp::connection::{ask, channel};
+use crate::amqp::error::Error;
+use crate::amqp::topology::{find_queue, short};
+
+/// The most letters that one channel holds.
+///
+/// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue. Those beyond wait in the
+/// channel, which passes them on later in another order, and loses them when it closes.
+const GROUP: usize = 24;
+
+/// The most channels that hold letters: the order of so many groups is kept. The last channel holds all letters beyond.
+const MAX_CHANNELS: u16 = 500;
+
+/// The number of channels of a connection that hold no letters.
+const OTHER_CHANNELS: u16 = 8;
+
+/// The most letters that are taken only to keep the order.
+const MAX_OTHERS: u32 = 12_000;
+
+/// The letters that are held unacked; when dropped, they all return, in any order.
+pub(super) struct HeldLetters<'a> {
+    connection: &'a Connection,
+    place: &'a Place,
+    queue: String,
+    /// The number of letters at the start.
+    pub(super) found: u32,
+    seen: u32,
+    /// The channels, in the order of the letters that they hold; never empty.
+    groups: Vec<Group>,
+    /// Whether the letter that was taken last had been given back before.
+    returned_before: bool,
+}
+
+/// A channel, and the tags of the letters that it holds, oldest first.
+struct Group {
+    channel: Channel,
+    tags: Vec<u64>,
+}
+
+impl<'a> HeldLetters<'a> {
+    /// Counts the letters; holds none yet.
+    pub(super) async fn start(
+        connection: &'a Connection,
+        place: &'a Place,
+        queue: String,
+    ) -> Result<Self, Error> {
+        let channel = channel(connection).await?;
+        let found = find_queue(&channel, &queue).await?;
+        let groups = vec![Group { channel, tags: Vec::new() }];
+        Ok(Self { connection, place, queue, found, seen: 0, groups, returned_before: false })
+    }
+
+    /// Takes the next letter; `None` where there is none any more.
+    pub(super) async fn next(&mut self) -> Result<Option<Letter>, Error> {
+        let is_full = self.groups.last().is_none_or(|group| group.tags.len() >= GROUP);
+        if is_full && self.groups.len() < most_channels(self.connection) {
+            self.groups.push(Group { channel: channel(self.connection).await?, tags: Vec::new() });
+        }
+        let Some(group) = self.groups.last_mut() else { return Ok(None) };
+        let get = group.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
+        let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
+        let Some(delivery) = got else { return Ok(None) };
+        self.seen += 1;
+        group.tags.push(delivery.delivery_tag);
+        self.returned_before = delivery.redelivered;
+        Ok(Some(match self.place {
+            Place::Dead(_) => Letter::dead(delivery),
+            Place::Unroutable => Letter::unroutable(delivery),
+        }))
+    }
+
+    /// Acks the letter that was taken last.
+    pub(super) async fn done(&mut self) -> Result<(), Error> {
+        let Some(group) = self.groups.last_mut() else { return Ok(()) };
+        match group.tags.pop() {
+            Some(tag) => {
+                ask("acking a dead letter", group.channel.basic_ack(tag, BasicAckOptions::default())).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Gives back the letters that are held, in their order, and returns when the queue has all of them and every ack.
+    ///
+    /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came back,
+    /// and delivers these first. So the others in that list are taken as well, and given back after ours.
+    ///
+    /// One channel after another gives back its letters and asks the queue for its count. The queue has received what
+    /// that channel gave back by the time it answers, since each group is small enough to be passed on at once.
+    pub(super) async fn give_back_all(mut self) -> Result<(), Error> {
+        let mut more = MAX_OTHERS;
+        let holds = self.groups.iter().any(|group| !group.tags.is_empty());
+        while holds
+            && self.returned_before
+            && more > 0
+            && self.seen < self.found
+            && self.next().await?.is_some()
+        {
+            more -= 1;
+        }
+        let options = BasicNackOptions { multiple: false, requeue: true };
+        for Group { channel, tags } in &self.groups {
+            for tag in tags {
+                ask("giving a dead letter back", channel.basic_nack(*tag, options)).await?;
+            }
+            find_queue(channel, &self.queue).await?;
+        }
+        // Whatever still waits in a channel returns now.
+        for Group { channel, .. } in &self.groups {
+            ask("closing a channel", channel.close(200, "OK".into())).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The most channels of this connection that may hold letters.
+fn most_channels(connection: &Connection) -> usize {
+    let limit = connection.configuration().channel_max();
+    usize::from(limit.saturating_sub(OTHER_CHANNELS).clamp(1, MAX_CHANNELS))
+}

@@ -1,0 +1,202 @@
+//! A letter as it lies in its queue, and the choice of letters that a command takes. It has no I/O.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+
+use crate::amqp::guard::take_mark;
+use crate::amqp::letter::{
+    ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, routing_key,
+};
+use crate::amqp::message::message;
+use crate::job::{Message, Reason};
+use crate::time::Micros;
+
+/// One dead letter, or one message that reached no downstream's queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Letter {
+    /// The job as it was delivered, with the report among its headers.
+    pub message: Message,
+    /// All properties and headers as they were delivered.
+    pub properties: BasicProperties,
+    /// `paced-reason`; `None` where the broker dead-lettered it, and for unroutable messages.
+    pub reason: Option<String>,
+    /// `paced-detail`.
+    pub detail: Option<String>,
+    /// `paced-status`.
+    pub status: Option<String>,
+    /// `paced-attempts`.
+    pub attempts: Option<String>,
+    /// The routing key that its job was published with, where it is known.
+    pub routing_key: Option<String>,
+    /// `paced-dead-at`: epoch ms.
+    pub dead_at: Option<String>,
+}
+
+impl Letter {
+    /// Opens a message of the dead letters.
+    pub(super) fn dead(mut delivery: Delivery) -> Self {
+        let malformed = take_mark(&mut delivery.properties);
+        let key = routing_key(&delivery.properties);
+        Self::open(delivery, key, malformed)
+    }
+
+    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers.
+    pub(super) fn unroutable(mut delivery: Delivery) -> Self {
+        let malformed = take_mark(&mut delivery.properties);
+        let parked = is_parked(&delivery.properties).then(|| parked_key(&delivery.properties)).flatten();
+        let key = parked.unwrap_or_else(|| delivery.routing_key.clone()).to_string();
+        Self::open(delivery, Some(key), malformed)
+    }
+
+    fn open(delivery: Delivery, routing_key: Option<String>, malformed: Option<String>) -> Self {
+        let Delivery { properties, data, .. } = delivery;
+        let header = |name| header(&properties, name);
+        // A letter that the broker or somebody else put there may be malformed: its reason is then that, whatever its
+        // header says.
+        let reason = match malformed {
+            Some(_) => Some(Reason::MalformedHeader.to_string()),
+            None => header(REASON),
+        };
+        let key = routing_key.as_deref().unwrap_or_default();
+        Self {
+            reason,
+            detail: malformed.clone().or_else(|| header(DETAIL)),
+            status: header(STATUS),
+            attempts: header(ATTEMPTS),
+            dead_at: header(DEAD_AT),
+            message: message(key, &properties, Bytes::from(data), malformed),
+            routing_key,
+            properties,
+        }
+    }
+
+    /// The job as its producer published it, without the report.
+    #[must_use]
+    pub fn job(&self) -> Message {
+        let mut job = self.message.clone();
+        job.headers.retain(|(name, _)| !is_report(name));
+        job
+    }
+}
+
+/// A choice of letters: those that everything given here holds for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only letters with this `paced-reason`.
+    pub reason: Option<String>,
+    /// Only letters with this `paced-status`.
+    pub status: Option<u16>,
+    /// Only letters whose job has this `message_id`.
+    pub id: Option<String>,
+    /// Only letters whose job was published with exactly this routing key.
+    pub key: Option<String>,
+    /// Only letters whose `paced-dead-at` is at least so long ago. Letters without it have no age, and do not match.
+    pub older_than: Option<Duration>,
+    /// Only letters whose `paced-dead-at` is less long ago. Letters without it have no age, and do not match.
+    pub newer_than: Option<Duration>,
+}
+
+impl Filter {
+    /// True where every letter matches.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether the letter matches; `now` is the wall clock's instant.
+    pub(super) fn takes(&self, letter: &Letter, now: Micros) -> bool {
+        fn is<T: PartialEq>(wanted: Option<&T>, found: Option<&T>) -> bool {
+            wanted.is_none_or(|wanted| found == Some(wanted))
+        }
+        let status = letter.status.as_ref().and_then(|status| status.parse().ok());
+        let age = letter.dead_at.as_ref().and_then(|at| at.parse().ok()).map(|at| age(at, now));
+        is(self.reason.as_ref(), letter.reason.as_ref())
+            && is(self.status.as_ref(), status.as_ref())
+            && is(self.id.as_ref(), letter.message.message_id.as_ref())
+            && is(self.key.as_ref(), letter.routing_key.as_ref())
+            && self.older_than.is_none_or(|least| age.is_some_and(|age| age >= least))
+            && self.newer_than.is_none_or(|most| age.is_some_and(|age| age < most))
+    }
+}
+
+/// The time since `dead_at` in epoch ms; zero where that is in the future.
+fn age(dead_at: i64, now: Micros) -> Duration {
+    now.since(Micros(dead_at.saturating_mul(1000)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Micros = Micros(1_700_000_000_000_000);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn letter(dead_at: Option<i64>) -> Letter {
+        Letter {
+            message: Message { message_id: Some("a".to_owned()), ..Message::default() },
+            properties: BasicProperties::default(),
+            reason: Some("status".to_owned()),
+            detail: None,
+            status: Some("422".to_owned()),
+            attempts: None,
+            routing_key: Some("billing.eu".to_owned()),
+            dead_at: dead_at.map(|at| at.to_string()),
+        }
+    }
+
+    #[test]
+    fn everything_that_is_given_must_hold() {
+        let text = |text: &str| Some(text.to_owned());
+        let filter = Filter::default;
+        let good = Filter {
+            reason: text("status"),
+            status: Some(422),
+            id: text("a"),
+            key: text("billing.eu"),
+            older_than: Some(HOUR),
+            newer_than: Some(2 * HOUR),
+        };
+        let letter = letter(Some(NOW.minus(HOUR).0 / 1000));
+        assert!(filter().takes(&letter, NOW) && filter().is_empty());
+        assert!(good.takes(&letter, NOW) && !good.is_empty());
+        for bad in [
+            Filter { reason: text("expired"), ..good.clone() },
+            Filter { status: Some(42), ..good.clone() },
+            Filter { id: text("A"), ..good.clone() },
+            Filter { key: text("billing"), ..good.clone() },
+            Filter { older_than: Some(HOUR + Duration::from_millis(1)), ..good.clone() },
+            Filter { newer_than: Some(HOUR), ..good.clone() },
+        ] {
+            assert!(!bad.takes(&letter, NOW), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn letters_without_a_time_have_no_age() {
+        let older = Filter { older_than: Some(Duration::ZERO), ..Filter::default() };
+        let newer = Filter { newer_than: Some(1000 * HOUR), ..Filter::default() };
+        for filter in [&older, &newer] {
+            assert!(!filter.takes(&letter(None), NOW), "{filter:?}");
+            assert!(!filter.takes(&Letter { dead_at: Some("soon".to_owned()), ..letter(None) }, NOW));
+        }
+        // The clocks of two machines differ a little.
+        let ahead = letter(Some(NOW.0 / 1000 + 5));
+        assert!(older.takes(&ahead, NOW) && newer.takes(&ahead, NOW));
+        assert!(!newer.takes(&letter(Some(i64::MIN)), NOW), "and nothing overflows");
+    }
+
+    #[test]
+    fn a_letter_without_the_field_does_not_match() {
+        let bare = Letter { reason: None, status: None, routing_key: None, ..letter(None) };
+        for filter in [
+            Filter { reason: Some("status".to_owned()), ..Filter::default() },
+            Filter { status: Some(422), ..Filter::default() },
+            Filter { key: Some(String::new()), ..Filter::default() },
+        ] {
+            assert!(!filter.takes(&bare, NOW), "{filter:?}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! `paced cancel`: jobs that are not sent, wherever they wait.
+
+use hyper::Method;
+use paced::store::{MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES};
+use serde_json::json;
+use tokio::io::AsyncBufReadExt as _;
+
+use super::ask::Daemon;
+use super::exit::Exit;
+use super::{Global, Output, input, out, parts};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The downstream, as in the daemon's configuration
+    downstream: String,
+    /// The ids of the jobs; - reads them from stdin, one a line
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<String>,
+    /// For so long, such as 30d: copies of the jobs are not sent either until then [default: 366d]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parts::span, conflicts_with = "undo")]
+    span: Option<String>,
+    /// Ends it: jobs with these ids are sent again from now on
+    #[arg(long)]
+    undo: bool,
+    /// Why, for the audit log
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+pub(super) async fn run(global: &Global, args: Args) -> Exit {
+    cancel(global, args).await.err().unwrap_or(Exit::Ok)
+}
+
+async fn cancel(global: &Global, args: Args) -> Result<(), Exit> {
+    let Args { downstream, ids, span, undo, reason } = args;
+    let daemon = Daemon::of(global)?;
+    let ids = all(ids).await?;
+    let mut changed = 0;
+    for some in ids.chunks(MAX_TOMBSTONE_BATCH) {
+        let body = json!({ "ids": some, "for": span, "undo": undo, "reason": reason });
+        let told = match daemon.ask(Method::POST, &downstream, "cancel", Some(body)).await {
+            Ok(told) => told,
+            Err(exit) => {
+                if changed > 0 {
+                    out::say(format_args!("paced: {changed} id(s) were changed before that"));
+                }
+                return Err(exit);
+            }
+        };
+        changed += told["cancelled"]["changed"].as_u64().unwrap_or_default();
+        if global.output == Output::Json {
+            out::json(&told)?;
+        }
+    }
+    match (global.output, undo) {
+        (Output::Json, _) => Ok(()),
+        (Output::Human, false) => out::line(format_args!("{downstream}: {} job(s) are cancelled", ids.len())),
+        (Output::Human, true) => out::line(format_args!(
+            "{downstream}: {changed} of {} job(s) were cancelled, and are not any more",
+            ids.len()
+        )),
+    }
+}
+
+/// The ids that the arguments name, with those of stdin in place of `-`.
+async fn all(named: Vec<String>) -> Result<Vec<String>, Exit> {
+    let mut ids = Vec::new();
+    for id in named {
+        if id == "-" {
+            read(&mut ids).await?;
+        } else {
+            ids.push(id);
+        }
+    }
+    if ids.is_empty() {
+        out::say("paced: stdin has no ids; write one a line");
+        return Err(Exit::Usage);
+    }
+    Ok(ids)
+}
+
+/// Adds the ids of stdin; empty lines are skipped.
+async fn read(ids: &mut Vec<String>) -> Result<(), Exit> {
+    let mut lines = input::open(None).await?.lines();
+    loop {
+        match lines.next_line().await {
+            Ok(Some(line)) => ids.extend(Some(line.trim().to_owned()).filter(|line| !line.is_empty())),
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                out::say(format_args!("paced: stdin: {error}"));
+                return Err(Exit::Failed);
+            }
+        }
+        if ids.len() > MAX_TOMBSTONES {
+            out::say(format_args!(
+                "paced: more than {MAX_TOMBSTONES} ids; that many can be cancelled at most"
+            ));
+            return Err(Exit::Usage);
+        }
+    }
+}

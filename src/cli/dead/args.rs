@@ -1,0 +1,178 @@
+//! The arguments of `paced dead`.
+
+use std::time::Duration;
+
+use paced::Rate;
+use paced::amqp::Filter;
+
+use crate::cli::exit::Exit;
+use crate::cli::out;
+
+#[derive(Debug, clap::Subcommand)]
+pub(in crate::cli) enum Command {
+    /// Lists dead letters; all stay where they are
+    List(ListArgs),
+    /// Shows a dead letter whole, with its body; it stays where it is
+    Show(ShowArgs),
+    /// Publishes dead letters as jobs again, and removes each once its copy is confirmed
+    Replay(ReplayArgs),
+    /// Removes dead letters for good
+    Purge(PurgeArgs),
+}
+
+/// Which queue.
+#[derive(Debug, clap::Args)]
+pub(super) struct Origin {
+    /// The downstream, as in the configuration
+    #[arg(required_unless_present = "unroutable", conflicts_with = "unroutable")]
+    downstream: Option<String>,
+    /// Takes the messages that reached no downstream's queue, instead of dead letters
+    #[arg(long)]
+    unroutable: bool,
+}
+
+impl Origin {
+    /// The downstream whose dead letters are meant; `None` for unroutable messages.
+    pub(super) fn downstream(self) -> Option<String> {
+        self.downstream.filter(|_| !self.unroutable)
+    }
+}
+
+/// Which letters of it.
+#[derive(Debug, clap::Args)]
+pub(super) struct FilterArgs {
+    /// Only those with this reason, such as status
+    #[arg(long, value_name = "REASON")]
+    reason: Option<String>,
+    /// Only those that the API answered with this status, such as 422
+    #[arg(long, value_name = "STATUS")]
+    status: Option<u16>,
+    /// Only those that died at least so long ago, such as 2h
+    #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
+    older_than: Option<Duration>,
+    /// Only those that died less long ago, such as 10m
+    #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
+    newer_than: Option<Duration>,
+    /// Only those that were published with exactly this routing key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only the job with this id
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+}
+
+impl From<FilterArgs> for Filter {
+    fn from(args: FilterArgs) -> Self {
+        let FilterArgs { reason, status, older_than, newer_than, key, id } = args;
+        Self { reason, status, id, key, older_than, newer_than }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct ListArgs {
+    #[command(flatten)]
+    pub(super) origin: Origin,
+    #[command(flatten)]
+    pub(super) filter: FilterArgs,
+    /// At most so many, oldest first
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub(super) limit: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct ShowArgs {
+    /// The downstream, as in the configuration; left out with --unroutable
+    #[arg(required_unless_present = "unroutable", value_name = "DOWNSTREAM")]
+    first: Option<String>,
+    /// The id of the job [default: the oldest one that matches]
+    #[arg(value_name = "ID")]
+    second: Option<String>,
+    /// Takes the messages that reached no downstream's queue, instead of dead letters
+    #[arg(long)]
+    unroutable: bool,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// At most so many, oldest first
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    limit: u32,
+}
+
+impl ShowArgs {
+    /// The queue, the letters, and how many at most.
+    pub(super) fn resolve(self) -> Result<(Origin, Filter, u32), Exit> {
+        let Self { first, second, unroutable, filter, limit } = self;
+        let (downstream, id, none) = if unroutable { (None, first, second) } else { (first, second, None) };
+        let mut filter = Filter::from(filter);
+        if none.is_some() || (id.is_some() && filter.id.is_some()) {
+            out::say(
+                "paced: too many names; write `paced dead show DOWNSTREAM ID` or `paced dead show --unroutable ID`",
+            );
+            return Err(Exit::Usage);
+        }
+        filter.id = filter.id.or(id);
+        Ok((Origin { downstream, unroutable }, filter, limit))
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct ReplayArgs {
+    #[command(flatten)]
+    pub(super) origin: Origin,
+    #[command(flatten)]
+    pub(super) filter: FilterArgs,
+    /// At most so many, oldest first [default: all that lie there now]
+    #[arg(long, value_name = "N")]
+    pub(super) limit: Option<u32>,
+    /// Publishes so many at most, such as 20/s [default: as fast as the broker takes them]
+    #[arg(long)]
+    pub(super) rate: Option<Rate>,
+    /// Publishes unroutable messages for this downstream, whatever name their routing keys begin with
+    #[arg(long, value_name = "DOWNSTREAM")]
+    pub(super) to: Option<String>,
+    /// Repairs each job: sets a header, such as paced-path=orders/1
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
+    pub(super) set_header: Vec<(String, String)>,
+    /// Repairs each job: takes a header away
+    #[arg(long, value_name = "NAME")]
+    pub(super) unset_header: Vec<String>,
+    /// Repairs each job: drops its id, so that it counts as a new one
+    #[arg(long)]
+    pub(super) new_id: bool,
+}
+
+impl ReplayArgs {
+    /// Refuses `--to` for dead letters, which go back to their own downstream.
+    pub(super) fn check(&self) -> Result<(), Exit> {
+        if self.to.is_none() || self.origin.unroutable {
+            return Ok(());
+        }
+        out::say(
+            "paced: --to is for unroutable messages; write `paced dead replay --unroutable --to DOWNSTREAM`",
+        );
+        Err(Exit::Usage)
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct PurgeArgs {
+    #[command(flatten)]
+    pub(super) origin: Origin,
+    #[command(flatten)]
+    pub(super) filter: FilterArgs,
+    /// At most so many, oldest first [default: all that lie there now]
+    #[arg(long, value_name = "N")]
+    pub(super) limit: Option<u32>,
+    /// Asks nothing
+    #[arg(long)]
+    pub(super) yes: bool,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, _)) if name.len() > 255 => {
+            Err("its name is longer than 255 bytes; shorten it".to_owned())
+        }
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("no header; write NAME=VALUE".to_owned()),
+    }
+}

@@ -1,0 +1,70 @@
+//! Letters as lines: of a table, or of JSON.
+
+use paced::amqp::{Letter, Tally};
+use serde_json::{Value, json};
+
+use crate::cli::exit::Exit;
+use crate::cli::out;
+
+/// The report of a letter, and the length of its body.
+pub(super) fn json(letter: &Letter) -> Value {
+    let mut line = report(letter);
+    line["id"] = json!(letter.message.message_id);
+    line["bytes"] = json!(letter.message.body.len());
+    line
+}
+
+/// Why and when it died.
+pub(super) fn report(letter: &Letter) -> Value {
+    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<i64>().ok());
+    json!({
+        "reason": letter.reason,
+        "detail": letter.detail,
+        "status": number(&letter.status),
+        "attempts": number(&letter.attempts),
+        "routing_key": letter.routing_key,
+        "dead_at": number(&letter.dead_at),
+    })
+}
+
+pub(super) fn table(letters: &[Letter], tally: &Tally, are_unroutable: bool) -> Result<(), Exit> {
+    if are_unroutable {
+        out::line(format_args!("{:<30}  {:<36}  {:>9}  CONTENT TYPE", "ROUTING KEY", "ID", "BYTES"))?;
+    } else {
+        out::line(format_args!(
+            "{:<20}  {:<18}  {:<36}  {:>8}  DETAIL",
+            "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS"
+        ))?;
+    }
+    for letter in letters {
+        let text = |field: &Option<String>| out::printable(field.as_deref().unwrap_or("-"));
+        let id = text(&letter.message.message_id);
+        if are_unroutable {
+            out::line(format_args!(
+                "{:<30}  {id:<36}  {:>9}  {}",
+                text(&letter.routing_key),
+                letter.message.body.len(),
+                text(&letter.message.content_type),
+            ))?;
+        } else {
+            out::line(format_args!(
+                "{:<20}  {:<18}  {id:<36}  {:>8}  {}",
+                when(letter.dead_at.as_deref()),
+                text(&letter.reason),
+                text(&letter.attempts),
+                text(&letter.detail),
+            ))?;
+        }
+    }
+    if tally.seen < tally.found && !tally.stopped {
+        let (listed, kept) = (letters.len(), tally.kept);
+        let others = if kept == 0 { String::new() } else { format!(", and {kept} that do not match") };
+        out::line(format_args!("{listed} of {}{others}; --limit shows more", tally.found))?;
+    }
+    Ok(())
+}
+
+/// Epoch milliseconds, as a header has them, as a date and time.
+pub(super) fn when(millis: Option<&str>) -> String {
+    millis.and_then(|text| text.parse().ok()).map_or_else(|| "-".to_owned(), out::instant)
+}

@@ -1,0 +1,269 @@
+//! When a failed job is tried again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::health::Suspicion;
+use crate::time::Micros;
+
+mod statuses;
+
+pub use statuses::Statuses;
+
+/// The policy for failed jobs: when they are tried again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included.
+    pub max_attempts: u32,
+    /// How often the downstream may throttle the job (429, and 503 with `Retry-After`); `None` stands for no bound but
+    /// the job's deadline. Such an attempt does not count for `max_attempts`.
+    pub max_throttled: Option<u32>,
+    /// The age at which a job is not tried again: since it was made, by its `timestamp`, or else first taken in. `None`
+    /// stands for no bound.
+    pub max_age: Option<Duration>,
+    /// Whether to wait for a downstream that cannot be reached: a failed connection costs no attempt then, and after
+    /// several in a row no more jobs are taken until one succeeds. Otherwise it costs an attempt, which suits a tool
+    /// that people wait for.
+    pub outlast: bool,
+    /// The answers after which a job is tried again; after others but 2xx it is dead at once.
+    pub statuses: Statuses,
+    /// The answers that may mean that this replica's credentials are refused, whatever the job.
+    pub on_unauthorized: RefusalStatuses,
+    /// The shortest and the longest wait.
+    pub backoff: Backoff,
+    /// What differs after some answers; the first that contains a status applies.
+    pub overrides: Arc<[StatusRetry]>,
+}
+
+/// The bounds of the wait for another attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The shortest wait.
+    pub min: Duration,
+    /// The longest wait, unless the downstream asks for a longer one.
+    pub max: Duration,
+}
+
+/// What differs from the policy after an answer with one of some statuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusRetry {
+    /// The statuses.
+    pub statuses: Statuses,
+    /// As in [`RetryPolicy::max_attempts`], which counts all failed attempts, whatever their statuses.
+    pub max_attempts: u32,
+    /// As in [`RetryPolicy::backoff`].
+    pub backoff: Backoff,
+}
+
+/// Statuses by which a downstream may refuse the caller's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusalStatuses(u8);
+
+impl RefusalStatuses {
+    /// The statuses that the set can contain.
+    pub const KNOWN: [u16; 3] = [401, 403, 407];
+    /// The empty set: each refusal concerns its job.
+    pub const NONE: Self = Self(0);
+
+    /// The set of these statuses; `None` if one of them is not among [`RefusalStatuses::KNOWN`].
+    #[must_use]
+    pub fn new(statuses: &[u16]) -> Option<Self> {
+        statuses.iter().try_fold(Self::NONE, |all, status| Some(Self(all.0 | Self::bit(*status)?)))
+    }
+
+    /// Whether the set contains this status.
+    #[must_use]
+    pub fn contains(self, status: u16) -> bool {
+        Self::bit(status).is_some_and(|bit| self.0 & bit != 0)
+    }
+
+    fn bit(status: u16) -> Option<u8> {
+        Self::KNOWN.iter().position(|known| *known == status).map(|place| 1 << place)
+    }
+}
+
+impl Default for RefusalStatuses {
+    /// The set of 401 alone: a 403 is more often about the job's request.
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            max_attempts: 8,
+            max_throttled: None,
+            max_age: None,
+            outlast: true,
+            statuses: Statuses::temporary(),
+            on_unauthorized: RefusalStatuses::default(),
+            backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(300) },
+            overrides: Arc::default(),
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// The wait after `failed` attempts, of which the last was answered this status, or `None` when no attempt is left:
+    /// as of [`Backoff::wait`], but at least what the downstream asked for (`after`).
+    #[must_use]
+    pub fn backoff(&self, failed: u32, status: Option<u16>, after: Option<Duration>) -> Option<Duration> {
+        let (max_attempts, backoff) = self.after_status(status);
+        (failed < max_attempts).then(|| backoff.wait(failed).max(after.unwrap_or_default()))
+    }
+
+    /// As [`RetryPolicy::backoff`], after this many attempts that the downstream throttled.
+    #[must_use]
+    pub fn throttled(&self, throttled: u32, status: u16, after: Option<Duration>) -> Option<Duration> {
+        let (_, backoff) = self.after_status(Some(status));
+        let wait = || backoff.wait(throttled).max(after.unwrap_or_default());
+        self.max_throttled.is_none_or(|most| throttled < most).then(wait)
+    }
+
+    /// Whether a job that was made at `born` is too old to be tried again at `next`, both by the same clock.
+    #[must_use]
+    pub fn is_too_old(&self, born: Micros, next: Micros) -> bool {
+        self.max_age.is_some_and(|most| next.since(born) > most)
+    }
+
+    /// The highest number of attempts and the waits that apply after an answer with this status.
+    fn after_status(&self, status: Option<u16>) -> (u32, Backoff) {
+        let applies = |other: &&StatusRetry| status.is_some_and(|status| other.statuses.contains(status));
+        match self.overrides.iter().find(applies) {
+            Some(StatusRetry { max_attempts, backoff, .. }) => (*max_attempts, *backoff),
+            None => (self.max_attempts, self.backoff),
+        }
+    }
+}
+
+impl Backoff {
+    /// The wait after this many attempts, however many are left: uniform in [min, min(max, min * 2^failed)].
+    #[must_use]
+    pub fn wait(&self, failed: u32) -> Duration {
+        let doubled = self.min.saturating_mul(2_u32.saturating_pow(failed));
+        let ceiling = doubled.min(self.max).max(self.min);
+        let spread = u64::try_from((ceiling - self.min).as_micros()).unwrap_or(u64::MAX - 1);
+        self.min + Duration::from_micros(fastrand::u64(0..=spread))
+    }
+}
+
+/// The results of the attempts at one job so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Attempts {
+    /// The number of hand-overs to the sink in which it was sent, or may have been.
+    pub(super) sent: u32,
+    /// How many of these the downstream throttled.
+    pub(super) throttled: u32,
+    /// How many of these the downstream answered by refusing the credentials.
+    pub(super) refused: u32,
+    /// The number of failed connections in a row.
+    pub(super) unreachable: u32,
+    /// The number of unintelligible answers.
+    pub(super) unreadable: u32,
+    /// The mark of the row of refused jobs that it was in, if the credentials may be at fault.
+    pub(super) suspicion: Option<Suspicion>,
+    /// The instant of its first refusal since the last other answer.
+    pub(super) refused_since: Option<Instant>,
+}
+
+impl Attempts {
+    /// How many of [`RetryPolicy::max_attempts`] are used up.
+    pub(super) const fn failed(self) -> u32 {
+        self.sent - self.throttled - self.refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> RetryPolicy {
+        RetryPolicy { max_attempts: 40, max_throttled: Some(3), ..RetryPolicy::default() }
+    }
+
+    fn seconds(min: u64, max: u64) -> Backoff {
+        Backoff { min: Duration::from_secs(min), max: Duration::from_secs(max) }
+    }
+
+    #[test]
+    fn stays_between_its_bounds() {
+        let policy = policy();
+        for failed in 1..40 {
+            let ceiling = Duration::from_secs(1 << failed.min(20)).min(policy.backoff.max);
+            for _ in 0..200 {
+                let wait = policy.backoff(failed, None, None).unwrap();
+                assert!(wait >= policy.backoff.min && wait <= ceiling, "{failed}: {wait:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ends_after_the_last_attempt() {
+        assert_eq!(policy().backoff(40, Some(500), None), None);
+        assert!(policy().backoff(39, Some(500), None).is_some());
+    }
+
+    #[test]
+    fn throttling_has_a_budget_of_its_own() {
+        assert!(policy().throttled(2, 429, None).is_some());
+        assert_eq!(policy().throttled(3, 429, None), None);
+        let unlimited = RetryPolicy { max_throttled: None, ..policy() };
+        assert!(unlimited.throttled(u32::MAX, 429, None).unwrap() <= unlimited.backoff.max);
+        let attempts = Attempts { sent: 7, throttled: 5, refused: 1, unreachable: 9, ..Attempts::default() };
+        assert_eq!(attempts.failed(), 1);
+    }
+
+    #[test]
+    fn a_status_may_have_attempts_and_waits_of_its_own() {
+        let own = |statuses: &str, max_attempts, backoff| StatusRetry {
+            statuses: statuses.parse().unwrap(),
+            max_attempts,
+            backoff,
+        };
+        let overrides = [own("503", 50, seconds(1000, 1000)), own("5xx", 2, seconds(500, 500))];
+        let policy = RetryPolicy { overrides: overrides.into(), ..policy() };
+        assert_eq!(policy.backoff(49, Some(503), None), Some(Duration::from_secs(1000)), "the first applies");
+        assert_eq!(policy.backoff(50, Some(503), None), None);
+        assert_eq!(policy.backoff(1, Some(502), None), Some(Duration::from_secs(500)));
+        assert_eq!(policy.backoff(2, Some(502), None), None);
+        assert!(policy.backoff(39, Some(408), None).is_some());
+        assert!(policy.backoff(39, None, None).is_some(), "there was no answer");
+        assert_eq!(policy.throttled(1, 503, None), Some(Duration::from_secs(1000)));
+    }
+
+    #[test]
+    fn a_job_can_become_too_old_to_be_tried_again() {
+        let (born, hour) = (Micros(1_800_000_000_000_000), Duration::from_secs(3600));
+        assert!(!policy().is_too_old(born, Micros::MAX));
+        let policy = RetryPolicy { max_age: Some(hour), ..policy() };
+        assert!(!policy.is_too_old(born, born.plus(hour)));
+        assert!(policy.is_too_old(born, born.plus(hour + Duration::from_micros(1))));
+        assert!(!policy.is_too_old(born, born.minus(hour)));
+    }
+
+    #[test]
+    fn statuses_that_refuse_credentials() {
+        let default = RefusalStatuses::default();
+        assert!(default.contains(401) && !default.contains(403) && !default.contains(200));
+        let both = RefusalStatuses::new(&[403, 401, 403]).unwrap();
+        assert!(both.contains(401) && both.contains(403) && !both.contains(407));
+        assert_eq!(RefusalStatuses::new(&[]), Some(RefusalStatuses::NONE));
+        assert_eq!(RefusalStatuses::new(&[401, 404]), None);
+    }
+
+    #[test]
+    fn waits_as_long_as_asked() {
+        let asked = Duration::from_secs(1000);
+        assert_eq!(policy().backoff(1, Some(500), Some(asked)), Some(asked));
+        assert_eq!(policy().throttled(1, 429, Some(asked)), Some(asked));
+    }
+
+    #[test]
+    fn a_maximum_below_the_minimum_is_harmless() {
+        let policy = RetryPolicy { backoff: seconds(1, 0), ..policy() };
+        assert_eq!(policy.backoff(3, None, None), Some(policy.backoff.min));
+    }
+}

@@ -1,0 +1,41 @@
+//! The errors of stores.
+
+/// The reason why a store gave no usable answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The store cannot be reached, did not answer in time, or reports that it cannot serve at the moment.
+    #[error("the store at {address} is not reachable: {detail}; is it running, and its URL right?")]
+    Unreachable {
+        /// The address, without credentials.
+        address: String,
+        /// The error of the connection.
+        detail: String,
+    },
+    /// The call or the URL is wrong, and a retry does not help.
+    #[error("{0}")]
+    Invalid(String),
+    /// The store gave an answer that paced does not understand.
+    #[error("the store at {address} answered unexpectedly: {detail}")]
+    Unexpected {
+        /// The address, without credentials.
+        address: String,
+        /// The answer, and what to do about it.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the store is away: it was not reached, did not answer in time, or reports that it cannot serve at the
+    /// moment. Any other error persists until somebody fixes its cause.
+    #[must_use]
+    pub const fn is_away(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Invalid(_))
+    }
+}

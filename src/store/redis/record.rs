@@ -1,0 +1,60 @@
+//! The calls about a downstream's record, apart from those for slots, and about its tombstones.
+
+use super::{RedisStore, keys, reply};
+use crate::failpoint;
+use crate::store::tombstones::too_many;
+use crate::store::{Change, RecordState, Scope, StoreError, TombstoneCall, TombstoneReply};
+
+impl RedisStore {
+    /// Returns the record of a downstream, after the change if one is given.
+    pub(super) async fn record(
+        &self,
+        downstream: &str,
+        change: Option<Change<'_>>,
+    ) -> Result<RecordState, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        change.map_or(Ok(()), |change| change.check())?;
+        let keys = match change {
+            Some(Change::Reset { limits }) => keys::restarted(&self.prefix, scope, limits),
+            _ => keys::record_and_terms(&self.prefix, scope).to_vec(),
+        };
+        let channel = keys::channel(&self.prefix);
+        let call = |run| {
+            let known_record = self.known_record(downstream, run);
+            self.scripts.record(&keys, (&channel, downstream), change.as_ref(), self.now(), known_record)
+        };
+        let state = reply::record(self.servers.invoke(downstream, call).await?)
+            .map_err(|detail| self.servers.unexpected(detail))?;
+        self.with_history(downstream, |history| {
+            history.record_answer((state.epoch, state.now), &state.status)
+        });
+        Ok(state)
+    }
+
+    /// Changes or reads the tombstones of a downstream.
+    pub(super) async fn call_tombstones(
+        &self,
+        downstream: &str,
+        call: TombstoneCall<'_>,
+    ) -> Result<TombstoneReply, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        call.check()?;
+        let (keys, channel) = (keys::record_and_tombstones(&self.prefix, scope), keys::channel(&self.prefix));
+        let script = |run| {
+            let known_record = self.known_record(downstream, run);
+            self.scripts.tombstones(&keys, (&channel, downstream), call, self.now(), known_record)
+        };
+        let reply = reply::tombstones(self.servers.invoke(downstream, script).await?)
+            .map_err(|detail| self.servers.unexpected(detail))?
+            .ok_or_else(|| too_many(downstream))?;
+        if matches!(call, TombstoneCall::Cancel { .. }) {
+            failpoint::reached("cancel:kept");
+        }
+        self.with_history(downstream, |history| {
+            history.record_answer((reply.epoch, reply.now), &reply.status)
+        });
+        Ok(reply)
+    }
+}

@@ -1,0 +1,181 @@
+//! Jobs that wait in the broker for long.
+
+use std::time::Duration;
+
+use lapin::types::AMQPValue;
+use paced::time::{Micros, wall_now};
+
+use crate::LONG;
+use crate::rig::{Chaos, REPLICAS, Rig};
+use crate::support::api::Answer;
+use crate::support::daemon::Paced;
+use crate::support::publish::Job;
+use crate::support::servers::{Rabbit, Redis, rabbit, redis};
+use crate::support::site::{Site, compare};
+
+/// Jobs that must not go before this instant.
+fn later(stem: &str, count: usize, at: Micros) -> Vec<Job> {
+    let not_before = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at.0 / 1000));
+    Job::many(stem, count).into_iter().map(not_before).collect()
+}
+
+/// The lateness that only one in a hundred exceeds.
+fn p99(mut late: Vec<Duration>) -> Duration {
+    late.sort_unstable();
+    late[late.len() * 99 / 100 - 1]
+}
+
+/// Jobs for 1 s, 5 s and 75 s from now, on a downstream that has nothing else to do: none is early, and they are late
+/// by less than 250 ms.
+#[tokio::test]
+async fn delays_are_kept() {
+    const JOBS: usize = 200;
+    let site = Site::on(rabbit().await, redis().await, "delays", "rate = '1000/s'");
+    let replica = site.replica().await;
+    let delays = [1, 5, 75].map(Duration::from_secs);
+    let start = wall_now();
+    // Spread over two seconds, so that they need not wait for each other.
+    let spread = |n: usize| Duration::from_millis(10 * u64::try_from(n).unwrap());
+    for delay in delays {
+        let jobs = (0..JOBS).flat_map(|n| {
+            let at = start.plus(delay + spread(n));
+            later("job", 1, at).into_iter().map(move |job| Job { id: Some(format!("{delay:?}-{n}")), ..job })
+        });
+        site.publish(jobs.collect()).await;
+    }
+    let arrivals = site.api.wait_for(3 * JOBS, LONG).await;
+    for delay in delays {
+        let late: Vec<Duration> = (0..JOBS)
+            .map(|n| {
+                let id = format!("{delay:?}-{n}");
+                let mut of = arrivals.iter().filter(|arrival| arrival.id() == id);
+                let (arrival, at) = (of.next().unwrap(), start.plus(delay + spread(n)));
+                assert!(of.next().is_none(), "{id} came twice");
+                assert!(arrival.wall.0 >= at.0 / 1000 * 1000, "{id} is early");
+                arrival.wall.since(at)
+            })
+            .collect();
+        let late = p99(late);
+        eprintln!("delays: after {delay:?} late by {late:?} at the 99th percentile");
+        assert!(late < Duration::from_millis(250), "after {delay:?} late by {late:?}");
+    }
+    assert_eq!(replica.stop().await, 0);
+}
+
+/// 10 000 jobs for the same time: broker, store and all replicas are restarted meanwhile. They all come home, and while
+/// they do the pace is whole.
+#[tokio::test]
+async fn parked_jobs_survive_a_restart_of_everything() {
+    const JOBS: usize = 10_000;
+    const RATE: f64 = 1000.0;
+    let (rabbit, redis) = (Rabbit::dedicated().await, Redis::dedicated().await);
+    let downstream = "rate = '1000/s'\nhold_max = '1s'";
+    let site = Site::on(&rabbit, &redis, "restarted", downstream);
+    let mut replicas = Vec::new();
+    for _ in 0..REPLICAS {
+        replicas.push(site.replica().await);
+    }
+    let at = wall_now().plus(Duration::from_secs(45));
+    site.publish(later("job", JOBS, at)).await;
+    site.depth(&site.queue(), 0, LONG).await;
+    for replica in replicas {
+        assert_eq!(replica.stop().await, 0);
+    }
+    redis.kill().await;
+    rabbit.kill().await;
+    rabbit.start().await;
+    redis.wipe().await;
+    redis.start().await;
+    assert!(wall_now() < at, "the restart took too long for this test");
+    let mut replicas = Vec::new();
+    for _ in 0..REPLICAS {
+        replicas.push(site.replica().await);
+    }
+    let arrivals = site.api.wait_for(JOBS, LONG).await;
+    for replica in &replicas {
+        assert_eq!(replica.stop().await, 0);
+    }
+    let arrivals = if arrivals.len() > JOBS { arrivals } else { site.api.arrivals() };
+    let tally = compare("job", JOBS, &arrivals);
+    assert!(tally.is_clean(), "{tally:?}");
+    assert!(arrivals.iter().all(|arrival| arrival.wall >= at), "one is early");
+    let (first, last) = (arrivals[0].at, arrivals[JOBS - 1].at);
+    let span = Duration::from_nanos(last - first).as_secs_f64();
+    let rate = (JOBS - 1) as f64 / span;
+    let after = arrivals[0].wall.since(at);
+    eprintln!("restarted: {JOBS} jobs at {rate:.1}/s from {after:?} after their time on");
+    assert!((rate - RATE).abs() <= RATE * 0.02, "{rate:.1}/s");
+}
+
+/// The API throttles for long: nothing is sent in the pauses that it asks for, and no job is dead.
+#[tokio::test]
+async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
+    const JOBS: usize = 200;
+    const PAUSES: usize = 10;
+    let redis = Redis::dedicated().await;
+    let pause = Duration::from_secs(3);
+    let downstream = "rate = '200/s'\nhold_max = '1s'\n[downstreams.billing.retry]\nmax_attempts = 2";
+    let rig = Rig::with(Chaos::begin("pauses"), downstream, [&redis.url(); REPLICAS]).await;
+    // An attempt that is answered so may be on its way in other replicas too, but none begins later.
+    let asked = std::sync::Mutex::new((0_usize, 0_u64));
+    let (heard, length) = (200_000_000, u64::try_from(pause.as_nanos()).unwrap());
+    let early = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let noted = std::sync::Arc::clone(&early);
+    rig.site.api.rule(move |arrival| {
+        let mut asked = asked.lock().unwrap();
+        let (count, since) = *asked;
+        if arrival.at >= since + length || since == 0 {
+            if count == PAUSES {
+                return Answer::ok();
+            }
+            *asked = (count + 1, arrival.at);
+        } else if arrival.at > since + heard {
+            noted.lock().unwrap().push(Duration::from_nanos(arrival.at - since));
+        }
+        Answer::status(429).header("retry-after", pause.as_secs())
+    });
+    rig.publish_some(JOBS).await;
+    let dead = rig.site.dead_queue();
+    let site_amqp = rig.site.amqp.clone();
+    crate::support::until("all jobs", LONG, async || {
+        let arrivals = rig.site.api.arrivals();
+        let ids: std::collections::BTreeSet<&str> = arrivals.iter().map(|arrival| arrival.id()).collect();
+        let after = arrivals.len() >= JOBS + PAUSES && ids.len() == JOBS;
+        after
+            && crate::support::publish::depth(&site_amqp, &rig.site.queue()).await == Some(0)
+            && rig.site.api.in_flight() == 0
+    })
+    .await;
+    assert_eq!(crate::support::publish::depth(&site_amqp, &dead).await, Some(0));
+    let early = std::mem::take(&mut *early.lock().unwrap());
+    assert!(early.is_empty(), "sent in a pause: {early:?}");
+    for replica in &rig.replicas {
+        assert_eq!(Paced::stop(replica).await, 0);
+    }
+}
+
+/// The API fails during three rolling restarts: each job is tried as often as it may be, and no more.
+#[tokio::test]
+async fn attempts_are_bounded_over_rolling_restarts() {
+    const JOBS: usize = 100;
+    let redis = Redis::dedicated().await;
+    let downstream = "rate = '200/s'\nhold_max = '1s'\n[downstreams.billing.retry]\nmax_attempts = 6\n\
+                      min_backoff = '2s'\nmax_backoff = '3s'";
+    let mut rig = Rig::with(Chaos::begin("attempts"), downstream, [&redis.url(); REPLICAS]).await;
+    rig.site.api.rule(|_| Answer::status(500));
+    rig.publish_some(JOBS).await;
+    rig.reach(JOBS).await;
+    for _ in 0..3 {
+        for number in 0..REPLICAS {
+            rig.replace(number).await;
+        }
+    }
+    let dead = rig.site.dead_queue();
+    rig.site.depth(&dead, u32::try_from(JOBS).unwrap(), LONG).await;
+    let run = rig.end(JOBS).await;
+    for number in 0..JOBS {
+        let id = format!("job-{number}");
+        let sent = run.arrivals.iter().filter(|arrival| arrival.id() == id).count();
+        assert_eq!(sent, 6, "{id}; {run}");
+    }
+}

@@ -1,0 +1,225 @@
+//! How long jobs wait, what becomes of those that would wait for too long, and which are tried again.
+
+use std::time::Duration;
+
+use lapin::types::AMQPValue;
+use paced::time::wall_now;
+
+use crate::support::api::Answer;
+use crate::support::publish::{self, Job};
+use crate::support::site::Site;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The present time, in ms since the epoch.
+fn now() -> u64 {
+    u64::try_from(wall_now().0 / 1000).unwrap()
+}
+
+/// The job, made at this time, in seconds.
+fn made_at(mut job: Job, seconds: u64) -> Job {
+    job.properties = job.properties.with_timestamp(seconds);
+    job
+}
+
+#[tokio::test]
+async fn with_a_backlog_of_thrice_the_longest_wait_each_job_goes_in_time_or_is_refused() {
+    let site = Site::shared("maxwait", "rate = '20/s'\nmax_wait = '4s'").await;
+    let replicas = [site.replica().await, site.replica().await];
+    let made = now() / 1000;
+    let jobs = Job::many("job", 240).into_iter().map(|job| made_at(job, made)).collect();
+    site.publish(jobs).await;
+    site.depth(&site.queue(), 0, LONG).await;
+    let bound = (made + 4 + 2) * 1000;
+    let settled = || async {
+        let dead = publish::depth(&site.amqp, &site.dead_queue()).await.unwrap_or(0);
+        (site.api.count() + usize::try_from(dead).unwrap() == 240).then_some(dead)
+    };
+    let dead = crate::support::poll(LONG, settled).await.expect("each is released or refused, once");
+    let arrivals = site.api.arrivals();
+    assert!((50..=101).contains(&arrivals.len()), "{} in 4 to 5 s at 20/s", arrivals.len());
+    for arrival in &arrivals {
+        let at = u64::try_from(arrival.wall.0 / 1000).unwrap();
+        assert!(at <= bound, "{} {} ms late", arrival.id(), at - bound);
+    }
+    for letter in site.dead(dead, LONG).await {
+        assert_eq!(letter.headers["paced-reason"], "queue-full");
+        assert!(letter.headers["paced-detail"].contains("try again in "), "{:?}", letter.headers);
+        let at: u64 = letter.headers["paced-dead-at"].parse().unwrap();
+        assert!(at <= bound, "{} ms late", at - bound);
+    }
+    for replica in replicas {
+        assert_eq!(replica.stop().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
+    let site = Site::shared("pausewait", "rate = '100/s'\nmax_wait = '3s'").await;
+    site.api.script("/", [Answer::status(429).header("retry-after", 30)]);
+    let replica = site.replica().await;
+    site.publish(Job::many("first", 1)).await;
+    site.api.wait_for(1, LONG).await;
+    replica.wait_line("paused", LONG).await;
+    let at = i64::try_from(now() + 1000).unwrap();
+    let reply_to = format!("replies-{}", site.prefix);
+    let (connection, channel) = publish::open(&site.amqp).await;
+    let options = lapin::options::QueueDeclareOptions::default();
+    channel.queue_declare(reply_to.as_str().into(), options, Default::default()).await.unwrap();
+    let mut waits = Job::new("waits");
+    waits.properties = waits.properties.with_reply_to(reply_to.as_str().into());
+    let expires = Job::new("expires").header_value("paced-deadline", AMQPValue::LongLongInt(at));
+    site.publish(vec![waits, expires]).await;
+    let mut letters = site.dead(2, Duration::from_secs(20)).await;
+    letters.sort_by_key(|letter| letter.headers["paced-dead-at"].parse::<i64>().unwrap());
+    let reasons: Vec<&str> = letters.iter().map(|letter| letter.headers["paced-reason"].as_str()).collect();
+    assert_eq!(reasons, ["expired", "queue-full"]);
+    let replies = publish::drain(&site.amqp, &reply_to).await;
+    let reply: serde_json::Value = serde_json::from_slice(&replies[0].body).unwrap();
+    assert!(reply["body"].as_str().unwrap().starts_with("queue-full: "), "{reply}");
+    assert_eq!(reply["status"], 0);
+    let after: u64 = reply["headers"]["retry-after"].as_str().unwrap().parse().unwrap();
+    assert!((15..=30).contains(&after), "the rest of the pause: {after}");
+    connection.close(200, "OK".into()).await.unwrap();
+    assert_eq!(site.api.count(), 1, "the pause is not over");
+    assert_eq!(replica.stop().await, 0);
+}
+
+#[tokio::test]
+async fn an_answer_of_success_can_mean_that_the_api_throttles() {
+    let when = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 1\nmax_backoff = '1s'\n\
+                when = { pointer = '/error/code', equals = 'rate_limited' }";
+    let site = Site::shared("bodywhen", when).await;
+    let slow_down = || Answer::ok().body(r#"{"error": {"code": "rate_limited"}}"#);
+    site.api.script("/", [slow_down(), slow_down().header("retry-after", 2), Answer::ok().body("{}")]);
+    let replica = site.replica().await;
+    site.publish(Job::many("job", 1)).await;
+    let arrivals = site.api.wait_for(3, LONG).await;
+    let pause = arrivals[2].wall.since(arrivals[1].wall);
+    assert!(pause >= Duration::from_secs(2), "{pause:?}");
+    assert_eq!(replica.stop().await, 0);
+    assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(0));
+    assert_eq!(publish::depth(&site.amqp, &site.queue()).await, Some(0), "it was delivered in the end");
+}
+
+#[tokio::test]
+async fn a_queue_that_was_used_as_it_is_is_declared_anew_once_it_is_gone() {
+    let site = Site::shared("anew", "rate = '100/s'").await;
+    let queue = site.queue();
+    let (connection, channel) = publish::open(&site.amqp).await;
+    let durable = lapin::options::QueueDeclareOptions::durable();
+    channel.queue_declare(queue.as_str().into(), durable, Default::default()).await.unwrap();
+    let replica = site.replica().await;
+    replica.wait_line("exists with other arguments", LONG).await;
+    site.publish(Job::many("first", 5)).await;
+    site.api.wait_for(5, LONG).await;
+    channel.queue_delete(queue.as_str().into(), Default::default()).await.unwrap();
+    replica.wait_line("consuming again", LONG).await;
+    let check = site.cli(&["check", "--online"]).await;
+    assert!(!check.stdout.contains("other arguments") && !check.stderr.contains("other arguments"));
+    site.publish(Job::many("second", 5)).await;
+    site.api.wait_for(10, LONG).await;
+    connection.close(200, "OK".into()).await.unwrap();
+    assert_eq!(replica.stop().await, 0);
+}
+
+#[tokio::test]
+async fn the_configuration_says_which_answers_are_tried_again_and_how_often() {
+    let retry = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 2\non = [409, '5xx']\nnever = ['501-502']\n\
+                 min_backoff = '10ms'\nmax_backoff = '20ms'\n[downstreams.billing.retry.status.503]\nmax_attempts = 5";
+    let site = Site::shared("statuses", retry).await;
+    site.api.rule(|arrival| Answer::status(arrival.id().parse().unwrap()));
+    let replica = site.replica().await;
+    site.publish([404, 408, 409, 500, 501, 503].map(|status: u16| Job::new(status.to_string())).into()).await;
+    let letters = site.dead(6, LONG).await;
+    let attempts = |id: &str| {
+        let of = |letter: &&publish::Taken| {
+            letter.properties.message_id().as_ref().is_some_and(|found| found.as_str() == id)
+        };
+        let headers = &letters.iter().find(of).unwrap().headers;
+        (headers["paced-reason"].clone(), headers["paced-attempts"].parse().unwrap())
+    };
+    for (id, reason, count) in [
+        ("404", "status", 1),
+        ("408", "status", 1),
+        ("409", "attempts-exhausted", 2),
+        ("500", "attempts-exhausted", 2),
+        ("501", "status", 1),
+        ("503", "attempts-exhausted", 5),
+    ] {
+        assert_eq!(attempts(id), (reason.to_owned(), count), "{id}");
+    }
+    assert_eq!(site.api.count(), 12);
+    assert_eq!(replica.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_full_queue_is_told_to_the_publisher() {
+    let site = Site::shared("full", "rate = '100/s'\n[downstreams.billing.queue]\nmax_length = 10").await;
+    let fits = site.cli(&["publish", "billing", "--count", "10", "--body", "x"]).await;
+    assert_eq!(fits.code, 0, "{}", fits.stderr);
+    let mut refused = 0;
+    // A quorum queue learns of its length a little late.
+    while refused == 0 {
+        let more = site.cli(&["-o", "json", "publish", "billing", "--count", "3", "--body", "x"]).await;
+        if more.code == 1 {
+            assert!(more.stderr.contains("the queue is full"), "{}", more.stderr);
+            refused = 3;
+        }
+    }
+    let depth = publish::depth(&site.amqp, &site.queue()).await.unwrap();
+    assert!((10..=40).contains(&depth), "{depth}");
+    let replica = site.replica().await;
+    site.api.wait_for(usize::try_from(depth).unwrap(), LONG).await;
+    site.depth(&site.queue(), 0, LONG).await;
+    let fits = site.cli(&["publish", "billing", "--count", "1", "--body", "x"]).await;
+    assert_eq!(fits.code, 0, "there is room again: {}", fits.stderr);
+    assert_eq!(replica.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_queue_with_other_arguments_is_used_as_it_is() {
+    let mut site = Site::shared("asitis", "rate = '100/s'").await;
+    let replica = site.replica().await;
+    assert_eq!(replica.stop().await, 0);
+    let clean = site.cli(&["check", "--online"]).await;
+    assert!(!clean.stderr.contains("other arguments"), "{}", clean.stderr);
+    site.downstream = "rate = '100/s'\n[downstreams.billing.queue]\nmax_length = 1000".to_owned();
+    let replica = site.replica().await;
+    let warned = replica.wait_line("exists with other arguments", LONG).await;
+    assert!(warned.contains(&site.queue()) && warned.contains("x-max-length"), "{warned}");
+    site.publish(Job::many("job", 20)).await;
+    site.api.wait_for(20, LONG).await;
+    let found = replica.log().iter().filter(|line| line.contains("exists with other arguments")).count();
+    assert_eq!(found, 1, "one warning");
+    assert_eq!(replica.stop().await, 0);
+    let check = site.cli(&["check", "--online"]).await;
+    assert_eq!(check.code, 0, "{}", check.stderr);
+    let told = format!("{}{}", check.stdout, check.stderr);
+    assert!(told.contains("rabbitmqctl set_policy") && told.contains("\"max-length\":1000"), "{told}");
+    let published = site.cli(&["publish", "billing", "--count", "1", "--body", "x"]).await;
+    assert_eq!(published.code, 0, "{}", published.stderr);
+}
+
+#[tokio::test]
+async fn a_job_becomes_too_old_to_be_tried_again_in_a_pause() {
+    let retry =
+        "rate = '100/s'\n[downstreams.billing.retry]\nmax_age = '5s'\nmin_backoff = '1s'\nmax_backoff = '1s'";
+    let site = Site::shared("tooold", retry).await;
+    site.api.rule(|arrival| match arrival.id() {
+        "pauses" => Answer::status(429).header("retry-after", 40),
+        _ => Answer::status(500),
+    });
+    let replica = site.replica().await;
+    site.publish(vec![Job::new("tried")]).await;
+    site.api.wait_for(1, LONG).await;
+    site.publish(vec![Job::new("pauses")]).await;
+    // The one that pauses would be too old at the end of the pause, and is dead at once.
+    let letters = site.dead(2, Duration::from_secs(20)).await;
+    let is_tried = |letter: &&publish::Taken| letter.headers["paced-status"] == "500";
+    let detail =
+        letters.iter().find(|letter| !is_tried(letter)).map(|letter| &letter.headers["paced-detail"]);
+    assert!(detail.is_some_and(|detail| detail.contains("retry.max_age (5s)")), "{letters:?}");
+    assert!(letters.iter().all(|letter| letter.headers["paced-reason"] == "attempts-exhausted"));
+    assert_eq!(replica.stop().await, 0);
+}
