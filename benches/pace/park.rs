@@ -1,4 +1,4 @@
-//! Jobs for later in front of jobs for now: how fast the first are parked, and when the others go.
+//! Jobs that cannot go in front of jobs for now: how fast the first are parked, and when the others go.
 
 use std::time::Duration;
 
@@ -28,9 +28,21 @@ const SIZE: usize = 256;
 /// The jobs that are published at a time, so that never all are in memory here.
 const PART: u32 = 10_000;
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The small scenes: the jobs in front, those behind them, and what the daily quota of the plan allows.
+const IN_FRONT: usize = 700;
+const BEHIND: usize = 20;
+const QUOTA: usize = 3;
+
+/// The columns.
+const FLEET: &str = "paced, four replicas";
+const ONE: &str = "paced, one replica";
 
 const SPEED: Figure = Figure::median("jobs parked per second", Unit::PerSecond);
 const FULL_PACE: Figure = Figure::median("until the jobs for now are at their full pace", Unit::Plain(1));
+const BEHIND_LATER: Figure =
+    Figure::highest("20 jobs at 10/s behind 700 for tomorrow are out after", Unit::Plain(2));
+const BEHIND_PLAN: Figure =
+    Figure::highest("20 jobs at 10/s behind 700 of a used-up plan are out after", Unit::Plain(2));
 const LOST: Figure = Figure::highest("jobs that are neither parked nor sent", Unit::Count);
 const BEFORE: Figure = Figure::median("resident memory of a replica when ready", Unit::MiB);
 const AFTER: Figure = Figure::median("resident memory of a replica at the end", Unit::MiB);
@@ -43,18 +55,19 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          them, at 500/s; then four replicas start. Counted is from when all are ready: until all of the former are parked, \
          and until the last of the latter has gone, less the 2 s that they need at their pace. What bounds it is the \
          broker, which stores each copy in another quorum queue and takes the ack. Jobs that the first replicas park \
-         before the last one is ready are among them, so that the speed is a little too high.",
+         before the last one is ready are among them, so that the speed is a little too high. The last two lines are \
+         scenes of their own with one replica, in seconds from when it is ready; 20 jobs need 1.9 s at 10/s.",
     );
     for run in 1..=stage.runs {
         eprintln!("  park, run {run}");
         measure(stage, &mut section).await?;
+        scenes(stage, &mut section).await?;
         section.runs = run;
     }
     Ok(section)
 }
 
 async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
-    const COLUMN: &str = "paced, four replicas";
     let (api, site) = (LeanApi::start(Duration::ZERO)?, stage.site(NAME));
     api.expect(NOW as usize);
     let queue = format!("{}.bench", site.prefix);
@@ -81,12 +94,48 @@ async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
         stop(replica).await?;
     }
     let waiting = depth(&site.amqp, &rung).await.unwrap_or(0) + depth(&site.amqp, &queue).await.unwrap_or(0);
-    section.judge(COLUMN, SPEED, f64::from(LATER) / parked.as_secs_f64(), Bound::AtLeast(3000.0));
-    section.judge(COLUMN, FULL_PACE, took, Bound::AtMost(40.0));
-    section.judge(COLUMN, LOST, f64::from(LATER) - f64::from(waiting), Bound::AtMost(0.0));
-    section.note(COLUMN, BEFORE, before);
-    section.judge(COLUMN, AFTER, after, Bound::AtMost(80.0));
+    section.judge(FLEET, SPEED, f64::from(LATER) / parked.as_secs_f64(), Bound::AtLeast(3000.0));
+    section.judge(FLEET, FULL_PACE, took, Bound::AtMost(40.0));
+    section.judge(FLEET, LOST, f64::from(LATER) - f64::from(waiting), Bound::AtMost(0.0));
+    section.note(FLEET, BEFORE, before);
+    section.judge(FLEET, AFTER, after, Bound::AtMost(80.0));
     stage.delete(vec![queue, rung]).await
+}
+
+/// Few jobs for now behind many that cannot go: those of tomorrow, and those of a plan that is used up.
+async fn scenes(stage: &Stage, section: &mut Section) -> Result<(), String> {
+    let at = AMQPValue::LongLongInt(wall_now().plus(DAY).0 / 1000);
+    let later = Job::many("later", IN_FRONT).into_iter();
+    let later = later.map(|job| job.header_value("paced-not-before", at.clone())).collect();
+    let took = behind(stage, later, (0, "")).await?;
+    section.judge(ONE, BEHIND_LATER, took, Bound::AtMost(6.0));
+    let plan = format!("[plans.free]\nlimits = [{{ algorithm = 'fixed-window', rate = '{QUOTA}/d' }}]\n");
+    let free = Job::many("free", IN_FRONT + QUOTA).into_iter();
+    let free = free.map(|job| job.header("paced-plan", "free")).collect();
+    let took = behind(stage, free, (QUOTA, &plan)).await?;
+    section.judge(ONE, BEHIND_PLAN, took, Bound::AtMost(6.0));
+    Ok(())
+}
+
+/// Returns after how many seconds the jobs behind these are out, and those of these that a plan allows.
+async fn behind(stage: &Stage, front: Vec<Job>, (allowed, plan): (usize, &str)) -> Result<f64, String> {
+    let (api, site) = (LeanApi::start(Duration::ZERO)?, stage.site(NAME));
+    api.expect(BEHIND + allowed);
+    let queue = format!("{}.behind", site.prefix);
+    stage.declare(vec![queue.clone()], Kind::Quorum).await?;
+    publish_to(&site.amqp, "", &queue, front).await;
+    publish_to(&site.amqp, "", &queue, Job::many("now", BEHIND)).await;
+    let downstream = format!(
+        "[downstreams.behind]\nrate = '10/s'\nqueue.name = '{queue}'\nhttp.base_url = '{}'\n{plan}",
+        api.url()
+    );
+    let replica = site.replica(&downstream).await?;
+    let start = real_now();
+    api.all(PATIENCE).await?;
+    let took = start.elapsed().as_secs_f64();
+    stop(replica).await?;
+    stage.delete(vec![queue]).await?;
+    Ok(took)
 }
 
 async fn publish(site: &Site, queue: &str) {

@@ -22,6 +22,8 @@ pub(super) struct Entry {
     pub(super) first_seen: Micros,
     /// Its age, and the bounds of it.
     pub(super) age: Age,
+    /// Since when its message is held here.
+    pub(super) held_since: Instant,
     /// Whether the job may be parked: not after that was refused once.
     pub(super) may_park: bool,
     /// The results of the attempts so far.

@@ -73,8 +73,9 @@ pub(super) fn intake(
     let age = Age { born, give_up: untried.map(at), too_old: tried.map(at) };
     let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
     let attempts = stay.as_ref().map(attempts).unwrap_or_default();
-    let may_park = true;
-    let mut entry = Entry { job, has_own_id, ticket, first_seen, age, may_park, attempts, request };
+    let (held_since, may_park) = (since, true);
+    let mut entry =
+        Entry { job, has_own_id, ticket, first_seen, age, held_since, may_park, attempts, request };
     entry.renew_end();
     let report = Report { attempts: attempts.sent, ..Report::UNSENT };
     match (deadline, not_before) {

@@ -55,6 +55,8 @@ pub(super) struct Worker {
     hold_max: Duration,
     /// The number of jobs that are being parked: one that is refused comes back.
     parking: usize,
+    /// When it is looked next for jobs that are held for too long.
+    look_at: Instant,
     arrivals: Arrivals,
 }
 
@@ -132,6 +134,7 @@ impl Worker {
             max_wait: options.max_wait,
             hold_max: options.hold_max,
             parking: 0,
+            look_at: Instant::now(),
             arrivals: Arrivals::default(),
         };
         worker.bound_costs();
@@ -144,6 +147,7 @@ impl Worker {
             let now = Instant::now();
             if source.can_park() {
                 self.park_unreachable(now);
+                self.park_long_held(now);
             }
             let admission = JobAdmission { rules: &self.admission, preflight: &self.context.preflight };
             self.engine.tick(now, &admission);
@@ -157,7 +161,8 @@ impl Worker {
             }
             let release = self.engine.release();
             self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
-            let trial = self.trial_wake_at();
+            let look = self.look_wake_at().filter(|_| source.can_park());
+            let own = self.trial_wake_at().into_iter().chain(look).min();
             let Inputs { stop, wakeups, events, steps, news } = &mut inputs;
             tokio::select! {
                 biased;
@@ -170,7 +175,7 @@ impl Worker {
                 }
                 Some(step) = steps.next() => self.stepped(step),
                 options = news.next() => self.reload((*options).clone()),
-                () = self.engine.next(wakeups, trial) => self.apply(),
+                () = self.engine.next(wakeups, own) => self.apply(),
                 delivery = source.next(), if is_open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
                     let is_end = delivery.is_none();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dispatch::tests::parts::ScriptedParking;
+use crate::dispatch::tests::pauses::update_record;
 use crate::dispatch::{ParkReason, Stay};
 
 /// A message that may be released after this time.
@@ -190,4 +191,67 @@ async fn a_deadline_ends_every_wait() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     bench.end();
     done.await.unwrap();
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// RabbitMQ takes back what is unacked for 30 minutes.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_the_downstreams_own_limit_holds_for_long_are_parked_until_it_has_slots() {
+    let mut bench = parking("1/h");
+    bench.publish_many(0..3);
+    let (start, wall) = (Instant::now(), wall_now());
+    let done = bench.start();
+    bench.ledger.count(3).await;
+    let took = start.elapsed();
+    assert!(took >= 20 * MINUTE && took < 22 * MINUTE, "{took:?}");
+    for id in ["1", "2"] {
+        let stay = stay(&bench, id);
+        let wait = stay.until.since(wall);
+        // The wall clock stands still in this test.
+        let end = took + wait;
+        assert!(end > 59 * MINUTE && end < 61 * MINUTE, "{id}: {end:?}");
+        assert_eq!((stay.reason, stay.attempts), (ParkReason::Limit, 0));
+    }
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.ids(), ["0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_of_a_downstream_that_is_paused_for_long_are_parked_for_a_short_time() {
+    let mut bench = parking("10/s");
+    let (start, wall) = (Instant::now(), wall_now());
+    let done = bench.start();
+    update_record(&bench, Change::Pause(None)).await;
+    bench.publish_many(0..3);
+    bench.ledger.count(3).await;
+    let took = start.elapsed();
+    assert!(took >= 20 * MINUTE && took < 22 * MINUTE, "{took:?}");
+    for id in ["0", "1", "2"] {
+        let wait = stay(&bench, id).until.since(wall);
+        assert!(wait > MINUTE && wait < 3 * MINUTE, "{id}: {wait:?}");
+    }
+    bench.end();
+    done.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_that_are_not_held_for_long_or_were_refused_are_not_parked() {
+    let mut bench = parking("1/m");
+    bench.publish_many(0..20);
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    assert_eq!(bench.sink.ids().len(), 20, "each waits for less than 20 minutes");
+
+    let mut bench = parking("1/h");
+    bench.parking = ScriptedParking::Refused;
+    bench.publish_many(0..2);
+    let start = Instant::now();
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let released = bench.sink.millis(start);
+    assert!(matches!(released[..], [0..=100, 3_599_000..=3_601_000]), "{released:?}");
 }

@@ -1,14 +1,49 @@
 //! Jobs that must wait for long are parked: they wait in their broker, so that they stand before nobody here.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
 use crate::dispatch::source::{ParkReason, Parked};
+use crate::pace::Waiter;
 use crate::time::wall_now;
 
+/// How long a job is held at most where it can be parked. RabbitMQ takes back what is unacked for 30 minutes unless its
+/// `consumer_timeout` says otherwise, together with what is being sent at that time.
+const LONGEST_HOLD: Duration = Duration::from_secs(20 * 60);
+
+/// The time from one look for jobs that are held for too long to the next.
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+
 impl Worker {
+    /// Parks the jobs that are held for too long: their downstream's own limits are used up, or it is paused.
+    ///
+    /// They stand before nobody who could go, so that they are not parked before: the whole queue would go that way.
+    pub(super) fn park_long_held(&mut self, now: Instant) {
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK_INTERVAL;
+        let is_meant = |entry: &Entry| entry.can_park() && entry.held_since + LONGEST_HOLD <= now;
+        for mut entry in self.engine.take_waiting_if(is_meant) {
+            let earliest = now + self.hold_max + LOOK_INTERVAL;
+            let due = entry.due_or_end(self.engine.next_slot(entry.lane()).max(earliest));
+            if due > now + self.hold_max {
+                self.park(due, ParkReason::Limit, entry);
+            } else {
+                self.engine.offer(entry);
+            }
+        }
+    }
+
+    /// Returns the instant of the next look for jobs that are held for too long.
+    pub(super) fn look_wake_at(&self) -> Option<Instant> {
+        (self.engine.waiting() > 0).then_some(self.look_at)
+    }
+
     /// Has a job wait until `due`: in its broker if that is far off and the source can, or else here.
     pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, mut entry: Entry) {
         let due = entry.due_or_end(due);
@@ -38,7 +73,7 @@ impl Worker {
         self.parking += 1;
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let stay = entry.stay(until, reason);
-        let Entry { job, has_own_id, ticket, first_seen, age, attempts, request, .. } = entry;
+        let Entry { job, has_own_id, ticket, first_seen, age, held_since, attempts, request, .. } = entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
@@ -53,8 +88,17 @@ impl Worker {
                 Parked::Lost => Event::Parked,
                 Parked::Refused(ticket) => {
                     let may_park = false;
-                    let entry =
-                        Entry { job, has_own_id, ticket, first_seen, age, may_park, attempts, request };
+                    let entry = Entry {
+                        job,
+                        has_own_id,
+                        ticket,
+                        first_seen,
+                        age,
+                        held_since,
+                        may_park,
+                        attempts,
+                        request,
+                    };
                     Event::Unparked(due, entry)
                 }
             };

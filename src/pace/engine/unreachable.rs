@@ -1,4 +1,4 @@
-//! Waiters of plans that can have no slot for long.
+//! Waiters that can have no slot for long, and wait elsewhere.
 
 use std::time::Duration;
 
@@ -54,5 +54,15 @@ impl<W: Waiter> Engine<W> {
         }
         ended.into_iter().for_each(|waiter| self.end(waiter, true));
         taken
+    }
+
+    /// Takes out the waiters without a slot that `is_meant` selects. One that is part of a call in flight stays.
+    pub(crate) fn take_waiting_if(&mut self, is_meant: impl Fn(&W) -> bool) -> Vec<W> {
+        self.backlog.take(is_meant)
+    }
+
+    /// Returns an estimate of the next slot of a lane; it may be in the past.
+    pub(crate) fn next_slot(&self, lane: LaneId) -> Instant {
+        self.schedule.next_slot(lane)
     }
 }

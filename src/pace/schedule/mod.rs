@@ -363,6 +363,11 @@ impl Schedule {
         self.lanes[lane.row()].sleeping.map(|sleep| sleep.until)
     }
 
+    /// Returns an estimate of the next slot of a lane: when the downstream has one, and the lane does not sleep.
+    pub(crate) fn next_slot(&self, lane: LaneId) -> Instant {
+        self.sleeps_until(lane).map_or(self.next_slot, |until| until.max(self.next_slot))
+    }
+
     /// Returns how many waiters of a lane that were passed on to wait elsewhere come before the next one, if the lane's
     /// slots begin at `start` and are this far apart, and counts that one too.
     pub(crate) fn pass_place(&mut self, lane: LaneId, start: Instant, apart: Duration) -> u64 {
