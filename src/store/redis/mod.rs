@@ -230,15 +230,15 @@ impl RedisStore {
         request: &Request<'_>,
         now: Now,
     ) -> Result<Option<Reply>, StoreError> {
-        if !request.is_fast() {
-            return Ok(None);
-        }
+        let Some(script) = request.fast_script() else { return Ok(None) };
+        let takes_turns = request.asker.is_some();
         let call = |run| {
             let known_record = self.known_record(scope.downstream, run);
-            self.scripts.fast(keys, request, &request.fast(now, known_record.with_default_horizon(request)))
+            let numbers = request.fast(now, known_record.with_default_horizon(request));
+            self.scripts.fast(script, keys, takes_turns, &numbers)
         };
         let answer = self.servers.invoke(scope.downstream, call).await?;
-        Reply::fast(&answer, request.limits, request.asker.is_some())
+        Reply::fast(&answer, request.limits, takes_turns || script.answers_whole())
             .map_err(|detail| self.servers.unexpected(detail))
     }
 

@@ -86,17 +86,17 @@ fn count<T: TryFrom<i64>>(number: i64) -> Result<T, String> {
 }
 
 impl Reply {
-    /// Parses the answer of a fast script; `None` where the script does not apply to the call.
+    /// Parses the answer of a fast script, or one of `reserve.lua`'s; `None` where the script does not apply to the call.
     ///
     /// # Errors
     /// A text that says what is wrong with the answer.
-    pub(super) fn fast(answer: &Value, limits: &LimitSet, takes_turns: bool) -> Result<Option<Self>, String> {
+    pub(super) fn fast(answer: &Value, limits: &LimitSet, is_whole: bool) -> Result<Option<Self>, String> {
         let packed = match answer {
             Value::Nil => return Ok(None),
             Value::BulkString(packed) => packed,
             other => return Err(format!("{other:?} for slots")),
         };
-        if takes_turns {
+        if is_whole {
             return Self::whole(packed, limits.iter()).map(Some);
         }
         let (stamp, rest) = Stamp::read(packed)?;

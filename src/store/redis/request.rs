@@ -98,6 +98,21 @@ pub(super) type KnownWindow = (Micros, Window);
 /// Last known windows, by the limit's name.
 pub(super) type KnownWindows = HashMap<String, KnownWindow>;
 
+/// A fast script: for one limit of the GCRA family, for several of them, or for windows, beside such limits or alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FastScript {
+    One,
+    Many,
+    Mixed,
+}
+
+impl FastScript {
+    /// Whether its answer is one of `reserve.lua`'s. The others answer so only to those who take turns.
+    pub(super) const fn answers_whole(self) -> bool {
+        matches!(self, Self::Mixed)
+    }
+}
+
 impl InLanes<'_> {
     /// Encodes the numbers that `lanes.lua` reads; `own` is the number of the downstream's own limits.
     pub(super) fn encode(&self, numbers: &mut Packed, own: usize, costs: Costs<'_>) {
@@ -153,10 +168,18 @@ impl Request<'_> {
         self.lease.map_or(shared, |lease| Micros(0).plus(lease.ttl).0)
     }
 
-    /// Whether a fast script may serve the request.
-    pub(super) fn is_fast(&self) -> bool {
-        let takes_turns = self.asker.is_some();
-        self.replica().is_none() && self.is_derived() && (!takes_turns || self.limits.is_plain())
+    /// The fast script that may serve the request, if there is one.
+    pub(super) fn fast_script(&self) -> Option<FastScript> {
+        let (limits, is_plain) = (self.limits, self.limits.is_plain());
+        let is_mixed = || limits.iter().all(|limit| limit.is_even() || window(limit).is_some());
+        if self.replica().is_some() || self.in_lanes.is_some() {
+            None
+        } else if limits.is_tat() {
+            let script = if limits.len() > 1 { FastScript::Many } else { FastScript::One };
+            (self.asker.is_none() || is_plain).then_some(script)
+        } else {
+            (is_plain && !self.police && is_mixed()).then_some(FastScript::Mixed)
+        }
     }
 
     /// The horizon of this caller and its peers.
@@ -186,7 +209,15 @@ impl Request<'_> {
         numbers.put_count(self.generation);
         numbers.put([self.asker.is_some().into(), known_record.horizon().0, self.combine()]);
         self.asker.iter().for_each(|asker| encode_asker(&mut numbers, asker));
+        let is_mixed = !limits.is_tat();
         for limit in limits.iter() {
+            if let Some(counting) = window(limit) {
+                encode_window(&mut numbers, counting, Some(self), self.known_windows.get(limit.name()));
+                continue;
+            }
+            if is_mixed {
+                numbers.put([0]);
+            }
             numbers.put(derived(limit));
         }
         encode_runs(&mut numbers, self, limits.len());
@@ -230,6 +261,14 @@ fn encode_asker(numbers: &mut Packed, asker: &Asker) {
     numbers.put_count(waiting);
     numbers.put_count(own as u64);
     numbers.put([micros(interval), goes_on.into()]);
+}
+
+/// The window of a limit, if it is one.
+fn window(limit: &Limit) -> Option<Counting> {
+    match limit.algorithm() {
+        Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => Some(counting),
+        _ => None,
+    }
 }
 
 /// N, P div N, P mod N, and a and b: a cost is due a*cost + b emission intervals after TAT.

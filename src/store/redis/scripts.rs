@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Cmd, Script};
 
 use super::packed::Packed;
-use super::request::{KnownRecord, Now, Request, encode_costs, encode_limits};
+use super::request::{FastScript, KnownRecord, Now, Request, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
 use crate::store::{Cancel, Change, TombstoneCall};
 use crate::time::Micros;
@@ -17,6 +17,7 @@ const TAT: &str = include_str!("lua/tat.lua");
 const COUNTS: &str = include_str!("lua/counts.lua");
 const FAST: &str = include_str!("lua/fast.lua");
 const TURNS: &str = include_str!("lua/turns.lua");
+const MIXED: &str = include_str!("lua/mixed.lua");
 
 /// The algorithms that count, in the order of the bits of [`Kinds`] from the second on.
 const COUNTING: [&str; 3] =
@@ -37,9 +38,9 @@ struct ByKinds {
 /// All scripts.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    /// The fast scripts, which serve most calls: those for the GCRA family by the store's clock, without a lease. They
-    /// are for one limit and for several, each without turns and with them.
-    fast: [Script; 4],
+    /// The fast scripts, which serve most calls: those for the GCRA family and windows, without a lease. There is one for
+    /// each [`FastScript`], in their order, without turns and with them.
+    fast: [[Script; 3]; 2],
     reserve: ByKinds,
     lanes: ByKinds,
     cancel: ByKinds,
@@ -147,8 +148,10 @@ impl Scripts {
 
     fn with(steps: bool) -> Self {
         let [one, many, one_turns, many_turns, _, record] = preloaded().map(|source| script(&source, steps));
+        let mixed = [format!("{FAST}{MIXED}"), format!("{TURNS}{FAST}{MIXED}")];
+        let [mixed, mixed_turns] = mixed.map(|source| script(&source, steps));
         Self {
-            fast: [one, many, one_turns, many_turns],
+            fast: [[one, many, mixed], [one_turns, many_turns, mixed_turns]],
             reserve: ByKinds::new(RESERVE, steps),
             lanes: ByKinds::new(LANES, steps),
             cancel: ByKinds::new(include_str!("lua/cancel.lua"), steps),
@@ -160,9 +163,14 @@ impl Scripts {
     }
 
     /// The call of a fast script. Its answer is nil where the script does not apply.
-    pub(super) fn fast(&self, keys: &[String], request: &Request<'_>, numbers: &Packed) -> Call<'_> {
-        let place = usize::from(request.limits.len() > 1) + 2 * usize::from(request.asker.is_some());
-        Call::new(&self.fast[place], keys, numbers, 0)
+    pub(super) fn fast(
+        &self,
+        script: FastScript,
+        keys: &[String],
+        takes_turns: bool,
+        numbers: &Packed,
+    ) -> Call<'_> {
+        Call::new(&self.fast[usize::from(takes_turns)][script as usize], keys, numbers, 0)
     }
 
     pub(super) fn reserve(

@@ -15,26 +15,52 @@ async fn ttl(redis: &Redis, key: &str) -> i64 {
     answer.trim().trim_start_matches(':').parse().unwrap()
 }
 
-#[tokio::test]
-async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
+/// Takes 60 slots at 4/s under these limits, some with a lease, and asserts that each state outlives its end by a minute.
+///
+/// The slots lie up to 15 s ahead, so some calls set the TTL and others do not. A call with a lease uses another script.
+async fn use_again_and_again(limits: Vec<Limit>, has_lease: impl Fn(usize) -> bool) {
     let redis = Redis::dedicated().await;
     let store = store(&redis).await;
-    let limits =
-        LimitSet::new(vec![Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()]).unwrap();
-    // The slots lie up to 15 s ahead, so some calls set the TTL and others do not. Two calls with a lease use another
-    // script, which always sets it; between them slots are taken for 7 s.
-    let lease = Lease { replica: "one", ttl: Duration::from_secs(2) };
+    let limits = LimitSet::new(limits).unwrap();
+    let mut slots = vec![];
     for turn in 0..60 {
         let asked = call(&limits, &[1], Duration::from_secs(15));
-        let lease = (turn % 30 == 5).then_some(lease);
-        let reserved = answered(&store, Reserve { lease, ..asked }).await;
-        let whole = reserved.slots[0].plus(Duration::from_millis(250));
-        let expires = redis.command(&["PEXPIRETIME", "paced:{billing}:l:rate"]).await.unwrap();
-        let expires = Micros(1000 * expires.trim().trim_start_matches(':').parse::<i64>().unwrap());
-        let least = whole.plus(Duration::from_millis(59_999));
-        assert!(expires >= least, "it is whole at {whole:?} and expires at {expires:?}");
-        assert!(expires <= whole.plus(Duration::from_secs(66)), "it expires at {expires:?}");
+        let lease = has_lease(turn).then_some(Lease { replica: "one", ttl: Duration::from_secs(2) });
+        slots.push(answered(&store, Reserve { lease, ..asked }).await.slots[0]);
+        for limit in limits.iter() {
+            let whole = match limit.name() {
+                "rate" => slots[turn].plus(Duration::from_millis(250)),
+                _ => slots[turn - turn % 8].plus(Duration::from_secs(2)),
+            };
+            let key = format!("paced:{{billing}}:l:{}", limit.name());
+            let expires = redis.command(&["PEXPIRETIME", &key]).await.unwrap();
+            let expires = Micros(1000 * expires.trim().trim_start_matches(':').parse::<i64>().unwrap());
+            let least = whole.plus(Duration::from_millis(59_999));
+            assert!(expires >= least, "{key} is whole at {whole:?} and expires at {expires:?}");
+            assert!(expires <= whole.plus(Duration::from_secs(66)), "{key} expires at {expires:?}");
+        }
     }
+}
+
+fn rate() -> Limit {
+    Limit::leaky_bucket("rate", "4/s".parse().unwrap(), 1).unwrap()
+}
+
+/// A window of 2 s, which is used up by the slots of 2 s.
+fn window() -> Limit {
+    Limit::first_hit_window("window", 8, Duration::from_secs(2)).unwrap()
+}
+
+#[tokio::test]
+async fn a_state_that_is_used_again_and_again_is_kept_long_enough_each_time() {
+    use_again_and_again(vec![rate()], |turn| turn % 30 == 5).await;
+    use_again_and_again(vec![rate()], |_| true).await;
+}
+
+#[tokio::test]
+async fn a_window_that_is_used_again_and_again_is_kept_long_enough_each_time() {
+    use_again_and_again(vec![rate(), window()], |turn| turn % 30 == 5).await;
+    use_again_and_again(vec![rate(), window()], |_| true).await;
 }
 
 #[tokio::test]

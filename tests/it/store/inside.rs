@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use paced::limit::{Calendar, Costs, Edges, calendar};
 use paced::store::{
-    Cancel, Check, Granted, Lane, Lanes, MAX_BATCH, RedisStore, Reserve, Reserved, Scope, Store,
+    Asker, Cancel, Check, Granted, Lane, Lanes, MAX_BATCH, RedisStore, Reserve, Reserved, Scope, Store,
 };
 use paced::time::{Clock as _, ManualClock, Micros};
 use paced::{Limit, LimitSet, MemoryStore};
@@ -134,6 +134,32 @@ async fn giving_a_slot_of_a_log_back_does_not_grow_with_its_entries() {
     assert!(many.commands <= few.commands + 4, "16 entries: {few:?}; 10 000: {many:?}");
     assert!(many.bytes <= 2 * few.bytes + 1000, "16 entries: {few:?}; 10 000: {many:?}");
     assert!(many.micros <= 10 * few.micros, "16 entries: {few:?}; 10 000: {many:?}");
+}
+
+/// The record is updated in place, which the fast scripts alone do.
+#[tokio::test]
+async fn a_pace_beside_a_quota_is_decided_by_a_fast_script() {
+    let redis = Redis::dedicated().await;
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let (store, name) = (store(&redis).await.with_test_clock(clock.clone()), unique("beside"));
+    let pace = Limit::leaky_bucket("pace", "1000/s".parse().unwrap(), 1).unwrap();
+    let month = Edges::Calendar(Calendar::new(calendar::Unit::Month, 0).unwrap());
+    let quota = Limit::quota("quota", 1000, month).unwrap();
+    let limits = LimitSet::new(vec![pace, quota]).unwrap();
+    let asker =
+        Asker { turn: None, reach: SECOND, waiting: 1, own: 2, interval: SECOND / 1000, goes_on: false };
+    let sets = || redis.told(&["INFO", "commandstats"], "cmdstat_set");
+    for asker in [None, Some(asker)] {
+        reserve(&store, &name, &limits, 1).await;
+        let before = sets().await;
+        assert!(before.is_some());
+        for _ in 0..10 {
+            clock.set(clock.now().plus(SECOND / 100));
+            let call = Reserve { asker, ..call(&name, &limits, &[1]) };
+            assert_eq!(store.reserve(call).await.unwrap().slots, [clock.now()]);
+        }
+        assert_eq!(sets().await, before, "{asker:?}");
+    }
 }
 
 /// The µs that one more job of a call takes in a sliding window, where so many buckets hold units.

@@ -126,6 +126,31 @@ async fn every_backend_knows_the_days_that_other_limits_lead_to() {
     }
 }
 
+/// A job that takes 300 days of the pace leads the next one to a month that the call has not the edges of.
+#[tokio::test]
+async fn every_backend_knows_the_months_that_a_pace_leads_to() {
+    const DAY: i64 = 86_400_000_000;
+    const SEPTEMBER: i64 = 1_788_220_800_000_000;
+    let redis = servers::redis().await;
+    let months = Edges::Calendar(Calendar::new(Unit::Month, 0).unwrap());
+    let pace = Limit::leaky_bucket("pace", "1/d".parse().unwrap(), 1).unwrap();
+    let limits = LimitSet::new(vec![pace, Limit::quota("monthly", 1, months).unwrap()]).unwrap();
+    let name = unique("far-months");
+    for backend in Backend::all(redis) {
+        let scope = Scope { downstream: &name, key: "" };
+        let reserve = async |now, costs| {
+            backend.clock.set(Micros(now));
+            let ahead = Duration::from_secs(400 * 86_400);
+            let call = Reserve::new(scope, &limits, Costs::PerLimit(costs), ahead);
+            backend.store.reserve(call).await.unwrap().slots
+        };
+        // The first call of all is decided by another script in Redis.
+        assert_eq!(reserve(TODAY - 100 * DAY, &[1, 1]).await, [Micros(TODAY - 100 * DAY)]);
+        let slots = reserve(TODAY, &[300, 1, 1, 1, 1, 1]).await;
+        assert_eq!(slots, [TODAY, TODAY + 300 * DAY, SEPTEMBER].map(Micros), "{}", backend.name);
+    }
+}
+
 /// A cancelled slot leaves the frontier after the entries that were dropped, ahead of the last one that is left: the
 /// log equals absence when that one has left.
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Asker, Change, Check, NextTurn, RedisStore, Reserve, Scope, Store};
-use paced::time::{ManualClock, Micros};
+use paced::time::{Clock as _, ManualClock, Micros};
 
 use super::losses::{HORIZON, INTERVAL, SCOPE, answered, call, limits, store};
 use crate::support::servers::Redis;
@@ -171,6 +171,23 @@ async fn windows_of_keys_are_recalled() {
         [remaining("two", 0).await, remaining("one", 0).await, remaining("new", 0).await],
         [17, 5, 20]
     );
+}
+
+/// A worker also restores a window of which another call of its own has found the loss, when its fence is over.
+#[tokio::test]
+async fn windows_are_recalled_after_the_fence() {
+    let redis = Redis::dedicated().await;
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let store = worker(&redis, &clock).await;
+    let pace = Limit::leaky_bucket("pace", "200/s".parse().unwrap(), 1).unwrap();
+    let window = Limit::first_hit_window("window", 20, Duration::from_secs(3600)).unwrap();
+    let set = LimitSet::new(vec![pace, window]).unwrap();
+    store.reserve(call(&set, &[1; 15], MINUTE)).await.unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    store.read_record("billing").await.unwrap();
+    clock.set(TODAY.plus(2 * MINUTE));
+    let after = store.reserve(call(&set, &[1; 20], MINUTE)).await.unwrap();
+    assert_eq!((after.slots.len(), after.slots[0]), (5, clock.now()), "15 of 20 are used");
 }
 
 /// A replica that is far from the store extends the reach of the queue for all: a near one is granted slots as far

@@ -1,6 +1,7 @@
--- Reserves slots for jobs, or decides whether each fits now, for the GCRA family; one.lua or many.lua follows. They
--- decide exactly as reserve.lua and tat.lua do. Where a correction is due, a fence or a pause lies ahead, or other
--- terms are in force, they answer nil and write nothing, and the call is left to those scripts.
+-- Reserves slots for jobs, or decides whether each fits now, for the GCRA family; one.lua or many.lua follows, or
+-- mixed.lua, which reserves slots under windows too. They decide exactly as reserve.lua, tat.lua and windows.lua do.
+-- Where a correction is due, a fence or a pause lies ahead, or other terms are in force, they answer nil and write
+-- nothing, and the call is left to those scripts.
 --
 -- KEYS  1 record, 2.. the state of each limit
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker
@@ -30,7 +31,9 @@ local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
 local RECORD_BYTES = 168
 -- Bytes of the record, counted from 1: the stamp is these, and the version of the tombstones.
 local STAMP_AT, STAMP_TO, TOMBSTONES_AT, TOMBSTONES_TO = 49, 96, 161, 168
-local HW_AT, TURNS_AT = 32, 136 -- offsets in the record
+-- Offsets in the record, as texts: a number would be formatted in every call.
+local HW_AT, TURNS_AT = '32', '136'
+local TURNS_FIRST = 137 -- the first byte at TURNS_AT, counted from 1
 local COMBINE_AT, LIMITS_AT = 73, 81 -- bytes of the arguments, counted from 1
 local call, pack, take = redis.call, struct.pack, struct.unpack
 

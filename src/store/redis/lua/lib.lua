@@ -1,4 +1,4 @@
--- Functions that all scripts but one.lua and many.lua share: this part is composed first.
+-- Functions that all scripts but one.lua, many.lua and mixed.lua share: this part is composed first.
 --
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
@@ -8,7 +8,8 @@
 -- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state counts once it equals absence
-local KEPT = 64000000 -- the TTL of a state once it equals absence: GRACE, and the SPAN of fast.lua
+local SPAN = 4000000 -- the TTL of a TAT's state is set anew when the TAT enters another span of this length
+local KEPT = 64000000 -- the TTL of a state once it equals absence when it is set: GRACE and SPAN
 local LONGEST_LEASE = 600000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
@@ -228,6 +229,8 @@ end
 --   read(l)                  its numbers from among the arguments
 --   load(l)                  the state, or nil
 --   save(l, s, px)
+--   replace(l, s)            saves it without a TTL, if its TTL suffices; whether it does. `load` sets l.stored to
+--                            what of the state determines its TTL, if it can be replaced so
 --   fresh(l, s)              the level of a limit that was never used
 --   back(l, s, by)           the level on a clock that stepped back
 --   adopt(l, s)              the level under these numbers
@@ -261,7 +264,7 @@ local function limits(count, fence)
     -- A table that is built with all of its fields need not grow.
     local l = {
       key = KEYS[i + 1], kind = kind, fence = fence, floor = fence,
-      n = 0, state = false, taken = false, corrected = false, unpaused = false,
+      n = 0, state = false, stored = false, taken = false, corrected = false, unpaused = false,
     }
     kind.read(l)
     all[i] = l
@@ -317,8 +320,12 @@ local function load_many(all)
   end
 end
 
--- Saves a state with a TTL that ends KEPT after it equals absence.
+-- Saves a state with a TTL that ends KEPT after it equals absence. A state that was loaded in this call, and for which
+-- its TTL is still long enough, is written without one: a SET with a TTL costs Redis three times as much.
 local function save_state(l, s, now)
+  if l.stored and not l.corrected and l.kind.replace(l, s) then
+    return
+  end
   local whole = max(l.kind.whole(l, s), l.floor)
   if whole <= now + 1000000 then
     return l.kind.save(l, s, '65000') -- the constant saves formatting a number

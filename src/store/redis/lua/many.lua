@@ -105,9 +105,9 @@ for i = 1, count do
     call('SET', KEYS[i + 1], state, 'PX', px)
   end
 end
-local head = record:sub(STAMP_AT, STAMP_TO) .. record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
+local stamp, tombstones = record:sub(STAMP_AT, STAMP_TO), record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
 if turns == 0 then
-  return head .. pack('<dddd', now, granted, refused, binding) .. before
+  return stamp .. tombstones .. pack('<dddd', now, granted, refused, binding) .. before
 end
 
 -- Each limit was given once, so a unit costs it 1.
@@ -118,7 +118,7 @@ local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
 if refused < 0 then
   next_slot = choose(count)
 end
-local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
+local turns_end, was, until_when = take('<ddd', record, TURNS_FIRST)
 reach, until_when = reached(now, reach, was, until_when)
 local free, limit
 if waiting > units_taken and (refused < 0 or binding < own_limits) then
@@ -139,6 +139,6 @@ if free then
     next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end, interval)
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
-return head
+return stamp .. tombstones
   .. pack('<dddddddddddd', now, now, 0, granted, refused, binding, next_slot, reach, turn, units, spacing, lead)
   .. before

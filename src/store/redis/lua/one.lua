@@ -91,9 +91,9 @@ if taken then
     call('SET', KEYS[2], state, 'PX', px)
   end
 end
-local head = record:sub(STAMP_AT, STAMP_TO) .. record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
+local stamp, tombstones = record:sub(STAMP_AT, STAMP_TO), record:sub(TOMBSTONES_AT, TOMBSTONES_TO)
 if turns == 0 then
-  return head .. pack('<ddddddd', now, granted, refused, 0, before_last, before_tat, before_rem)
+  return stamp .. tombstones .. pack('<ddddddd', now, granted, refused, 0, before_last, before_tat, before_rem)
 end
 
 -- The first free slot for a unit.
@@ -108,7 +108,7 @@ local function free_slot()
 end
 
 local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
-local turns_end, was, until_when = take('<ddd', record, TURNS_AT + 1)
+local turns_end, was, until_when = take('<ddd', record, TURNS_FIRST)
 reach, until_when = reached(now, reach, was, until_when)
 local waits = waiting > units_taken
 if refused < 0 or waits then
@@ -137,6 +137,6 @@ if refused < 0 or waits then
   end
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
-return head
+return stamp .. tombstones
   .. pack('<dddddddddddd', now, now, 0, granted, refused, 0, next_slot, reach, turn, units, spacing, lead)
   .. pack('<ddd', before_last, before_tat, before_rem)

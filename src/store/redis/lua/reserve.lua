@@ -92,7 +92,7 @@ for i = 1, count do
     end
     if max(kind.whole(l, s), l.floor) + GRACE <= record.hw then
       s = nil
-      l.corrected = false
+      l.corrected, l.stored = false, false
     end
   end
   if not s then

@@ -1,6 +1,6 @@
 -- The GCRA family: "t1", and behind last, shift and epoch the doubles tat, rem, N, P, burst; tat + rem/N is the
 -- theoretical arrival time under the rate of N per P, and that burst. This part is composed after lib.lua.
--- src/limit/tat.rs has the same arithmetic, and one.lua and many.lua repeat it.
+-- src/limit/tat.rs has the same arithmetic, and one.lua, many.lua and mixed.lua repeat it.
 
 -- tat + rem/N moved on by `units` emission intervals of limit `l`, or back if they are negative.
 local function advance(l, tat, rem, units)
@@ -39,6 +39,9 @@ function tat.load(l)
     return other
   end
   local last, shift, epoch, due, rem, n, p, burst = unpack_at('<dddddddd', packed, 3)
+  if n == l.n and p == l.p and burst == l.burst then
+    l.stored = due
+  end
   return { last = last, shift = shift, epoch = epoch, tat = due, rem = rem, n = n, p = p, burst = burst }
 end
 
@@ -49,6 +52,14 @@ end
 function tat.save(l, s, px)
   local packed = pack('<Hdddddddd', TAT, s.last, s.shift, s.epoch, s.tat, s.rem, l.n, l.p, l.burst)
   redis.call('SET', l.key, packed, 'PX', px)
+end
+
+function tat.replace(l, s)
+  if l.stored - l.stored % SPAN ~= s.tat - s.tat % SPAN then
+    return false
+  end
+  redis.call('SETRANGE', l.key, '2', pack('<ddddd', s.last, s.shift, s.epoch, s.tat, s.rem))
+  return true
 end
 
 function tat.back(_, s, by)

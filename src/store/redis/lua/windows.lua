@@ -5,7 +5,8 @@ local function read_window(l)
   l.n, l.known_epoch, l.known_ends, l.known_used, at = unpack_at('<dddd', args, at)
 end
 
--- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same arithmetic.
+-- Windows: "w1", and behind last, shift and epoch the doubles end, used. src/limit/window.rs has the same
+-- arithmetic, and mixed.lua repeats it.
 local window = { is_window = true, lose = after_loss, pause = after_pause }
 
 local WINDOW = head_of('w')
@@ -16,6 +17,7 @@ function window.load(l)
     return other
   end
   local last, shift, epoch, ends, used = unpack_at('<ddddd', packed, 3)
+  l.stored = ends
   return { last = last, shift = shift, epoch = epoch, ends = ends, used = used }
 end
 
@@ -25,6 +27,14 @@ end
 
 function window.save(l, s, px)
   redis.call('SET', l.key, pack('<Hddddd', WINDOW, s.last, s.shift, s.epoch, s.ends, s.used), 'PX', px)
+end
+
+function window.replace(l, s)
+  if l.stored ~= s.ends then
+    return false
+  end
+  redis.call('SETRANGE', l.key, '2', pack('<ddddd', s.last, s.shift, s.epoch, s.ends, s.used))
+  return true
 end
 
 function window.back() end
