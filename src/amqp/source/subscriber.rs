@@ -103,17 +103,7 @@ impl Subscriber {
         // Why jobs cannot be parked, although those that are come back.
         let mut without = None;
         if self.queue == Queue::Jobs {
-            // Jobs that must wait for long would be held, where it is not known yet whether they can be parked.
-            let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
-            let patience = async {
-                up(&mut current).await;
-                tokio::time::sleep(DECISION).await;
-            };
-            tokio::select! {
-                () = self.closing.cancelled() => return,
-                () = parking.decided() => {}
-                () = patience => parking.shut(&"the queue of parked jobs cannot be consumed", None),
-            }
+            self.await_parking().await;
         }
         while !self.closing.is_cancelled() {
             tokio::select! {
@@ -148,22 +138,16 @@ impl Subscriber {
                     let pump = Pump::new(self, Arc::clone(&subscription), consumer, consuming);
                     let end = pump.run().await;
                     self.attached.set(false);
-                    let reason = match end {
+                    match end {
                         End::Closed => return,
                         End::Moved(why) => {
                             self.separate(why);
                             continue;
                         }
-                        End::Lost(reason) => reason,
-                    };
-                    // Settlements made just before still count where the channel is open.
-                    subscription.acker.write_now();
-                    subscription.end();
-                    self.log_trouble(&mut troubled, &reason);
-                    // Where only the consumer is gone, its unacked messages must return to the queue.
-                    tokio::select! {
-                        () = self.closing.cancelled() => return,
-                        () = close(subscription.acker.channel()) => {}
+                        End::Lost(reason) => self.give_back(&subscription, &mut troubled, &reason).await,
+                    }
+                    if self.closing.is_cancelled() {
+                        return;
                     }
                     if since.elapsed() >= STABLE {
                         backoff.reset();
@@ -188,6 +172,33 @@ impl Subscriber {
                 () = self.closing.cancelled() => return,
                 () = tokio::time::sleep(backoff.next()) => {}
             }
+        }
+    }
+
+    /// Waits until it is known whether jobs can be parked, since those that must wait for long would otherwise be held.
+    async fn await_parking(&self) {
+        let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
+        let patience = async {
+            up(&mut current).await;
+            tokio::time::sleep(DECISION).await;
+        };
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            () = parking.decided() => {}
+            () = patience => parking.shut(&"the queue of parked jobs cannot be consumed", None),
+        }
+    }
+
+    /// Ends the subscription of a consumer that was lost, and returns its unacked messages to the queue.
+    async fn give_back(&self, subscription: &Subscription, troubled: &mut Option<String>, reason: &str) {
+        // Settlements made just before still count where the channel is open.
+        subscription.acker.write_now();
+        subscription.end();
+        self.log_trouble(troubled, reason);
+        // Where only the consumer is gone, the broker returns its messages when the channel is closed.
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            () = close(subscription.acker.channel()) => {}
         }
     }
 
