@@ -184,7 +184,11 @@ impl DeadLetters {
     /// # Errors
     /// An error of the broker; letters that were removed by then are gone.
     pub async fn purge(&self, scan: &Scan, progress: impl FnMut(&Tally)) -> Result<Tally, Error> {
-        self.scan(scan, None, async |_| Ok(Verdict::Goes), progress).await
+        let purge = async |_| {
+            failpoint::reached("purge:remove");
+            Ok::<_, Error>(Verdict::Goes)
+        };
+        self.scan(scan, None, purge, progress).await
     }
 
     /// Publishes the letters that match as jobs again, oldest first; each is removed once its copy is confirmed. A
@@ -261,7 +265,7 @@ impl DeadLetters {
                     Verdict::Stays => tally.done += 1,
                     Verdict::Goes => {
                         held.done().await?;
-                        failpoint::reached("replay:removed");
+                        failpoint::reached("letter:removed");
                         removed += 1;
                         tally.done += 1;
                     }

@@ -207,6 +207,7 @@ impl Ticket for AmqpTicket {
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let Some(queue) = self.properties.reply_to() else { return };
+            failpoint::reached("reply:publish");
             let queue = queue.to_string();
             self.until_done(&PendingPublish::Reply { queue, body: reply::body(response) }).await;
         })

@@ -1,45 +1,114 @@
 //! A replica that is killed between any two steps loses no job, and each kill makes at most one more copy of one.
+//!
+//! Fewer copies cannot be promised. A kill gives every message back that the broker has seen no ack for, whatever was
+//! done for it: the job was sent, or its copy or its reply was confirmed. What bounds the copies is therefore how many
+//! messages are unsettled at the kill. With a window of one message that is one job, so one kill makes one copy at most.
+//! With a wide window it is each of the jobs at hand, so each may come twice, but none comes three times.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 use lapin::types::AMQPValue;
 use paced::time::wall_now;
 
-use crate::park::parked;
 use crate::support::api::Answer;
-use crate::support::daemon::{Paced, run_cli};
-use crate::support::publish::{self, Job};
-use crate::support::servers::free_port;
+use crate::support::daemon::Paced;
+use crate::support::publish::{self, Job, Taken};
 use crate::support::site::Site;
 use crate::support::until;
+
+mod cancel;
+mod letters;
 
 const LONG: Duration = Duration::from_secs(60);
 /// The variable that names the point at which a process ends.
 const FAIL_AT: &str = "PACED_TEST_FAIL_AT";
 const JOBS: usize = 10;
+/// How long parked jobs wait: twice in the broker, or more often, since no more than a second of it is held.
+const WAIT: Duration = Duration::from_secs(8);
+/// How many scenes run at a time.
+const AT_ONCE: usize = 8;
 
-/// A replica that ends at this point.
-async fn doomed(site: &Site, point: &str) -> Paced {
-    let replica = Paced::start(&site.config(), &[], &[(FAIL_AT, point)]).await;
-    replica.wait_ready().await;
-    replica
+/// The windows of scenes in which a replica is killed.
+const BOTH: &[Window] = &[Window::One, Window::Wide];
+
+/// The certain number of copies.
+const NONE: RangeInclusive<usize> = 0..=0;
+const ONE: RangeInclusive<usize> = 1..=1;
+
+/// How many messages a replica may hold unsettled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Window {
+    One,
+    Wide,
 }
 
-/// Runs jobs through a replica that ends at `point` and then another one, until no job is left.
-///
-/// The jobs are made once the first replica is ready, since they may name an instant shortly after.
-async fn killed_at(site: &Site, point: &str, jobs: impl FnOnce() -> Vec<Job>) {
-    let replica = doomed(site, point).await;
-    site.publish(jobs()).await;
-    let exit = replica.wait_exit(LONG).await;
-    assert_eq!(exit, -6, "{point}: it was to end there\n{}", replica.log().join("\n"));
+impl Window {
+    /// The end of a downstream's configuration.
+    fn config(self) -> String {
+        let prefetch = if self == Self::One { 1 } else { 1000 };
+        format!("\n[downstreams.billing.queue]\nprefetch = {prefetch}")
+    }
+}
+
+/// Where a kill happens, and what is told if a test fails.
+#[derive(Clone, Debug)]
+struct Kill {
+    point: &'static str,
+    window: Window,
+}
+
+impl Kill {
+    async fn site(&self, topic: &str, downstream: &str) -> Site {
+        Site::shared(topic, &format!("rate = '100/s'\n{downstream}{}", self.window.config())).await
+    }
+
+    /// A replica that ends at the point.
+    async fn replica(&self, config: &str) -> Paced {
+        let replica = Paced::start(config, &[], &[(FAIL_AT, self.point)]).await;
+        replica.wait_ready().await;
+        replica
+    }
+
+    async fn wait_exit(&self, replica: &Paced) {
+        let exit = replica.wait_exit(LONG).await;
+        assert_eq!(exit, -6, "{self:?}: it was to end there\n{}", replica.log().join("\n"));
+    }
+
+    /// Asserts that each of the jobs is there, and how many copies there are beyond the first of each: so many in a
+    /// window of one message; in a wide one each job may have another.
+    #[track_caller]
+    fn copies<'a>(&self, what: &str, expected: &RangeInclusive<usize>, ids: impl Iterator<Item = &'a str>) {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        ids.for_each(|id| *counts.entry(id).or_default() += 1);
+        assert_eq!(counts.len(), JOBS, "{self:?}, {what}: {counts:?}");
+        assert!(counts.values().all(|count| *count <= 2), "{self:?}, {what}: {counts:?}");
+        let more = counts.values().sum::<usize>() - JOBS;
+        if self.window == Window::One {
+            assert!(expected.contains(&more), "{self:?}, {what}: not {expected:?} more copies: {counts:?}");
+        }
+    }
+}
+
+/// Runs a scene for each point in each window. The rest of a point is what the scene expects.
+async fn each<T: Clone>(windows: &[Window], points: &[(&'static str, T)], scene: impl AsyncFn(Kill, T)) {
+    let scene = &scene;
+    let kills = points.iter().flat_map(|(point, expected)| {
+        windows.iter().map(|window| async { scene(Kill { point, window: *window }, expected.clone()).await })
+    });
+    stream::iter(kills.collect::<Vec<_>>()).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+}
+
+/// Runs replicas until each job has arrived at the API, apart from the first arrivals, and no message is left.
+async fn finish(site: &Site, kill: &Kill, from: usize) {
     // What a replica holds when it stops goes back to a queue, for the next one.
     for _ in 0..5 {
         let replica = site.replica().await;
         until("every job to arrive, and no message to be left", LONG, async || {
             let arrivals = site.api.arrivals();
-            let ids: BTreeSet<&str> = arrivals.iter().map(|arrival| arrival.id()).collect();
+            let ids: BTreeSet<&str> = arrivals[from..].iter().map(|arrival| arrival.id()).collect();
             ids.len() == JOBS && left(site).await == 0
         })
         .await;
@@ -48,123 +117,145 @@ async fn killed_at(site: &Site, point: &str, jobs: impl FnOnce() -> Vec<Job>) {
             return;
         }
     }
-    panic!("{point}: after five replicas {} messages are left", left(site).await);
+    panic!("{kill:?}: after five replicas {} messages are left", left(site).await);
 }
 
 /// How many messages are ready in the queues of the site's jobs.
 async fn left(site: &Site) -> u32 {
-    let mut left = parked(site).await;
-    for queue in [site.queue(), format!("{}.home.billing", site.prefix)] {
-        left += publish::depth(&site.amqp, &queue).await.unwrap_or(0);
-    }
-    left
+    let ready = async |queue: &str| publish::depth(&site.amqp, queue).await.unwrap_or(0);
+    parked(site).await + ready(&site.queue()).await + ready(&format!("{}.home.billing", site.prefix)).await
 }
 
-/// How often each of the ten jobs came; the test fails if one is missing, or came more than twice.
-#[track_caller]
-fn copies(point: &str, ids: impl Iterator<Item = String>) -> usize {
-    let mut counts = BTreeMap::<String, usize>::new();
-    ids.for_each(|id| *counts.entry(id).or_default() += 1);
-    assert_eq!(counts.len(), JOBS, "{point}: {counts:?}");
-    assert!(counts.values().all(|count| *count <= 2), "{point}: {counts:?}");
-    counts.values().sum::<usize>() - JOBS
+/// How many jobs wait in the rungs that [`WAIT`] needs.
+async fn parked(site: &Site) -> u32 {
+    let mut parked = 0;
+    for seconds in [1, 2, 4] {
+        let rung = format!("{}.park.{seconds}s", site.prefix);
+        parked += publish::depth(&site.amqp, &rung).await.unwrap_or(0);
+    }
+    parked
+}
+
+/// The jobs, for this long from now on.
+fn later() -> Vec<Job> {
+    let at = wall_now().plus(WAIT).0 / 1000;
+    let later = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at));
+    Job::many("job", JOBS).into_iter().map(later).collect()
+}
+
+fn replies_queue(site: &Site) -> String {
+    format!("replies-{}", site.prefix)
+}
+
+/// The jobs, which want replies to a queue that exists from then on.
+async fn with_reply(site: &Site, jobs: Vec<Job>) -> Vec<Job> {
+    let queue = replies_queue(site);
+    publish::declare_quorum(&site.amqp, &queue).await;
+    let reply = |mut job: Job| {
+        let id = job.id.clone().unwrap();
+        job.properties =
+            job.properties.with_reply_to(queue.as_str().into()).with_correlation_id(id.as_str().into());
+        job
+    };
+    jobs.into_iter().map(reply).collect()
+}
+
+/// The jobs that the replies are for.
+async fn replied(site: &Site) -> Vec<String> {
+    let replies = publish::drain(&site.amqp, &replies_queue(site)).await;
+    let id = |reply: &Taken| reply.properties.correlation_id().as_ref().unwrap().to_string();
+    replies.iter().map(id).collect()
 }
 
 #[tokio::test]
 async fn a_kill_while_jobs_are_parked_loses_none() {
-    for point in ["park:publish=4", "park:confirmed=4", "park:acked=4", "home:taken=4", "deliver:sent=4"] {
-        let site = Site::shared("killpark", "rate = '100/s'\nhold_max = '1s'").await;
-        let jobs = || {
-            let at = wall_now().plus(Duration::from_secs(4)).0 / 1000;
-            let later = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at));
-            Job::many("job", JOBS).into_iter().map(later).collect()
-        };
-        killed_at(&site, point, jobs).await;
-        site.api.wait_for(JOBS, LONG).await;
-        let more = copies(point, site.api.arrivals().iter().map(|arrival| arrival.id().to_owned()));
-        // All that were in flight at the kill may come once more.
-        eprintln!("{point}: {more} more copies");
-    }
-}
-
-#[tokio::test]
-async fn a_kill_while_letters_are_replayed_loses_none() {
-    for point in ["replay:publish=4", "replay:confirmed=4", "replay:removed=4"] {
-        let site = Site::shared("killreplay", "rate = '100/s'").await;
-        site.api.rule(|_| Answer::status(404));
-        let replica = site.replica().await;
-        site.publish(Job::many("job", JOBS)).await;
-        site.depth(&site.dead_queue(), u32::try_from(JOBS).unwrap(), LONG).await;
-        assert_eq!(replica.stop().await, 0);
-        site.api.rule(|_| Answer::ok());
-        let folder = tempfile::TempDir::new().unwrap();
-        std::fs::write(folder.path().join("paced.toml"), site.config()).unwrap();
-        let mut replay = std::process::Command::new(crate::support::daemon::binary());
-        replay.current_dir(folder.path()).env(FAIL_AT, point).args(["dead", "replay", "billing"]);
-        let killed = crate::support::blocking(move || replay.output().unwrap()).await;
-        assert_eq!(killed.status.code(), None, "{point}: {killed:?}");
-        let rest = site.cli(&["dead", "replay", "billing"]).await;
-        assert_eq!(rest.code, 0, "{point}: {}", rest.stderr);
-        let replica = site.replica().await;
-        // One may come twice, before another one.
-        until("all jobs to be sent again", LONG, async || {
-            let arrivals = site.api.arrivals();
-            let ids: BTreeSet<&str> = arrivals[JOBS..].iter().map(|arrival| arrival.id()).collect();
-            ids.len() == JOBS
-        })
-        .await;
-        site.depth(&site.queue(), 0, LONG).await;
-        assert_eq!(replica.stop().await, 0);
+    // Ten are parked, come home, and are parked again, since they wait for longer than one stay.
+    let points = [
+        ("park:publish=4", NONE),
+        ("park:confirmed=4", ONE),
+        ("park:acked=4", ONE),
+        ("home:taken=4", NONE),
+        ("park:publish=14", NONE),
+        ("park:confirmed=14", ONE),
+        ("park:acked=14", ONE),
+        ("home:taken=14", NONE),
+        ("deliver:sent=4", ONE),
+        ("deliver:acked=4", ONE),
+    ];
+    each(BOTH, &points, async |kill, expected| {
+        let site = kill.site("killpark", "hold_max = '1s'").await;
+        let replica = kill.replica(&site.config()).await;
+        site.publish(later()).await;
+        kill.wait_exit(&replica).await;
+        finish(&site, &kill, 0).await;
         let arrivals = site.api.arrivals();
-        let more = copies(point, arrivals[JOBS..].iter().map(|arrival| arrival.id().to_owned()));
-        assert!(more <= 1, "{point}: {more} more copies");
-        assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(0), "{point}");
-    }
+        kill.copies("requests", &expected, arrivals.iter().map(|arrival| arrival.id()));
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn a_kill_while_jobs_are_cancelled_sends_none() {
-    for point in ["cancel:kept", "cancel:settle=4", "cancel:acked=4"] {
-        let site = Site::shared("killcancel", "rate = '100/s'").await;
-        let port = free_port();
-        let config = format!(
-            "[admin]\nlisten = '127.0.0.1:{port}'\ntoken = 'kills-0123456789abcdef'\n{}",
-            site.config()
-        );
-        let replica = Paced::start(&config, &[], &[(FAIL_AT, point)]).await;
-        replica.wait_ready().await;
-        let folder = tempfile::TempDir::new().unwrap();
-        let file = folder.path().join("paced.toml");
-        std::fs::write(&file, &config).unwrap();
-        let ids: Vec<String> = (0..JOBS).map(|n| format!("job-{n}")).collect();
-        let mut args = vec!["-c", file.to_str().unwrap(), "cancel", "billing"];
-        args.extend(ids.iter().map(String::as_str));
-        let done = run_cli(&args, b"").await;
-        assert_eq!(done.code == 0, point != "cancel:kept", "{point}: {}", done.stderr);
-        if point != "cancel:kept" {
-            site.publish(Job::many("job", JOBS)).await;
-        }
-        assert_eq!(replica.wait_exit(LONG).await, -6, "{point}: {}", replica.log().join("\n"));
-        let replica = site.replica().await;
-        if point == "cancel:kept" {
-            // What the store has is never sent, although nobody was told so.
-            site.publish(Job::many("job", JOBS)).await;
-        }
-        site.depth(&site.queue(), 0, LONG).await;
-        assert_eq!(replica.stop().await, 0);
-        assert_eq!(site.api.count(), 0, "{point}: a cancelled job was sent");
-        assert_eq!(publish::depth(&site.amqp, &site.queue()).await, Some(0), "{point}");
-    }
+async fn a_kill_while_a_stopping_replica_parks_loses_none() {
+    // In a window of one message a replica has tried one job when it is stopped.
+    let points = [("park:publish", NONE), ("park:confirmed", ONE), ("park:acked", ONE)];
+    each(BOTH, &points, async |kill, expected| {
+        let retry = "[downstreams.billing.retry]\nmin_backoff = '5s'\nmax_backoff = '5s'";
+        let site = kill.site("killstop", retry).await;
+        site.api.rule(|_| Answer::status(500));
+        let replica = kill.replica(&site.config()).await;
+        site.publish(Job::many("job", JOBS)).await;
+        let tried = if kill.window == Window::One { 1 } else { JOBS };
+        site.api.wait_for(tried, LONG).await;
+        until("the answers", LONG, async || site.api.in_flight() == 0).await;
+        replica.term();
+        kill.wait_exit(&replica).await;
+        let before = site.api.count();
+        site.api.rule(|_| Answer::ok());
+        finish(&site, &kill, before).await;
+        let arrivals = site.api.arrivals();
+        kill.copies("requests", &expected, arrivals[before..].iter().map(|arrival| arrival.id()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_kill_while_jobs_are_delivered_loses_none() {
+    // The API has answered at each of these points.
+    let points = [("reply:publish=4", NONE), ("deliver:sent=4", ONE), ("deliver:acked=4", ONE)];
+    each(BOTH, &points, async |kill, more_replies| {
+        let site = kill.site("killdeliver", "").await;
+        let replica = kill.replica(&site.config()).await;
+        site.publish(with_reply(&site, Job::many("job", JOBS)).await).await;
+        kill.wait_exit(&replica).await;
+        finish(&site, &kill, 0).await;
+        let arrivals = site.api.arrivals();
+        kill.copies("requests", &ONE, arrivals.iter().map(|arrival| arrival.id()));
+        kill.copies("replies", &more_replies, replied(&site).await.iter().map(String::as_str));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_kill_while_jobs_are_dead_lettered_loses_none() {
-    for point in ["dead:publish=4", "dead:confirmed=4", "dead:acked=4"] {
-        let site = Site::shared("killdead", "rate = '100/s'").await;
+    // The API has answered at each of these points. First the reply is confirmed, then the letter.
+    let points = [
+        ("reply:publish=4", (NONE, NONE)),
+        ("dead:publish=4", (ONE, NONE)),
+        ("dead:confirmed=4", (ONE, ONE)),
+        ("dead:acked=4", (ONE, ONE)),
+    ];
+    each(BOTH, &points, async |kill, (more_replies, more_letters)| {
+        let site = kill.site("killdead", "").await;
         site.api.rule(|_| Answer::status(404));
-        killed_at(&site, point, || Job::many("job", JOBS)).await;
+        let replica = kill.replica(&site.config()).await;
+        site.publish(with_reply(&site, Job::many("job", JOBS)).await).await;
+        kill.wait_exit(&replica).await;
+        finish(&site, &kill, 0).await;
+        let arrivals = site.api.arrivals();
+        kill.copies("requests", &ONE, arrivals.iter().map(|arrival| arrival.id()));
         let letters = publish::drain(&site.amqp, &site.dead_queue()).await;
-        let id = |letter: &publish::Taken| letter.properties.message_id().as_ref().unwrap().to_string();
-        copies(point, letters.iter().map(id));
-    }
+        kill.copies("letters", &more_letters, letters.iter().map(Taken::id));
+        kill.copies("replies", &more_replies, replied(&site).await.iter().map(String::as_str));
+    })
+    .await;
 }
