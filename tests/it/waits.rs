@@ -8,6 +8,7 @@ use paced::time::wall_now;
 use crate::support::api::Answer;
 use crate::support::publish::{self, Job};
 use crate::support::site::Site;
+use crate::support::until;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -49,6 +50,52 @@ async fn with_a_backlog_of_thrice_the_longest_wait_each_job_goes_in_time_or_is_r
         assert!(at <= bound, "{} ms late", at - bound);
     }
     for replica in replicas {
+        assert_eq!(replica.stop().await, 0);
+    }
+}
+
+/// What lies behind the window is seen once there is room for it, and most of it is too late by then. So in the end dead
+/// letters are made as fast as the broker takes them.
+#[tokio::test]
+async fn with_a_backlog_that_is_longer_than_the_window_each_job_goes_in_time_or_is_refused() {
+    const JOBS: usize = 4500;
+    for prefetch in [100, 1000] {
+        let site = Site::shared(
+            "behind",
+            &format!("rate = '300/s'\nmax_wait = '5s'\n[downstreams.billing.queue]\nprefetch = {prefetch}"),
+        )
+        .await;
+        let replica = site.replica().await;
+        let made = now() / 1000;
+        site.publish(Job::many("job", JOBS).into_iter().map(|job| made_at(job, made)).collect()).await;
+        let bound = (made + 5 + 2) * 1000;
+        let dead = async || publish::depth(&site.amqp, &site.dead_queue()).await.unwrap_or(0);
+        until("the first letters", LONG, async || dead().await > 0).await;
+        let (first, since) = (dead().await, now());
+        until("each job to be released or refused", LONG, async || {
+            site.api.count() + usize::try_from(dead().await).unwrap() >= JOBS
+        })
+        .await;
+        let (settled, last) = (now(), dead().await);
+        let took = settled - since;
+        eprintln!(
+            "a window of {prefetch}: {} letters in {took} ms, {} a second; all settled {} ms before the bound",
+            last - first,
+            u64::from(last - first) * 1000 / took.max(1),
+            i128::from(bound) - i128::from(settled)
+        );
+        assert!(settled <= bound, "a window of {prefetch}: settled {} ms late", settled - bound);
+        let arrivals = site.api.arrivals();
+        assert!((900..=1501).contains(&arrivals.len()), "{} in 4 to 5 s at 300/s", arrivals.len());
+        for arrival in &arrivals {
+            let at = u64::try_from(arrival.wall.0 / 1000).unwrap();
+            assert!(at <= bound, "{} {} ms late", arrival.id(), at - bound);
+        }
+        let letters = site.dead(last, LONG).await;
+        assert!(letters.iter().all(|letter| letter.headers["paced-reason"] == "queue-full"));
+        let ids = arrivals.iter().map(|arrival| arrival.id()).chain(letters.iter().map(publish::Taken::id));
+        assert_eq!(ids.collect::<std::collections::BTreeSet<_>>().len(), JOBS);
+        assert_eq!(arrivals.len() + letters.len(), JOBS, "each is released or refused, once");
         assert_eq!(replica.stop().await, 0);
     }
 }
