@@ -82,6 +82,107 @@ fn what_the_broker_trips_over_is_left_behind() {
     assert_eq!(names(&replay(&letter, &Edits::default()).unwrap()), ["x-mine"]);
 }
 
+fn a_stay() -> Stay {
+    Stay {
+        until: Micros(1_700_000_000_123_456),
+        reason: ParkReason::Retry,
+        attempts: 5,
+        throttled: 2,
+        refused: 1,
+        unreadable: 1,
+        first_seen: Micros(1_600_000_000_000_007),
+        assigned_id: None,
+    }
+}
+
+#[test]
+fn a_parked_copy_carries_its_stay_and_keeps_its_job() {
+    let job = BasicProperties::default()
+        .with_headers(table(&[("paced-lane", "a"), ("mine", "b")]))
+        .with_message_id("id".into())
+        .with_content_type("text/plain".into())
+        .with_content_encoding("gzip".into())
+        .with_correlation_id("c".into())
+        .with_reply_to("r".into())
+        .with_priority(4)
+        .with_timestamp(12)
+        .with_type("t".into())
+        .with_app_id("app".into());
+    let copy = parked(&job, "billing.eu", &a_stay());
+    let headers = copy.headers().as_ref().unwrap().inner();
+    assert_eq!(headers[PARKED], AMQPValue::LongLongInt(1_700_000_000_124), "it is never early");
+    assert_eq!(headers[PARKED_FOR], text("retry"));
+    assert_eq!(headers[FIRST_SEEN], AMQPValue::LongLongInt(1_600_000_000_000_007));
+    for (name, count) in [(ATTEMPTS, 5), (THROTTLED, 2), (REFUSED, 1), (UNREADABLE, 1)] {
+        assert_eq!(headers[name], AMQPValue::LongLongInt(count), "{name}");
+    }
+    assert_eq!(copy.delivery_mode(), &Some(PERSISTENT));
+    assert!(is_parked(&copy) && !is_parked(&job));
+    assert_eq!(parked_key(&copy).unwrap().as_str(), "billing.eu");
+    let until = Micros(1_700_000_000_124_000);
+    assert_eq!(stay(&copy), Some(Stay { until, ..a_stay() }));
+    assert_eq!(stay(&job), None);
+    // A parked job that is dead-lettered and replayed is the job that it was.
+    let letter = dead_letter(&copy, "billing.eu", &dead("why"), Micros(0), FRAME);
+    assert_eq!(replay(&letter, &Edits::default()).unwrap(), job.with_delivery_mode(PERSISTENT));
+}
+
+#[test]
+fn a_parked_copy_has_nothing_that_the_broker_trips_over() {
+    let brokers = [
+        "x-death",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-queue",
+        "x-opt-delivery-time",
+        "x-opt-anything",
+        "x-delay",
+        "x-delivery-count",
+        "x-acquired-count",
+        "CC",
+        "BCC",
+    ];
+    // From outside the headers of a stay and of a report mean nothing, whether they are set anew or not.
+    let mut headers = table(&[
+        ("x-mine", "kept"),
+        (PARKED, "1"),
+        (THROTTLED, "9"),
+        (REFUSED, "9"),
+        (UNREADABLE, "9"),
+        (REASON, "status"),
+        (DEAD_AT, "1"),
+        (EXPIRATION, "1"),
+    ]);
+    for name in brokers {
+        headers.insert(name.into(), text("x"));
+    }
+    let job = BasicProperties::default()
+        .with_headers(headers)
+        .with_expiration("1000".into())
+        .with_user_id("someone".into());
+    let stay = Stay { throttled: 0, refused: 0, unreadable: 0, ..a_stay() };
+    let copy = parked(&job, "d", &stay);
+    assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
+    let expected = [ATTEMPTS, EXPIRATION, FIRST_SEEN, PARKED, PARKED_FOR, ROUTING_KEY, "x-mine"];
+    assert_eq!(names(&copy), expected);
+    assert_eq!(header(&copy, EXPIRATION).as_deref(), Some("1000"));
+    // When it is parked again, its properties have no expiration any more.
+    assert_eq!(header(&parked(&copy, "d", &stay), EXPIRATION).as_deref(), Some("1000"));
+    assert_eq!(header(&parked(&BasicProperties::default(), "d", &stay), EXPIRATION), None);
+}
+
+#[test]
+fn a_parked_copy_has_the_id_that_its_job_was_given() {
+    let stay = Stay { assigned_id: Some("0199".to_owned()), ..a_stay() };
+    let copy = parked(&BasicProperties::default(), "d", &stay);
+    assert_eq!(copy.message_id().as_ref().map(ShortString::as_str), Some("0199"));
+    let own = BasicProperties::default().with_message_id("own".into());
+    assert_eq!(parked(&own, "d", &a_stay()).message_id(), own.message_id());
+    let long = Stay { assigned_id: Some("n".repeat(256)), ..a_stay() };
+    assert_eq!(parked(&own, "d", &long).message_id(), own.message_id(), "no id has more than 255 bytes");
+}
+
 #[test]
 fn edits_are_made() {
     let job = BasicProperties::default()
