@@ -12,6 +12,7 @@ use paced::sink::{Receipt, Response};
 
 mod check;
 mod dead;
+mod delays;
 mod held;
 mod late;
 mod letters;

@@ -205,15 +205,13 @@ async fn a_full_queue_is_told_to_the_publisher() {
     let site = Site::shared("full", "rate = '100/s'\n[downstreams.billing.queue]\nmax_length = 10").await;
     let fits = site.cli(&["publish", "billing", "--count", "10", "--body", "x"]).await;
     assert_eq!(fits.code, 0, "{}", fits.stderr);
-    let mut refused = 0;
     // A quorum queue learns of its length a little late.
-    while refused == 0 {
+    until("the queue to be full", LONG, async || {
         let more = site.cli(&["-o", "json", "publish", "billing", "--count", "3", "--body", "x"]).await;
-        if more.code == 1 {
-            assert!(more.stderr.contains("the queue is full"), "{}", more.stderr);
-            refused = 3;
-        }
-    }
+        assert!(more.code == 0 || more.stderr.contains("the queue is full"), "{}", more.stderr);
+        more.code == 1
+    })
+    .await;
     let depth = publish::depth(&site.amqp, &site.queue()).await.unwrap();
     assert!((10..=40).contains(&depth), "{depth}");
     let replica = site.replica().await;
