@@ -121,11 +121,15 @@ async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
     let (heard, length) = (200_000_000, u64::try_from(pause.as_nanos()).unwrap());
     let early = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&early);
+    // The jobs that were answered 200.
+    let taken = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let ok = std::sync::Arc::clone(&taken);
     rig.site.api.rule(move |arrival| {
         let mut asked = asked.lock().unwrap();
         let (count, since) = *asked;
         if arrival.at >= since + length || since == 0 {
             if count == PAUSES {
+                ok.lock().unwrap().push(arrival.id().to_owned());
                 return Answer::ok();
             }
             *asked = (count + 1, arrival.at);
@@ -138,10 +142,8 @@ async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
     let dead = rig.site.dead_queue();
     let site_amqp = rig.site.amqp.clone();
     crate::support::until("all jobs", LONG, async || {
-        let arrivals = rig.site.api.arrivals();
-        let ids: std::collections::BTreeSet<&str> = arrivals.iter().map(|arrival| arrival.id()).collect();
-        let after = arrivals.len() >= JOBS + PAUSES && ids.len() == JOBS;
-        after
+        taken.lock().unwrap().len() >= JOBS
+            && rig.site.api.count() >= JOBS + PAUSES
             && crate::support::publish::depth(&site_amqp, &rig.site.queue()).await == Some(0)
             && rig.site.api.in_flight() == 0
     })
@@ -152,6 +154,10 @@ async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
     for replica in &rig.replicas {
         assert_eq!(Paced::stop(replica).await, 0);
     }
+    // All replicas have ended, so that no job is sent any more.
+    let taken = std::mem::take(&mut *taken.lock().unwrap());
+    let ids: std::collections::BTreeSet<&str> = taken.iter().map(String::as_str).collect();
+    assert_eq!((ids.len(), taken.len()), (JOBS, JOBS), "each is delivered, once");
 }
 
 /// The API fails during three rolling restarts: each job is tried as often as it may be, and no more.

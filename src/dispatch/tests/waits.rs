@@ -1,7 +1,7 @@
 //! How long jobs wait: for their first slot, at most until `max_wait`, and for another attempt.
 
 use super::*;
-use crate::dispatch::RetryPolicy;
+use crate::dispatch::{Backoff, RetryPolicy};
 use crate::sink::Outcome;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -136,6 +136,32 @@ async fn a_job_that_is_too_old_is_not_tried_again() {
     assert_eq!((letter.reason, letter.report.attempts), (Reason::AttemptsExhausted, 1));
     assert!(letter.detail.contains("retry.max_age (30s)"), "{}", letter.detail);
     assert_eq!(bench.sink.ids(), ["old", "young", "young"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_passes_in_a_backoff_ends_it() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.backoff = Backoff { min: 20 * SECOND, max: 20 * SECOND };
+    bench.sink.answer("expires", retry(503));
+    let (start, deadline) = (Instant::now(), wall_now().0 / 1000 + 500);
+    let headers = vec![("paced-deadline".to_owned(), Value::Integer(deadline.into()))];
+    bench.publish(Message { headers, ..message("expires") });
+    let done = bench.start();
+    bench.sink.arrived(1).await;
+    // By then it waits for its next attempt.
+    tokio::time::sleep(SECOND / 10).await;
+    assert_eq!(dead_of(&bench, Reason::Expired), [""; 0]);
+    // The wall clock is not paused: this waits until it has passed the deadline.
+    while wall_now().0 / 1000 <= deadline {
+        std::hint::spin_loop();
+    }
+    bench.ledger.count(1).await;
+    assert!(start.elapsed() < SECOND, "it does not wait for an attempt that it cannot have");
+    bench.end();
+    done.await.unwrap();
+    let letter = bench.ledger.letter("expires");
+    assert_eq!((letter.reason, letter.report.attempts), (Reason::Expired, 1));
+    assert_eq!(bench.sink.ids(), ["expires"]);
 }
 
 #[tokio::test(start_paused = true)]

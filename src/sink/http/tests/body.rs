@@ -110,3 +110,26 @@ async fn a_success_may_mean_that_the_downstream_throttles() {
     assert!(matches!(sink.send(&job()).await, Outcome::Dead { status: Some(404), .. }), "that is no success");
     assert_eq!(server.connections(), 1, "a body that was read leaves the connection to the next job");
 }
+
+#[tokio::test]
+async fn a_body_that_is_longer_than_what_is_read_throttles_nobody() {
+    const READ: usize = 64 * 1024;
+    let body = |more: usize| format!(r#"{{"code": "slow_down", "more": "{}"}}"#, "x".repeat(more));
+    let fits = READ - body(0).len();
+    let server = Server::start(move |n| {
+        let bodies = [fits, fits + 1, 5_000_000, fits];
+        future::ready(full(200, body(bodies[n % bodies.len()])))
+    })
+    .await;
+    let throttled_when = Some(crate::sink::BodyMatch::new("/code", "slow_down".into()));
+    let sink = HttpSink::new(HttpOptions { throttled_when, ..options(&server.base) }).expect("a sink");
+    assert!(matches!(sink.send(&job()).await, Outcome::Throttled { status: 200, .. }), "that is read whole");
+    // What was read of the others is no whole JSON text, whatever it begins with: they are the successes that they say.
+    for _ in 0..2 {
+        delivered(sink.send(&job()).await);
+    }
+    assert!(
+        matches!(sink.send(&job()).await, Outcome::Throttled { .. }),
+        "the next job is judged by its own"
+    );
+}
