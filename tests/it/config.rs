@@ -14,6 +14,7 @@ use tempfile::{TempDir, tempdir};
 mod limits;
 mod mistakes;
 mod reload;
+mod retries;
 mod sources;
 
 /// A directory with a `paced.toml`, from which a configuration is loaded.
