@@ -174,11 +174,6 @@ impl Gate {
         self.unchecked().get(downstream) == Some(error)
     }
 
-    /// Whether the queue of a downstream may be another one than paced would declare.
-    pub(super) fn is_unsure_of(&self, downstream: &str, queue: &str) -> bool {
-        self.existing.has(queue) || self.unchecked().contains_key(downstream)
-    }
-
     fn unchecked(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Error>> {
         self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
     }

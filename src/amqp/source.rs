@@ -156,6 +156,7 @@ pub(super) fn open(
         slot,
         route: route(),
         gives_back: false,
+        has_timeout: true,
     };
     let jobs = subscriber(Queue::Jobs, jobs, jobs_slot, jobs_idle);
     let home = subscriber(Queue::Home, home, home_slot, home_idle);

@@ -23,6 +23,7 @@ mod poison;
 mod publish;
 mod rights;
 mod settle;
+mod timeouts;
 mod topology;
 mod window;
 

@@ -41,6 +41,9 @@ mod read_timeout;
 /// others have one time for all. The jobs of a slow limit are held for longer than the 30 minutes that are usual.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// The argument that says so. RabbitMQ knows it from 4.3 on, for quorum queues.
+const TIMEOUT: &str = "x-consumer-timeout";
+
 /// One of the queues that a downstream is consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
@@ -67,6 +70,9 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) route: Route,
     /// Whether messages far beyond its bytes are given back, since all that is in transit must be read.
     pub(super) gives_back: bool,
+    /// Whether the consumer is to have a time-out of its own, until the broker refuses that: it does so for what is no
+    /// quorum queue, and of which kind a queue is that others declared is not known before.
+    pub(super) has_timeout: bool,
 }
 
 /// How long jobs are not consumed after a connection is up, while it is not known whether they can be parked.
@@ -152,6 +158,10 @@ impl Subscriber {
                     if since.elapsed() >= STABLE {
                         backoff.reset();
                     }
+                }
+                Err(error) if self.has_timeout && is_about_timeout(&error) => {
+                    self.has_timeout = false;
+                    continue;
                 }
                 Err(error) if self.queue == Queue::Home && error.is_final() => {
                     self.settlement.parking.shut(&error, None);
@@ -257,20 +267,17 @@ impl Subscriber {
         if !self.closing.is_cancelled() {
             self.route.link.meter.arm();
         }
-        let (options, arguments) = (BasicConsumeOptions::default(), self.arguments(&queue)?);
+        let (options, arguments) = (BasicConsumeOptions::default(), self.arguments()?);
         let consume = channel.basic_consume(short(&queue)?, "".into(), options, arguments);
         self.answer(&format!("queue {queue}"), ANSWER, consume).await
     }
 
-    /// The arguments of the consumer of a queue.
-    fn arguments(&self, queue: &str) -> Result<FieldTable, Error> {
+    /// The arguments of the consumer. Brokers that know no such time-out ignore it.
+    fn arguments(&self) -> Result<FieldTable, Error> {
         let mut arguments = FieldTable::default();
-        // A queue that was not declared by paced may be of a kind that knows no such argument.
-        let is_own = self.queue == Queue::Home || self.settlement.downstream.queue.is_none();
-        if is_own && self.settlement.options.declare && !self.route.link.gate.is_unsure_of(self.name(), queue)
-        {
+        if self.has_timeout {
             let timeout = i64::try_from(CONSUMER_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
-            arguments.insert(short("x-consumer-timeout")?, AMQPValue::LongLongInt(timeout));
+            arguments.insert(short(TIMEOUT)?, AMQPValue::LongLongInt(timeout));
         }
         Ok(arguments)
     }
@@ -345,4 +352,9 @@ impl Subscriber {
     fn name(&self) -> &str {
         &self.settlement.downstream.name
     }
+}
+
+/// Whether the broker refuses a consumer with a time-out, in words such as "invalid arg 'x-consumer-timeout' for queue 'q'".
+fn is_about_timeout(error: &Error) -> bool {
+    matches!(error, Error::Inequivalent { detail, .. } if detail.contains(TIMEOUT))
 }
