@@ -16,8 +16,8 @@ use crate::support::{poll, real_now};
 pub const NAME: &str = "park";
 
 const REPLICAS: usize = 4;
-/// The jobs for tomorrow, which lie in front.
-const LATER: u32 = 100_000;
+/// The jobs for tomorrow, which lie in front: first few, then many.
+const LATER: [u32; 2] = [20_000, 100_000];
 const DAY: Duration = Duration::from_secs(86_400);
 /// The rung on which they wait.
 const RUNG: &str = "park.65536s";
@@ -46,6 +46,10 @@ const BEHIND_PLAN: Figure =
 const LOST: Figure = Figure::highest("jobs that are neither parked nor sent", Unit::Count);
 const BEFORE: Figure = Figure::median("resident memory of a replica when ready", Unit::MiB);
 const AFTER: Figure = Figure::median("resident memory of a replica at the end", Unit::MiB);
+const PEAK_OF_FEW: Figure = Figure::median("its peak, with 20 000 jobs for tomorrow", Unit::MiB);
+const PEAK: Figure = Figure::median("its peak, with 100 000 jobs for tomorrow", Unit::MiB);
+const GROWTH: Figure =
+    Figure::median("the peak with the many, as a part of that with the few", Unit::Plain(2));
 
 pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
@@ -55,24 +59,32 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          them, at 500/s; then four replicas start. Counted is from when all are ready: until all of the former are parked, \
          and until the last of the latter has gone, less the 2 s that they need at their pace. What bounds it is the \
          broker, which stores each copy in another quorum queue and takes the ack. Jobs that the first replicas park \
-         before the last one is ready are among them, so that the speed is a little too high. The last two lines are \
+         before the last one is ready are among them, so that the speed is a little too high. Memory is VmRSS, and its \
+         peak (VmHWM) from the start of the process, of the replica that has the most; the peak is measured with \
+         20 000 jobs for tomorrow as well, since it must not grow with what waits. The last two lines are \
          scenes of their own with one replica, in seconds from when it is ready; 20 jobs need 1.9 s at 10/s.",
     );
     for run in 1..=stage.runs {
         eprintln!("  park, run {run}");
-        measure(stage, &mut section).await?;
+        let [few, many] = LATER;
+        let peak_of_few = measure(stage, few, None).await?;
+        let peak = measure(stage, many, Some(&mut section)).await?;
+        section.note(FLEET, PEAK_OF_FEW, peak_of_few);
+        section.note(FLEET, PEAK, peak);
+        section.judge(FLEET, GROWTH, peak / peak_of_few, Bound::AtMost(1.25));
         scenes(stage, &mut section).await?;
         section.runs = run;
     }
     Ok(section)
 }
 
-async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
+/// Has this many jobs parked in front of those for now; returns the peak of the memory of a replica.
+async fn measure(stage: &Stage, later: u32, section: Option<&mut Section>) -> Result<f64, String> {
     let (api, site) = (LeanApi::start(Duration::ZERO)?, stage.site(NAME));
     api.expect(NOW as usize);
     let queue = format!("{}.bench", site.prefix);
     stage.declare(vec![queue.clone()], Kind::Quorum).await?;
-    publish(&site, &queue).await;
+    publish(&site, &queue, later).await;
     let downstream = format!(
         "[downstreams.bench]\nrate = '{RATE}/s'\nqueue.name = '{queue}'\nhttp.base_url = '{}'\n",
         api.url()
@@ -82,24 +94,27 @@ async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String> {
         replicas.push(site.replica(&downstream).await?);
     }
     let start = real_now();
-    let before = most_memory(&replicas)?;
+    let before = most(&replicas, process::memory)?;
     let rung = format!("{}.{RUNG}", site.prefix);
-    let all_parked = || async { (depth(&site.amqp, &rung).await? >= LATER).then(|| start.elapsed()) };
+    let all_parked = || async { (depth(&site.amqp, &rung).await? >= later).then(|| start.elapsed()) };
     let (parked, sent) = tokio::join!(poll(PATIENCE, all_parked), api.all(PATIENCE));
     sent?;
     let took = start.elapsed().as_secs_f64() - f64::from(NOW) / f64::from(RATE);
     let parked = parked.ok_or("not all jobs were parked")?;
-    let after = most_memory(&replicas)?;
+    let (after, peak) = (most(&replicas, process::memory)?, most(&replicas, process::peak_memory)?);
     for replica in replicas {
         stop(replica).await?;
     }
     let waiting = depth(&site.amqp, &rung).await.unwrap_or(0) + depth(&site.amqp, &queue).await.unwrap_or(0);
-    section.judge(FLEET, SPEED, f64::from(LATER) / parked.as_secs_f64(), Bound::AtLeast(3000.0));
-    section.judge(FLEET, FULL_PACE, took, Bound::AtMost(40.0));
-    section.judge(FLEET, LOST, f64::from(LATER) - f64::from(waiting), Bound::AtMost(0.0));
-    section.note(FLEET, BEFORE, before);
-    section.judge(FLEET, AFTER, after, Bound::AtMost(80.0));
-    stage.delete(vec![queue, rung]).await
+    if let Some(section) = section {
+        section.judge(FLEET, SPEED, f64::from(later) / parked.as_secs_f64(), Bound::AtLeast(3000.0));
+        section.judge(FLEET, FULL_PACE, took, Bound::AtMost(40.0));
+        section.judge(FLEET, LOST, f64::from(later) - f64::from(waiting), Bound::AtMost(0.0));
+        section.note(FLEET, BEFORE, before);
+        section.judge(FLEET, AFTER, after, Bound::AtMost(80.0));
+    }
+    stage.delete(vec![queue, rung]).await?;
+    Ok(peak)
 }
 
 /// Few jobs for now behind many that cannot go: those of tomorrow, and those of a plan that is used up.
@@ -138,9 +153,9 @@ async fn behind(stage: &Stage, front: Vec<Job>, (allowed, plan): (usize, &str)) 
     Ok(took)
 }
 
-async fn publish(site: &Site, queue: &str) {
+async fn publish(site: &Site, queue: &str, later: u32) {
     let at = AMQPValue::LongLongInt(wall_now().plus(DAY).0 / 1000);
-    for part in 0..LATER / PART {
+    for part in 0..later / PART {
         let ids = part * PART..(part + 1) * PART;
         let jobs = ids.map(|id| {
             let job = Job::new(format!("later-{id}")).body(vec![b'x'; SIZE]);
@@ -152,7 +167,7 @@ async fn publish(site: &Site, queue: &str) {
     publish_to(&site.amqp, "", queue, now.collect()).await;
 }
 
-/// The memory of the replica that has the most.
-fn most_memory(replicas: &[Paced]) -> Result<f64, String> {
-    replicas.iter().try_fold(0.0_f64, |most, replica| Ok(process::memory(replica.pid())?.max(most)))
+/// The memory of the replica that has the most, measured so.
+fn most(replicas: &[Paced], memory: fn(u32) -> Result<f64, String>) -> Result<f64, String> {
+    replicas.iter().try_fold(0.0_f64, |most, replica| Ok(memory(replica.pid())?.max(most)))
 }

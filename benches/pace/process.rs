@@ -18,9 +18,19 @@ pub fn cpu(pid: u32) -> Result<Duration, String> {
 
 /// The resident memory of a process now, in MiB.
 pub fn memory(pid: u32) -> Result<f64, String> {
+    status(pid, "VmRSS:")
+}
+
+/// The most resident memory that a process has had, in MiB.
+pub fn peak_memory(pid: u32) -> Result<f64, String> {
+    status(pid, "VmHWM:")
+}
+
+/// A size of a process, in MiB.
+fn status(pid: u32, name: &str) -> Result<f64, String> {
     let file = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u32>().ok());
-    kib.map(|kib| f64::from(kib) / 1024.0).ok_or_else(|| format!("{file} has no VmRSS"))
+    kib.map(|kib| f64::from(kib) / 1024.0).ok_or_else(|| format!("{file} has no {name}"))
 }
