@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::text::is_unsafe;
 use crate::time::Micros;
 
+pub mod csv;
 mod decode;
 mod header;
 pub mod ndjson;

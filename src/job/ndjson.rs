@@ -74,6 +74,20 @@ pub enum LineError {
         /// The expected value.
         expected: &'static str,
     },
+    /// A row of a table has another number of cells than there are columns.
+    #[error("{}; write as many, and quote cells with commas", cells(*.columns, *.found))]
+    Cells {
+        /// The number of columns.
+        columns: usize,
+        /// The number of cells.
+        found: usize,
+    },
+}
+
+fn cells(columns: usize, found: usize) -> String {
+    let counted = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let verb = if columns == 1 { "is" } else { "are" };
+    format!("{} where there {verb} {}", counted(found, "cell"), counted(columns, "column"))
 }
 
 /// Parses the job on one line.
@@ -149,29 +163,36 @@ fn request_headers(message: &mut Message, raw: &RawValue) -> Result<(), LineErro
             return Err(LineError::Twice(key));
         }
         let value = scalar(&key, raw, "a string or a whole number")?;
-        match (lower.as_str(), &value) {
-            ("content-type" | "content-encoding", Value::Text(text)) => {
-                let text = String::from_utf8_lossy(text).into_owned();
-                let property = if lower == "content-type" {
-                    &mut message.content_type
-                } else {
-                    &mut message.content_encoding
-                };
-                *property = Some(text);
-            }
-            _ => message.headers.push((format!("http-{lower}"), value)),
-        }
+        set_request_header(message, &lower, value);
     }
     Ok(())
 }
 
+/// Sets a header of the request, whose name is in lower case.
+pub(super) fn set_request_header(message: &mut Message, name: &str, value: Value) {
+    match (name, &value) {
+        ("content-type" | "content-encoding", Value::Text(text)) => {
+            let text = String::from_utf8_lossy(text).into_owned();
+            let property = if name == "content-type" {
+                &mut message.content_type
+            } else {
+                &mut message.content_encoding
+            };
+            *property = Some(text);
+        }
+        _ => message.headers.push((format!("http-{name}"), value)),
+    }
+}
+
+/// The values of `priority`.
+pub(super) const PRIORITY: &str = "a whole number from 0 to 255";
+
 fn priority(raw: &RawValue) -> Result<u8, LineError> {
-    let expected = "a whole number from 0 to 255";
-    match scalar("priority", raw, expected)? {
+    match scalar("priority", raw, PRIORITY)? {
         Value::Integer(number) => u8::try_from(number).ok(),
         _ => None,
     }
-    .ok_or_else(|| LineError::Type { key: "priority".to_owned(), expected })
+    .ok_or_else(|| LineError::Type { key: "priority".to_owned(), expected: PRIORITY })
 }
 
 fn string(key: &str, raw: &RawValue) -> Result<String, LineError> {
