@@ -121,7 +121,7 @@ pub(crate) fn main() -> ExitCode {
         (0, _) => LevelFilter::ERROR,
         (_, _) => LevelFilter::TRACE,
     };
-    let log = telemetry::init(level, global.log_format, global.color);
+    let log = telemetry::init(level, global.log_format, global.color, suppressed(&command));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let (runtime, _log) = match (runtime, log) {
         (Ok(runtime), Ok(log)) => (runtime, log),
@@ -148,6 +148,14 @@ pub(crate) fn main() -> ExitCode {
     // A pending read of stdin must not keep the process alive.
     runtime.shutdown_background();
     exit.into()
+}
+
+/// The events that a command does not log, since it reports them itself.
+fn suppressed(command: &Command) -> &'static [telemetry::Suppressed] {
+    match command {
+        Command::Pipe(_) => &[("paced::dispatch::flight::letter", "error")],
+        _ => &[],
+    }
 }
 
 /// The daemon logs what it does; the tools log only errors.

@@ -1,25 +1,34 @@
 //! `paced pipe`: the daemon's pipeline on embedded parts alone.
 
-use std::io::{ErrorKind, IsTerminal};
+use std::future::Future;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use paced::dispatch::{
-    Delivery, Dispatcher, OnLimit, OnUnavailable, Options, Precision, RefusalStatuses, RetryPolicy, Source,
-    max_cost,
+    Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RefusalStatuses, RetryPolicy, max_cost,
 };
-use paced::job::{Message, ReplyRules, Rules, Value};
-use paced::pipe::{self, Notify, Totals};
+use paced::job::{ReplyRules, Rules};
+use paced::pipe::{self, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::{Limit, LimitSet, MemoryStore, Rate};
 use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
 use super::signals::Signals;
-use super::{Global, input, out, parts};
+use super::{Global, out, parts};
 use crate::telemetry;
+use bar::Bar;
+use files::{Files, Total};
+use reports::{Closing, Wanted};
+use target::Below;
+
+mod bar;
+mod files;
+mod reports;
+mod target;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -35,6 +44,16 @@ pub(super) struct Args {
     /// Jobs, one JSON object per line; `-` is stdin
     #[arg(default_value = "-")]
     file: PathBuf,
+    /// FILE is CSV: a row of names (id, body, lane, plan, method, path, cost, priority, not_before, deadline,
+    /// header:NAME), and one row per job
+    #[arg(long)]
+    csv: bool,
+    /// Adds outcomes to this file instead of writing them to stdout, and skips the jobs that it says were delivered
+    #[arg(long, value_name = "OUT")]
+    resume: Option<PathBuf>,
+    /// Outcomes have the body of the answer, up to 64 KiB: `body`, or `body_base64` if it is no text
+    #[arg(long)]
+    with_body: bool,
     /// Header of every request; repeat it for several
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<(String, String)>,
@@ -56,6 +75,10 @@ const HORIZON: Duration = Duration::from_millis(100);
 /// The longest body in bytes, which is bounded by the longest line.
 const MAX_BODY: usize = pipe::MAX_LINE;
 const DRAIN: Duration = Duration::from_secs(25);
+/// How long the end waits for outcomes that are not written yet, when it is to come at once.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+/// How long the end waits for the number of entries of the input.
+const LAST_COUNT: Duration = Duration::from_secs(1);
 
 fn header(text: &str) -> Result<(String, String), String> {
     match text.split_once(':') {
@@ -79,55 +102,116 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
 }
 
 async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
-    let mut signals = Signals::new()?;
-    let (base, last) = split(&args.to);
+    let signals = Signals::with_hangup()?;
+    let (base, last) = target::split(&args.to);
     let dispatcher = dispatcher(&args, base)?;
-    let reader = input::open(Some(&args.file)).await?;
-    // On a terminal, the outcomes themselves show the progress.
-    let bar = if std::io::stdout().is_terminal() { ProgressBar::hidden() } else { bar() };
-    let quiet = global.quiet > 0;
-    let notes = bar.clone();
-    let notify = Notify::new(move |notice| {
-        if !quiet {
-            print_message(&notes, &format!("paced: {notice}"));
-        }
-    });
-    let (source, outcomes) = pipe::open(reader, tokio::io::stdout(), notify);
+    let wanted = match (global.quiet, global.verbose) {
+        (0, 0) => Wanted::Some,
+        (0, _) => Wanted::All,
+        _ => Wanted::Nothing,
+    };
+    let Files { records, outcomes, output, total } = files::open(&args, wanted == Wanted::Nothing).await?;
+    let mut bar = Bar::new(args.rate, args.resume.is_none());
+    let options = PipeOptions { with_body: args.with_body, outcomes };
+    let notify = reports::reporter(bar.messages(), wanted);
+    let (source, outcomes) = pipe::open(records, output, options, notify);
     let progress = outcomes.progress();
     let stop = CancellationToken::new();
-    let mut working = std::pin::pin!(async {
+    let working = std::pin::pin!(async {
         let source = Below { source, last };
         tokio::join!(dispatcher.run(source, stop.clone()), outcomes.run())
     });
+    let end = follow(working, signals, &stop, |totals| bar.draw(totals, total.get()), &progress).await;
+    bar.clear();
+    let (cut_off, totals, exit) = match end {
+        End::Ended(drained, totals) => {
+            let totals = totals.map_err(|error| unwritten(&error))?;
+            let exit = match (drained.unfinished, totals.is_clean()) {
+                _ if totals.mismatched => Exit::Usage,
+                (0, true) => Exit::Ok,
+                (0, false) => Exit::Failed,
+                _ => Exit::Undrained,
+            };
+            (drained.unfinished as u64, totals, exit)
+        }
+        End::Stopped { cut_off } => (cut_off, progress.totals(), Exit::Undrained),
+    };
+    if wanted != Wanted::Nothing {
+        let total = known(&total, &progress).await;
+        telemetry::note(format_args!("paced: {}", Closing { totals, total, cut_off }));
+    }
+    Ok(exit)
+}
+
+/// How the work ended.
+enum End {
+    /// By itself, or in order after a signal.
+    Ended(Drained, io::Result<Totals>),
+    /// At once, by a second signal.
+    Stopped {
+        /// Jobs whose requests were cut off.
+        cut_off: u64,
+    },
+}
+
+/// Waits for the end of `working`, which the first signal has end in order, and the second one at once.
+async fn follow(
+    mut working: Pin<&mut impl Future<Output = (Drained, io::Result<Totals>)>>,
+    mut signals: Signals,
+    stop: &CancellationToken,
+    mut draw: impl FnMut(Totals),
+    progress: &Progress,
+) -> End {
     let mut look = tokio::time::interval(Duration::from_millis(100));
-    let (drained, totals) = loop {
+    loop {
         tokio::select! {
-            ended = &mut working => break ended,
-            _ = look.tick() => bar.set_position(progress.totals().settled()),
+            (drained, totals) = &mut working => return End::Ended(drained, totals),
+            _ = look.tick() => draw(progress.totals()),
             signal = signals.next() => {
                 if stop.is_cancelled() {
-                    return Err(Exit::Undrained);
+                    break;
                 }
                 tracing::warn!(signal, "stopping: requests in flight may end; once more stops at once");
                 stop.cancel();
             }
         }
-    };
-    bar.finish_and_clear();
-    let totals = totals.map_err(|error| {
-        // A reader that closes stdout wants no more output, so there is no error message.
-        if error.kind() == ErrorKind::BrokenPipe {
-            return Exit::Failed;
+    }
+    // A job that was delivered is not to be sent again only because its outcome was not written yet.
+    let written = async {
+        let mut look = tokio::time::interval(Duration::from_millis(5));
+        while !progress.is_written() {
+            look.tick().await;
         }
+    };
+    tokio::select! {
+        _ = &mut working => {}
+        _ = tokio::time::timeout(LAST_WRITE, written) => {}
+    }
+    End::Stopped { cut_off: progress.open() }
+}
+
+/// The number of entries of the input, if it can be told soon.
+async fn known(total: &Total, progress: &Progress) -> Option<u64> {
+    let counted = async {
+        let mut look = tokio::time::interval(Duration::from_millis(5));
+        loop {
+            look.tick().await;
+            if let Some(total) = progress.entries().or_else(|| total.get()) {
+                return total;
+            }
+        }
+    };
+    let patience = if total.is_expected() { LAST_COUNT } else { Duration::ZERO };
+    tokio::time::timeout(patience, counted).await.ok()
+}
+
+/// The exit if outcomes cannot be written.
+fn unwritten(error: &io::Error) -> Exit {
+    // A reader that closes stdout wants no more output, so there is no error message.
+    if error.kind() != ErrorKind::BrokenPipe {
         out::say(format_args!("paced: cannot write the outcomes: {error}"));
-        Exit::Failed
-    })?;
-    report(totals, quiet);
-    Ok(match (drained.unfinished, totals.is_clean()) {
-        (0, true) => Exit::Ok,
-        (0, false) => Exit::Failed,
-        _ => Exit::Undrained,
-    })
+    }
+    Exit::Failed
 }
 
 fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
@@ -149,7 +233,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_cost: max_cost(&limits, args.max_cost),
             plans: Vec::new(),
             default_plan: None,
-            // A line cannot ask for a reply.
+            // A line cannot ask for a reply; the source does, where the body of the answer is wanted.
             reply: ReplyRules::default(),
         },
         limits,
@@ -180,107 +264,4 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         Arc::new(sink),
         parts::clock(Precision::default()),
     ))
-}
-
-/// Splits a URL into a base that ends in `/`, and the part after its last `/`.
-fn split(url: &str) -> (String, String) {
-    let path = url.find("://").map_or(0, |at| at + 3);
-    match url[path..].rfind('/') {
-        Some(at) => (url[..=path + at].to_owned(), url[path + at + 1..].to_owned()),
-        None => (format!("{url}/"), String::new()),
-    }
-}
-
-/// A source whose jobs go to `last` below the base, or to paths below that.
-struct Below<S> {
-    source: S,
-    last: String,
-}
-
-impl<S: Source> Source for Below<S> {
-    async fn next(&mut self) -> Option<Delivery> {
-        let mut delivery = self.source.next().await?;
-        if !self.last.is_empty() {
-            below(&self.last, &mut delivery.message);
-        }
-        Some(delivery)
-    }
-
-    async fn close(&mut self) {
-        self.source.close().await;
-    }
-}
-
-fn below(last: &str, message: &mut Message) {
-    const PATH: &str = "paced-path";
-    let path = message.headers.iter_mut().find(|(name, _)| name == PATH);
-    match path {
-        Some((_, Value::Text(path))) => {
-            let separator: &[u8] = if path.starts_with(b"/") || path.starts_with(b"?") { b"" } else { b"/" };
-            *path = [last.as_bytes(), separator, path].concat().into();
-        }
-        // A path of another type is left as it is, and refused later.
-        Some(_) => {}
-        None => message.headers.push((PATH.to_owned(), Value::Text(last.to_owned().into()))),
-    }
-}
-
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    // An invalid template shows the default bar.
-    match ProgressStyle::with_template("{spinner} {pos} settled, {per_sec}, {elapsed}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
-}
-
-/// Prints a message while jobs are released: on a terminal above the bar; elsewhere without waiting, since a pipe that
-/// nobody reads must not stop the jobs.
-fn print_message(bar: &ProgressBar, message: &str) {
-    if std::io::stderr().is_terminal() {
-        bar.suspend(|| out::say(message));
-    } else {
-        telemetry::note(message);
-    }
-}
-
-fn report(totals: Totals, quiet: bool) {
-    if quiet {
-        return;
-    }
-    let Totals { delivered, dead, rejected, skipped, returned, .. } = totals;
-    telemetry::note(format_args!(
-        "paced: delivered {delivered}, dead {dead}, rejected {rejected}, bad lines {skipped}, not sent {returned}"
-    ));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_without_a_final_slash_is_where_the_jobs_go() {
-        for (url, base, last) in [
-            ("http://host", "http://host/", ""),
-            ("http://host/", "http://host/", ""),
-            ("http://host/hook", "http://host/", "hook"),
-            ("http://host/v1/hook", "http://host/v1/", "hook"),
-            ("http://host/v1/", "http://host/v1/", ""),
-        ] {
-            assert_eq!(split(url), (base.to_owned(), last.to_owned()), "{url}");
-        }
-    }
-
-    #[test]
-    fn paths_go_below_it() {
-        for (path, expected) in [(None, "hook"), (Some("a/b"), "hook/a/b"), (Some("?q=1"), "hook?q=1")] {
-            let mut message = Message::default();
-            if let Some(path) = path {
-                message.headers.push(("paced-path".to_owned(), Value::Text(path.into())));
-            }
-            below("hook", &mut message);
-            let text = Value::Text(expected.to_owned().into());
-            assert_eq!(message.headers, [("paced-path".to_owned(), text)]);
-        }
-    }
 }

@@ -11,6 +11,7 @@ use super::out;
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Option<Signal>,
 }
 
 /// SIGHUP.
@@ -62,9 +63,15 @@ impl Signals {
     pub(super) fn new() -> Result<Self, Exit> {
         let listen = || -> std::io::Result<Self> {
             let terminate = signal(SignalKind::terminate())?;
-            Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())? })
+            Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, hangup: None })
         };
         listen().map_err(|error| deaf(&error))
+    }
+
+    /// As [`Signals::new`], and with SIGHUP, which comes when the terminal is closed; unless it is ignored, as by `nohup`.
+    pub(super) fn with_hangup() -> Result<Self, Exit> {
+        let hangup = if ignores_hangup() { None } else { Some(Hangups::new()?.0) };
+        Ok(Self { hangup, ..Self::new()? })
     }
 
     /// Waits for the next signal, and returns its name. Cancel safe.
@@ -72,6 +79,38 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+            _ = received(&mut self.hangup) => "SIGHUP",
         }
+    }
+}
+
+async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether this process was started with SIGHUP ignored. Only Linux tells.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    has_ignored_hangup(&status)
+}
+
+fn has_ignored_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // SIGHUP is signal 1, which is the lowest bit.
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_recognized() {
+        assert!(has_ignored_hangup("SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n"));
+        assert!(!has_ignored_hangup("SigIgn:\t0000000000001000\n"));
+        assert!(!has_ignored_hangup(""));
     }
 }

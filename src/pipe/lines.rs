@@ -5,7 +5,7 @@ use std::io;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
 /// The byte order mark, which some editors put before the first line.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+pub(super) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// An item of a reader.
 #[derive(Debug, PartialEq, Eq)]

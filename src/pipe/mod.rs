@@ -1,12 +1,16 @@
-//! Reads jobs from lines of JSON, and writes a line of JSON for the outcome of each: the source of `paced pipe`.
+//! Reads jobs from lines of JSON or rows of CSV, and writes a line of JSON for the outcome of each: the source of
+//! `paced pipe`.
 //!
 //! ```text
-//! reader ─▶ NdjsonSource ─▶ dispatcher ─▶ ticket ─▶ OutcomeWriter ─▶ writer
+//! reader ─▶ Records ─▶ InputSource ─▶ dispatcher ─▶ ticket ─▶ OutcomeWriter ─▶ writer
 //! ```
 
 mod lines;
 mod outcome;
+mod records;
+mod resume;
 mod source;
+mod table;
 
 use std::fmt;
 use std::io;
@@ -20,7 +24,9 @@ use crate::job::ndjson::LineError;
 
 pub use lines::{Line, Lines};
 pub use outcome::{OutcomeWriter, Progress, Totals};
-pub use source::NdjsonSource;
+pub use records::{Format, OpenError, Records};
+pub use resume::{Mismatch, Outcomes, ResumeError, Resumed, resume, survey};
+pub use source::InputSource;
 
 /// The most jobs that were read and whose outcomes were not written yet.
 pub const WINDOW: usize = 1000;
@@ -59,6 +65,9 @@ pub enum Notice {
         /// The error of the system.
         error: io::Error,
     },
+    /// The input is not that of the outcomes to go on from; the jobs that were read continue.
+    #[error("{0}")]
+    Mismatch(Mismatch),
 }
 
 /// The reason why a line was skipped.
@@ -93,18 +102,32 @@ impl fmt::Debug for Notify {
     }
 }
 
-/// A source that reads jobs from `reader`, and the writer of their outcomes to `writer`.
+/// What differs between one pipe and another.
+#[derive(Debug, Default)]
+pub struct PipeOptions {
+    /// Whether outcomes have the body of the answer.
+    pub with_body: bool,
+    /// The outcomes of earlier runs over the same input: what they delivered is skipped.
+    pub outcomes: Outcomes,
+}
+
+/// A source of the jobs of `records`, and the writer of their outcomes to `writer`.
 ///
 /// Nothing is written before [`OutcomeWriter::run`], which is to run beside the dispatcher. It ends when the source and
 /// every ticket are gone.
-pub fn open<R, W>(reader: R, writer: W, notify: Notify) -> (NdjsonSource<R>, OutcomeWriter<W>)
+pub fn open<R, W>(
+    records: Records<R>,
+    writer: W,
+    options: PipeOptions,
+    notify: Notify,
+) -> (InputSource<R>, OutcomeWriter<W>)
 where
     R: AsyncBufRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send,
 {
-    let (records, receiver) = mpsc::unbounded_channel();
+    let (sender, receiver) = mpsc::unbounded_channel();
     let progress = Progress::default();
-    let source = NdjsonSource::new(reader, records, progress.clone(), notify);
+    let source = InputSource::new(records, sender, progress.clone(), options, notify);
     (source, OutcomeWriter::new(writer, receiver, progress))
 }
 

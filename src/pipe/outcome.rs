@@ -1,20 +1,28 @@
 //! Writes one line of JSON for the outcome of each job, in the order in which the jobs ended.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::dispatch::Report;
 use crate::job::Reason;
+use crate::sink::MAX_ANSWER;
 use crate::text::escaped_json;
 use crate::time::Micros;
 
 /// The most outcomes that are written at once when they come faster than the writer takes them.
 const BATCH: usize = 256;
+
+/// The bytes from which on no more outcomes are added to those that are written at once.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// An outcome, and its job's place in the window until it is written.
 #[derive(Debug)]
@@ -24,8 +32,22 @@ pub(super) struct Record {
     /// The reason of a failure; `None` if the job was delivered.
     pub(super) reason: Option<Reason>,
     pub(super) report: Report,
+    /// The body of the answer.
+    pub(super) body: AnswerBody,
     #[expect(dead_code, reason = "held, then dropped")]
     pub(super) place: OwnedSemaphorePermit,
+}
+
+/// The body of an answer, as an outcome has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum AnswerBody {
+    /// Bodies are not written.
+    #[default]
+    Unwanted,
+    /// There was no answer.
+    None,
+    /// The body, of which at most [`MAX_ANSWER`] bytes were kept.
+    Kept(Bytes),
 }
 
 /// The documented form.
@@ -38,6 +60,39 @@ struct Out<'a> {
     status: Option<u16>,
     attempts: u32,
     released_at: Option<String>,
+    /// The body as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<Option<Cow<'a, str>>>,
+    /// The body in base64, if it is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_base64: Option<String>,
+    /// Whether the body is as long as the longest that is kept, and may have been longer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    body_cut: bool,
+}
+
+impl AnswerBody {
+    /// The body as text and as base64, of which there is one at most, and whether it may be cut.
+    fn keys(&self) -> (Option<Option<Cow<'_, str>>>, Option<String>, bool) {
+        let body = match self {
+            Self::Unwanted => return (None, None, false),
+            Self::None => return (Some(None), None, false),
+            Self::Kept(body) => body,
+        };
+        let cut = body.len() >= MAX_ANSWER;
+        let text = match str::from_utf8(body) {
+            Ok(text) => Some(text),
+            // The last character may have been cut.
+            Err(error) if cut && error.error_len().is_none() => {
+                str::from_utf8(&body[..error.valid_up_to()]).ok()
+            }
+            Err(_) => None,
+        };
+        match text {
+            Some(text) => (Some(Some(Cow::Borrowed(text))), None, cut),
+            None => (None, Some(BASE64_STANDARD.encode(body)), cut),
+        }
+    }
 }
 
 impl Record {
@@ -52,6 +107,7 @@ impl Record {
     }
 
     fn write(&self, out: &mut Vec<u8>) -> io::Result<()> {
+        let (body, body_base64, body_cut) = self.body.keys();
         let line = Out {
             line: self.line,
             id: &self.id,
@@ -60,8 +116,11 @@ impl Record {
             status: self.report.status,
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),
+            body,
+            body_base64,
+            body_cut,
         };
-        // The id is foreign text, so it is escaped.
+        // The id and the body are foreign text, so they are escaped.
         out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
         out.push(b'\n');
         Ok(())
@@ -112,17 +171,17 @@ impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
     pub async fn run(mut self) -> io::Result<Totals> {
         let mut out = Vec::new();
         while let Some(first) = self.records.recv().await {
+            first.write(&mut out)?;
             let mut written = vec![first];
-            while written.len() < BATCH {
+            while written.len() < BATCH && out.len() < BATCH_BYTES {
                 let Ok(next) = self.records.try_recv() else { break };
+                next.write(&mut out)?;
                 written.push(next);
-            }
-            for record in &written {
-                record.write(&mut out)?;
             }
             self.writer.write_all(&out).await?;
             self.writer.flush().await?;
             out.clear();
+            self.progress.written(written.len());
             // The places are freed only now, so that a slow reader slows the intake.
             drop(written);
         }
@@ -142,7 +201,15 @@ struct Counts {
     rejected: AtomicU64,
     skipped: AtomicU64,
     returned: AtomicU64,
+    resumed: AtomicU64,
     unreadable: AtomicBool,
+    mismatched: AtomicBool,
+    /// Whether the input was read to its end.
+    ended: AtomicBool,
+    /// Jobs that the source has handed out.
+    handed_out: AtomicU64,
+    /// Outcomes that are written.
+    written: AtomicU64,
 }
 
 impl Progress {
@@ -156,8 +223,32 @@ impl Progress {
             rejected: read(&self.0.rejected),
             skipped: read(&self.0.skipped),
             returned: read(&self.0.returned),
+            resumed: read(&self.0.resumed),
             unreadable: self.0.unreadable.load(Ordering::Relaxed),
+            mismatched: self.0.mismatched.load(Ordering::Relaxed),
         }
+    }
+
+    /// Jobs that were read, and neither have an outcome nor were given up.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        let totals = self.totals();
+        let ended = totals.settled() + totals.returned;
+        self.0.handed_out.load(Ordering::Relaxed).saturating_sub(ended)
+    }
+
+    /// The number of entries of the input, once it was read to its end.
+    #[must_use]
+    pub fn entries(&self) -> Option<u64> {
+        let totals = self.totals();
+        let read = self.0.handed_out.load(Ordering::Relaxed) + totals.resumed + totals.skipped;
+        self.0.ended.load(Ordering::Relaxed).then_some(read)
+    }
+
+    /// Whether the outcome of every job that has one is written.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.0.written.load(Ordering::Relaxed) >= self.totals().settled()
     }
 
     pub(super) fn settled(&self, kind: Kind) {
@@ -175,6 +266,26 @@ impl Progress {
 
     pub(super) fn returned(&self) {
         self.0.returned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn resumed(&self) {
+        self.0.resumed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn handed_out(&self) {
+        self.0.handed_out.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn written(&self, outcomes: usize) {
+        self.0.written.fetch_add(outcomes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn ended(&self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn mismatched(&self) {
+        self.0.mismatched.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn unreadable(&self) {
@@ -196,8 +307,12 @@ pub struct Totals {
     /// Jobs that were read and then given up, because the pipe was stopped: some of them may have
     /// been sent.
     pub returned: u64,
+    /// Jobs that an earlier run delivered.
+    pub resumed: u64,
     /// Whether the input broke off.
     pub unreadable: bool,
+    /// Whether the input is not that of the outcomes to go on from.
+    pub mismatched: bool,
 }
 
 impl Totals {
@@ -207,10 +322,42 @@ impl Totals {
         self.delivered + self.dead + self.rejected
     }
 
+    /// Lines that are done with: they have an outcome, in this run or of a delivery before it, or are no job.
+    #[must_use]
+    pub const fn done(&self) -> u64 {
+        self.settled() + self.resumed + self.skipped
+    }
+
     /// Whether every line was a job and every job was delivered.
     #[must_use]
     pub const fn is_clean(&self) -> bool {
-        let Self { delivered: _, dead, rejected, skipped, returned, unreadable } = *self;
-        dead == 0 && rejected == 0 && skipped == 0 && returned == 0 && !unreadable
+        let Self { delivered: _, dead, rejected, skipped, returned, resumed: _, unreadable, mismatched } =
+            *self;
+        dead == 0 && rejected == 0 && skipped == 0 && returned == 0 && !unreadable && !mismatched
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_text_or_base64() {
+        let longest = "x".repeat(MAX_ANSWER - 1);
+        let keys = |body: &[u8]| {
+            let body = AnswerBody::Kept(Bytes::copy_from_slice(body));
+            let (text, base64, cut) = body.keys();
+            (text.flatten().map(Cow::into_owned), base64, cut)
+        };
+        assert_eq!(keys(b""), (Some(String::new()), None, false));
+        assert_eq!(keys("grüße".as_bytes()), (Some("grüße".to_owned()), None, false));
+        assert_eq!(keys(b"\xff\xfe"), (None, Some("//4=".to_owned()), false));
+        assert_eq!(keys(b"gr\xc3"), (None, Some("Z3LD".to_owned()), false));
+        assert_eq!(
+            keys(format!("{longest}ü").as_bytes()[..MAX_ANSWER].as_ref()),
+            (Some(longest), None, true)
+        );
+        assert_eq!(AnswerBody::None.keys(), (Some(None), None, false));
+        assert_eq!(AnswerBody::Unwanted.keys(), (None, None, false));
     }
 }

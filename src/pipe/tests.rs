@@ -32,6 +32,15 @@ impl Notices {
     }
 }
 
+async fn open_lines<R, W>(reader: R, writer: W, notify: Notify) -> (InputSource<R>, OutcomeWriter<W>)
+where
+    R: AsyncBufRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send,
+{
+    let records = Records::open(reader, Format::Ndjson).await.expect("nothing is read yet");
+    open(records, writer, PipeOptions::default(), notify)
+}
+
 fn report(attempts: u32, status: Option<u16>) -> Report {
     Report { attempts, status, released_at: (attempts > 0).then_some(Micros(1_700_000_000_123_400)) }
 }
@@ -64,7 +73,7 @@ async fn every_outcome_is_one_line_in_the_order_of_completion() {
 "#;
     let notices = Notices::default();
     let mut out = Vec::new();
-    let (mut source, writer) = open(&input[..], &mut out, notices.notify());
+    let (mut source, writer) = open_lines(&input[..], &mut out, notices.notify()).await;
     let mut jobs = Vec::new();
     while jobs.len() < 5 {
         jobs.push(source.next().await.expect("a job"));
@@ -112,7 +121,7 @@ async fn bad_lines_are_told_with_their_number_and_skipped() {
     let input = "\u{feff}{\"id\": \"a\"}\r\n\n   \nnope\n{\"lnae\": \"x\"}\n[]\n{\"id\": \"b\"}";
     let notices = Notices::default();
     let mut out = Vec::new();
-    let (mut source, writer) = open(input.as_bytes(), &mut out, notices.notify());
+    let (mut source, writer) = open_lines(input.as_bytes(), &mut out, notices.notify()).await;
     ack(source.next().await.expect("a"));
     ack(source.next().await.expect("b"));
     assert!(source.next().await.is_none());
@@ -133,7 +142,7 @@ async fn a_line_that_is_too_long_is_skipped() {
     let mut input = vec![b'x'; MAX_LINE + 1];
     input.extend_from_slice(b"\n{\"id\": \"b\"}\n");
     let notices = Notices::default();
-    let (mut source, _writer) = open(io::Cursor::new(input), tokio::io::sink(), notices.notify());
+    let (mut source, _writer) = open_lines(io::Cursor::new(input), tokio::io::sink(), notices.notify()).await;
     let delivery = source.next().await.expect("b");
     assert_eq!(delivery.message.message_id.as_deref(), Some("b"));
     assert_eq!(notices.all(), ["line 1: longer than 16 MiB; split the job"]);
@@ -142,7 +151,7 @@ async fn a_line_that_is_too_long_is_skipped() {
 #[tokio::test]
 async fn an_absent_id_is_the_same_in_line_and_request() {
     let mut out = Vec::new();
-    let (mut source, writer) = open(&b"{}\n{}\n"[..], &mut out, Notices::default().notify());
+    let (mut source, writer) = open_lines(&b"{}\n{}\n"[..], &mut out, Notices::default().notify()).await;
     let rules = Rules {
         max_body: 0,
         allow_headers: Vec::new(),
@@ -168,7 +177,7 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
 async fn a_bad_id_is_told_as_it_came() {
     let notices = Notices::default();
     let mut out = Vec::new();
-    let (mut source, writer) = open(&b"{\"id\": \"a\\nb\"}\n"[..], &mut out, notices.notify());
+    let (mut source, writer) = open_lines(&b"{\"id\": \"a\\nb\"}\n"[..], &mut out, notices.notify()).await;
     dead_letter(source.next().await.expect("a job"), Reason::BadId, report(0, None)).await;
     drop(source);
     assert_eq!(writer.run().await.expect("written").rejected, 1);
@@ -180,7 +189,8 @@ async fn a_bad_id_is_told_as_it_came() {
 async fn the_window_holds_until_outcomes_are_written() {
     let input = "{}\n".repeat(WINDOW + 2);
     let (writer_end, mut reader_end) = duplex(64 * 1024);
-    let (mut source, writer) = open(io::Cursor::new(input), writer_end, Notices::default().notify());
+    let (mut source, writer) =
+        open_lines(io::Cursor::new(input), writer_end, Notices::default().notify()).await;
     let mut jobs = Vec::new();
     for _ in 0..WINDOW {
         jobs.push(source.next().await.expect("a job"));
@@ -207,10 +217,10 @@ async fn the_window_holds_until_outcomes_are_written() {
     assert_eq!(totals, Totals { delivered: 1, returned: WINDOW as u64 + 1, ..Totals::default() });
 }
 
-async fn half_open() -> (DuplexStream, NdjsonSource<BufReader<DuplexStream>>, OutcomeWriter<tokio::io::Sink>)
-{
+async fn half_open() -> (DuplexStream, InputSource<BufReader<DuplexStream>>, OutcomeWriter<tokio::io::Sink>) {
     let (feed, input) = duplex(1024);
-    let (source, writer) = open(BufReader::new(input), tokio::io::sink(), Notices::default().notify());
+    let (source, writer) =
+        open_lines(BufReader::new(input), tokio::io::sink(), Notices::default().notify()).await;
     (feed, source, writer)
 }
 
@@ -247,7 +257,7 @@ async fn a_closed_source_ends_and_what_goes_back_is_counted() {
 async fn without_a_reader_of_outcomes_nothing_more_is_released() {
     let (gone, end) = duplex(1);
     drop(end);
-    let (mut source, writer) = open(&b"{}\n{}\n{}\n"[..], gone, Notices::default().notify());
+    let (mut source, writer) = open_lines(&b"{}\n{}\n{}\n"[..], gone, Notices::default().notify()).await;
     let (first, second) = (source.next().await.expect("a job"), source.next().await.expect("a job"));
     ack(first);
     let error = writer.run().await.expect_err("nobody reads");
@@ -260,7 +270,7 @@ async fn without_a_reader_of_outcomes_nothing_more_is_released() {
 async fn input_that_breaks_off_is_told() {
     let broken = tokio::io::AsyncReadExt::chain(&b"{}\n{\"id"[..], Broken);
     let notices = Notices::default();
-    let (mut source, writer) = open(BufReader::new(broken), tokio::io::sink(), notices.notify());
+    let (mut source, writer) = open_lines(BufReader::new(broken), tokio::io::sink(), notices.notify()).await;
     ack(source.next().await.expect("a job"));
     assert!(source.next().await.is_none());
     drop(source);
@@ -287,7 +297,8 @@ async fn outcomes_are_flushed_while_the_source_is_open() {
     let (mut feed, input) = duplex(1024);
     let (writer_end, reader_end) = duplex(1024);
     let (mut source, writer) =
-        open(BufReader::new(input), tokio::io::BufWriter::new(writer_end), Notices::default().notify());
+        open_lines(BufReader::new(input), tokio::io::BufWriter::new(writer_end), Notices::default().notify())
+            .await;
     let progress = writer.progress();
     let running = tokio::spawn(writer.run());
     feed.write_all(b"{\"id\": \"a\"}\n").await.expect("room");

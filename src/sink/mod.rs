@@ -138,6 +138,9 @@ impl Receipt {
     }
 }
 
+/// The most bytes that are kept of the body of an answer.
+pub const MAX_ANSWER: usize = 64 * 1024;
+
 /// The answer of a downstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
@@ -145,7 +148,7 @@ pub struct Response {
     pub status: u16,
     /// Names in lower case, and values; filled only for jobs that want a reply.
     pub headers: Vec<(String, String)>,
-    /// The body, as far as it was read; filled only for jobs that want a reply.
+    /// The body, as far as it was read, which is [`MAX_ANSWER`] at most; filled only for jobs that want a reply.
     pub body: Bytes,
 }
 

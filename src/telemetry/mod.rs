@@ -65,8 +65,11 @@ impl Color {
 
 /// Crates whose events are suppressed: the supervisor reports lost connections better than lapin, and lapin's other
 /// events contain bodies of messages.
-const SUPPRESSED: [(&str, &str); 4] =
+const SUPPRESSED: [Suppressed; 4] =
     [("lapin", "off"), ("amq_protocol", "off"), ("async_rs", "off"), ("hyper", "warn")];
+
+/// A crate or module, and the level of the events of which it has none below.
+pub(crate) type Suppressed = (&'static str, &'static str);
 
 /// When dropped at the end of the process, it waits up to [`FLUSH`] until all log lines are written.
 #[derive(Debug)]
@@ -80,17 +83,22 @@ impl Drop for FlushOnDrop {
     }
 }
 
-/// Starts logging. `RUST_LOG` beats `level`.
+/// Starts logging, without the events of `suppressed`. `RUST_LOG` beats `level`, and what it names is not suppressed.
 ///
 /// A stderr that is full, closed or not read costs log lines, and nothing else: no line is waited for, and
 /// panics are logged as well, since the standard library's own message would wait.
 ///
 /// # Errors
 /// The system has no thread left.
-pub(crate) fn init(level: LevelFilter, format: LogFormat, color: Color) -> io::Result<FlushOnDrop> {
+pub(crate) fn init(
+    level: LevelFilter,
+    format: LogFormat,
+    color: Color,
+    suppressed: &[Suppressed],
+) -> io::Result<FlushOnDrop> {
     let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
-    let filter = EnvFilter::try_new(directives(level, &wanted))
-        .unwrap_or_else(|_| EnvFilter::new(directives(level, "")));
+    let filter = EnvFilter::try_new(directives(level, &wanted, suppressed))
+        .unwrap_or_else(|_| EnvFilter::new(directives(level, "", suppressed)));
     let color = format == LogFormat::Text && color.on();
     let log = LossyWriter::start(stderr(), format, color)?;
     let log = LOG.get_or_init(|| log);
@@ -151,11 +159,11 @@ fn dropped() -> u64 {
 }
 
 /// The filter: `wanted`, or else `level`; other crates are quiet unless `wanted` names them.
-fn directives(level: LevelFilter, wanted: &str) -> String {
+fn directives(level: LevelFilter, wanted: &str, suppressed: &[Suppressed]) -> String {
     let wanted = wanted.trim();
     let mut all = if wanted.is_empty() { level.to_string() } else { wanted.to_owned() };
     let named = |name: &str| wanted.split(',').any(|directive| directive.trim().starts_with(name));
-    for (name, at_most) in SUPPRESSED {
+    for (name, at_most) in SUPPRESSED.iter().chain(suppressed) {
         if !named(name) {
             all += &format!(",{name}={at_most}");
         }
@@ -170,11 +178,17 @@ mod tests {
     #[test]
     fn other_crates_are_quiet_unless_named() {
         let rest = "lapin=off,amq_protocol=off,async_rs=off,hyper=warn";
-        assert_eq!(directives(LevelFilter::INFO, ""), format!("info,{rest}"));
-        assert_eq!(directives(LevelFilter::INFO, " "), format!("info,{rest}"), "empty is unset");
-        assert_eq!(directives(LevelFilter::INFO, "debug"), format!("debug,{rest}"));
+        assert_eq!(directives(LevelFilter::INFO, "", &[]), format!("info,{rest}"));
+        assert_eq!(directives(LevelFilter::INFO, " ", &[]), format!("info,{rest}"), "empty is unset");
+        assert_eq!(directives(LevelFilter::INFO, "debug", &[]), format!("debug,{rest}"));
+        let module = [("paced::dispatch", "error")];
+        assert_eq!(directives(LevelFilter::WARN, "", &module), format!("warn,{rest},paced::dispatch=error"));
         assert_eq!(
-            directives(LevelFilter::INFO, "warn, lapin::channel=trace,hyper=debug"),
+            directives(LevelFilter::WARN, "paced::dispatch=info", &module),
+            format!("paced::dispatch=info,{rest}")
+        );
+        assert_eq!(
+            directives(LevelFilter::INFO, "warn, lapin::channel=trace,hyper=debug", &[]),
             "warn, lapin::channel=trace,hyper=debug,amq_protocol=off,async_rs=off"
         );
     }

@@ -33,6 +33,8 @@ mod pace;
 #[cfg(feature = "daemon")]
 mod park;
 #[cfg(feature = "daemon")]
+mod pipe;
+#[cfg(feature = "daemon")]
 mod readme;
 mod reload;
 #[cfg(feature = "daemon")]

@@ -11,10 +11,10 @@ use tokio::time::{Instant, timeout_at};
 use super::pool::Aging;
 use super::retry_after;
 use crate::job::Reason;
-use crate::sink::{BodyMatch, Outcome, Receipt, Response};
+use crate::sink::{BodyMatch, MAX_ANSWER, Outcome, Receipt, Response};
 
 /// The most bytes that are read of a body, for a reply or to reuse the connection.
-const MAX_BODY: usize = 64 * 1024;
+const MAX_BODY: usize = MAX_ANSWER;
 
 /// How long reading the rest of an unwanted body may take; beyond that a new connection is cheaper.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);

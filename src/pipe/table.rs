@@ -1,0 +1,191 @@
+//! Reads rows of CSV (RFC 4180), one at a time.
+
+use std::io;
+
+use csv_core::{ReadRecordResult, Reader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
+
+use super::lines::BYTE_ORDER_MARK;
+
+/// The most cells of a row.
+const MAX_CELLS: usize = 1024;
+
+/// A row of a table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    /// One row, whose cells are [`Rows::cells`].
+    Whole,
+    /// One row over a bound, which was skipped.
+    TooLong,
+}
+
+/// Reads rows. An unfinished row is kept here, so that a dropped future loses nothing.
+#[derive(Debug)]
+pub(super) struct Rows<R> {
+    reader: R,
+    parser: Reader,
+    longest: usize,
+    /// The number of the line that is read, from 1.
+    line: u64,
+    /// The line at which the row begins; `None` between two rows.
+    start: Option<u64>,
+    /// Whether the row is over a bound, so that its cells are not kept.
+    too_long: bool,
+    text: Vec<u8>,
+    used: usize,
+    ends: Vec<usize>,
+    cells: usize,
+}
+
+impl<R: AsyncBufRead + Unpin> Rows<R> {
+    /// A reader of rows of at most `longest` bytes each.
+    pub(super) fn new(reader: R, longest: usize) -> Self {
+        Self {
+            reader,
+            parser: Reader::new(),
+            longest,
+            line: 1,
+            start: None,
+            too_long: false,
+            text: vec![0; 1024],
+            used: 0,
+            ends: vec![0; 16],
+            cells: 0,
+        }
+    }
+
+    /// The next row and the number of the line at which it begins; `None` at the end. Lines without a character are no
+    /// rows.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// An error of the reader.
+    pub(super) async fn next(&mut self) -> io::Result<Option<(u64, Row)>> {
+        loop {
+            let available = self.reader.fill_buf().await?;
+            if self.start.is_none() {
+                let blank = available.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+                if blank > 0 {
+                    self.line += feeds(&available[..blank]);
+                    self.reader.consume(blank);
+                    continue;
+                }
+                (self.used, self.cells, self.too_long) = (0, 0, false);
+            }
+            let start = *self.start.get_or_insert(self.line);
+            if self.too_long {
+                // The parser goes on to the end of the row.
+                (self.used, self.cells) = (0, 0);
+            }
+            let room = (&mut self.text[self.used..], &mut self.ends[self.cells..]);
+            let (result, read, written, ended) = self.parser.read_record(available, room.0, room.1);
+            self.line += feeds(&available[..read]);
+            self.reader.consume(read);
+            self.used += written;
+            self.cells += ended;
+            match result {
+                ReadRecordResult::InputEmpty => {}
+                ReadRecordResult::OutputFull if self.text.len() < self.longest => {
+                    let length = (self.text.len() * 2).min(self.longest);
+                    self.text.resize(length, 0);
+                }
+                ReadRecordResult::OutputEndsFull if self.ends.len() < MAX_CELLS => {
+                    self.ends.resize(self.ends.len() * 2, 0);
+                }
+                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => self.too_long = true,
+                ReadRecordResult::Record => {
+                    self.start = None;
+                    if self.too_long {
+                        self.cells = 0;
+                        return Ok(Some((start, Row::TooLong)));
+                    }
+                    return Ok(Some((start, Row::Whole)));
+                }
+                ReadRecordResult::End => return Ok(None),
+            }
+        }
+    }
+
+    /// The cells of the row that was read last; none of one that was skipped.
+    pub(super) fn cells(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        (0..self.cells).map(|index| {
+            let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+            &self.text[start..self.ends[index]]
+        })
+    }
+
+    /// As [`Rows::cells`], for the first row of the table, without a byte order mark.
+    pub(super) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.cells().enumerate().map(|(index, name)| match index {
+            0 => name.strip_prefix(BYTE_ORDER_MARK).unwrap_or(name),
+            _ => name,
+        })
+    }
+}
+
+fn feeds(text: &[u8]) -> u64 {
+    text.iter().filter(|byte| **byte == b'\n').count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::BufReader;
+
+    use super::*;
+
+    type Read = Vec<(u64, Option<Vec<String>>)>;
+
+    async fn read(text: &[u8], buffer: usize, longest: usize) -> Read {
+        let mut rows = Rows::new(BufReader::with_capacity(buffer, text), longest);
+        let mut all = Vec::new();
+        while let Some((line, row)) = rows.next().await.expect("readable") {
+            let cells = rows.cells().map(|cell| String::from_utf8_lossy(cell).into_owned()).collect();
+            all.push((line, (row == Row::Whole).then_some(cells)));
+        }
+        all
+    }
+
+    fn row(line: u64, cells: &[&str]) -> (u64, Option<Vec<String>>) {
+        (line, Some(cells.iter().map(|cell| (*cell).to_owned()).collect()))
+    }
+
+    #[tokio::test]
+    async fn rows_whatever_the_buffer() {
+        for buffer in [1, 2, 3, 7, 100] {
+            for (text, rows) in [
+                ("", vec![]),
+                ("a,b", vec![row(1, &["a", "b"])]),
+                ("a,b\n1,\n", vec![row(1, &["a", "b"]), row(2, &["1", ""])]),
+                ("a\r\n\r\n\nb\r\n", vec![row(1, &["a"]), row(4, &["b"])]),
+                ("\"x, \"\"y\"\"\nz\",1\n2,3", vec![row(1, &["x, \"y\"\nz", "1"]), row(3, &["2", "3"])]),
+                ("\"\"\n", vec![row(1, &[""])]),
+            ] {
+                assert_eq!(read(text.as_bytes(), buffer, 4096).await, rows, "{text:?} by {buffer}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_row_over_a_bound_is_skipped() {
+        let long = "x".repeat(5000);
+        let text = format!("a\n\"{long}\n\",1\nb,\"{long}\"\n{long}{long}\nc\n");
+        for buffer in [1, 100, 100_000] {
+            let rows = read(text.as_bytes(), buffer, 2048).await;
+            assert_eq!(rows, [row(1, &["a"]), (2, None), (4, None), (5, None), row(6, &["c"])], "{buffer}");
+        }
+        let cells = "1,".repeat(3000);
+        let rows = read(format!("{cells}\nc\n").as_bytes(), 100, 1 << 20).await;
+        assert_eq!(rows, [(1, None), row(2, &["c"])]);
+    }
+
+    #[tokio::test]
+    async fn a_byte_order_mark_is_no_part_of_a_name() {
+        for text in ["\u{feff}id,body\n", "\u{feff}\"id\",body\n"] {
+            let mut rows = Rows::new(text.as_bytes(), 100);
+            rows.next().await.expect("readable").expect("a row");
+            let names: Vec<&[u8]> = rows.names().collect();
+            assert_eq!(names, [b"id".as_slice(), b"body"], "{text:?}");
+        }
+    }
+}
