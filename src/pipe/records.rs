@@ -48,7 +48,7 @@ enum Inner<R> {
     /// The lines, and the number of the last one that was read.
     Lines(Lines<R>, u64),
     /// The rows, their columns, and the line at which the last one began.
-    Table(Rows<R>, Columns, u64),
+    Table(Box<Rows<R>>, Columns, u64),
 }
 
 impl<R: AsyncBufRead + Unpin> Records<R> {
@@ -60,7 +60,7 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
         if format == Format::Ndjson {
             return Ok(Self(Inner::Lines(Lines::new(reader, MAX_LINE), 0)));
         }
-        let mut rows = Rows::new(reader, MAX_LINE);
+        let mut rows = Box::new(Rows::new(reader, MAX_LINE));
         let columns = match rows.next().await? {
             Some((_, Row::Whole)) => Columns::parse(rows.names())?,
             _ => Err(ColumnError::None)?,
