@@ -61,6 +61,17 @@ impl From<&paced::amqp::Error> for Exit {
     }
 }
 
+impl From<&paced::StoreError> for Exit {
+    fn from(error: &paced::StoreError) -> Self {
+        match error {
+            paced::StoreError::Unauthorized { .. } => Self::Unauthorized,
+            paced::StoreError::Invalid(_) => Self::Config,
+            // One that is not suitable is as good as none.
+            _ => Self::Unavailable,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())
@@ -70,6 +81,20 @@ impl From<Exit> for ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stores_and_brokers_end_alike() {
+        use paced::StoreError::{Invalid, Unauthorized, Unexpected, Unreachable};
+        let (address, detail) = (|| "a".to_owned(), || "b".to_owned());
+        for (error, code) in [
+            (Unreachable { address: address(), detail: detail() }, 69),
+            (Unexpected { address: address(), detail: detail() }, 69),
+            (Unauthorized { address: address(), detail: detail() }, 77),
+            (Invalid(detail()), 78),
+        ] {
+            assert_eq!(Exit::from(&error).code(), code, "{error}");
+        }
+    }
 
     #[test]
     fn the_worst_decides() {

@@ -15,6 +15,14 @@ pub enum StoreError {
     /// The call or the URL is wrong, and a retry does not help.
     #[error("{0}")]
     Invalid(String),
+    /// The store refuses the login, or what the user may not do.
+    #[error("the store at {address} refuses: {detail}")]
+    Unauthorized {
+        /// The address, without credentials.
+        address: String,
+        /// The answer, and what to do about it.
+        detail: String,
+    },
     /// The store gave an answer that paced does not understand.
     #[error("the store at {address} answered unexpectedly: {detail}")]
     Unexpected {
@@ -31,6 +39,12 @@ impl StoreError {
     #[must_use]
     pub const fn is_away(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
+    }
+
+    /// Whether the store refuses the user, or what the user may not do.
+    #[must_use]
+    pub const fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Unauthorized { .. })
     }
 
     /// Whether the same call may succeed later.

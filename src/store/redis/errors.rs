@@ -43,6 +43,11 @@ impl ServerAddress {
         StoreError::Unexpected { address: self.0.clone(), detail: detail.into() }
     }
 
+    /// The error for a login or a call that the server does not allow.
+    fn unauthorized(&self, detail: impl Into<String>) -> StoreError {
+        StoreError::Unauthorized { address: self.0.clone(), detail: detail.into() }
+    }
+
     /// The error for a server that is away, or cannot serve at the moment.
     pub(super) fn unreachable(&self, detail: impl Into<String>) -> StoreError {
         StoreError::Unreachable { address: self.0.clone(), detail: detail.into() }
@@ -55,13 +60,13 @@ impl ServerAddress {
             ErrorKind::Server(ServerErrorKind::Moved) => {
                 self.refused(format!("{error}; it is a node of a cluster: write its URL as redis+cluster://"))
             }
-            ErrorKind::AuthenticationFailed => self.refused(WRONG_PASSWORD),
-            _ if error.code() == Some("WRONGPASS") => self.refused(WRONG_PASSWORD),
+            ErrorKind::AuthenticationFailed => self.unauthorized(WRONG_PASSWORD),
+            _ if error.code() == Some("WRONGPASS") => self.unauthorized(WRONG_PASSWORD),
             _ if error.code() == Some("NOAUTH") => {
-                self.refused("it wants a password; put one into its URL, redis://[USER]:PASSWORD@HOST")
+                self.unauthorized("it wants a password; put one into its URL, redis://[USER]:PASSWORD@HOST")
             }
             ErrorKind::Server(ServerErrorKind::NoPerm) => {
-                self.refused(format!("{error}; grant the user what paced needs"))
+                self.unauthorized(format!("{error}; grant the user what paced needs"))
             }
             _ => self.explain_text(error.to_string()),
         }
@@ -70,7 +75,7 @@ impl ServerAddress {
     /// In some versions the error of a command in a script has no code of its own.
     fn explain_text(&self, text: String) -> StoreError {
         if text.contains("user executing the script") || text.contains("ACL failure in script") {
-            self.refused(format!("{text}; grant the user what paced needs"))
+            self.unauthorized(format!("{text}; grant the user what paced needs"))
         } else if lacks_scripts(&text) {
             self.refused(format!(
                 "{text}; it has no scripting engine: load the module of Valkey that runs Lua, or use a server that does"
@@ -153,6 +158,9 @@ mod tests {
             assert!(text.contains(hint) && text.contains("store.example:6379"), "{text}");
             let odd = answer == "-ERR unknown command\r\n" || answer.starts_with("-WRONGTYPE");
             assert_eq!(text.contains("Redis 6.2"), odd, "{text}");
+            let is_about_rights =
+                ["put one into", "correct them", "grant the user"].iter().any(|part| hint.starts_with(part));
+            assert_eq!(text.contains("refuses:"), is_about_rights, "{text}");
         }
         for answer in [
             "-READONLY You can't write\r\n",
