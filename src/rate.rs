@@ -57,7 +57,7 @@ impl Hash for Rate {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
     /// The text does not have the form of a rate.
-    #[error("`{text}` is no rate; write {}", way_out(suggestion.as_deref()))]
+    #[error("`{text}` is no rate; write {}", way_out(text, suggestion.as_deref()))]
     Syntax {
         /// The text.
         text: String,
@@ -102,8 +102,15 @@ impl RateError {
     }
 }
 
-fn way_out(suggestion: Option<&str>) -> &str {
-    suggestion.unwrap_or("COUNT/UNIT, such as 50/s or 100 per 5 minutes")
+fn way_out(text: &str, suggestion: Option<&str>) -> String {
+    // A count of six digits is a rate in any unit.
+    let is_count = text.len() <= 6 && text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
+    let is_count = is_count && !text.is_empty();
+    match suggestion {
+        Some(suggestion) => suggestion.to_owned(),
+        None if is_count => format!("its unit too, such as {text}/s"),
+        None => "COUNT/UNIT, such as 50/s or 100 per 5 minutes".to_owned(),
+    }
 }
 
 const LONGEST: u64 = 366 * 86_400 * 1_000_000;

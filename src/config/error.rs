@@ -50,6 +50,11 @@ impl ConfigErrors {
         Self(errors)
     }
 
+    /// The same in a list, sorted and without duplicates, for warnings.
+    pub(super) fn sorted(errors: Vec<ConfigError>) -> Vec<ConfigError> {
+        Self::new(errors).0
+    }
+
     /// The mistakes; there is at least one.
     pub fn iter(&self) -> std::slice::Iter<'_, ConfigError> {
         self.0.iter()
@@ -68,6 +73,11 @@ impl<'a> IntoIterator for &'a ConfigErrors {
 impl ConfigError {
     pub(super) fn new(place: Place, key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place, key: key.into(), problem: problem.into(), kind: Kind::Wrong }
+    }
+
+    /// A value that is valid and will not do what it seems to.
+    pub(super) fn warning(place: Place, key: impl Into<String>, problem: &str) -> Self {
+        Self::new(place, key, format!("warning: {problem}"))
     }
 
     /// The same mistake, of this kind.

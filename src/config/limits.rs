@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::reader::{Absent, Entry, Found, Reader, Table};
 use super::value;
-use crate::limit::{Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
+use crate::limit::{Algorithm, Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
 use crate::rate::{Amount, Period, Rate, RateError};
 
 mod word;
@@ -27,19 +27,24 @@ const KEYS: [(&str, &[&str]); 6] = [
 /// A limit, and the place for complaints about its name.
 pub(super) struct NamedLimit<'v> {
     pub limit: Limit,
-    at: Found<'v>,
+    pub at: Found<'v>,
+    /// Its burst or capacity, if it is given.
+    pub burst: Option<Found<'v>>,
 }
 
 /// The limits of a downstream: `rate` first, then `limits`.
 pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Vec<NamedLimit<'v>>> {
     let mut limits = Vec::new();
-    let rate = reader.parsed(table, "rate", Absent::Unset, value::rate::<Rate>);
+    let rate = match is_without_unit(reader, table) {
+        true => None,
+        false => reader.parsed(table, "rate", Absent::Unset, value::rate::<Rate>),
+    };
     if let Some(at) = table.has("rate").then(|| reader.given(table, "rate")).flatten() {
         let limit = rate.and_then(|rate| {
             let limit = Limit::leaky_bucket(format!("{}-0", word::LEAKY_BUCKET), rate, 1);
             told(reader, table, limit)
         });
-        limits.push(limit.map(|limit| NamedLimit { limit, at }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None }));
     }
     if let Some((array, more)) = list(reader, table, limits.len(), "") {
         limits.extend(more);
@@ -125,7 +130,14 @@ fn list<'v>(
     for (at, one) in tables {
         let limit = limit(reader, &one, first + limits.len(), prefix);
         let at = reader.given(&one, "name").unwrap_or(at);
-        limits.push(limit.map(|limit| NamedLimit { limit, at }));
+        let burst = limit.as_ref().map(|limit| match limit.algorithm() {
+            Algorithm::TokenBucket(_) => "capacity",
+            _ => "burst",
+        });
+        // It is looked up only where it is a key, or else it would not be reported as unknown.
+        let burst = burst.filter(|key| one.has(key) && limit.as_ref().is_some_and(Limit::is_even));
+        let burst = burst.and_then(|key| reader.given(&one, key));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst }));
         shown.push(inline(reader.entries.split_off(mark)));
     }
     reader.note(table, "limits", format!("[{}]", shown.join(", ")), Some(&array));
@@ -263,7 +275,25 @@ fn amount<'v, A>(
     table: &Table<'v>,
     parse: impl Fn(&str) -> Result<A, RateError>,
 ) -> Option<A> {
+    if is_without_unit(reader, table) {
+        return None;
+    }
     reader.parsed(table, "rate", Absent::Mistake("write such as rate = \"1000/minute\""), parse)
+}
+
+/// Whether `rate` is a number, which is reported: the unit is missing, and not the quotes alone.
+fn is_without_unit<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> bool {
+    let found = table.has("rate").then(|| reader.given(table, "rate")).flatten();
+    let Some((found, count)) = found.and_then(|found| found.value.to_i128().map(|count| (found, count)))
+    else {
+        return false;
+    };
+    let example = if (1..=1_000_000).contains(&count) { count } else { 50 };
+    reader.wrong(
+        &found,
+        format!("an integer where a rate belongs; write its unit too, such as \"{example}/s\""),
+    );
+    true
 }
 
 /// The count, and the longest length of the period.

@@ -19,6 +19,7 @@ mod source;
 mod unknown;
 mod url;
 mod value;
+mod warnings;
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +31,7 @@ pub use settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
 pub use shaper::FromConfigError;
-pub use show::show;
+pub use show::{show, show_json};
 pub use source::Sources;
 pub use value::duration;
 
@@ -48,7 +49,19 @@ pub struct Loaded {
     pub settings: Settings,
     /// The files it was read from, in order; secret files are not among them.
     pub files: Vec<PathBuf>,
+    /// What is valid and will not do what it seems to: in the form of mistakes, with `warning: ` before what is wrong.
+    pub warnings: Vec<ConfigError>,
     entries: Vec<Entry>,
+}
+
+impl Loaded {
+    /// A warning about a key, in the form of [`Loaded::warnings`].
+    #[must_use]
+    pub fn warning(&self, key: &str, problem: &str) -> String {
+        let entry = self.entries.iter().find(|entry| entry.path() == key);
+        let origin = entry.map_or("default", |entry| entry.origin.as_str());
+        crate::text::escaped(&format!("{origin}: {key}: warning: {problem}")).into_owned()
+    }
 }
 
 /// Reads, merges and checks a configuration. Reads files, so it blocks for a moment.
@@ -88,6 +101,8 @@ fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
     let mut reader = Reader::new(&figment, &layers.all, &root);
     let settings = read::settings(&mut reader);
     reader.reject_unknown(&layers.all);
+    let mut warnings = warnings::environment(&reader, sources);
+    warnings.append(&mut reader.warnings);
     let Reader { errors, entries, .. } = reader;
 
     let any_broken = layers.all.iter().any(|layer| layer.broken.is_some());
@@ -98,7 +113,10 @@ fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
         trusted && !(any_broken && error.kind() == Kind::Absence)
     }));
     match settings {
-        Some(settings) if layers.errors.is_empty() => Ok(Loaded { settings, files: layers.files, entries }),
+        Some(settings) if layers.errors.is_empty() => {
+            let warnings = ConfigErrors::sorted(warnings);
+            Ok(Loaded { settings, files: layers.files, warnings, entries })
+        }
         _ => Err(ConfigErrors::new(layers.errors)),
     }
 }

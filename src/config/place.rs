@@ -70,6 +70,20 @@ impl<'v> Reader<'v> {
         self.errors.push(ConfigError::new(self.place(found), found.path.clone(), problem));
     }
 
+    /// Notes that a value will not do what it seems to.
+    pub fn warn(&mut self, found: &Found<'v>, problem: &str) {
+        self.warnings.push(ConfigError::warning(self.place(found), found.path.clone(), problem));
+    }
+
+    /// As [`Reader::warn`], for a key that may have its default: then at the header of its table.
+    pub fn warn_of_key(&mut self, table: &Table<'v>, key: &str, problem: &str) {
+        let place = match self.find(table, key) {
+            Some(found) => self.place(&found),
+            None => self.header(table),
+        };
+        self.warnings.push(ConfigError::warning(place, join(table.path(), key), problem));
+    }
+
     pub fn wrong_type(&mut self, found: &Found<'v>, expected: &str, example: &str) {
         let problem = format!("{} where {expected} belongs; write {example}", type_of(found.value));
         self.wrong(found, problem);

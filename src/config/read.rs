@@ -7,7 +7,7 @@ use super::retry::{Retry, retry};
 use super::settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
-use super::{limits, url, value};
+use super::{limits, url, value, warnings};
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::job::nearest;
 
@@ -38,7 +38,8 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let mut downstreams = Some(BTreeMap::new());
     for name in names {
         let on_unavailable = store.as_ref().map(|store| store.on_unavailable).unwrap_or_default();
-        let read = downstream(reader, &table, &name, &plans, on_unavailable);
+        let declare = amqp.as_ref().is_none_or(|amqp| amqp.declare);
+        let read = downstream(reader, &table, &name, &plans, on_unavailable, declare);
         match (&mut downstreams, read) {
             (Some(all), Some(read)) => drop(all.insert(name, read)),
             _ => downstreams = None,
@@ -113,6 +114,7 @@ fn plans<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Plans<'v> {
             reader.wrong_name(&plan, problem);
         }
         let limits = limits::of_plan(reader, &plan, &name);
+        warnings::moot(reader, &limits.iter().flatten().collect::<Vec<_>>());
         plans.insert(name, named.ok().and(limits));
     }
     plans
@@ -124,6 +126,7 @@ fn downstream<'v>(
     name: &str,
     plans: &Plans<'v>,
     on_unavailable: OnUnavailable,
+    declare: bool,
 ) -> Option<Downstream> {
     let table = reader.table(all, name);
     let named = value::name("downstream", name);
@@ -131,6 +134,7 @@ fn downstream<'v>(
         reader.wrong_name(&table, problem);
     }
     let own = limits::of_downstream(reader, &table);
+    let named_limits = own.as_ref().map(|own| own.iter().collect::<Vec<_>>()).unwrap_or_default();
     let on_limit = reader.parsed(&table, "on_limit", Absent::Default("wait"), value::on_limit);
     let police = on_limit == Some(OnLimit::Reject);
     let own: Option<Vec<_>> = own.as_ref().map(|own| own.iter().collect());
@@ -154,7 +158,7 @@ fn downstream<'v>(
     let lanes = lanes(reader, &table, plans);
     named.ok()?;
     let Retry { policy: retry, max_pause, throttled_when } = retry?;
-    Some(Downstream {
+    let settings = Downstream {
         limits: set?,
         plans: sets?,
         on_limit: on_limit?,
@@ -171,7 +175,10 @@ fn downstream<'v>(
         max_pause,
         throttled_when,
         lanes: lanes?,
-    })
+    };
+    warnings::downstream(reader, &table, &named_limits, &settings);
+    warnings::unacked(reader, &table, &named_limits, &settings.http, declare);
+    Some(settings)
 }
 
 /// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.

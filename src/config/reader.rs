@@ -110,6 +110,8 @@ pub(super) struct Reader<'v> {
     pub layers: &'v [Layer],
     root: &'v Dict,
     pub errors: Vec<ConfigError>,
+    /// What is valid, and will not do what it seems to.
+    pub warnings: Vec<ConfigError>,
     pub entries: Vec<Entry>,
     /// Every path that a key could have, and the layer whose value is in effect.
     pub asked: BTreeMap<String, Option<usize>>,
@@ -121,9 +123,9 @@ pub(super) struct Reader<'v> {
 
 impl<'v> Reader<'v> {
     pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
-        let (errors, entries) = (Vec::new(), Vec::new());
+        let (errors, warnings, entries) = (Vec::new(), Vec::new(), Vec::new());
         let (asked, hints) = (BTreeMap::new(), BTreeMap::new());
-        Self { figment, layers, root, errors, entries, asked, opened: BTreeSet::new(), hints }
+        Self { figment, layers, root, errors, warnings, entries, asked, opened: BTreeSet::new(), hints }
     }
 
     pub fn root(&mut self) -> Table<'v> {

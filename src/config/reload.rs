@@ -63,7 +63,8 @@ impl Loaded {
         }
         let settings = merged(old, new_settings, &changed);
         let entries = merged_entries(&self.entries, &new.entries, &changed);
-        let loaded = Self { settings, files: new.files.clone(), entries };
+        let (files, warnings) = (new.files.clone(), new.warnings.clone());
+        let loaded = Self { settings, files, warnings, entries };
         Reload { loaded, changed: changed.into_iter().collect(), restart: restart.into_iter().collect() }
     }
 }

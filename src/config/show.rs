@@ -27,3 +27,14 @@ pub fn show(loaded: &Loaded) -> String {
     }
     text
 }
+
+/// The configuration in effect, one value after the other: `{"key", "value", "source"}`. Secrets are masked.
+pub fn show_json(loaded: &Loaded) -> impl Iterator<Item = serde_json::Value> {
+    loaded.entries.iter().map(|entry| {
+        let value = toml::from_str::<toml::Table>(&format!("value = {}", entry.value));
+        let value = value.ok().and_then(|mut table| serde_json::to_value(table.remove("value")?).ok());
+        // Every entry is TOML; the text itself says more than nothing.
+        let value = value.unwrap_or_else(|| entry.value.clone().into());
+        serde_json::json!({ "key": entry.path(), "value": value, "source": entry.origin })
+    })
+}

@@ -16,6 +16,7 @@ mod mistakes;
 mod reload;
 mod retries;
 mod sources;
+mod warnings;
 
 /// A directory with a `paced.toml`, from which a configuration is loaded.
 struct Scene {

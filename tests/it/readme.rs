@@ -95,7 +95,7 @@ fn the_configuration_releases_what_it_says() {
     assert_eq!(slots_of[1], 50, "20/s");
     assert_eq!(slots_of[99] - slots_of[98], 200, "300/minute behind its 50 tokens");
     let rates: Vec<String> = search.limits.iter().map(paced::terms::rate_text).collect();
-    assert_eq!(rates, ["20/s", "300/m", "1000/h", "1000000/month"]);
+    assert_eq!(rates, ["20/s", "300/m", "1000/h", "500000/month"]);
     let free = &search.plans[0];
     assert_eq!((free.name.as_str(), slots(&free.limits, 2)[1]), ("free", 500));
     let names: Vec<&str> = free.limits.iter().map(Limit::name).collect();

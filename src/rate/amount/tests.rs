@@ -114,7 +114,6 @@ fn a_slip_is_answered_with_what_was_meant() {
 fn where_nothing_is_evident_the_form_is_told() {
     for text in [
         "",
-        "10",
         "10s",
         "10m",
         "s",
@@ -143,6 +142,18 @@ fn where_nothing_is_evident_the_form_is_told() {
         "10 µHz",
         "00000000000000000000000000000000000010r/s",
     ] {
+        let told = amount(text).unwrap_err().to_string();
+        assert!(told.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {told}");
+    }
+}
+
+#[test]
+fn a_count_without_a_unit_is_told_with_one() {
+    for (text, right) in [("50", "50/s"), ("999999", "999999/s")] {
+        let told = amount(text).unwrap_err().to_string();
+        assert!(told.ends_with(&format!("write its unit too, such as {right}")), "{text}: {told}");
+    }
+    for text in ["", "0", "007", "1000000"] {
         let told = amount(text).unwrap_err().to_string();
         assert!(told.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {told}");
     }

@@ -327,7 +327,9 @@ fn mistakes_in_plans_are_told_once_and_at_their_places() {
     let told = |plan: &str, more: &str| Scene::new(&format!("{plan}\n{LEAST}{more}\n{two}")).wrong();
     assert_eq!(
         told("plans.pro.limits = [{ rate = 5 }]", ""),
-        ["paced.toml:1:30: plans.pro.limits[0].rate: an integer where a string belongs; write it in quotes"]
+        [
+            "paced.toml:1:30: plans.pro.limits[0].rate: an integer where a rate belongs; write its unit too, such as \"5/s\""
+        ]
     );
     assert_eq!(
         told("plans.pro.limits = []", ""),

@@ -41,6 +41,9 @@ http.base_url = \"https://u:hunter2@api/\"
 #[test]
 fn each_wrong_value_is_told_with_what_is_right() {
     for (line, expected) in [
+        ("limits = [{ rate = 7 }]", "an integer where a rate belongs; write its unit too, such as \"7/s\""),
+        ("limits = [{ rate = \"250\" }]", "`250` is no rate; write its unit too, such as 250/s"),
+        ("limits = [{ rate = 0 }]", "an integer where a rate belongs; write its unit too, such as \"50/s\""),
         ("horizon = \"11s\"", "`11s` is out of range; use 1ms to 10s"),
         ("hold_max = \"11m\"", "`11m` is out of range; use 1s to 10m"),
         ("horizon = \"0ms\"", "`0ms` is out of range; use 1ms to 10s"),

@@ -1,0 +1,175 @@
+//! Warns of what is valid and will not do what it seems to.
+
+use std::time::Duration;
+
+use super::error::{ConfigError, Place};
+use super::limits::NamedLimit;
+use super::reader::{Reader, Table};
+use super::settings::{Downstream, Http};
+use super::source::Sources;
+use crate::limit::Limit;
+use crate::terms::rate_text;
+
+/// The time that an answer is taken to need: no API says how long it takes, and `http.timeout` is only the worst case.
+const LATENCY: Duration = Duration::from_millis(100);
+
+/// The time after which RabbitMQ takes back what is unacked, unless its `consumer_timeout` says otherwise.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// Warns of what a downstream will not do.
+pub(super) fn downstream<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    own: &[&NamedLimit<'v>],
+    settings: &Downstream,
+) {
+    moot(reader, own);
+    bursts(reader, own, settings);
+    concurrency(reader, table, settings);
+}
+
+/// Warns of limits that never bind, since another one of them is never wider.
+pub(super) fn moot<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
+    for (index, given) in limits.iter().enumerate() {
+        let by = limits.iter().enumerate().find(|(other, by)| {
+            // Of two that are moot by each other the later one is reported.
+            *other != index
+                && is_moot(&given.limit, &by.limit)
+                && (*other < index || !is_moot(&by.limit, &given.limit))
+        });
+        // The same limit twice is charged twice, which is a limit of its own.
+        let Some((_, by)) = by.filter(|(_, by)| by.limit.name() != given.limit.name()) else { continue };
+        let (name, rate) = (by.limit.name().rsplit('.').next().unwrap_or_default(), rate_text(&by.limit));
+        let count = match given.limit.is_even() && by.limit.is_even() && by.limit.burst() == 1 {
+            true => format!(
+                "remove one of them, or let `{name}` count: {{ algorithm = \"sliding-log\", rate = \"{rate}\" }}"
+            ),
+            false => "remove one of them".to_owned(),
+        };
+        reader
+            .warn(&given.at, &format!("moot, since `{name}` never allows more: the pace is {rate}; {count}"));
+    }
+}
+
+/// Whether `by` never allows what `limit` would not, for jobs that cost 1.
+fn is_moot(limit: &Limit, by: &Limit) -> bool {
+    if !limit.is_even() {
+        return by.most_within(period(limit)) <= limit.burst();
+    }
+    // Around an edge a window may release twice its count.
+    let at_once = if by.is_even() { by.burst() } else { by.most_within(Duration::from_micros(1)) };
+    is_at_most(by, limit) && at_once <= limit.burst()
+}
+
+/// Whether the rate of `one` is at most that of `other`.
+fn is_at_most(one: &Limit, other: &Limit) -> bool {
+    let (one, other) = (one.rate(), other.rate());
+    let product = |count: u64, period: u64| u128::from(count) * u128::from(period);
+    product(one.count(), other.period_micros()) <= product(other.count(), one.period_micros())
+}
+
+/// The period of a window, in which it allows its burst.
+fn period(limit: &Limit) -> Duration {
+    let rate = limit.rate();
+    let micros =
+        u128::from(rate.period_micros()) * u128::from(limit.burst()) / u128::from(rate.count().max(1));
+    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+/// Warns of bursts that hardly show, since a replica cannot send them much faster than the rate.
+fn bursts<'v>(reader: &mut Reader<'v>, own: &[&NamedLimit<'v>], settings: &Downstream) {
+    let (concurrency, prefetch) = (settings.concurrency as u64, u64::from(settings.queue.prefetch));
+    let (most, key) = match concurrency <= prefetch {
+        true => (concurrency, "concurrency"),
+        false => (prefetch, "queue.prefetch"),
+    };
+    let latency = LATENCY.min(settings.http.timeout);
+    for given in own {
+        let (burst, twice) = (given.limit.burst(), 2 * given.limit.rate().units_in(latency));
+        if let Some(found) = given.burst.as_ref().filter(|_| burst > most && twice > most) {
+            let problem = format!(
+                "a burst of {burst} cannot be used: a replica sends at most {most} at once ({key}), and no more until \
+                 they are answered, in {latency:?} or so; raise that to {burst}, or lower this"
+            );
+            reader.warn(found, &problem);
+        }
+    }
+}
+
+/// Warns if the rate cannot be reached with so many sends at once.
+fn concurrency<'v>(reader: &mut Reader<'v>, table: &Table<'v>, settings: &Downstream) {
+    let (rate, concurrency) = (settings.limits.rate(), settings.concurrency);
+    let timeout = settings.http.timeout;
+    let latency = LATENCY.min(timeout);
+    let needed = rate.units_in(latency);
+    if needed <= concurrency as u64 {
+        return;
+    }
+    let bearable = Duration::from_secs_f64(concurrency as f64 / rate.per_second()).as_millis();
+    let problem = format!(
+        "{concurrency} sends at once keep {rate} only while answers take {bearable} ms or less (http.timeout allows \
+         {timeout:?}), in a replica alone; for {latency:?} raise it to {needed}"
+    );
+    reader.warn_of_key(table, "concurrency", &problem);
+}
+
+/// Warns of jobs that stay unacked for longer than RabbitMQ bears, which then delivers them again.
+pub(super) fn unacked<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    own: &[&NamedLimit<'v>],
+    http: &Http,
+    declare: bool,
+) {
+    const BACK: &str =
+        "RabbitMQ takes back what is unacked for its consumer_timeout, 30m unless it says otherwise";
+    if http.timeout >= CONSUMER_TIMEOUT {
+        let table = reader.table(table, "http");
+        let problem =
+            format!("{BACK}, and the job is sent again meanwhile; stay below that, or raise it there");
+        reader.warn_of_key(&table, "timeout", &problem);
+    }
+    if declare {
+        // What is held for long is parked.
+        return;
+    }
+    for given in own {
+        let wait = if given.limit.is_even() { given.limit.rate().interval() } else { period(&given.limit) };
+        if wait > CONSUMER_TIMEOUT {
+            let problem = format!(
+                "jobs wait unacked until it allows them, unless they can be parked, and {BACK}; with amqp.declare = \
+                 false create what docs/parking.md lists, or raise consumer_timeout"
+            );
+            reader.warn(&given.at, &problem);
+        }
+    }
+}
+
+/// Warns of environment variables that were meant as keys and are not read, since they have one underscore for two.
+pub(super) fn environment(reader: &Reader<'_>, sources: &Sources) -> Vec<ConfigError> {
+    let mut warnings = Vec::new();
+    for (name, text) in &sources.env {
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("PACED_")) else { continue };
+        if rest.contains("__") || is_of_a_service(rest, &text.to_string_lossy()) {
+            continue;
+        }
+        let meant = rest.to_lowercase();
+        let is_meant = |path: &&String| path.replace('.', "_") == meant && !reader.opened.contains(*path);
+        let Some(path) = reader.asked.keys().find(is_meant) else { continue };
+        let problem = match path.contains('.') {
+            true => format!("not read; write PACED_{}", path.replace('.', "__").to_uppercase()),
+            false => format!(
+                "not read, since variables name a section; write {path} in a file, or --set {path}=..."
+            ),
+        };
+        let place = Place { layer: usize::MAX, position: None, source: format!("env PACED_{rest}") };
+        warnings.push(ConfigError::warning(place, path.clone(), &problem));
+    }
+    warnings
+}
+
+/// Whether Kubernetes sets such a variable, for a Service whose name begins with `paced`.
+fn is_of_a_service(name: &str, text: &str) -> bool {
+    let is_address = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| text.starts_with(scheme));
+    is_address || name.ends_with("SERVICE_HOST") || name.contains("SERVICE_PORT") || name.contains("PORT_")
+}

@@ -1,0 +1,189 @@
+//! Warnings of what is valid and will not do what it seems to.
+
+use std::fs;
+
+use super::{LEAST, Scene, load_shipped, shipped};
+
+/// The lines of the warnings about a downstream with these keys.
+fn warned(keys: &str) -> Vec<String> {
+    lines(Scene::new(&format!("[downstreams.a]\n{keys}\n[downstreams.a.http]\nbase_url = 'http://a/'\n")))
+}
+
+fn lines(scene: Scene) -> Vec<String> {
+    scene.right().warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_limit_that_another_one_makes_moot() {
+    for (keys, expected) in [
+        (
+            "rate = '50/s'\nlimits = [{ rate = '1000/minute' }]",
+            "paced.toml:2:8: downstreams.a.rate: warning: moot, since `leaky-bucket-1` never allows more: the pace is \
+             1000/m; remove one of them, or let `leaky-bucket-1` count: { algorithm = \"sliding-log\", rate = \"1000/m\" }",
+        ),
+        (
+            "rate = '10/s'\nlimits = [{ rate = '20/s', burst = 5, name = 'bursts' }]",
+            "paced.toml:3:46: downstreams.a.limits[0].name: warning: moot, since `leaky-bucket-0` never allows more: the \
+             pace is 10/s; remove one of them, or let `leaky-bucket-0` count: { algorithm = \"sliding-log\", rate = \"10/s\" }",
+        ),
+        (
+            "rate = '10/s'\nlimits = [{ algorithm = 'sliding-log', rate = '1000/minute' }]",
+            "paced.toml:3:11: downstreams.a.limits[0]: warning: moot, since `leaky-bucket-0` never allows more: the pace \
+             is 10/s; remove one of them",
+        ),
+        (
+            "limits = [{ algorithm = 'sliding-log', rate = '1000/hour' }, { algorithm = 'quota', rate = '1000000/month' }]",
+            "paced.toml:2:62: downstreams.a.limits[1]: warning: moot, since `sliding-log-0` never allows more: the pace is \
+             1000/h; remove one of them",
+        ),
+        (
+            "rate = '10/s'\nlimits = [{ algorithm = 'gcra', rate = '600/minute' }]",
+            "paced.toml:3:11: downstreams.a.limits[0]: warning: moot, since `leaky-bucket-0` never allows more: the pace is \
+             10/s; remove one of them, or let `leaky-bucket-0` count: { algorithm = \"sliding-log\", rate = \"10/s\" }",
+        ),
+    ] {
+        assert_eq!(warned(keys), [expected], "{keys}");
+    }
+    for keys in [
+        "rate = '50/s'",
+        "rate = '50/s'\nlimits = [{ algorithm = 'sliding-log', rate = '1000/minute' }]",
+        "rate = '20/s'\nlimits = [{ algorithm = 'token-bucket', rate = '300/minute', capacity = 50 }]",
+        "rate = '10/s'\nlimits = [{ rate = '5/s', burst = 20 }]",
+        // Around an edge the first one may release twice its count.
+        "limits = [{ algorithm = 'fixed-window', rate = '10/s' }, { algorithm = 'sliding-log', rate = '10/s' }]",
+        "limits = [{ algorithm = 'quota', rate = '1000/day' }, { algorithm = 'quota', rate = '20000/month' }]",
+        // The same limit twice is charged twice.
+        "limits = [{ rate = '10/s', name = 'a' }, { rate = '10/s', name = 'a' }]",
+    ] {
+        assert_eq!(warned(keys), [""; 0], "{keys}");
+    }
+    let plan = "[plans.free]\nlimits = [{ rate = '5/s' }, { rate = '5/m' }]\n";
+    let expected =
+        "paced.toml:5:11: plans.free.limits[0]: warning: moot, since `leaky-bucket-1` never allows more";
+    let lines = lines(Scene::new(&format!("{LEAST}{plan}")));
+    assert!(lines.len() == 1 && lines[0].starts_with(expected), "{lines:?}");
+}
+
+#[test]
+fn a_burst_that_cannot_be_used() {
+    let keys = "limits = [{ rate = '10/s', burst = 100 }]";
+    assert_eq!(
+        warned(&format!("concurrency = 1\n{keys}")),
+        [
+            "paced.toml:3:36: downstreams.a.limits[0].burst: warning: a burst of 100 cannot be used: a replica sends at most \
+             1 at once (concurrency), and no more until they are answered, in 100ms or so; raise that to 100, or lower this"
+        ]
+    );
+    // With 64 at once it goes at 640/s.
+    assert_eq!(warned(keys), [""; 0]);
+    let few = warned(&format!("queue.prefetch = 1\n{keys}"));
+    assert!(few[0].contains("at most 1 at once (queue.prefetch)"), "{few:?}");
+    let capacity = warned("limits = [{ algorithm = 'token-bucket', rate = '600/s', capacity = 65 }]");
+    assert!(capacity[0].contains("limits[0].capacity: warning: a burst of 65"), "{capacity:?}");
+    // By default it is the count of the rate, which nobody has chosen as a burst.
+    assert_eq!(warned("limits = [{ algorithm = 'token-bucket', rate = '600/s' }]"), [""; 0]);
+}
+
+#[test]
+fn too_few_sends_at_once_for_the_rate() {
+    assert_eq!(
+        warned("rate = '1000/s'"),
+        [
+            "paced.toml:1:1: downstreams.a.concurrency: warning: 64 sends at once keep 1000/s only while answers take 64 ms \
+             or less (http.timeout allows 30s), in a replica alone; for 100ms raise it to 100"
+        ]
+    );
+    let given = warned("rate = '50/s'\nconcurrency = 2");
+    assert!(
+        given[0].starts_with("paced.toml:3:15: downstreams.a.concurrency: warning: 2 sends"),
+        "{given:?}"
+    );
+    assert!(given[0].contains("take 40 ms or less") && given[0].contains("raise it to 5"), "{given:?}");
+    assert_eq!(warned("rate = '640/s'"), [""; 0]);
+    // No answer takes longer than the time-out.
+    let quick = "[downstreams.a]\nrate = '1000/s'\nhttp = { base_url = 'http://a/', timeout = '50ms' }\n";
+    assert_eq!(lines(Scene::new(quick)), [""; 0]);
+}
+
+#[test]
+fn jobs_that_the_broker_takes_back() {
+    let text = |more: &str, keys: &str, timeout: &str| {
+        let http = format!("[downstreams.a.http]\nbase_url = 'http://a/'\ntimeout = '{timeout}'\n");
+        lines(Scene::new(&format!("{more}[downstreams.a]\n{keys}\n{http}")))
+    };
+    let long = text("", "rate = '1/s'", "30m");
+    assert_eq!(
+        long,
+        [
+            "paced.toml:5:11: downstreams.a.http.timeout: warning: RabbitMQ takes back what is unacked for its \
+             consumer_timeout, 30m unless it says otherwise, and the job is sent again meanwhile; stay below that, or \
+             raise it there"
+        ]
+    );
+    let quota = "limits = [{ algorithm = 'quota', rate = '1000/day' }]";
+    let declared = "[amqp]\ndeclare = false\n";
+    let held = text(declared, quota, "29m");
+    assert!(
+        held[0].starts_with("paced.toml:4:11: downstreams.a.limits[0]: warning: jobs wait unacked"),
+        "{held:?}"
+    );
+    assert!(held[0].contains("; with amqp.declare = false create what docs/parking.md lists"), "{held:?}");
+    assert_eq!(text(declared, "rate = '1/h'", "29m").len(), 1);
+    assert_eq!(text("", quota, "29m"), [""; 0], "what is held for long is parked");
+    assert_eq!(text(declared, "limits = [{ algorithm = 'quota', rate = '10/29m' }]", "1s"), [""; 0]);
+}
+
+#[test]
+fn names_of_variables_with_one_underscore() {
+    let scene = Scene::new(LEAST)
+        .env("PACED_AMQP_URL", "amqp://u:hunter2@rabbit")
+        .env("PACED_DOWNSTREAMS_A_HTTP_BASE_URL", "http://b/")
+        .env("PACED_STORE_URL_FILE", "/run/secret")
+        .env("PACED_PRECISION", "coarse")
+        // Those of a Service `paced`, `paced-admin` and `paced-amqp-url` in Kubernetes.
+        .env("PACED_PORT", "tcp://10.0.0.1:80")
+        .env("PACED_PORT_80_TCP_ADDR", "10.0.0.1")
+        .env("PACED_SERVICE_HOST", "10.0.0.1")
+        .env("PACED_ADMIN_SERVICE_PORT", "80")
+        .env("PACED_ADMIN_LISTEN", "tcp://10.0.0.1:80")
+        // Those of others, and one that is right.
+        .env("PACED_HOME", "/opt/paced")
+        .env("PACED_AMQP", "x")
+        .env("PACED_STORE__KEY_PREFIX", "p")
+        .env("PACED_CONFIG", "paced.toml");
+    assert_eq!(
+        lines(scene),
+        [
+            "env PACED_AMQP_URL: amqp.url: warning: not read; write PACED_AMQP__URL",
+            "env PACED_DOWNSTREAMS_A_HTTP_BASE_URL: downstreams.a.http.base_url: warning: not read; write \
+             PACED_DOWNSTREAMS__A__HTTP__BASE_URL",
+            "env PACED_PRECISION: precision: warning: not read, since variables name a section; write precision in a \
+             file, or --set precision=...",
+            "env PACED_STORE_URL_FILE: store.url_file: warning: not read; write PACED_STORE__URL_FILE",
+        ]
+    );
+}
+
+#[test]
+fn nothing_that_is_shipped_is_warned_of() {
+    let examples = fs::read_dir(shipped("examples")).unwrap().map(|entry| entry.unwrap().path());
+    for path in examples.filter(|path| path.extension().is_some()).chain([shipped("paced.toml")]) {
+        let warnings = load_shipped(path.to_str().unwrap(), &[]).warnings;
+        assert!(warnings.is_empty(), "{}: {warnings:?}", path.display());
+    }
+    // The README's, the second of which has no base URL of its own.
+    let readme = include_str!("../../../README.md");
+    let blocks = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let mut found = 0;
+    for block in blocks.filter(|block| block.contains("[downstreams.")) {
+        let more = if block.contains("base_url") {
+            ""
+        } else {
+            "[downstreams.search.http]\nbase_url = 'http://a/'\n"
+        };
+        let scene = Scene::new(&format!("{block}\n{more}")).file("billing.token", "x");
+        assert_eq!(lines(scene), [""; 0], "{block}");
+        found += 1;
+    }
+    assert_eq!(found, 2);
+}
