@@ -1,10 +1,14 @@
 //! `paced check`: is the configuration right, and with `--online`, are the servers there?
 
-use paced::amqp::{Findings, Server};
-use paced::config::Settings;
+use std::fmt::Display;
+
+use paced::config::{self, Loaded};
+use serde_json::{Value, json};
 
 use super::exit::Exit;
-use super::{Global, out, parts};
+use super::{Global, Output, out, parts};
+
+mod online;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -14,61 +18,93 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(global: &Global, args: &Args) -> Exit {
-    match check(global, args).await {
-        Ok(()) => Exit::Ok,
-        Err(exit) => exit,
+    let mut report = Report { is_json: global.output == Output::Json, ..Report::default() };
+    let checked = check(global, args, &mut report).await;
+    match checked.and_then(|()| report.end()) {
+        Ok(exit) | Err(exit) => exit,
     }
 }
 
-async fn check(global: &Global, args: &Args) -> Result<(), Exit> {
-    let settings = parts::load(global)?.settings;
-    let names: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-    out::line(format_args!("configuration ok: {} downstream(s): {}", names.len(), names.join(", ")))?;
-    for (name, downstream) in &settings.downstreams {
-        out::line(format_args!("{name}: max_cost {}", downstream.max_cost()))?;
-        for plan in downstream.plan_rules() {
-            out::line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
+async fn check(global: &Global, args: &Args, report: &mut Report) -> Result<(), Exit> {
+    let loaded = match config::load(parts::sources(global)) {
+        Ok(loaded) => loaded,
+        Err(errors) => {
+            errors.iter().for_each(|error| report.error(error, Exit::Config));
+            return Ok(());
         }
-    }
-    if !args.online {
-        return Ok(());
-    }
-    let options = parts::amqp(&settings)?;
-    let Findings { server, errors, warnings, .. } = paced::amqp::check_online(&options).await;
-    let mut wrong: Vec<Exit> = errors.iter().map(Exit::from).collect();
-    errors.iter().for_each(|error| out::say(format_args!("paced: {error}")));
-    warnings.iter().for_each(|warning| out::say(format_args!("paced: warning: {warning}")));
-    if let Some(server) = &server {
-        warn_of_bodies(server, &settings);
-    }
-    if errors.is_empty() {
-        let server = server.map_or_else(String::new, |server| format!(" ({server})"));
-        out::line(format_args!("broker ok: {}{server}", settings.amqp.url))?;
-    }
-    let store = match parts::store(&settings) {
-        Ok(store) => store.ping().await,
-        Err(error) => Err(error),
     };
-    match store {
-        Ok(_) => out::line(format_args!("store ok: {}", settings.store.url))?,
-        Err(error) => {
-            out::say(format_args!("paced: {error}"));
-            wrong.push(Exit::Unavailable);
-        }
+    loaded.warnings.iter().for_each(|warning| report.warn(warning));
+    offline(&loaded, report)?;
+    if args.online {
+        online::check(&loaded, report).await?;
     }
-    Exit::worst(wrong).map_or(Ok(()), Err)
+    Ok(())
 }
 
-/// Warns of bodies that a downstream allows and the broker does not.
-fn warn_of_bodies(server: &Server, settings: &Settings) {
-    let Some(bound) = server.max_message_size() else { return };
+fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
+    let settings = &loaded.settings;
+    let names: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
+    report.line(format_args!("configuration ok: {} downstream(s): {}", names.len(), names.join(", ")))?;
+    let mut downstreams = serde_json::Map::new();
     for (name, downstream) in &settings.downstreams {
-        let max_body = downstream.http.max_body;
-        if max_body > bound {
-            out::say(format_args!(
-                "paced: warning: downstreams.{name}.http.max_body is {max_body} bytes, and {server} takes messages of \
-                 {bound} bytes at most unless its max_message_size says otherwise; raise that, or lower max_body"
-            ));
+        report.line(format_args!("{name}: max_cost {}", downstream.max_cost()))?;
+        let mut plans = serde_json::Map::new();
+        for plan in downstream.plan_rules() {
+            report.line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
+            plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
+        let max_cost = downstream.max_cost().units;
+        downstreams.insert(name.clone(), json!({ "max_cost": max_cost, "plans": plans }));
+    }
+    report.set("files", json!(loaded.files));
+    report.set("downstreams", downstreams.into());
+    Ok(())
+}
+
+/// What the check found. Lines for people are printed as they come; JSON is printed at the end.
+#[derive(Default)]
+struct Report {
+    is_json: bool,
+    found: serde_json::Map<String, Value>,
+    warnings: Vec<String>,
+    errors: Vec<String>,
+    exits: Vec<Exit>,
+}
+
+impl Report {
+    /// Prints a line for people.
+    fn line(&self, text: impl Display) -> Result<(), Exit> {
+        if self.is_json { Ok(()) } else { out::line(text) }
+    }
+
+    /// Adds a part of the JSON.
+    fn set(&mut self, key: &str, value: Value) {
+        self.found.insert(key.to_owned(), value);
+    }
+
+    /// Prints a warning, which changes nothing of the exit code.
+    fn warn(&mut self, warning: impl Display) {
+        out::say(&warning);
+        self.warnings.push(warning.to_string());
+    }
+
+    /// Prints an error.
+    fn error(&mut self, error: impl Display, exit: Exit) {
+        out::say(&error);
+        self.errors.push(error.to_string());
+        self.exits.push(exit);
+    }
+
+    /// Prints the JSON, and returns the exit code.
+    fn end(self) -> Result<Exit, Exit> {
+        let exit = Exit::worst(self.exits).unwrap_or(Exit::Ok);
+        if self.is_json {
+            let mut all = self.found;
+            all.insert("ok".to_owned(), (exit == Exit::Ok).into());
+            all.insert("warnings".to_owned(), json!(self.warnings));
+            all.insert("errors".to_owned(), json!(self.errors));
+            out::json(&all.into())?;
+        }
+        Ok(exit)
     }
 }

@@ -154,6 +154,7 @@ pub(crate) fn main() -> ExitCode {
 fn suppressed(command: &Command) -> &'static [telemetry::Suppressed] {
     match command {
         Command::Pipe(_) => &[("paced::dispatch::flight::letter", "error")],
+        Command::Check(_) => &[("paced::store::redis::link", "error")],
         _ => &[],
     }
 }

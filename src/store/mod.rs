@@ -32,7 +32,7 @@ pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
 pub use record::{Change, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 #[cfg(feature = "redis")]
-pub use redis::{Options as RedisOptions, RedisStore};
+pub use redis::{Keeping, Options as RedisOptions, RedisStore};
 pub use tombstones::{
     LONGEST_TOMBSTONE, MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES, Tombstone, TombstoneCall, TombstoneReply,
 };

@@ -13,6 +13,8 @@ mod support;
 mod admin;
 #[cfg(feature = "daemon")]
 mod amqp;
+#[cfg(feature = "daemon")]
+mod check;
 mod config;
 #[cfg(feature = "daemon")]
 mod dead;

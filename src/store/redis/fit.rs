@@ -1,5 +1,6 @@
 //! Whether a server can keep the state of limits, according to its INFO.
 
+use super::RedisStore;
 use super::errors::ServerAddress;
 use crate::store::StoreError;
 
@@ -20,6 +21,45 @@ pub(super) fn check(at: &ServerAddress, server: &str, replication: &str) -> Resu
 pub(super) fn evicts(memory: &str) -> Option<&str> {
     let policy = field(memory, "maxmemory_policy");
     (policy.starts_with("volatile-") || policy.starts_with("allkeys-")).then_some(policy)
+}
+
+/// What a server does with its keys, as far as it tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keeping {
+    /// The policy by which it may evict keys.
+    pub evicts: Option<String>,
+    /// Whether it writes each change to its log (`appendonly`), so that a restart forgets next to nothing.
+    pub appends: bool,
+    /// What it could not write the last time.
+    pub failed: Option<&'static str>,
+}
+
+/// What a server does with its keys, by these sections of INFO.
+pub(super) fn keeping(memory: &str, persistence: &str) -> Keeping {
+    let is_bad = |(name, _): &(&str, &str)| !matches!(field(persistence, name), "ok" | "");
+    let writes = [("aof_last_write_status", "its log"), ("rdb_last_bgsave_status", "its snapshot")];
+    Keeping {
+        evicts: evicts(memory).map(str::to_owned),
+        appends: field(persistence, "aof_enabled") == "1",
+        failed: writes.into_iter().find(is_bad).map(|(_, what)| what),
+    }
+}
+
+impl RedisStore {
+    /// What the server that serves the downstream does with its keys; `None` if the user may not ask it.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server is away or not suitable.
+    #[doc(hidden)]
+    pub async fn keeping(&self, downstream: &str) -> Result<Option<Keeping>, StoreError> {
+        let mut commands = redis::pipe();
+        commands.cmd("INFO").arg("memory").cmd("INFO").arg("persistence");
+        match self.servers.read::<(String, String)>(downstream, &commands).await {
+            Ok((memory, persistence)) => Ok(Some(keeping(&memory, &persistence))),
+            Err(error) if error.is_unauthorized() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// The id of the server's process: the first 52 bits of its run_id, as `reserve.lua` computes it; 0 if it has none.
@@ -45,6 +85,16 @@ mod tests {
         assert_eq!((run(info), run("")), ((1 << 52) - 1, 0));
         assert_eq!(evicts("maxmemory:0\r\nmaxmemory_policy:volatile-lru\r\n"), Some("volatile-lru"));
         assert_eq!((evicts("maxmemory_policy:noeviction\r\n"), evicts("")), (None, None));
+    }
+
+    #[test]
+    fn what_becomes_of_keys() {
+        let evicting = "maxmemory_policy:allkeys-lru\r\n";
+        let good = "aof_enabled:1\r\nrdb_last_bgsave_status:ok\r\naof_last_write_status:ok\r\n";
+        assert_eq!(keeping("", good), Keeping { evicts: None, appends: true, failed: None });
+        let bad = "aof_enabled:0\r\nrdb_last_bgsave_status:err\r\naof_last_write_status:ok\r\n";
+        let evicts = Some("allkeys-lru".to_owned());
+        assert_eq!(keeping(evicting, bad), Keeping { evicts, appends: false, failed: Some("its snapshot") });
     }
 
     #[test]

@@ -35,6 +35,8 @@ use super::{
 };
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, wall_now};
+#[doc(hidden)]
+pub use fit::Keeping;
 use history::History;
 pub use options::Options;
 use reply::{Answer, Reply};

@@ -1,0 +1,129 @@
+//! `paced check`: what it warns of, its JSON, and its exit codes.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::daemon::{Output, run_cli};
+use crate::support::proxy::Proxy;
+use crate::support::servers::{Redis, rabbit, redis};
+use crate::support::site::Site;
+use crate::support::unique;
+
+/// Runs the command on this configuration; its name is `FILE` in what is returned.
+async fn run(text: &str, args: &[&str]) -> Output {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("paced.toml");
+    std::fs::write(&file, text).unwrap();
+    let name = file.to_str().unwrap();
+    let mut all = vec!["-c", name];
+    all.extend(args);
+    let Output { code, stdout, stderr } = run_cli(&all, b"").await;
+    Output { code, stdout: stdout.replace(name, "FILE"), stderr: stderr.replace(name, "FILE") }
+}
+
+const MOOT: &str =
+    "[downstreams.a]\nrate = '50/s'\nlimits = [{ rate = '5/s' }]\nhttp.base_url = 'http://127.0.0.1:1/'\n";
+
+#[tokio::test]
+async fn warnings_are_one_line_each_and_change_no_exit_code() {
+    let output = run(MOOT, &["check"]).await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    let lines: Vec<&str> = output.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "{}", output.stderr);
+    assert!(lines[0].starts_with("FILE:2:8: downstreams.a.rate: warning: moot, since `leaky-bucket-1`"));
+    assert!(output.stdout.contains("configuration ok: 1 downstream(s): a"), "{}", output.stdout);
+    // Other commands do not repeat them.
+    assert_eq!(run(MOOT, &["config", "show"]).await.stderr, "");
+}
+
+#[tokio::test]
+async fn the_check_and_the_configuration_as_json() {
+    let output = run(MOOT, &["-o", "json", "check"]).await;
+    let found: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((output.code, &found["ok"]), (0, &json!(true)));
+    assert_eq!(found["downstreams"], json!({ "a": { "max_cost": 300, "plans": {} } }));
+    assert_eq!((found["warnings"].as_array().unwrap().len(), &found["errors"]), (1, &json!([])));
+    assert_eq!(found["files"], json!(["FILE"]));
+    assert!(found.get("broker").is_none(), "nobody asked for it");
+
+    let wrong = run(&MOOT.replace("'50/s'", "50"), &["-o", "json", "check"]).await;
+    let found: Value = serde_json::from_str(&wrong.stdout).unwrap();
+    assert_eq!((wrong.code, &found["ok"]), (78, &json!(false)));
+    let problem =
+        "FILE:2:8: downstreams.a.rate: an integer where a rate belongs; write its unit too, such as \"50/s\"";
+    assert_eq!((&found["errors"], wrong.stderr.trim_end()), (&json!([problem]), problem));
+
+    let shown = run(MOOT, &["-o", "json", "config", "show"]).await;
+    let entries: Vec<Value> = shown.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |key: &str| entries.iter().find(|entry| entry["key"] == key).cloned().unwrap();
+    assert_eq!(
+        of("downstreams.a.rate"),
+        json!({ "key": "downstreams.a.rate", "value": "50/s", "source": "FILE:2:8" })
+    );
+    assert_eq!(
+        (&of("downstreams.a.concurrency")["value"], &of("amqp.declare")["value"]),
+        (&json!(64), &json!(true))
+    );
+    assert_eq!(of("downstreams.a.limits")["value"][0]["rate"], "5/s");
+}
+
+#[tokio::test]
+async fn a_store_that_is_far_or_forgets_is_warned_of() {
+    let own = Redis::dedicated().await;
+    own.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await.unwrap();
+    own.command(&["CONFIG", "SET", "appendonly", "no"]).await.unwrap();
+    let proxy = Proxy::start(own.port(), Duration::from_millis(40)).unwrap();
+    let mut site =
+        Site::shared("far", "limits = [{ algorithm = 'quota', rate = '1000/day' }]\nhorizon = '20ms'").await;
+    site.store = format!("redis://127.0.0.1:{}", proxy.port());
+    let checked = site.cli(&["-o", "json", "check", "--online"]).await;
+    assert_eq!(checked.code, 0, "{}", checked.stderr);
+    let found: Value = serde_json::from_str(&checked.stdout).unwrap();
+    let warnings: Vec<&str> =
+        found["warnings"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for part in [
+        ":5:7: store.url: warning: may evict the state of limits (allkeys-lru)",
+        "store.url: warning: forgets with a restart what was used of `quota-0` of billing; set appendonly yes",
+        ":9:11: downstreams.billing.horizon: warning: below the 4",
+    ] {
+        assert_eq!(
+            warnings.iter().filter(|warning| warning.contains(part)).count(),
+            1,
+            "{part}: {warnings:?}"
+        );
+        assert_eq!(checked.stderr.matches(part).count(), 1, "said once: {}", checked.stderr);
+    }
+    assert_eq!(checked.stderr.matches("may evict").count(), 1, "{}", checked.stderr);
+    assert!(found["store"]["round_trip_us"].as_u64().unwrap() >= 40_000, "{found}");
+    assert!(found["broker"]["server"].as_str().unwrap().starts_with("RabbitMQ"), "{found}");
+
+    own.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await.unwrap();
+    own.command(&["CONFIG", "SET", "appendonly", "yes"]).await.unwrap();
+    site.store = own.url();
+    let checked = site.cli(&["check", "--online"]).await;
+    assert_eq!((checked.code, checked.stderr.as_str()), (0, ""), "{}", checked.stdout);
+}
+
+#[tokio::test]
+async fn the_broker_and_the_store_end_alike() {
+    let (broker, store) = (rabbit().await, redis().await);
+    let user = unique("denied");
+    store.command(&["ACL", "SETUSER", &user, "on", ">pw", "~*", "-@all", "+ping"]).await.unwrap();
+    let (amqp, redis) = (broker.port(), store.port());
+    for (key, url, code) in [
+        ("amqp", "amqp://127.0.0.1:1".to_owned(), 69),
+        ("store", "redis://127.0.0.1:1".to_owned(), 69),
+        ("amqp", format!("amqp://nobody:wrong@127.0.0.1:{amqp}"), 77),
+        ("store", format!("redis://nobody:wrong@127.0.0.1:{redis}"), 77),
+        ("store", format!("redis://{user}:pw@127.0.0.1:{redis}"), 77),
+        ("amqp", "amqp://".to_owned(), 78),
+        ("store", "redis://".to_owned(), 78),
+    ] {
+        let site = Site::shared("exits", "rate = '1/s'").await;
+        let set = format!("{key}.url={url}");
+        let checked = site.cli(&["check", "--online", "--set", &set]).await;
+        assert_eq!(checked.code, code, "{url}: {}", checked.stderr);
+        assert!(!checked.stderr.is_empty());
+    }
+}
