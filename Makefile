@@ -1,11 +1,11 @@
 # `make` lists what there is.
 
 CARGO ?= cargo
-FEATURES = redis headers amqp http config dispatch redis,http failpoints
+FEATURES = redis headers amqp http config dispatch redis,http failpoints demo
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench footprint test test-servers chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts servers
+.PHONY: help build demo tour bench footprint test test-servers test-page chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -15,8 +15,12 @@ build: ## Build the release binary
 
 demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
 	@echo "Building paced with the release profile; the first time takes a few minutes."
-	@$(CARGO) build --release --locked --features daemon --bin paced --example demo
-	@$(CARGO) run --release --locked --quiet --features daemon --example demo -- $(ARGS)
+	@$(CARGO) build --release --locked --features demo --bin paced --bin paced-demo
+	@$(CARGO) run --release --locked --quiet --features demo --bin paced-demo -- $(ARGS)
+
+tour: ## Run the README's commands, in their order, on private servers (PACED=DIR: with DIR/paced)
+	@tests/support/install-servers.sh tests
+	@tests/support/readme-tour.sh
 
 bench: servers ## Measure paced next to loops without it, and write docs/benchmarks.md (ARGS="share": some of it)
 	@$(CARGO) bench --locked --quiet --features daemon --bench pace -- $(ARGS)
@@ -27,6 +31,12 @@ footprint: servers ## Count the crates that embedding paced takes, and time thei
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@tests/support/install-servers.sh tests
 	$(CARGO) test --locked --all-features
+
+test-page: ## Try the live page in a headless Chromium, against real daemons (ARGS="--test-name-pattern=keyboard": those tests)
+	@tests/support/test-page.sh main $(ARGS)
+
+screenshots: ## Take the pictures of the live page in docs/images
+	@tests/support/test-page.sh screenshots
 
 test-servers: ## Run tests, faults and chaos against newer servers, in root folders (ARGS="4.3": that pair; TESTS="it amqp::": those tests)
 	@TESTS="$(TESTS)" tests/support/test-servers.sh $(ARGS)
@@ -46,7 +56,7 @@ lint-scripts:
 lint-code:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
-	$(CARGO) clippy --locked --test chaos --all-features -- -D warnings
+	$(CARGO) clippy --locked --test chaos --test page --all-features -- -D warnings
 
 lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features

@@ -5,6 +5,7 @@
 
 mod admin;
 mod cli;
+mod status;
 mod telemetry;
 
 use std::process::ExitCode;

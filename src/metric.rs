@@ -158,6 +158,16 @@ pub const JOBS_IN_FLIGHT: Metric = gauge(
     "paced_jobs_in_flight",
     "Jobs in this process by state: lane (waits for a slot), held (until its slot), sending, settling.",
 );
+/// What keeps jobs from being released faster.
+pub const BINDING_SECONDS: Metric = counter(
+    "paced_binding_seconds_total",
+    "Seconds for which this replica's jobs were kept from being released faster, by reason, and by limit where that is the reason; sampled once a second.",
+);
+/// What is left of a limit.
+pub const LIMIT_REMAINING: Metric = gauge(
+    "paced_limit_remaining",
+    "Units that are left of a window, a quota or a burst, by limit. Shared by all replicas: take the minimum, not the sum.",
+);
 /// Whether the downstream is paused.
 pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
 /// Whether this replica takes jobs.
@@ -180,7 +190,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 26] = [
+pub const ALL: [Metric; 28] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -201,6 +211,8 @@ pub const ALL: [Metric; 26] = [
     RESERVATION_BATCH,
     RATE_LIMIT,
     JOBS_IN_FLIGHT,
+    BINDING_SECONDS,
+    LIMIT_REMAINING,
     PAUSED,
     STOPPED,
     STORE_CONNECTED,

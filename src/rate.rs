@@ -103,9 +103,7 @@ impl RateError {
 }
 
 fn way_out(text: &str, suggestion: Option<&str>) -> String {
-    // A count of six digits is a rate in any unit.
-    let is_count = text.len() <= 6 && text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
-    let is_count = is_count && !text.is_empty();
+    let is_count = (1..=6).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     match suggestion {
         Some(suggestion) => suggestion.to_owned(),
         None if is_count => format!("its unit too, such as {text}/s"),

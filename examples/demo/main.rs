@@ -31,7 +31,7 @@ use support::servers::{Rabbit, Redis};
 
 /// Shows paced release jobs to an API, through private servers that are gone afterwards.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "demo", max_term_width = 100)]
+#[command(name = "paced-demo", max_term_width = 100)]
 struct Options {
     /// How many jobs are released
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100_000))]

@@ -5,10 +5,12 @@
 
 mod api;
 mod health;
+mod page;
 mod pages;
 mod server;
 
-pub(crate) use api::{Access, Api, Operations, OwnTerms, api};
+pub(crate) use api::{Access, Api, Letters, Operations, OwnTerms, api};
 pub(crate) use health::{Readiness, StoreProbe};
+pub(crate) use page::page;
 pub(crate) use pages::pages;
 pub(crate) use server::{Server, bind};

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
-use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Mutex;
 
+use super::api::Access;
 use super::health::{Check, Checks};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -26,11 +27,18 @@ struct Sources {
     render: Render,
     /// Held during rendering: with many series a page is large, so one at a time is enough.
     rendering: Arc<Mutex<()>>,
+    access: Arc<Access>,
 }
 
-/// The pages: readiness from `checks`, metrics from `render`.
-pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sync + 'static) -> Router {
-    let sources = Sources { checks: Arc::new(checks), render: Arc::new(render), rendering: Arc::default() };
+/// The pages: readiness from `checks`, metrics from `render`. Those that tell more than whether the daemon is ready are for
+/// whoever may look.
+pub(crate) fn pages(
+    checks: impl Checks,
+    render: impl Fn() -> String + Send + Sync + 'static,
+    access: Arc<Access>,
+) -> Router {
+    let (checks, render) = (Arc::new(checks), Arc::new(render));
+    let sources = Sources { checks, render, rendering: Arc::default(), access };
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -43,19 +51,29 @@ async fn livez() -> Response {
     page(StatusCode::OK, PLAIN, "ok\n".to_owned())
 }
 
-async fn readyz(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Response {
+async fn readyz(State(sources): State<Sources>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
+    let is_verbose = asks_for(query.as_deref(), "verbose");
+    let may_look = sources.access.may_look(&headers);
+    if let Err(refusal) = may_look.as_ref()
+        && is_verbose
+    {
+        return refusal.clone().into_response();
+    }
     let checks = sources.checks.run_checks().await;
     let is_ready = checks.iter().all(|check| check.verdict.is_ok());
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body = if is_ready && !asks_for(query.as_deref(), "verbose") {
-        "ok\n".to_owned()
-    } else {
-        list(&checks, is_ready)
+    let body = match (is_ready, is_verbose, may_look) {
+        (true, false, _) => "ok\n".to_owned(),
+        (false, _, Err(_)) => "not ready\n".to_owned(),
+        _ => list(&checks, is_ready),
     };
     page(status, PLAIN, body)
 }
 
-async fn metrics(State(sources): State<Sources>) -> Response {
+async fn metrics(State(sources): State<Sources>, headers: HeaderMap) -> Response {
+    if let Err(refusal) = sources.access.may_look(&headers) {
+        return refusal.into_response();
+    }
     // The check of the store sets its gauge.
     let _ = sources.checks.run_checks().await;
     let render = sources.render;
@@ -99,9 +117,10 @@ fn page(status: StatusCode, kind: &'static str, body: String) -> Response {
 #[cfg(test)]
 mod tests {
     use axum::body::{Body, to_bytes};
-    use axum::http::{HeaderMap, Request};
+    use axum::http::Request;
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
+    use paced::config::{Admin, Secret};
     use paced::store::BoxFuture;
 
     use super::*;
@@ -122,9 +141,26 @@ mod tests {
         method: &str,
         path: &str,
     ) -> (u16, HeaderMap, String) {
+        ask_with_tokens(checks, (method, path), None, None).await
+    }
+
+    async fn ask_with_tokens(
+        checks: [(&str, Result<(), &str>); 2],
+        (method, path): (&str, &str),
+        read_token: Option<&str>,
+        given: Option<&str>,
+    ) -> (u16, HeaderMap, String) {
         let checks = checks.map(|(name, verdict)| Check::new(name, verdict.map_err(str::to_owned)));
-        let service = TowerToHyperService::new(pages(Fixed(checks.into()), || "# EOF\n".to_owned()));
-        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let read_token = read_token.map(Secret::hidden);
+        let admin = Admin { listen: None, token: None, read_token, allow_hosts: Vec::new() };
+        let access = Arc::new(Access::new(&admin));
+        let pages = pages(Fixed(checks.into()), || "# EOF\n".to_owned(), access);
+        let service = TowerToHyperService::new(pages);
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(given) = given {
+            request = request.header("authorization", format!("Bearer {given}"));
+        }
+        let request = request.body(Body::empty()).unwrap();
         let response = service.call(request).await.unwrap();
         let (head, body) = response.into_parts();
         let body = to_bytes(body, 1 << 20).await.unwrap();
@@ -157,6 +193,26 @@ mod tests {
             assert_eq!((got, body.as_str()), (status, ""), "HEAD {path}");
             assert_eq!(headers["content-type"].to_str().unwrap(), kind, "HEAD {path}");
         }
+    }
+
+    #[tokio::test]
+    async fn where_a_token_is_needed_to_look_probes_go_without() {
+        let status = async |checks, path, given| {
+            let (status, _, text) = ask_with_tokens(checks, ("GET", path), Some("look"), given).await;
+            assert!(status != 503 || !text.contains("away"), "{text}");
+            status
+        };
+        for (path, with, without) in [
+            ("/livez", 200, 200),
+            ("/readyz", 200, 200),
+            ("/readyz?verbose", 200, 401),
+            ("/metrics", 200, 401),
+        ] {
+            assert_eq!(status(GOOD, path, Some("look")).await, with, "{path}");
+            assert_eq!(status(GOOD, path, None).await, without, "{path}");
+            assert_eq!(status(GOOD, path, Some("other")).await, without, "{path}");
+        }
+        assert_eq!(status(BAD, "/readyz", None).await, 503, "and it does not say why");
     }
 
     #[tokio::test]

@@ -156,9 +156,24 @@ impl DeadLetters {
         scan: &Scan,
         progress: impl FnMut(&Tally),
     ) -> Result<(Vec<Letter>, Tally), Error> {
+        self.list_as(scan, |letter| letter, progress).await
+    }
+
+    /// [`DeadLetters::list`], of which only what `view` makes of each letter is kept: its body may be large.
+    ///
+    /// Cancel safe, as [`DeadLetters::list`] is.
+    ///
+    /// # Errors
+    /// An error of the broker.
+    pub async fn list_as<T>(
+        &self,
+        scan: &Scan,
+        mut view: impl FnMut(Letter) -> T,
+        progress: impl FnMut(&Tally),
+    ) -> Result<(Vec<T>, Tally), Error> {
         let mut letters = Vec::new();
         let list = async |letter: Letter| {
-            letters.push(letter);
+            letters.push(view(letter));
             Ok::<_, Error>(Verdict::Stays)
         };
         let tally = self.scan(scan, None, list, progress).await?;

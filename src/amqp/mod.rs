@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 pub use address::{Address, AddressError};
 pub use check::{Findings, Warning, check_online};
 pub use dead::{DeadLetters, Filter, Letter, Replay, Scan, Tally};
+pub use depths::{Depth, Depths};
 pub use error::Error;
 pub use greeting::Server;
 pub use ladder::RUNG_UNIT;
@@ -36,6 +37,7 @@ mod budget;
 mod check;
 mod connection;
 mod dead;
+mod depths;
 mod error;
 mod existing;
 mod foreign;
@@ -154,8 +156,10 @@ pub struct Amqp {
     slots: Mutex<BTreeMap<String, [Slot; 2]>>,
     accounts: BTreeMap<String, Arc<Account>>,
     rungs: Arc<Rungs>,
+    depths: Depths,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
+    /// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
     subscribers: TaskTracker,
 }
 
@@ -167,7 +171,10 @@ impl Amqp {
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
         let link = amqp.links.shared();
-        unroutable::watch(link.current.clone(), amqp.options.names().unroutable(), amqp.closing.clone());
+        let (closing, rungs) = (amqp.closing.clone(), Arc::clone(&amqp.rungs));
+        let unroutable = amqp.options.names().unroutable();
+        amqp.subscribers.spawn(unroutable::watch(link.current.clone(), unroutable, closing.clone()));
+        amqp.subscribers.spawn(amqp.depths.watch(link.current.clone(), &amqp.options, rungs, closing));
         amqp.consuming = Some(link);
         amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
@@ -205,6 +212,7 @@ impl Amqp {
             attached,
             slots: Mutex::default(),
             rungs: Arc::default(),
+            depths: Depths::default(),
             closing: CancellationToken::new(),
             subscribers: TaskTracker::new(),
         }
@@ -291,6 +299,12 @@ impl Amqp {
     pub fn status(&self) -> Status {
         let attached = self.attached.iter().map(|(name, attached)| (name.clone(), attached.subscribe()));
         Status { connections: self.links.connections(), attached: attached.collect() }
+    }
+
+    /// The lengths of the queues, as they were last seen. Nothing is seen where this is for publishing alone.
+    #[must_use]
+    pub fn depths(&self) -> Depths {
+        self.depths.clone()
     }
 
     /// A publisher of jobs, for any task.

@@ -12,7 +12,7 @@ use crate::metric;
 pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
 
 /// A view of the connections and the consumers that stays valid while [`super::Amqp`] shuts down.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Status {
     pub(super) connections: ConnectionWatches,
     pub(super) attached: BTreeMap<String, watch::Receiver<bool>>,

@@ -26,19 +26,21 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(600);
 /// the broker also says 0 of a queue that does not answer in time.
 const LOWER_POLLS: u32 = 8;
 
-/// Starts a task that watches the queue until `stop`. Must be called on a tokio runtime.
-pub(super) fn watch(current: ConnectionWatch, queue: String, stop: CancellationToken) {
+/// Watches the queue until `stop`.
+///
+/// To be awaited before the connection is closed: a poll that is under way is finished, since the refusal of one that was
+/// given up would be taken for an error of the connection.
+pub(super) async fn watch(mut current: ConnectionWatch, queue: String, stop: CancellationToken) {
     metrics::counter!(metric::UNROUTABLE.name).increment(0);
-    tokio::spawn(async move { stop.run_until_cancelled(poll(current, queue)).await });
-}
-
-async fn poll(mut current: ConnectionWatch, queue: String) {
     let (mut growth, mut is_said) = (Growth::default(), false);
     let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        let Some(connection) = up(&mut current).await else { return };
+        let next = async {
+            ticks.tick().await;
+            up(&mut current).await
+        };
+        let Some(Some(connection)) = stop.run_until_cancelled(next).await else { return };
         match count(&connection, &queue).await {
             Ok(messages) => note(&mut growth, &queue, messages),
             // It may be missing, or out of reach for this user, for ever.

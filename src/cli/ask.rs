@@ -1,5 +1,6 @@
 //! Requests to a daemon's admin API.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use url::Url;
 
 use super::exit::Exit;
 use super::{Global, out, parts};
+use crate::status::State;
 
 /// The time-out for an answer of the daemon.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,6 +32,25 @@ pub(super) struct Daemon {
 
 /// An error between this program and the daemon.
 type Trouble = Box<dyn std::error::Error + Send + Sync>;
+
+/// A request that was not carried out: what to tell the user, and how to end.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) exit: Exit,
+    pub(super) text: String,
+}
+
+impl Failure {
+    fn new(exit: Exit, text: impl Display) -> Self {
+        Self { exit, text: text.to_string() }
+    }
+
+    /// Prints the text to stderr and returns the exit code.
+    pub(super) fn say(self) -> Exit {
+        out::say(format_args!("paced: {}", self.text));
+        self.exit
+    }
+}
 
 impl Daemon {
     /// The daemon that the arguments name, or else the one of the configuration.
@@ -48,7 +69,7 @@ impl Daemon {
                 Exit::Config
             })?,
         };
-        Ok(Self { base, token: admin.token })
+        Ok(Self { base, token: admin.token.or(admin.read_token) })
     }
 
     /// Sends a request about a downstream and returns the answer. Errors are printed to stderr.
@@ -61,10 +82,34 @@ impl Daemon {
         what: &str,
         body: Option<Value>,
     ) -> Result<Value, Exit> {
+        let mut path = vec!["downstreams", downstream];
+        path.extend((!what.is_empty()).then_some(what));
+        self.request_json(method, &path, body).await.map_err(Failure::say)
+    }
+
+    /// The daemon's state, over all replicas. Errors are printed to stderr. Cancel safe.
+    pub(super) async fn state(&self) -> Result<State, Exit> {
+        self.try_state().await.map_err(Failure::say)
+    }
+
+    /// As [`Daemon::state`], for commands that show errors themselves. Cancel safe.
+    pub(super) async fn try_state(&self) -> Result<State, Failure> {
+        let told = self.request_json(Method::GET, &["status"], None).await?;
+        serde_json::from_value(told).map_err(|error| {
+            let text = format!("the daemon's state is not understood: {error}; is it of another version?");
+            Failure::new(Exit::Failed, text)
+        })
+    }
+
+    async fn request_json(
+        &self,
+        method: Method,
+        path: &[&str],
+        body: Option<Value>,
+    ) -> Result<Value, Failure> {
         let mut url = self.base.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.pop_if_empty().extend(["api", "v1", "downstreams", downstream]);
-            path.extend((!what.is_empty()).then_some(what));
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(["api", "v1"]).extend(path);
         }
         let asked = async {
             let request = self.request(method, &url, body)?;
@@ -76,10 +121,8 @@ impl Daemon {
             Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
         };
         let base = &self.base;
-        out::say(format_args!(
-            "paced: no answer from {base}: {trouble}; does paced run there with admin.listen set?"
-        ));
-        Err(Exit::Unavailable)
+        let text = format!("no answer from {base}: {trouble}; does paced run there with admin.listen set?");
+        Err(Failure::new(Exit::Unavailable, text))
     }
 
     fn request(
@@ -151,26 +194,25 @@ async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<(StatusCode, B
     }
 }
 
-/// Parses the daemon's answer; the error is the exit code.
-fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Exit> {
+/// Parses the daemon's answer.
+fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
     let answer: Option<Value> = serde_json::from_slice(body).ok();
     if let Some(answer) = answer.as_ref().filter(|_| status.is_success()) {
         return Ok(answer.clone());
     }
-    match answer.as_ref().and_then(|answer| answer["error"].as_str()) {
-        Some(error) => out::say(format_args!("paced: {error}")),
-        None => out::say(format_args!(
-            "paced: the answer is not that of a paced daemon (status {status}); see --admin"
-        )),
-    }
-    Err(match status {
+    let text = match answer.as_ref().and_then(|answer| answer["error"].as_str()) {
+        Some(error) => error.to_owned(),
+        None => format!("the answer is not that of a paced daemon (status {status}); see --admin"),
+    };
+    let exit = match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => {
             Exit::Unauthorized
         }
         StatusCode::SERVICE_UNAVAILABLE => Exit::Unavailable,
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND if answer.is_some() => Exit::Usage,
         _ => Exit::Failed,
-    })
+    };
+    Err(Failure::new(exit, text))
 }
 
 #[cfg(test)]
@@ -180,7 +222,12 @@ mod tests {
     #[test]
     fn which_daemon_is_asked() {
         let admin = |listen: Option<&str>| {
-            let admin = Admin { listen: listen.map(str::to_owned), token: None, allow_hosts: Vec::new() };
+            let admin = Admin {
+                listen: listen.map(str::to_owned),
+                token: None,
+                read_token: None,
+                allow_hosts: Vec::new(),
+            };
             configured(&admin).map(String::from)
         };
         for (listen, expected) in [
@@ -217,7 +264,7 @@ mod tests {
             (503, r#"{"error": "x"}"#, Exit::Unavailable),
             (200, "<html>", Exit::Failed),
         ] {
-            assert_eq!(exit(status, body).unwrap_err(), expected, "{status} {body}");
+            assert_eq!(exit(status, body).unwrap_err().exit, expected, "{status} {body}");
         }
     }
 }

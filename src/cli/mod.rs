@@ -7,6 +7,7 @@ mod config;
 mod confirm;
 mod dead;
 mod exit;
+mod facts;
 mod input;
 mod out;
 mod parts;
@@ -18,12 +19,16 @@ mod reload;
 mod reset;
 mod run;
 mod signals;
+mod status;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
+
+use paced::dispatch::JOB_LOG;
 
 use crate::telemetry::{self, Color, LogFormat};
 use exit::Exit;
@@ -85,13 +90,17 @@ enum Output {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Releases the jobs of every configured downstream until it is stopped
-    Run,
+    Run(run::Args),
     /// Checks the configuration; with --online the broker and the store too
     Check(check::Args),
     /// Publishes jobs to a downstream's queue, confirmed
     Publish(publish::Args),
     /// Releases jobs from a file or stdin at a pace, with no server at all
     Pipe(pipe::Args),
+    /// Shows what every downstream is doing, over all replicas, and what holds its jobs back
+    Status(status::Args),
+    /// Shows the same on the whole terminal, live, with a pane for each downstream
+    Top(top::Args),
     /// Looks at dead letters, and brings them back
     #[command(subcommand)]
     Dead(dead::Command),
@@ -121,7 +130,10 @@ pub(crate) fn main() -> ExitCode {
         (0, _) => LevelFilter::ERROR,
         (_, _) => LevelFilter::TRACE,
     };
-    let log = telemetry::init(level, global.log_format, global.color, suppressed(&command));
+    let logs_jobs = global.verbose >= 2 || matches!(command, Command::Run(run::Args { log_jobs: true }));
+    let mut suppressed = suppressed(&command).to_vec();
+    suppressed.push((JOB_LOG, if logs_jobs { "info" } else { "off" }));
+    let log = telemetry::init(level, global.log_format, global.color, &suppressed);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let (runtime, _log) = match (runtime, log) {
         (Ok(runtime), Ok(log)) => (runtime, log),
@@ -132,10 +144,12 @@ pub(crate) fn main() -> ExitCode {
     };
     let exit = runtime.block_on(async {
         match command {
-            Command::Run => run::run(&global).await,
+            Command::Run(_) => run::run(&global).await,
             Command::Check(args) => check::run(&global, &args).await,
             Command::Publish(args) => publish::run(&global, args).await,
             Command::Pipe(args) => pipe::run(&global, args).await,
+            Command::Status(args) => status::run(&global, &args).await,
+            Command::Top(args) => top::run(&global, &args).await,
             Command::Dead(command) => dead::run(&global, command).await,
             Command::Cancel(args) => cancel::run(&global, args).await,
             Command::Pause(args) => pause::pause(&global, &args).await,
@@ -162,7 +176,7 @@ fn suppressed(command: &Command) -> &'static [telemetry::Suppressed] {
 /// The daemon logs what it does; the tools log only errors.
 fn default_level(command: &Command) -> LevelFilter {
     match command {
-        Command::Run => LevelFilter::INFO,
+        Command::Run(_) => LevelFilter::INFO,
         _ => LevelFilter::WARN,
     }
 }

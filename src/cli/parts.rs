@@ -170,3 +170,14 @@ fn read_headers(headers: Vec<(String, Secret)>) -> ReadHeaders {
         headers.iter().map(read).collect()
     })
 }
+
+/// A span of milliseconds, as people say it.
+pub(super) fn for_people(millis: i64) -> String {
+    let seconds = (millis / 1000).max(0);
+    match (seconds / 86_400, seconds % 86_400 / 3600, seconds % 3600 / 60, seconds % 60) {
+        (0, 0, 0, seconds) => format!("{seconds} s"),
+        (0, 0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (0, hours, minutes, _) => format!("{hours} h {minutes} min"),
+        (days, hours, ..) => format!("{days} d {hours} h"),
+    }
+}

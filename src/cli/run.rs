@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Amqp;
-use paced::config::Settings;
+use paced::config::{Loaded, Settings};
 use paced::dispatch::{Dispatcher, Drained};
+use paced::limit::{Limit, rate_text};
 use paced::store::Store;
+use paced::time::wall_now;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -16,11 +18,20 @@ use super::exit::Exit;
 use super::reload::Live;
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
-use crate::admin::{self, Access, Api, Operations, Readiness, StoreProbe};
+use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
+use crate::status::{self, Identity, Observer};
 use crate::telemetry::Exporter;
 
 /// The time that the connections may take beyond the drain to write the last acks and to close.
 const CLOSING: Duration = Duration::from_secs(4);
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Args {
+    /// Writes a line to the log for each job that is settled: its id, outcome, status and attempts, how long it waited,
+    /// and how late it was released. `-vv` does too
+    #[arg(long)]
+    pub(super) log_jobs: bool,
+}
 
 pub(super) async fn run(global: &Global) -> Exit {
     match daemon(global).await {
@@ -43,15 +54,28 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
             "store.url is memory: so the pace is not shared; run one replica, or set redis://HOST"
         );
     }
+    tell_start(&loaded);
     let dispatchers = dispatchers(&settings, &store)?;
     let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
     let amqp = Amqp::start(parts::amqp(&settings)?);
     let stop = CancellationToken::new();
+    let observer = Observer::start(status::Parts {
+        identity: identity(),
+        views: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.view())).collect(),
+        amqp: amqp.status(),
+        depths: amqp.depths(),
+        store: Arc::clone(&store),
+        store_kind: if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" },
+        terms: live.terms(),
+        can_change: settings.admin.token.is_some(),
+    });
     let operations = Operations::new(Arc::clone(&store), live.terms());
-    let api = Api { access: Access::new(&settings.admin), operations };
+    let access = Arc::new(Access::new(&settings.admin));
+    let letters = Letters::new(parts::amqp(&settings)?);
+    let api = Api::new(Arc::clone(&access), operations, observer.watch(), letters);
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
-    let server = serve(watched, readiness, api)?;
+    let server = serve(watched, readiness, (api, access))?;
     let mut running = JoinSet::new();
     for (name, dispatcher) in dispatchers {
         let source = amqp.source(&name).map_err(|error| {
@@ -91,7 +115,39 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         // Until the end the server reports that the daemon lives and is not ready.
         server.stop().await;
     }
+    observer.stop().await;
     if failed { Err(Exit::Failed) } else { ended.exit() }
+}
+
+/// Logs what runs, by which files, and the limits of each downstream.
+fn tell_start(loaded: &Loaded) {
+    let files: Vec<String> = loaded.files.iter().map(|file| file.display().to_string()).collect();
+    let store = if loaded.settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" };
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), files = files.join(", "), store, "starting");
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    for (name, downstream) in &loaded.settings.downstreams {
+        let limit = |limit: &Limit| format!("{} {}", limit.name(), rate_text(limit));
+        let limits: Vec<String> = downstream.limits.iter().map(limit).collect();
+        let plans: Vec<&str> = downstream.plans.iter().map(|plan| plan.name.as_str()).collect();
+        tracing::info!(downstream = name, limits = limits.join(", "), plans = plans.join(", "), "configured");
+    }
+}
+
+/// The name and origin of this replica.
+fn identity() -> Identity {
+    // The kernel tells it without a call to a name server; elsewhere than on Linux it is not known.
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim().to_owned();
+    let pid = std::process::id();
+    Identity {
+        id: format!("{:08x}", fastrand::u32(..)),
+        host,
+        pid,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: wall_now().0 / 1000,
+    }
 }
 
 /// The results of the drain.
@@ -159,10 +215,11 @@ async fn watched(settings: &Settings) -> Result<Option<(TcpListener, Exporter)>,
 fn serve(
     watched: Option<(TcpListener, Exporter)>,
     readiness: Readiness,
-    api: Api,
+    (api, access): (Api, Arc<Access>),
 ) -> Result<Option<admin::Server>, Exit> {
     let Some((listener, exporter)) = watched else { return Ok(None) };
-    let pages = admin::pages(readiness, move || exporter.render()).merge(admin::api(api));
+    let pages = admin::pages(readiness, move || exporter.render(), Arc::clone(&access));
+    let pages = pages.merge(admin::page(access)).merge(admin::api(api));
     let server = admin::Server::start(listener, pages).map_err(|error| {
         tracing::error!(%error, "no admin server");
         Exit::Failed

@@ -93,9 +93,10 @@ pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let table = reader.table(root, "admin");
     let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
     let token = reader.secret(&table, "token", Absent::Unset, value::token);
+    let read_token = reader.secret(&table, "read_token", Absent::Unset, value::token);
     let hosts = ("[\"paced.internal\"]", value::allowed_host);
     let allow_hosts = reader.texts(&table, "allow_hosts", &[], hosts.0, hosts.1).unwrap_or_default();
-    Admin { listen, token, allow_hosts }
+    Admin { listen, token, read_token, allow_hosts }
 }
 
 fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {

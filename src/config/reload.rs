@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-const LIVE: [&str; 24] = [
+pub(super) const LIVE: [&str; 24] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",

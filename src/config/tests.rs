@@ -8,7 +8,7 @@ use figment::Provider as _;
 use tempfile::tempdir;
 
 use super::source::Layers;
-use super::{Reader, Sources, load_with, read};
+use super::{Reader, Sources, load_with, read, reload};
 
 const NOWHERE: &str = "nowhere/paced.toml";
 
@@ -119,4 +119,71 @@ fn the_default_file_has_every_key() {
         }
     }
     assert!(text.contains("name = \"per-minute\""));
+}
+
+/// The cells of the tables of docs/reference/configuration.md whose rows have three, without their heads.
+fn reference() -> Vec<[String; 3]> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/configuration.md");
+    let text = fs::read_to_string(path).unwrap();
+    let rows =
+        text.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |").map(str::to_owned));
+    let cells = |row: String| -> [String; 3] {
+        let cells: Vec<String> =
+            row.split(" | ").map(|cell| cell.trim_matches(['`', '|', ' ']).to_owned()).collect();
+        cells.try_into().unwrap()
+    };
+    rows.map(cells).collect()
+}
+
+#[test]
+fn the_reference_has_every_key_with_its_default_and_what_a_reload_does() {
+    let rows = reference();
+    let (keys, algorithms): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| !ALGORITHMS.contains(&row[0].as_str()));
+    let (limits, known): (BTreeSet<String>, BTreeSet<String>) =
+        known_keys().into_iter().partition(|key| key.contains("limits["));
+    let general = |key: &str| {
+        let key =
+            key.replace("downstreams.billing.", "downstreams.NAME.").replace("plans.free.", "plans.NAME.");
+        key.replace(".status.503.", ".status.S.")
+    };
+    let (files, plain): (BTreeSet<String>, BTreeSet<String>) =
+        known.iter().map(|key| general(key)).partition(|key| key.ends_with("_file"));
+    let there: BTreeSet<String> = keys.iter().map(|row| row[0].clone()).collect();
+    assert_eq!((there.len(), there), (keys.len(), plain));
+    let text =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/configuration.md")).unwrap();
+    for file in files {
+        assert!(text.contains(&format!("`{file}`")), "{file}");
+    }
+
+    let bare = "[downstreams.billing]\nrate = \"1/s\"\nhttp.base_url = \"http://localhost/\"\n";
+    let dir = tempdir().unwrap();
+    fs::write(dir.path().join("paced.toml"), bare).unwrap();
+    let loaded = load_with(&in_dir(dir.path(), &["paced.toml"], &[]), Path::new(NOWHERE)).unwrap();
+    let defaults: BTreeSet<(String, String)> = loaded
+        .entries
+        .iter()
+        .filter(|entry| entry.origin == "default")
+        .map(|entry| (general(&entry.path()), entry.value.clone()))
+        .collect();
+    let said = |word: &str| ["unset", "required"].iter().any(|none| word.starts_with(none));
+    let told = keys.iter().filter(|row| !said(&row[1])).map(|row| (row[0].clone(), row[1].clone()));
+    assert_eq!(told.collect::<BTreeSet<_>>(), defaults);
+
+    for row in &keys {
+        let pattern = row[0].replace(".NAME.", ".*.").replace(".S.", ".*.");
+        let expected = if reload::LIVE.contains(&pattern.as_str()) { "reload" } else { "restart" };
+        assert_eq!(row[2], expected, "{}", row[0]);
+    }
+    assert_eq!(algorithms.len(), ALGORITHMS.len());
+    for (index, (row, algorithm)) in algorithms.iter().zip(ALGORITHMS).enumerate() {
+        assert_eq!(row[0], algorithm);
+        let path = format!("downstreams.billing.limits[{index}].");
+        let own = limits.iter().filter_map(|key| key.strip_prefix(&path));
+        let own: BTreeSet<&str> = own.filter(|key| !["algorithm", "rate", "name"].contains(key)).collect();
+        let told: BTreeSet<&str> =
+            row[1].split(", ").map(|key| key.trim_matches('`')).filter(|key| *key != "none").collect();
+        assert_eq!(told, own, "{algorithm}");
+    }
 }

@@ -17,6 +17,11 @@ const SAME: Duration = Duration::from_millis(10);
 /// The bits of a position by which jobs differ that were first taken in at the same time.
 const COUNTER_BITS: u32 = 12;
 
+/// Returns when the job with this position was first taken in, by the wall clock.
+pub(super) fn first_seen(position: u64) -> Micros {
+    Micros(i64::try_from(position >> COUNTER_BITS).unwrap_or(i64::MAX))
+}
+
 /// Gives jobs their positions in the order of their arrival.
 ///
 /// A position is the time at which the job was first taken in, so that a job which was parked meanwhile comes before
@@ -91,6 +96,7 @@ mod tests {
         let back = arrivals.next(None, now.minus(Duration::from_secs(60)));
         assert!(back > first[4999], "and after the clock was set back");
         let (seen, place) = first[2500];
+        assert_eq!(super::first_seen(place), seen);
         let later = now.plus(Duration::from_secs(60));
         let again = arrivals.next(Some(&parked(seen)), later);
         assert_eq!(again.0, seen);

@@ -27,5 +27,6 @@ pub(super) async fn discard(
         ticket.reply(&Response { body: body.into(), ..Response::default() }).await;
     }
     meters.cancelled.increment(1);
+    super::job_log::cancelled(downstream, &job.id, report);
     ticket.discard(report);
 }

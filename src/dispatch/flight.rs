@@ -1,7 +1,7 @@
 //! The flight of one job: it is released to the sink at its slot, and settled by the outcome.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -12,7 +12,9 @@ mod outcome;
 
 use super::discard::discard;
 use super::entry::Entry;
+use super::failures::Ending;
 use super::intake::expired;
+use super::job_log;
 use super::meters::Meters;
 use super::preflight::Preflight;
 use super::retry::RetryPolicy;
@@ -44,6 +46,8 @@ pub(super) struct FlightContext {
     pub(super) letters: Arc<BoundedLog>,
     /// The sends in progress.
     pub(super) sending: Arc<Sending>,
+    /// Whether attempt after attempt fails, which the log tells of: then it need not tell of each job.
+    pub(super) is_failing: Arc<AtomicBool>,
 }
 
 /// An event that a flight reports to its dispatcher.
@@ -75,13 +79,15 @@ pub(super) struct Refused {
 }
 
 /// The end of a flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct FlightEnd {
     /// The instant at which it began.
     pub(super) since: Instant,
     /// How long the downstream took, if it answered.
     pub(super) took: Option<Duration>,
     pub(super) contact: Contact,
+    /// Whether the downstream worked.
+    pub(super) ending: Ending,
 }
 
 /// How far a job got.
@@ -115,7 +121,8 @@ impl Event {
 
 impl FlightGuard {
     pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        let end = FlightEnd { since: Instant::now(), took: None, contact: Contact::None };
+        let (contact, ending) = (Contact::None, Ending::Other);
+        let end = FlightEnd { since: Instant::now(), took: None, contact, ending };
         Self { events, end }
     }
 
@@ -127,7 +134,9 @@ impl FlightGuard {
 
 impl Drop for FlightGuard {
     fn drop(&mut self) {
-        self.send(Event::Ended(self.end));
+        let FlightEnd { since, took, contact, .. } = self.end;
+        let ending = std::mem::take(&mut self.end.ending);
+        self.send(Event::Ended(FlightEnd { since, took, contact, ending }));
     }
 }
 
@@ -138,6 +147,8 @@ pub(super) struct Flight {
     entry: Entry,
     slot: Micros,
     deadline: Deadline,
+    /// How long after its slot it was handed over, once it was.
+    late: Option<Duration>,
     underway: SendGuard,
 }
 
@@ -146,7 +157,7 @@ impl Flight {
     pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Box<Self> {
         let Held { waiter: entry, slot, deadline } = held;
         let underway = context.sending.begin(&entry);
-        Box::new(Self { context, place, entry, slot, deadline, underway })
+        Box::new(Self { context, place, entry, slot, deadline, late: None, underway })
     }
 
     /// Checks the job once more, releases it to the sink, and settles it by the outcome.
@@ -194,7 +205,8 @@ impl Flight {
     /// connection.
     async fn release(&mut self) -> Outcome {
         let Self { context, entry, slot, deadline, .. } = self;
-        let [counted, paused, cancelled] = [const { AtomicBool::new(false) }; 3];
+        let [paused, cancelled] = [const { AtomicBool::new(false) }; 2];
+        let handed_over = OnceLock::new();
         let preflight = &context.preflight;
         let look = || {
             if preflight.is_cancelled(&entry.job.id) {
@@ -208,13 +220,15 @@ impl Flight {
             let late = deadline.late();
             let in_time = late <= preflight.tolerance.while_connecting;
             // If a connection turns out to be closed, the check runs twice, and the job is sent once.
-            if in_time && !counted.swap(true, Ordering::Relaxed) {
+            if in_time && handed_over.set(late).is_ok() {
                 context.meters.release(late);
             }
             in_time
         };
         let outcome = context.sink.release(&entry.job, &look).await;
-        let (released, missed) = (counted.into_inner(), matches!(outcome, Outcome::Missed));
+        self.late = handed_over.into_inner();
+        let Self { context, entry, late, .. } = self;
+        let (released, missed) = (late.is_some(), matches!(outcome, Outcome::Missed));
         match (released, missed) {
             (true, _) => {}
             (false, true) if cancelled.into_inner() => context.meters.abandoned(Abandoned::Cancelled),
@@ -232,6 +246,7 @@ impl Flight {
         }
         let end = &mut self.place.end;
         end.contact = contact(&outcome);
+        end.ending = Ending::of(&outcome);
         if is_answered(&outcome) {
             end.took = Some(end.since.elapsed());
         }
@@ -347,14 +362,16 @@ impl Flight {
     /// The reply is confirmed first, then the job is acked.
     async fn deliver(self: Box<Self>, receipt: Receipt) {
         let report = self.report(Some(receipt.response.status));
-        let Self { context, place, entry, .. } = *self;
+        let Self { context, place, entry, late, .. } = *self;
         // The send is over: a reply that takes long must not hold up others.
         drop(place);
         let _settling = context.meters.settling();
         if entry.job.reply.is_some() {
             entry.ticket.reply(&receipt.response).await;
         }
-        context.meters.delivered.increment(1);
+        context.meters.delivered();
+        let waited = || wall_now().since(entry.first_seen);
+        job_log::delivered(&context.downstream, &entry.job.id, report, waited, late);
         entry.ticket.ack(receipt, report);
     }
 
@@ -394,7 +411,7 @@ impl Flight {
         let Self { context, place, entry, .. } = *self;
         drop(place);
         let response = entry.job.reply.is_some().then_some(response);
-        dead_letter(context, entry.ticket, letter, response).await;
+        dead_letter(context, (entry.ticket, Some(entry.job.id.clone())), letter, response).await;
     }
 
     fn report(&self, status: Option<u16>) -> Report {

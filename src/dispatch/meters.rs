@@ -1,10 +1,12 @@
 //! The metrics of dispatching, recorded through the `metrics` facade. Handles are created once per downstream, and with
 //! them every series, at 0: a rate over a series that appears with its first event would miss that event.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::totals::Totals;
 use crate::job::Reason;
 use crate::metric;
 use crate::pace::meters::{self as pace, Abandoned};
@@ -22,14 +24,14 @@ pub(super) struct Meters {
     pub(super) received: Counter,
     /// Messages that the broker delivered malformed.
     pub(super) poison: Counter,
-    pub(super) released: Counter,
-    pub(super) delivered: Counter,
+    released: Counter,
+    delivered: Counter,
     pub(super) retried: Counter,
-    pub(super) dead: Counter,
+    dead: Counter,
     pub(super) returned: Counter,
-    pub(super) parked: Counter,
+    parked: Counter,
     pub(super) cancelled: Counter,
-    pub(super) lateness: Histogram,
+    lateness: Histogram,
     delivering: Histogram,
     retrying: Histogram,
     dying: Histogram,
@@ -37,14 +39,15 @@ pub(super) struct Meters {
     held: Gauge,
     sending: Gauge,
     settling: Gauge,
+    totals: Arc<Totals>,
 }
 
 /// Counts a job whose outcome is known while its reply, copy or ack is in progress.
-pub(super) struct Settling(Gauge);
+pub(super) struct Settling(Gauge, Arc<Totals>);
 
 impl Meters {
-    /// Creates the series of this downstream, all at 0.
-    pub(super) fn new(downstream: &str, pace: &pace::Meters) -> Self {
+    /// Creates the series of this downstream, all at 0. What is read in this process goes to `totals` too.
+    pub(super) fn new(downstream: &str, pace: &pace::Meters, totals: Arc<Totals>) -> Self {
         let series = Series(downstream);
         let settled = |outcome| series.counter(metric::JOBS_SETTLED.name, "outcome", outcome);
         let duration = |outcome| series.histogram(metric::DISPATCH_DURATION.name, "outcome", outcome);
@@ -78,6 +81,7 @@ impl Meters {
             held: state("held"),
             sending: state("sending"),
             settling: state("settling"),
+            totals,
         }
     }
 
@@ -88,7 +92,7 @@ impl Meters {
     }
 
     /// Counts a job that becomes a dead letter.
-    pub(super) fn rejected(&self, reason: Reason) {
+    fn rejected(&self, reason: Reason) {
         let downstream = self.downstream.clone();
         let reason = reason.as_str();
         counter!(metric::JOBS_REJECTED.name, "downstream" => downstream, "reason" => reason).increment(1);
@@ -105,6 +109,31 @@ impl Meters {
     pub(super) fn release(&self, late: Duration) {
         self.released.increment(1);
         self.lateness.record(late.as_secs_f64());
+        self.totals.on_released(late);
+    }
+
+    /// Counts a job that was delivered.
+    pub(super) fn delivered(&self) {
+        self.delivered.increment(1);
+        self.totals.on_delivered();
+    }
+
+    /// Counts a job that becomes a dead letter for this reason.
+    pub(super) fn dead(&self, reason: Reason) {
+        self.dead.increment(1);
+        self.totals.on_dead();
+        self.rejected(reason);
+    }
+
+    /// Counts a job that was parked.
+    pub(super) fn parked(&self) {
+        self.parked.increment(1);
+        self.totals.on_parked(1);
+    }
+
+    /// Counts a job that has come home.
+    pub(super) fn home(&self) {
+        self.totals.on_parked(-1);
     }
 
     /// Records an answer of the sink, after this time.
@@ -139,13 +168,15 @@ impl Meters {
     /// Counts a job that is being settled, until it is dropped.
     pub(super) fn settling(&self) -> Settling {
         self.settling.increment(1.0);
-        Settling(self.settling.clone())
+        self.totals.begin_settling();
+        Settling(self.settling.clone(), Arc::clone(&self.totals))
     }
 }
 
 impl Drop for Settling {
     fn drop(&mut self) {
         self.0.decrement(1.0);
+        self.1.end_settling();
     }
 }
 
@@ -197,7 +228,7 @@ mod tests {
         let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             let pace = pace::Meters::new("billing", OnLimit::Wait);
-            act(&Meters::new("billing", &pace));
+            act(&Meters::new("billing", &pace, Arc::default()));
         });
         let text = handle.render();
         let wanted = |line: &&str| !line.is_empty() && !line.starts_with('#') && !line.contains("quantile=");

@@ -15,14 +15,18 @@ mod control;
 mod cost;
 mod discard;
 mod entry;
+mod failures;
 mod flight;
 mod health;
 mod intake;
+mod job_log;
 mod meters;
 mod preflight;
 mod retry;
 mod sending;
 mod source;
+mod totals;
+mod view;
 mod worker;
 
 use std::sync::Arc;
@@ -37,13 +41,18 @@ use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
 use control::OptionsReceiver;
+use view::Board;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use crate::pace::{OnLimit, OnUnavailable, window};
 pub use control::Control;
 pub use cost::max_cost;
+pub use failures::{Failure, Outage};
+pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
 pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
+pub use totals::{LATENESS_BOUNDS, Totals};
+pub use view::{Binding, Counts, Snapshot, View};
 
 /// The options of one downstream's dispatcher.
 #[derive(Clone, Debug)]
@@ -91,6 +100,7 @@ pub struct Dispatcher {
     sink: Arc<dyn Sink>,
     clock: Arc<dyn ReleaseClock>,
     news: OptionsReceiver,
+    board: Board,
 }
 
 /// The result of a dispatcher.
@@ -136,7 +146,14 @@ impl Dispatcher {
         sink: Arc<dyn Sink>,
         clock: Arc<dyn ReleaseClock>,
     ) -> Self {
-        Self { options, store, sink, clock, news: OptionsReceiver::default() }
+        let board = Board::new(options.settings());
+        Self { options, store, sink, clock, news: OptionsReceiver::default(), board }
+    }
+
+    /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.board.view()
     }
 
     /// A handle that changes the options while the dispatcher runs.

@@ -30,8 +30,10 @@ mod halt;
 mod park;
 mod refuse;
 mod reload;
+mod report;
 
 use halt::{Halt, Steps};
+use report::Reporting;
 
 /// The most deliveries or events that are handled in a row before due slots are handled.
 const MAX_INPUTS_PER_TURN: usize = 32;
@@ -58,6 +60,7 @@ pub(super) struct Worker {
     /// When it is looked next for jobs that are held for too long.
     look_at: Instant,
     arrivals: Arrivals,
+    reporting: Reporting,
 }
 
 /// The jobs that are being sent or settled.
@@ -104,7 +107,7 @@ impl Worker {
     }
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
-        let Dispatcher { options, store, sink, .. } = parts;
+        let Dispatcher { options, store, sink, board, .. } = parts;
         let mut engine = Engine::new(options.settings(), store);
         let preflight = Preflight {
             cancelled: engine.follow_cancellations(),
@@ -118,9 +121,10 @@ impl Worker {
             retry: options.retry,
             max_pause: options.max_pause,
             preflight,
-            meters: Meters::new(&options.downstream, engine.meters()),
+            meters: Meters::new(&options.downstream, engine.meters(), Arc::clone(board.totals())),
             letters: flight::letter_log(&options.downstream),
             sending: Arc::default(),
+            is_failing: Arc::default(),
         };
         let mut worker = Self {
             engine,
@@ -136,6 +140,7 @@ impl Worker {
             parking: 0,
             look_at: Instant::now(),
             arrivals: Arrivals::default(),
+            reporting: Reporting::new(board),
         };
         worker.bound_costs();
         (worker, events)
@@ -162,7 +167,8 @@ impl Worker {
             let release = self.engine.release();
             self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
             let look = self.look_wake_at().filter(|_| source.can_park());
-            let own = self.trial_wake_at().into_iter().chain(look).min();
+            self.report(now);
+            let own = self.trial_wake_at().into_iter().chain(look).chain(self.report_wake_at()).min();
             let Inputs { stop, wakeups, events, steps, news } = &mut inputs;
             tokio::select! {
                 biased;
@@ -208,7 +214,8 @@ impl Worker {
                 Effect::DropStale => self.halt.drop_stale(),
                 Effect::Cancelled => self.discard_cancelled(),
                 // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
-                Effect::Failing(_) | Effect::Recheck => {}
+                Effect::Failing(error) => self.reporting.on_store_error(&error),
+                Effect::Recheck => {}
             }
         }
         self.effects = effects;
@@ -218,6 +225,9 @@ impl Worker {
         let meters = &self.context.meters;
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
+        if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
+            meters.home();
+        }
         let reason = delivery.stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
         let max_ages = MaxAges { untried: self.max_wait, tried: self.context.retry.max_age };
         match intake(delivery, &self.admission, max_ages, &mut self.arrivals) {
@@ -231,11 +241,12 @@ impl Worker {
             Intake::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
                 if let Some(Entry { ticket, job, .. }) = self.unless_ended(entry) {
-                    self.dead_letter(ticket, letter, job.reply.is_some().then(Response::default));
+                    let reply = job.reply.is_some().then(Response::default);
+                    self.dead_letter((ticket, Some(job.id.clone())), letter, reply);
                 }
             }
             Intake::Dead(ticket, letter, wants_reply) => {
-                self.dead_letter(ticket, letter, wants_reply.then(Response::default));
+                self.dead_letter((ticket, None), letter, wants_reply.then(Response::default));
             }
         }
         if self.engine.is_crowded() {
@@ -263,8 +274,13 @@ impl Worker {
         entry
     }
 
-    /// Dead-letters a job that needs no slot, with this answer if a producer waits for one.
-    fn dead_letter(&self, ticket: Box<dyn Ticket>, letter: DeadLetter, response: Option<Response>) {
+    /// Dead-letters a job of this id that needs no slot, with this answer if a producer waits for one.
+    fn dead_letter(
+        &self,
+        ticket: (Box<dyn Ticket>, Option<String>),
+        letter: DeadLetter,
+        response: Option<Response>,
+    ) {
         self.flights.spawn(flight::dead_letter(Arc::clone(&self.context), ticket, letter, response));
     }
 
@@ -301,7 +317,8 @@ impl Worker {
             Event::Refused(refused) => self.refused(*refused),
             Event::Ended(end) => {
                 self.engine.on_sent(end.took);
-                self.judge(end);
+                self.on_attempt(end.ending);
+                self.judge(end.since, end.contact);
             }
         }
     }

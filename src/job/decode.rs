@@ -10,11 +10,11 @@ use super::{
 use crate::time::Micros;
 
 /// The headers that a producer may set, without the `paced-`.
-const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
+pub const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
 
 /// The headers that paced writes on dead letters and on jobs that are parked. They are accepted, so that a letter can be
 /// published again unchanged, and mean nothing.
-const STRIPPED: [&str; 13] = [
+pub const STRIPPED: [&str; 13] = [
     "reason",
     "detail",
     "status",
@@ -30,7 +30,8 @@ const STRIPPED: [&str; 13] = [
     "expiration",
 ];
 
-const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
+/// The methods that a job may have.
+pub const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 
 /// The longest lane key, in bytes.
 const MAX_LANE: usize = 128;

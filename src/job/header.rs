@@ -4,7 +4,7 @@ use super::{Reason, Rejection, Rules, Value, value};
 
 /// Headers that no job may set, whatever the allow list contains: they frame the message, name the host, carry
 /// credentials, or are set from the job's id.
-const NEVER: [&str; 14] = [
+pub const NEVER: [&str; 14] = [
     "authorization",
     "connection",
     "content-length",

@@ -16,7 +16,8 @@ mod path;
 mod reply;
 mod value;
 
-pub use decode::decode;
+pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, decode};
+pub use header::NEVER as FORBIDDEN_HEADERS;
 #[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;
 #[cfg(feature = "config")]

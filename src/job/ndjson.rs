@@ -17,7 +17,7 @@ mod render;
 pub use render::{Rendered, render};
 
 /// The keys of a job, as documented.
-const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 12] = [
     "id",
     "downstream",
     "body",

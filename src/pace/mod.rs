@@ -21,11 +21,11 @@ mod terms;
 pub(crate) mod testing;
 mod waiter;
 
-pub(crate) use engine::{Admission, Effect, Engine, Refusal, Stamp, Wakeups};
+pub(crate) use engine::{Admission, Effect, Engine, EngineView, Hold, Refusal, Stamp, Wakeups};
 pub(crate) use release::Unused;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
-pub(crate) use terms::CancelledIds;
+pub(crate) use terms::{CancelledIds, Paused};
 #[cfg(test)]
 pub(crate) use waiter::Caller;
 pub(crate) use waiter::{End, LaneId, SlotRequest, Waiter};

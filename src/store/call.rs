@@ -238,7 +238,7 @@ fn check_asker(asker: &Asker, limits: &LimitSet) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn check_replica(name: &str) -> Result<(), StoreError> {
+pub(super) fn check_replica(name: &str) -> Result<(), StoreError> {
     if !(1..=64).contains(&name.len()) {
         let text = format!("a replica's name of {} bytes; use 1 to 64", name.len());
         return Err(StoreError::Invalid(text));

@@ -1,6 +1,7 @@
 //! State in this process: the reference implementation that every other store must agree with.
 
 mod downstream;
+mod fleet;
 mod handle;
 mod reserving;
 mod tombstones;
@@ -11,14 +12,16 @@ use std::time::Duration;
 
 use super::{
     Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease,
-    NextTurn, Pause, Recall, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store,
-    StoreError, TICK, TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
+    NextTurn, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError, TICK,
+    TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::store::changes::Watchers;
+use crate::store::fleet::check_summary;
 use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
 use downstream::Downstream;
+use fleet::Fleet;
 pub use handle::MemoryHandle;
 
 /// Keeps state in memory: exact, and lost with the process.
@@ -29,6 +32,7 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     downstreams: Mutex<HashMap<String, Arc<Mutex<Downstream>>>>,
     watchers: Watchers,
+    fleet: Mutex<Fleet>,
     /// The clock has stepped back if it is behind the highest instant seen by more than this.
     step: Duration,
 }
@@ -43,7 +47,13 @@ impl MemoryStore {
     /// A store on the given clock.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, downstreams: Mutex::default(), watchers: Watchers::default(), step: STEP }
+        Self {
+            clock,
+            downstreams: Mutex::default(),
+            watchers: Watchers::default(),
+            fleet: Mutex::default(),
+            step: STEP,
+        }
     }
 
     /// A store on a clock whose instants are taken as they are: no correction is made for a clock that steps back. It
@@ -163,8 +173,7 @@ impl MemoryStore {
             let now = self.clock.now();
             record.follow(now);
             let is_changed = change.is_some_and(|change| record.update(change, now));
-            let (epoch, status, terms) = (record.epoch, record.status, record.terms.clone());
-            (RecordState { now, epoch, status, terms }, is_changed)
+            (record.record(now), is_changed)
         };
         if is_changed {
             self.watchers.notify(downstream);
@@ -265,6 +274,38 @@ impl Store for MemoryStore {
         call: TombstoneCall<'a>,
     ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
         Box::pin(self.call_tombstones(downstream, call))
+    }
+
+    fn leave_summary<'a>(
+        &'a self,
+        replica: &'a str,
+        summary: &'a str,
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            check_summary(replica, summary, ttl)?;
+            locked(&self.fleet).leave(replica, summary, ttl, self.clock.now());
+            Ok(())
+        })
+    }
+
+    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        Box::pin(async move { Ok(locked(&self.fleet).summaries(self.clock.now())) })
+    }
+
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        Box::pin(async move {
+            check_downstream(downstream)?;
+            Ok(locked(&self.fleet).note_parked(downstream, jobs))
+        })
+    }
+
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            check_downstream(downstream)?;
+            locked(&self.fleet).set_parked(downstream, jobs);
+            Ok(())
+        })
     }
 
     fn changes(&self, downstream: &str) -> Changes {

@@ -3,16 +3,17 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limit::{Charge, Costs, LimitSet, Mark, Passed, Refusal, Verdict};
 use crate::time::Micros;
 
+mod arc;
 mod call;
 mod changes;
 mod dump;
 mod error;
+mod fleet;
 mod lanes;
 mod memory;
 mod offset;
@@ -26,11 +27,12 @@ pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
 pub use changes::Changes;
 pub use error::StoreError;
+pub use fleet::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES};
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
-pub use record::{Change, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
+pub use record::{Change, LONGEST_NOTE, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 #[cfg(feature = "redis")]
 pub use redis::{Keeping, Options as RedisOptions, RedisStore};
 pub use tombstones::{
@@ -243,7 +245,7 @@ pub struct Cancel<'a> {
 }
 
 /// Keeps the state of limits and decides on it atomically. [`MemoryStore`] and `RedisStore` implement it, and an
-/// [`Arc`] of either.
+/// [`Arc`](std::sync::Arc) of either.
 ///
 /// All callers of one store see one clock: the store's. It is sealed: its methods are the protocol of this version of
 /// paced, and change with it.
@@ -302,6 +304,47 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
         call: TombstoneCall<'a>,
     ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>>;
 
+    /// Leaves a summary of a replica for all others, in place of the one before, for `ttl` from now on; a `ttl` of zero
+    /// withdraws it. A summary is a text of at most [`MAX_SUMMARY_BYTES`], which is opaque to the store; it is left for at
+    /// most [`LONGEST_SUMMARY`]. A store that loses its state loses the summaries.
+    ///
+    /// Cancel safe: the summary is left, or not.
+    fn leave_summary<'a>(
+        &'a self,
+        replica: &'a str,
+        summary: &'a str,
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let _ = (replica, summary, ttl);
+        Box::pin(async { Ok(()) })
+    }
+
+    /// The summaries that have not ended, in the order of the replicas' names. Of more than [`MAX_SUMMARIES`], those that
+    /// end last are listed; of more than 64 MiB, the first ones.
+    ///
+    /// Cancel safe.
+    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    /// Adds to the number of parked jobs of a downstream, which never falls below 0, and returns it. 0 reads it. It is
+    /// approximate: what was parked or came home while the store was away is not counted, and a store that loses its
+    /// state counts from 0. Redis keeps it for 400 days after the last change.
+    ///
+    /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        let _ = (downstream, jobs);
+        Box::pin(async { Ok(0) })
+    }
+
+    /// Sets the number of parked jobs of a downstream, once it is known.
+    ///
+    /// Cancel safe: the number is set, or not.
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+        let _ = (downstream, jobs);
+        Box::pin(async { Ok(()) })
+    }
+
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
     /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
@@ -321,60 +364,4 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
 /// Keeps other crates from implementing stores: each store must decide as all others do, to the microsecond.
 pub(crate) mod sealed {
     pub trait Sealed {}
-}
-
-impl<S: Store + ?Sized> sealed::Sealed for Arc<S> {}
-
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
-        (**self).reserve(call)
-    }
-
-    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
-        (**self).check(call)
-    }
-
-    fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
-        (**self).try_check(call)
-    }
-
-    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
-        (**self).cancel(call)
-    }
-
-    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
-        (**self).reset(scope, limits)
-    }
-
-    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
-        (**self).read_record(downstream)
-    }
-
-    fn update_record<'a>(
-        &'a self,
-        downstream: &'a str,
-        change: Change<'a>,
-    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
-        (**self).update_record(downstream, change)
-    }
-
-    fn tombstones<'a>(
-        &'a self,
-        downstream: &'a str,
-        call: TombstoneCall<'a>,
-    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
-        (**self).tombstones(downstream, call)
-    }
-
-    fn set_horizon(&self, downstream: &str, horizon: Duration) {
-        (**self).set_horizon(downstream, horizon);
-    }
-
-    fn changes(&self, downstream: &str) -> Changes {
-        (**self).changes(downstream)
-    }
-
-    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
-        (**self).ping()
-    }
 }

@@ -71,8 +71,13 @@ impl Status {
 pub enum Change<'a> {
     /// Pauses for this long from the store's now on, as the downstream asked for. The latest end of several counts.
     Penalize(Duration),
-    /// An operator's pause for this long from the store's now on, or until somebody resumes.
-    Pause(Option<Duration>),
+    /// An operator's pause.
+    Pause {
+        /// How long it lasts from the store's now on; `None` if until somebody resumes.
+        span: Option<Duration>,
+        /// Who paused and why: JSON of at most [`LONGEST_NOTE`] bytes, which is opaque to the store; empty for none.
+        note: &'a str,
+    },
     /// Ends the operator's pause, and one that the downstream asked for.
     Resume,
     /// Puts these terms in force, if those in force are still of generation `of`; they get the next generation.
@@ -111,12 +116,20 @@ pub struct Recall<'a> {
 /// The longest pause that can be asked for.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 86_400);
 
+/// The longest note on a pause, in bytes.
+pub const LONGEST_NOTE: usize = 1024;
+
 impl Change<'_> {
     /// # Errors
-    /// [`StoreError::Invalid`] for a pause of zero length, or a longer one than [`LONGEST_PAUSE`].
+    /// [`StoreError::Invalid`] for a pause of zero length, or a longer one than [`LONGEST_PAUSE`], or a longer note than
+    /// [`LONGEST_NOTE`].
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let span = match self {
-            Change::Penalize(span) | Change::Pause(Some(span)) => *span,
+            Change::Pause { note, .. } if note.len() > LONGEST_NOTE => {
+                let text = format!("a note of {} bytes on a pause; use up to {LONGEST_NOTE}", note.len());
+                return Err(StoreError::Invalid(text));
+            }
+            Change::Penalize(span) | Change::Pause { span: Some(span), .. } => *span,
             _ => return Ok(()),
         };
         if span < Duration::from_micros(1) || span > LONGEST_PAUSE {
@@ -138,4 +151,7 @@ pub struct RecordState {
     pub status: Status,
     /// The terms in force; `None` where there are none, or the store has lost them.
     pub terms: Option<String>,
+    /// The note on the operator's pause that is in the status. `None` where there is none, or the store has lost it: a
+    /// [`Change::Recall`] does not restore it. It may be forgotten a day after the pause has ended, or after 400 days.
+    pub note: Option<String>,
 }

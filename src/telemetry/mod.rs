@@ -40,7 +40,7 @@ pub(crate) enum LogFormat {
 /// When to colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Color {
-    /// Where stderr is a terminal and `NO_COLOR` is not set.
+    /// Where it is a terminal that is written to, and `NO_COLOR` is not set.
     #[default]
     Auto,
     /// Always.
@@ -52,11 +52,13 @@ pub(crate) enum Color {
 impl Color {
     /// Whether to colour stderr.
     pub(crate) fn on(self) -> bool {
+        self.on_stream(std::io::stderr().is_terminal())
+    }
+
+    /// Whether to colour a stream that is a terminal or is none.
+    pub(crate) fn on_stream(self, is_terminal: bool) -> bool {
         match self {
-            Self::Auto => {
-                std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-                    && std::io::stderr().is_terminal()
-            }
+            Self::Auto => std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && is_terminal,
             Self::Always => true,
             Self::Never => false,
         }

@@ -18,12 +18,15 @@ use crate::support::{blocking, poll, until};
 
 mod api;
 mod cancel;
-mod metrics;
+mod letters;
+pub mod metrics;
 mod pauses;
 mod rates;
 mod redelivery;
 mod resets;
+mod status;
 mod toggles;
+mod top;
 
 const LONG: Duration = Duration::from_secs(60);
 

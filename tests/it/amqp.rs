@@ -13,6 +13,7 @@ use paced::sink::{Receipt, Response};
 mod check;
 mod dead;
 mod delays;
+mod depths;
 mod held;
 mod late;
 mod letters;

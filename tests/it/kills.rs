@@ -113,7 +113,8 @@ async fn finish(site: &Site, kill: &Kill, from: usize) {
             ids.len() == JOBS && left(site).await == 0
         })
         .await;
-        assert_eq!(replica.stop().await, 0);
+        let exit = replica.stop().await;
+        assert_eq!(exit, 0, "{kill:?}\n{}", replica.log().join("\n"));
         let left = left(site).await;
         if left == 0 {
             return;

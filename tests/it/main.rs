@@ -38,6 +38,8 @@ mod park;
 mod pipe;
 #[cfg(feature = "daemon")]
 mod readme;
+#[cfg(feature = "daemon")]
+mod reference;
 mod reload;
 #[cfg(feature = "daemon")]
 mod store;

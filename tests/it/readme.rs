@@ -67,7 +67,9 @@ fn limits(toml: &str, downstream: &str) -> config::Downstream {
     let folder = tempfile::TempDir::new().unwrap();
     let file = folder.path().join("paced.toml");
     std::fs::write(&file, toml).unwrap();
-    std::fs::write(folder.path().join("billing.token"), "Bearer secret").unwrap();
+    for (name, secret) in [("billing.token", "Bearer secret"), ("admin.token", "0123456789abcdef")] {
+        std::fs::write(folder.path().join(name), secret).unwrap();
+    }
     let loaded = config::load(Sources::from_process(vec![file], vec![])).unwrap();
     loaded.settings.downstreams[downstream].clone()
 }

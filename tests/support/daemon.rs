@@ -22,14 +22,13 @@ const READY: Duration = Duration::from_secs(30);
 /// How long a command may run.
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// The path of the binary: cargo's for tests; for examples, the one beside their folder.
+/// The path of the binary: cargo's for tests; for the demo, the one beside it.
 pub fn binary() -> PathBuf {
     match option_env!("CARGO_BIN_EXE_paced") {
         Some(path) => PathBuf::from(path),
         None => {
             let own = std::env::current_exe().expect("the path of this program");
-            let profile = own.parent().and_then(Path::parent).expect("target/PROFILE/examples");
-            profile.join("paced")
+            own.parent().expect("target/PROFILE").join("paced")
         }
     }
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the demo and the tests start privately, where it is missing: redis-server and
 # rabbitmq-server; with the argument `tests` also python3-pika, with `chaos` also libfaketime, with
-# `mmdebstrap` also that. Debian and Ubuntu, by apt.
+# `page` also chromium, nodejs and npm, with `mmdebstrap` also that. Debian and Ubuntu, by apt.
 # Leaves no system service behind. Says nothing when everything is there.
 set -eu
 
@@ -30,6 +30,11 @@ rabbitmq_is_there || missing="$missing rabbitmq-server"
 case ${1:-} in
 tests) pika_is_there || missing="$missing python3-pika" ;;
 chaos) faketime_is_there || missing="$missing libfaketime" ;;
+page)
+    [ -n "${CHROMIUM:-}" ] || [ -x /usr/bin/chromium ] || missing="$missing chromium"
+    command -v node >/dev/null 2>&1 || missing="$missing nodejs"
+    command -v npm >/dev/null 2>&1 || missing="$missing npm"
+    ;;
 mmdebstrap) command -v mmdebstrap >/dev/null 2>&1 || missing="$missing mmdebstrap" ;;
 esac
 [ -n "$missing" ] || exit 0

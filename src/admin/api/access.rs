@@ -23,6 +23,7 @@ pub(crate) struct Peer {
 /// The rules of access, from `[admin]`.
 pub(crate) struct Access {
     token: Option<Secret>,
+    read_token: Option<Secret>,
     hosts: Vec<String>,
     /// The name that the server listens on.
     own: Option<String>,
@@ -33,9 +34,20 @@ impl Access {
         let own = admin.listen.as_deref().and_then(|listen| listen.rsplit_once(':'));
         Self {
             token: admin.token.clone(),
+            read_token: admin.read_token.clone(),
             hosts: admin.allow_hosts.clone(),
             own: own.map(|(host, _)| host.to_ascii_lowercase()),
         }
+    }
+
+    /// Checks whether a request is addressed to this daemon, and comes from no page of another origin.
+    pub(crate) fn is_meant(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), Refusal> {
+        let host = self.host(uri, headers, local)?;
+        if headers.get_all(ORIGIN).iter().any(|origin| !is_same(origin.as_bytes(), &host)) {
+            let text = "requests from pages of another origin are refused";
+            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
+        }
+        Ok(())
     }
 
     /// Checks whether a request is allowed.
@@ -44,15 +56,11 @@ impl Access {
         (method, uri, headers): (&Method, &Uri, &HeaderMap),
         local: IpAddr,
     ) -> Result<(), Refusal> {
-        let host = self.host(uri, headers, local)?;
-        if headers.get_all(ORIGIN).iter().any(|origin| !is_same(origin.as_bytes(), &host)) {
-            let text = "requests from pages of another origin are refused";
-            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
-        }
+        self.is_meant(uri, headers, local)?;
         if method == Method::GET || method == Method::HEAD {
-            return Ok(());
+            return self.may_look(headers);
         }
-        self.authorized(headers)?;
+        self.may_change(headers)?;
         if is_json(headers) {
             return Ok(());
         }
@@ -89,21 +97,45 @@ impl Access {
             || self.hosts.iter().any(allowed)
     }
 
-    fn authorized(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Checks whether a request that only looks has a token, if one is needed: that of those who look, or that of
+    /// changes.
+    pub(crate) fn may_look(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(read_token) = &self.read_token else { return Ok(()) };
+        match bearer(headers) {
+            Some(given) if is_one_of(given, [Some(read_token), self.token.as_ref()]) => Ok(()),
+            Some(_) => Err(Refusal::unauthorized("the token is wrong; send that of admin.read_token")),
+            None => Err(Refusal::unauthorized(
+                "send authorization: Bearer TOKEN, with that of admin.read_token or admin.token",
+            )),
+        }
+    }
+
+    /// Checks whether a request carries the token of changes.
+    pub(super) fn may_change(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(token) = &self.token else {
             let text = "changes are off; set admin.token or admin.token_file, and restart the daemon";
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
         };
-        let given = only(headers, AUTHORIZATION).and_then(|text| {
-            let (scheme, token) = text.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
-        });
-        match given {
-            Some(given) if is_equal(given.as_bytes(), token.expose().as_bytes()) => Ok(()),
+        match bearer(headers) {
+            Some(given) if is_one_of(given, [Some(token), None]) => Ok(()),
             Some(_) => Err(Refusal::unauthorized("the token is wrong; send that of admin.token")),
             None => Err(Refusal::unauthorized("send authorization: Bearer TOKEN, with that of admin.token")),
         }
     }
+}
+
+/// The token that a request carries.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = only(headers, AUTHORIZATION)?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
+}
+
+/// Whether the given token is one of these. Each of them is compared, so that the time tells nothing.
+fn is_one_of(given: &str, tokens: [Option<&Secret>; 2]) -> bool {
+    tokens
+        .into_iter()
+        .flatten()
+        .fold(false, |found, token| found | is_equal(given.as_bytes(), token.expose().as_bytes()))
 }
 
 /// The text of a header that occurs exactly once.

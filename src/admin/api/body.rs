@@ -179,7 +179,8 @@ fn of(span: Option<&str>) -> Result<Option<Duration>, Refusal> {
     }
 }
 
-fn checked(reason: Option<String>) -> Result<Option<String>, Refusal> {
+/// A reason for people, checked.
+pub(super) fn checked(reason: Option<String>) -> Result<Option<String>, Refusal> {
     let Some(reason) = reason.filter(|reason| !reason.trim().is_empty()) else { return Ok(None) };
     if reason.chars().count() > LONGEST_REASON || reason.contains(char::is_control) {
         let text = format!("reason: use up to {LONGEST_REASON} characters on one line");
@@ -196,6 +197,13 @@ where
     T: Form,
     OrderWithReason: TryFrom<T, Error = Refusal>,
 {
+    form::<T>(body).await?.try_into()
+}
+
+/// Parses a body of this form. An empty body counts as `{}`.
+///
+/// Cancel safe.
+pub(super) async fn form<T: Form>(body: Body) -> Result<T, Refusal> {
     let longest = T::LONGEST;
     let Ok(read) = timeout(BODY_TIMEOUT, to_bytes(body, longest)).await else {
         return Err(Refusal::new(
@@ -208,8 +216,7 @@ where
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)
     })?;
     let bytes = if bytes.is_empty() { b"{}" } else { &bytes[..] };
-    let body: T = serde_json::from_slice(bytes).map_err(|error| Refusal::wrong(format!("body: {error}")))?;
-    body.try_into()
+    serde_json::from_slice(bytes).map_err(|error| Refusal::wrong(format!("body: {error}")))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 mod access;
 mod body;
+mod dead;
+mod live;
 mod operations;
 mod reply;
 mod view;
@@ -18,18 +20,34 @@ use axum::routing::{any, get, post};
 use futures_util::future::try_join_all;
 use paced::bounded_log::BoundedLog;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 pub(crate) use access::{Access, Peer};
+pub(crate) use dead::Letters;
 pub(crate) use operations::{Operations, OwnTerms};
+pub(super) use reply::Refusal;
 
 use body::OrderWithReason;
-use operations::Done;
-use reply::{Refusal, json_response};
+use operations::{Author, Done};
+use reply::json_response;
+
+use crate::status::Watch;
 
 /// The rules of access, and the operations.
 pub(crate) struct Api {
-    pub(crate) access: Access,
-    pub(crate) operations: Operations,
+    access: Arc<Access>,
+    operations: Operations,
+    watch: Watch,
+    /// The places of those who read events.
+    streams: Arc<Semaphore>,
+    letters: Letters,
+}
+
+impl Api {
+    pub(crate) fn new(access: Arc<Access>, operations: Operations, watch: Watch, letters: Letters) -> Self {
+        let streams = Arc::new(Semaphore::new(live::MAX_STREAMS));
+        Self { access, operations, watch, streams, letters }
+    }
 }
 
 type Shared = State<Arc<Api>>;
@@ -38,12 +56,18 @@ type Shared = State<Arc<Api>>;
 pub(crate) fn api(api: Api) -> Router {
     let api = Arc::new(api);
     Router::new()
+        .route("/api/v1/status", get(live::status))
+        .route("/api/v1/events", get(live::events))
+        .route("/api/v1/history", get(live::history))
         .route("/api/v1/downstreams", get(list))
         .route("/api/v1/downstreams/{name}", get(one))
         .route("/api/v1/downstreams/{name}/pause", post(pause))
         .route("/api/v1/downstreams/{name}/resume", post(resume))
         .route("/api/v1/downstreams/{name}/reset", post(reset))
         .route("/api/v1/downstreams/{name}/cancel", post(cancel))
+        .route("/api/v1/downstreams/{name}/dead", get(dead::list))
+        .route("/api/v1/downstreams/{name}/dead/replay", post(dead::replay))
+        .route("/api/v1/downstreams/{name}/dead/purge", post(dead::purge))
         .route("/api/v1/downstreams/{name}/rate", get(rates).put(set_rate).delete(unset_rate))
         .route("/api/{*rest}", any(nothing))
         .layer(from_fn_with_state(Arc::clone(&api), guard))
@@ -168,8 +192,10 @@ impl Api {
         (order, reason): OrderWithReason,
     ) -> Result<Response, Refusal> {
         let reason = reason.unwrap_or_default();
-        match self.operations.carry_out(downstream, &order).await {
+        let author = Author { address: remote.ip(), reason: &reason };
+        match self.operations.carry_out(downstream, &order, &author).await {
             Ok(Done { before, after, body }) => {
+                self.watch.changed(downstream);
                 tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
                 Ok(json_response(StatusCode::OK, &body))
             }

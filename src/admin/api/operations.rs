@@ -1,6 +1,7 @@
 //! Carries out orders in the store, from which every replica learns of them.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,21 @@ pub(crate) struct Operations {
     own: watch::Receiver<OwnTerms>,
 }
 
+/// Whoever gave an order, and why.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Author<'a> {
+    pub(super) address: IpAddr,
+    pub(super) reason: &'a str,
+}
+
+impl Author<'_> {
+    /// The note that a store keeps with a pause. A reason is so short that the note never is too long.
+    fn note(&self) -> String {
+        let reason = (!self.reason.is_empty()).then_some(self.reason);
+        json!({ "by": self.address.to_string(), "reason": reason }).to_string()
+    }
+}
+
 /// An order that was carried out.
 pub(super) struct Done {
     /// The states before and after the order, for the audit log.
@@ -51,6 +67,11 @@ impl Operations {
         self.own.borrow().keys().cloned().collect()
     }
 
+    /// Checks whether there is a downstream of this name.
+    pub(super) fn known(&self, name: &str) -> Result<(), Refusal> {
+        self.own_terms(name).map(drop)
+    }
+
     /// Shows a downstream. Cancel safe.
     pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
@@ -66,10 +87,16 @@ impl Operations {
     }
 
     /// Carries out an order. Cancel safe: the order is carried out, or not.
-    pub(super) async fn carry_out(&self, name: &str, order: &Order) -> Result<Done, Refusal> {
+    pub(super) async fn carry_out(
+        &self,
+        name: &str,
+        order: &Order,
+        by: &Author<'_>,
+    ) -> Result<Done, Refusal> {
         let own = self.own_terms(name)?;
+        let note = by.note();
         let change = match order {
-            Order::Pause { span } => Change::Pause(*span),
+            Order::Pause { span } => Change::Pause { span: *span, note: &note },
             Order::Resume => Change::Resume,
             Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
             Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,

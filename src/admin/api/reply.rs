@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     status: StatusCode,
     text: String,
 }
@@ -82,10 +82,15 @@ impl IntoResponse for Refusal {
 
 /// A JSON response with this body.
 pub(super) fn json_response(status: StatusCode, body: &Value) -> Response {
+    json_text(status, body.to_string())
+}
+
+/// A response with this JSON.
+pub(super) fn json_text(status: StatusCode, body: String) -> Response {
     let headers = [
         (CONTENT_TYPE, "application/json"),
         (CACHE_CONTROL, "no-store"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    (status, headers, format!("{body}\n")).into_response()
+    (status, headers, body + "\n").into_response()
 }

@@ -4,6 +4,7 @@ use axum::body::to_bytes;
 use axum::http::HeaderMap;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
+use paced::amqp;
 use paced::config::{Admin, Secret};
 use paced::limit::{Limit, LimitSet};
 use paced::store::{Change, LONGEST_TOMBSTONE, MemoryStore, Store, TombstoneCall};
@@ -13,6 +14,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::*;
+use crate::status::{Identity, Observer, Parts};
 
 /// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;
@@ -31,6 +33,21 @@ fn terms(rate: &str) -> Terms {
     Terms::new(LimitSet::new(vec![limit]).unwrap(), plans.into(), Some(7))
 }
 
+/// A handle on an observer of a daemon without dispatchers.
+fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
+    let parts = Parts {
+        identity: Identity { id: "me".to_owned(), ..Identity::default() },
+        views: [].into(),
+        amqp: paced::amqp::Status::default(),
+        depths: paced::amqp::Depths::default(),
+        store,
+        store_kind: "memory",
+        terms,
+        can_change: true,
+    };
+    Observer::start(parts).watch()
+}
+
 impl Bench {
     fn new() -> Self {
         let clock = Arc::new(ManualClock::new(Micros(NOW)));
@@ -40,9 +57,20 @@ impl Bench {
         let access = Access::new(&Admin {
             listen: None,
             token: Some(Secret::hidden("token")),
+            read_token: None,
             allow_hosts: Vec::new(),
         });
-        let pages = api(Api { access, operations: Operations::new(Arc::clone(&store), receiver) });
+        let watch = watching(Arc::clone(&store), receiver.clone());
+        let operations = Operations::new(Arc::clone(&store), receiver);
+        let letters = Letters::new(amqp::Options {
+            address: "amqp://127.0.0.1:1".parse().unwrap(),
+            prefix: "paced".to_owned(),
+            declare: false,
+            window_bytes: 0,
+            rung_unit: amqp::RUNG_UNIT,
+            downstreams: Vec::new(),
+        });
+        let pages = api(Api::new(Arc::new(access), operations, watch, letters));
         let local = "127.0.0.1:9750".parse().unwrap();
         Self { store, clock, own, pages: pages.layer(Extension(Peer { remote: local, local })) }
     }
@@ -111,9 +139,22 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
 async fn pauses_begin_and_end() {
     let bench = Bench::new();
     let told = bench.ok("POST", "/pause", r#"{"for": "10m", "reason": "they asked"}"#).await;
-    assert_eq!((&told["paused"], &told["pause"]), (&json!(true), &json!({ "until": NOW / 1000 + 600_000 })));
-    assert_eq!(bench.ok("POST", "/pause", "").await["pause"], json!({ "until": null }));
-    assert_eq!(bench.ok("GET", "", "").await["pause"], json!({ "until": null }));
+    let at = NOW / 1000;
+    let pause = json!({ "until": at + 600_000, "by": "127.0.0.1", "reason": "they asked", "at": at });
+    assert_eq!((&told["paused"], &told["pause"]), (&json!(true), &pause));
+    bench.clock.set(Micros(NOW + 5_000_000));
+    let pause = json!({ "until": null, "by": "127.0.0.1", "reason": null, "at": at + 5_000 });
+    assert_eq!(bench.ok("POST", "/pause", "").await["pause"], pause);
+    assert_eq!(bench.ok("GET", "", "").await["pause"], pause);
+    // Notes that are of another form.
+    for note in ["", "no JSON", "[]", r#"{"by": 7}"#] {
+        bench.store.update_record("billing", Change::Pause { span: None, note }).await.unwrap();
+        let told = bench.ok("GET", "", "").await;
+        assert_eq!((&told["pause"]["by"], &told["pause"]["reason"]), (&Value::Null, &Value::Null), "{note}");
+    }
+    assert_eq!(bench.ok("GET", "", "").await["pause"]["at"], at + 5_000);
+    bench.clock.set(Micros(NOW));
+    assert_eq!(bench.ok("GET", "", "").await["pause"]["at"], Value::Null, "the clock has stepped back");
     let told = bench.ok("POST", "/resume", "{}").await;
     assert_eq!((&told["paused"], &told["pause"]), (&json!(false), &Value::Null));
 
@@ -253,7 +294,7 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
     assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
     // Requests that do not need the terms still work.
     let told = bench.ok("POST", "/pause", "").await;
-    assert_eq!(told["pause"], json!({ "until": null }));
+    assert_eq!(told["pause"]["until"], Value::Null);
     assert!(told["error"].as_str().unwrap().contains("run the same version"), "{told}");
     let kept = bench.store.read_record("billing").await.unwrap();
     assert_eq!(kept.terms, Some(text), "what is not understood is not overwritten");

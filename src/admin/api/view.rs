@@ -1,10 +1,18 @@
 //! The JSON form of a downstream.
 
+use std::time::Duration;
+
 use paced::limit::{Limit, LimitSet};
 use paced::store::RecordState;
 use paced::terms::{Terms, algorithm, rate_text};
 use paced::time::Micros;
 use serde_json::{Value, json};
+
+/// The year 2001: versions below it are no instants.
+const EARLIEST: Micros = Micros(1_000_000_000_000_000);
+
+/// How far versions may be ahead of the clock: each pause and resume has a later one, also within a microsecond.
+const VERSIONS_AHEAD: Duration = Duration::from_secs(1);
 
 /// An instant as epoch milliseconds, as in the headers of dead letters.
 fn millis(at: Micros) -> i64 {
@@ -17,16 +25,31 @@ pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms) -> Val
     let mut body = rates(name, record, terms);
     body["revision"] = json!(terms.revision());
     let status = &record.status;
-    // An operator's pause that lasts until somebody resumes has no end.
-    let pause = (status.pause.until > now).then(|| {
-        let until = (!status.is_stopped()).then(|| millis(status.pause.until));
-        json!({ "until": until })
-    });
+    let pause = (status.pause.until > now).then(|| pause(record));
     let penalty = (status.penalty > now).then(|| json!({ "until": millis(status.penalty) }));
     body["paused"] = json!(pause.is_some() || penalty.is_some());
     body["pause"] = json!(pause);
     body["penalty"] = json!(penalty);
     body
+}
+
+/// An operator's pause as JSON. One that lasts until somebody resumes has no end.
+fn pause(record: &RecordState) -> Value {
+    let (status, note) = (&record.status, record.note.as_deref());
+    let note: Value = note.and_then(|note| serde_json::from_str(note).ok()).unwrap_or_default();
+    let of_note = |name: &str| note.get(name).and_then(Value::as_str);
+    json!({
+        "until": (!status.is_stopped()).then(|| millis(status.pause.until)),
+        "by": of_note("by"),
+        "reason": of_note("reason"),
+        "at": paused_at(record).map(millis),
+    })
+}
+
+/// When the pause began: its version is about that instant, unless the clock has stepped back since then.
+fn paused_at(record: &RecordState) -> Option<Micros> {
+    let at = Micros(i64::try_from(record.status.pause.version).ok()?);
+    (EARLIEST..=record.now.plus(VERSIONS_AHEAD)).contains(&at).then_some(at)
 }
 
 /// A downstream's limits as JSON, with the rates set over them.

@@ -1,9 +1,11 @@
 //! Makes jobs dead letters.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::FlightContext;
 use crate::bounded_log::BoundedLog;
+use crate::dispatch::job_log;
 use crate::dispatch::source::{DeadLetter, Ticket};
 use crate::job::Reason;
 use crate::sink::Response;
@@ -21,20 +23,24 @@ pub(in crate::dispatch) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
 /// is acked.
 pub(in crate::dispatch) async fn dead_letter(
     context: Arc<FlightContext>,
-    ticket: Box<dyn Ticket>,
+    (ticket, id): (Box<dyn Ticket>, Option<String>),
     letter: DeadLetter,
     reply: Option<Response>,
 ) {
     let _settling = context.meters.settling();
-    let downstream = &context.downstream;
-    if matches!(letter.reason, Reason::Rejected | Reason::QueueFull) {
-        // The configuration asks for it, and it may befall any number of jobs.
-        tracing::debug!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+    let DeadLetter { reason, detail, .. } = &letter;
+    let (downstream, is_told) = (&context.downstream, context.is_failing.load(Ordering::Relaxed));
+    // The configuration asks for these two, and they may befall any number of jobs.
+    if matches!(reason, Reason::Rejected | Reason::QueueFull)
+        || (is_told && *reason == Reason::AttemptsExhausted)
+    {
+        tracing::debug!(downstream, id, %reason, detail, "dead-lettered");
     } else {
         context.letters.line(letter.reason.as_str(), || {
-            tracing::warn!(downstream, reason = %letter.reason, detail = letter.detail, "dead-lettered");
+            tracing::warn!(downstream, id, %reason, detail, "dead-lettered");
         });
     }
+    job_log::dead(downstream, id.as_deref(), &letter);
     if let Some(mut response) = reply {
         if response.status == 0 && response.body.is_empty() {
             // The job never got an answer, so the reply contains the reason.
@@ -42,7 +48,6 @@ pub(in crate::dispatch) async fn dead_letter(
         }
         ticket.reply(&response).await;
     }
-    context.meters.dead.increment(1);
-    context.meters.rejected(letter.reason);
+    context.meters.dead(letter.reason);
     ticket.dead_letter(letter).await;
 }

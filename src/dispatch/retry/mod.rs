@@ -174,6 +174,11 @@ impl Attempts {
     pub(super) const fn failed(self) -> u32 {
         self.sent - self.throttled - self.refused
     }
+
+    /// Whether it was tried, or could not be.
+    pub(super) const fn has_begun(&self) -> bool {
+        self.sent > 0 || self.unreachable > 0 || self.suspicion.is_some()
+    }
 }
 
 #[cfg(test)]

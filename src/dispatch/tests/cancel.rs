@@ -74,7 +74,7 @@ async fn nothing_is_released_before_the_tombstones_are_known() {
 #[tokio::test(start_paused = true)]
 async fn one_that_waits_behind_a_pause_is_settled_at_once() {
     let mut bench = Bench::new("10/s", QUICK);
-    bench.store.inner().update_record("billing", Change::Pause(None)).await.unwrap();
+    bench.store.inner().update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     bench.publish_many(0..3);
     bench.publish(not_before("later", 30 * SECOND));
     let done = bench.start();

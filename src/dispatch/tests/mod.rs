@@ -18,6 +18,7 @@ mod share;
 mod steps;
 mod terms;
 mod turns;
+mod view;
 mod waits;
 mod windows;
 

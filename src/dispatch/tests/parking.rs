@@ -223,7 +223,7 @@ async fn jobs_of_a_downstream_that_is_paused_for_long_are_parked_for_a_short_tim
     let mut bench = parking("10/s");
     let (start, wall) = (Instant::now(), wall_now());
     let done = bench.start();
-    update_record(&bench, Change::Pause(None)).await;
+    update_record(&bench, Change::Pause { span: None, note: "" }).await;
     bench.publish_many(0..3);
     bench.ledger.count(3).await;
     let took = start.elapsed();

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dispatch::{
     Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
-    RetryPolicy, Stay, TokioClock,
+    RetryPolicy, Stay, TokioClock, View,
 };
 use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
 use crate::limit::{Limit, LimitSet};
@@ -52,6 +52,7 @@ pub(super) struct Bench {
     messages: mpsc::UnboundedSender<Delivery>,
     source: Option<ScriptedSource>,
     control: Option<Control>,
+    view: Option<View>,
 }
 
 impl Bench {
@@ -103,6 +104,7 @@ impl Bench {
             full,
             pauses,
             control: None,
+            view: None,
         }
     }
 
@@ -162,13 +164,18 @@ impl Bench {
             Arc::clone(&self.sink) as _,
             Arc::clone(&self.clock),
         );
-        self.control = Some(dispatcher.control());
+        (self.control, self.view) = (Some(dispatcher.control()), Some(dispatcher.view()));
         tokio::spawn(dispatcher.run(source, self.stop.clone()))
     }
 
     /// The handle on the running dispatcher.
     pub(super) fn control(&self) -> Control {
         self.control.clone().expect("started")
+    }
+
+    /// The view of the running dispatcher.
+    pub(super) fn view(&self) -> View {
+        self.view.clone().expect("started")
     }
 
     /// The pauses of the source, in order: true for a pause, false for the continuation.

@@ -184,7 +184,7 @@ async fn an_operator_pauses_and_resumes() {
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);
     tokio::time::sleep(SECOND).await;
-    update_record(&benches[0], Change::Pause(None)).await;
+    update_record(&benches[0], Change::Pause { span: None, note: "" }).await;
     tokio::time::sleep(5 * SECOND).await;
     update_record(&benches[0], Change::Resume).await;
     for bench in &benches {
@@ -207,14 +207,14 @@ async fn a_pause_ends_by_itself_and_a_resume_ends_both() {
     let _running = bench.start();
     bench.sink.arrived(10).await;
     let paused = (Instant::now() - start).as_millis();
-    let status = update_record(&bench, Change::Pause(Some(3 * SECOND))).await;
+    let status = update_record(&bench, Change::Pause { span: Some(3 * SECOND), note: "" }).await;
     assert!(!status.is_stopped());
     bench.sink.arrived(11).await;
     assert_eq!(bench.sink.millis(start)[10], paused + 3000);
     bench.sink.answer("20", asks(429, 100));
     bench.sink.arrived(21).await;
     tokio::time::sleep(SECOND).await;
-    update_record(&bench, Change::Pause(Some(50 * SECOND))).await;
+    update_record(&bench, Change::Pause { span: Some(50 * SECOND), note: "" }).await;
     tokio::time::sleep(SECOND).await;
     let resumed = (Instant::now() - start).as_millis();
     update_record(&bench, Change::Resume).await;
@@ -235,7 +235,7 @@ async fn a_notice_that_was_missed_is_made_up_for() {
     bench.end();
     bench.sink.arrived(1).await;
     tokio::time::sleep(58 * SECOND).await;
-    update_record(&bench, Change::Pause(None)).await;
+    update_record(&bench, Change::Pause { span: None, note: "" }).await;
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(bench.sink.ids().len(), 1);
     update_record(&bench, Change::Resume).await;
@@ -279,7 +279,7 @@ async fn an_operators_pause_survives_the_loss_of_the_record() {
     let start = Instant::now();
     let _running = bench.start();
     bench.sink.arrived(10).await;
-    update_record(&bench, Change::Pause(None)).await;
+    update_record(&bench, Change::Pause { span: None, note: "" }).await;
     tokio::time::sleep(SECOND).await;
     let sent = bench.sink.ids().len();
     bench.store.forget();
@@ -313,7 +313,7 @@ async fn what_polices_waits_for_the_end_of_a_pause_and_rejects_nothing() {
     bench.options.on_limit = OnLimit::Reject;
     let limit = Limit::gcra("gcra-0", "1000/s".parse().unwrap(), 20).unwrap();
     bench.options.limits = LimitSet::new(vec![limit]).unwrap();
-    update_record(&bench, Change::Pause(Some(3 * SECOND))).await;
+    update_record(&bench, Change::Pause { span: Some(3 * SECOND), note: "" }).await;
     bench.publish_many(0..1);
     let start = Instant::now();
     let done = bench.start();

@@ -300,7 +300,7 @@ async fn a_job_that_new_limits_never_hold_is_dead_lettered() {
         bench.options.limits = limit(50);
         bench.options.on_limit = on_limit;
         let cost = |cost: i128| vec![("paced-cost".to_owned(), Value::Integer(cost))];
-        bench.store.inner().update_record("billing", Change::Pause(None)).await.unwrap();
+        bench.store.inner().update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
         bench.publish(Message { headers: cost(20), ..message("twenty") });
         bench.publish(Message { headers: cost(2), ..message("two") });
         let _running = bench.start();

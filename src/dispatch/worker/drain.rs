@@ -62,6 +62,7 @@ impl Worker {
             }
         };
         self.context.meters.set_in_flight(0, 0, 0);
+        self.report_end();
         let unfinished = if in_time { 0 } else { flights.len() };
         self.flights.abandon.cancel();
         flights.wait().await;

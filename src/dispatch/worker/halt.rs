@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
-use crate::dispatch::flight::{self, Contact, FlightEnd, Refused};
+use crate::dispatch::flight::{self, Contact, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
 use crate::dispatch::source::Source;
 use crate::pace::Waiter;
@@ -44,8 +44,6 @@ pub(super) struct Halt {
     backlog_at_sweep: Option<usize>,
     /// The jobs for trials; one at a time is sent to find out whether the credentials are accepted again.
     candidates: VecDeque<Entry>,
-    /// Whether the reason of the last failed trial has been logged.
-    is_explained: bool,
     /// Whether all unsettled jobs were refused, and no more come until one is settled.
     is_crowded: bool,
     /// The number of refused jobs that wait for a decision while others are taken: they do not count for the window.
@@ -103,8 +101,13 @@ impl Halt {
         self.extra
     }
 
+    /// The number of jobs that are kept for trials.
+    pub(super) fn jobs(&self) -> usize {
+        self.candidates.len()
+    }
+
     /// The reason, as a label of metrics.
-    fn reason(&self) -> Option<&'static str> {
+    pub(super) fn reason(&self) -> Option<&'static str> {
         match self.health.state() {
             State::Serving => None,
             State::Unreachable(_) => Some("unreachable"),
@@ -204,12 +207,8 @@ impl Worker {
             }
             Step::Connected(tried) => {
                 if let Err(detail) = &tried {
-                    if self.halt.is_explained {
-                        tracing::debug!(downstream, detail, "the downstream is still not reached");
-                    } else {
-                        tracing::warn!(downstream, detail, "the downstream is still not reached; trying on");
-                    }
-                    self.halt.is_explained = true;
+                    // The log has told that it fails, and why, and tells so each minute.
+                    tracing::debug!(downstream, detail, "the downstream is still not reached");
                 }
                 let change = self.halt.health.tried_connection(tried.is_ok(), Instant::now());
                 self.follow_change(change);
@@ -228,7 +227,7 @@ impl Worker {
     }
 
     /// Records the end of a flight.
-    pub(super) fn judge(&mut self, FlightEnd { since, contact, .. }: FlightEnd) {
+    pub(super) fn judge(&mut self, since: Instant, contact: Contact) {
         let (now, health) = (Instant::now(), &mut self.halt.health);
         let change = match contact {
             Contact::None => None,
@@ -278,7 +277,7 @@ impl Worker {
                 let reply = entry.job.reply.is_some().then_some(response);
                 self.flights.spawn(flight::dead_letter(
                     Arc::clone(&self.context),
-                    entry.ticket,
+                    (entry.ticket, Some(entry.job.id.clone())),
                     letter,
                     reply,
                 ));
@@ -318,7 +317,6 @@ impl Worker {
             _ => Abandoned::Unreachable,
         });
         self.halt.backlog_at_sweep = None;
-        self.halt.is_explained = false;
         self.context.meters.stopped_for(reason, true);
         let downstream = &self.context.downstream;
         if reason == "unreachable" {

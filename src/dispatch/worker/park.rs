@@ -1,5 +1,6 @@
 //! Jobs that must wait for long are parked: they wait in their broker, so that they stand before nobody here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -78,11 +79,11 @@ impl Worker {
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
         let parking = ticket.park(stay);
-        let (parked, events) = (self.context.meters.parked.clone(), self.flights.events.clone());
+        let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
         self.flights.spawn(async move {
             let event = match parking.await {
                 Parked::Done => {
-                    parked.increment(1);
+                    context.meters.parked();
                     Event::Parked
                 }
                 Parked::Lost => Event::Parked,

@@ -51,7 +51,8 @@ impl Worker {
 
     /// Sets the options of flights from now on, with the tolerance in force.
     fn renew_context(&mut self, retry: RetryPolicy, max_pause: Duration) {
-        let FlightContext { downstream, sink, preflight, meters, letters, sending, .. } = &*self.context;
+        let FlightContext { downstream, sink, preflight, meters, letters, sending, is_failing, .. } =
+            &*self.context;
         let tolerance = self.engine.release().tolerance();
         self.context = Arc::new(FlightContext {
             downstream: downstream.clone(),
@@ -62,6 +63,7 @@ impl Worker {
             meters: meters.clone(),
             letters: Arc::clone(letters),
             sending: Arc::clone(sending),
+            is_failing: Arc::clone(is_failing),
         });
     }
 

@@ -12,6 +12,7 @@ mod ends;
 mod record;
 mod suspension;
 mod unreachable;
+mod view;
 mod wakeups;
 mod withdraw;
 
@@ -29,6 +30,7 @@ use super::terms::{SharedTerms, TermsReply};
 use super::{LaneId, Settings, Waiter};
 use crate::store::{SlotClock, Status, Store, StoreError};
 use crate::time::{Deadline, Micros};
+pub(crate) use view::{EngineView, Hold};
 pub(crate) use wakeups::Wakeups;
 
 /// Assigns slots to the waiters of one downstream.

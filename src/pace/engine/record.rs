@@ -36,7 +36,7 @@ impl<W: Waiter> Engine<W> {
     pub(super) fn on_record_reply(&mut self, purpose: &Purpose, reply: RecordReply) {
         let RecordReply { sent, received, answer } = reply;
         match answer {
-            Ok(RecordState { now, epoch, status, terms }) => {
+            Ok(RecordState { now, epoch, status, terms, .. }) => {
                 self.meters.record_answered(received - sent);
                 self.on_store_there(received);
                 let observed = self.observe(sent, now, epoch, received);

@@ -247,9 +247,9 @@ async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
     let behind = Arc::new(MemoryStore::new());
     let terms = driven.store.read_record("billing").await.unwrap().terms.unwrap();
     behind.update_record("billing", Change::Terms { of: 0, text: &terms }).await.unwrap();
-    behind.update_record("billing", Change::Pause(None)).await.unwrap();
+    behind.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     tokio::time::advance(MS).await;
-    driven.store.update_record("billing", Change::Pause(None)).await.unwrap();
+    driven.store.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     driven.run(100 * MS).await;
     driven.store.update_record("billing", Change::Resume).await.unwrap();
     driven.run(100 * MS).await;

@@ -205,6 +205,11 @@ impl<W> Pacing<W> {
         self.call = Some(call);
     }
 
+    /// Returns the waiters of the call in flight.
+    pub(crate) fn batch(&self) -> impl Iterator<Item = &W> {
+        self.call.iter().flat_map(|call| &call.batch)
+    }
+
     pub(crate) const fn is_calling(&self) -> bool {
         self.call.is_some()
     }

@@ -1,6 +1,6 @@
 //! A snapshot of the pace that all replicas share; it seeds the local pace.
 
-use crate::limit::Mark;
+use crate::limit::{LimitSet, Mark, Refusal};
 use crate::pace::LaneId;
 use crate::store::Reserved;
 use crate::time::Micros;
@@ -21,6 +21,10 @@ struct Usage {
     now: Micros,
     marks: Vec<Mark>,
     units: u64,
+    /// The last slot of that grant, if any was granted.
+    last: Option<Micros>,
+    /// The first slot that was not granted, and the limit that determines it.
+    refused: Option<Refusal>,
 }
 
 impl SharedSnapshot {
@@ -48,11 +52,30 @@ impl SharedSnapshot {
         Some((usage.now, &usage.marks, usage.units))
     }
 
+    /// Returns the limit that determines the next slot of a lane, by its place in `limits`, and that slot, as far as the
+    /// last answer tells.
+    pub(crate) fn binding(&self, lane: LaneId, limits: &LimitSet) -> Option<(usize, Micros)> {
+        let usage = self.usage.get(lane.row())?.as_ref()?;
+        if let Some(Refusal { slot, limit }) = usage.refused {
+            return Some((limit, slot));
+        }
+        let at = usage.last.unwrap_or(usage.now);
+        let next = |(place, (limit, mark)): (usize, (&crate::limit::Limit, &Mark))| {
+            let units = u32::try_from(usage.units).unwrap_or(u32::MAX).min(limit.max_cost());
+            // The marks of sliding windows and logs do not tell how much is left; one that is used up refuses.
+            let state = limit.state_of(limit.mark_commit(*mark, at, units))?;
+            Some((place, limit.earliest(&state, at, 1)))
+        };
+        limits.iter().zip(&usage.marks).enumerate().filter_map(next).max_by_key(|(_, slot)| *slot)
+    }
+
     /// Records that slots of a lane were granted, for this number of units.
     pub(crate) fn on_granted(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
         self.next_slot = reserved.next;
         if let Some(usage) = self.usage.get_mut(lane.row()) {
-            *usage = Some(Usage { now: reserved.now, marks: reserved.before.clone(), units });
+            let (now, marks) = (reserved.now, reserved.before.clone());
+            let (last, refused) = (reserved.slots.last().copied(), reserved.refused);
+            *usage = Some(Usage { now, marks, units, last, refused });
         }
     }
 

@@ -57,6 +57,11 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.insert(place, held);
     }
 
+    /// Returns the waiter with the first slot.
+    pub(crate) fn first(&self) -> Option<&Held<W>> {
+        self.0.front()
+    }
+
     /// Returns the instant of the first slot.
     pub(crate) fn next_due(&self) -> Option<Deadline> {
         self.0.front().map(|held| held.deadline)

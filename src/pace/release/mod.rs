@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{OnLimit, Settings, Waiter};
+use super::{LaneId, OnLimit, Settings, Waiter};
 use crate::limit::LimitSet;
 use crate::time::Deadline;
 
@@ -143,6 +143,11 @@ impl<W: Waiter> Release<W> {
     /// Returns the instant at which the next waiter is to be taken.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.held.next_due().filter(|_| self.concurrency.has_room()).map(Deadline::instant)
+    }
+
+    /// Returns the lane of the first waiter that holds a slot, and when its slot comes.
+    pub(crate) fn first(&self) -> Option<(LaneId, Deadline)> {
+        self.held.first().map(|held| (held.waiter.lane(), held.deadline))
     }
 
     /// Returns the number of waiters that hold a slot.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use agreement::Wanted;
 pub(crate) use agreement::{Adopted, Agreement};
 pub(crate) use known_tombstones::CancelledIds;
-pub(crate) use pauses::{PauseChange, Pauses};
+pub(crate) use pauses::{PauseChange, Paused, Pauses};
 use record::RecordCalls;
 pub(crate) use record::{Purpose, RecordReply};
 pub(crate) use tombstones::TombstonesReply;

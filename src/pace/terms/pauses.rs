@@ -62,6 +62,15 @@ pub(crate) struct News {
     pub(crate) is_forgotten: bool,
 }
 
+/// Who asked for a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paused {
+    /// An operator.
+    Operator,
+    /// The downstream itself, by `Retry-After`.
+    Downstream,
+}
+
 /// A change of pauses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PauseChange {
@@ -92,6 +101,17 @@ impl Pauses {
     /// Returns the ends before which the gate is closed.
     pub(crate) fn closed(&self) -> Closed {
         Closed { own: self.own, until: self.status.paused_until() }
+    }
+
+    /// Returns whose the pause is, if there is one: an operator's, or the downstream's own; and its end, unless it lasts
+    /// until somebody resumes.
+    pub(crate) fn current(&self) -> Option<(Paused, Option<Deadline>)> {
+        if self.status.is_stopped() {
+            return Some((Paused::Operator, None));
+        }
+        let end = self.end()?;
+        let is_operators = self.pause.is_some() && self.pause >= self.own.max(self.penalty);
+        Some((if is_operators { Paused::Operator } else { Paused::Downstream }, Some(end)))
     }
 
     /// Whether the downstream is paused now.
@@ -228,14 +248,18 @@ impl Pauses {
 
     /// Returns the end and the reason for people to read.
     fn shown(&self) -> (String, &'static str) {
+        let (paused, end) = self.current().unwrap_or((Paused::Downstream, None));
+        let why = match paused {
+            Paused::Operator => "an operator paused it",
+            Paused::Downstream => "it answered with Retry-After",
+        };
         if self.status.is_stopped() {
-            return ("somebody resumes".to_owned(), "an operator paused it");
+            return ("somebody resumes".to_owned(), why);
         }
-        let left = self.end().map_or(Duration::ZERO, Deadline::left);
+        let left = end.map_or(Duration::ZERO, Deadline::left);
         let until = jiff::Timestamp::from_microsecond(wall_now().plus(left).0);
         let until = until.map_or_else(|_| format!("{left:?} from now"), |at| format!("{at:.3}"));
-        let is_operators = self.pause.is_some() && self.pause >= self.own.max(self.penalty);
-        (until, if is_operators { "an operator paused it" } else { "it answered with Retry-After" })
+        (until, why)
     }
 }
 

@@ -65,7 +65,7 @@ async fn a_pause_beyond_the_longest_wait_is_told() {
         panic!("it is paused")
     };
     assert_eq!(retry_after, Some(2 * TWO));
-    bench.update_record("billing", Change::Pause(None)).await.unwrap();
+    bench.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     let error = shaper.reserve("any").await.unwrap_err();
     assert!(matches!(error, ReserveError::Paused { retry_after: None }) && error.is_retryable());
     assert_eq!(error.to_string(), "the downstream is paused until somebody resumes it");
@@ -129,7 +129,12 @@ async fn what_the_store_forgot_is_recalled_until_it_knows() {
     let shaper = builder("100/s", &bench).build().unwrap();
     shaper.acquire("any").await.unwrap();
     let status = async || bench.read_record("billing").await.unwrap().status;
-    let paused = bench.update_record("billing", Change::Pause(Some(10 * TWO))).await.unwrap().status.pause;
+    let paused = bench
+        .update_record("billing", Change::Pause { span: Some(10 * TWO), note: "" })
+        .await
+        .unwrap()
+        .status
+        .pause;
     shaper.peek("any").await.unwrap();
     tokio::time::advance(4 * TWO).await;
     bench.lose();

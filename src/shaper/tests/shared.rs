@@ -57,7 +57,7 @@ async fn rates_and_pauses_count_for_all_who_wait() {
     assert!(came[4] <= 60 && came[6] >= 2050, "{came:?}");
     assert!(came[6..].windows(2).all(|two| two[1] - two[0] >= 10), "no burst: {came:?}");
 
-    bench.update_record("billing", Change::Pause(None)).await.unwrap();
+    bench.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     settle().await;
     let error = one.acquire("any").await.unwrap_err();
     assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
@@ -177,7 +177,7 @@ fn a_pause_that_is_over_is_not_remembered_by_the_next_runtime() {
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime().block_on(async {
         shaper.acquire("any").await.unwrap();
-        store.update_record("billing", Change::Pause(None)).await.unwrap();
+        store.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
         let error = shaper.acquire("any").await.unwrap_err();
         assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
     });

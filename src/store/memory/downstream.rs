@@ -1,17 +1,18 @@
 //! The record of one downstream, and the states of its limits.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use indexmap::IndexMap;
 
 use super::tombstones::{Answer, Tombstones};
-use super::{Asker, Booking, Cancel, Change, GRACE, NextTurn, Pause, Queue, Recall, Status, TICK};
+use super::{Asker, Booking, Cancel, GRACE, NextTurn, Queue, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, DumpedState, Record};
 use crate::store::{TombstoneCall, TombstoneReply};
 use crate::time::Micros;
+
+mod record;
 
 #[derive(Debug)]
 pub(super) struct Downstream {
@@ -29,6 +30,8 @@ pub(super) struct Downstream {
     queue: Queue,
     /// The terms of the status's generation.
     pub(super) terms: Option<String>,
+    /// The note on an operator's pause, and the version of the pause.
+    note: Option<(u64, String)>,
     /// The names of the downstream's limits. The index of a name is that of the limit's states.
     names: Vec<String>,
     /// The states of limits that are the whole downstream's.
@@ -74,6 +77,7 @@ impl Downstream {
             status: Status::default(),
             queue: Queue::default(),
             terms: None,
+            note: None,
             names: vec![],
             whole: Row::default(),
             keyed: IndexMap::new(),
@@ -95,63 +99,6 @@ impl Downstream {
         } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
             self.high = now;
         }
-    }
-
-    /// Makes a change, and returns whether it changed anything.
-    pub(super) fn update(&mut self, change: Change<'_>, now: Micros) -> bool {
-        let status = self.status;
-        // Not below the store's now, so that a change after a loss has a later version than any before it.
-        let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
-        let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
-        match change {
-            Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
-            Change::Pause(span) => {
-                self.status.pause = Pause { until: pause(span), version: next };
-            }
-            Change::Resume => {
-                self.status.penalty = Micros(0);
-                self.status.pause = Pause { until: Micros(0), version: next };
-            }
-            Change::Terms { of, text } => {
-                if of == status.generation {
-                    self.status.generation += 1;
-                    self.terms = Some(text.to_owned());
-                }
-            }
-            Change::Reset { limits } => {
-                let least = now.max(Micros(self.epoch.0 + 1));
-                self.queue.end = Micros(0);
-                self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
-                for limit in limits {
-                    let last = self.last(limit);
-                    self.write(limit, "", limit.restarted(last.max(now)));
-                }
-            }
-            Change::Recall(Recall { penalty, pause: left, version, generation, terms: known }) => {
-                if !penalty.is_zero() {
-                    self.status.penalty = status.penalty.max(now.plus(penalty));
-                }
-                if version > status.pause.version {
-                    let until = if left == Some(Duration::ZERO) { Micros(0) } else { pause(left) };
-                    self.status.pause = Pause { until, version };
-                }
-                let newer = |generation: u64| match generation.cmp(&status.generation) {
-                    Ordering::Equal => self.terms.is_none(),
-                    ordering => ordering.is_gt(),
-                };
-                if let Some(known) = known.filter(|_| newer(generation)) {
-                    self.status.generation = generation;
-                    self.terms = Some(known.to_owned());
-                    self.queue.end = Micros(0);
-                }
-            }
-        }
-        let paused = |status: &Status| (status.pause.version, status.generation);
-        if paused(&self.status) != paused(&status) {
-            // Turns that were booked behind the pause begin too late now, or have too few slots.
-            self.queue.end = Micros(0);
-        }
-        self.status != status
     }
 
     /// Changes or reads the tombstones at `now`; `None` if there would be too many.

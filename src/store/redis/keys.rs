@@ -3,12 +3,18 @@
 //! ```text
 //! paced:{billing}:record            the downstream's record (string, no TTL)
 //! paced:{billing}:terms             the terms in force (string, no TTL)
+//! paced:{billing}:note              who paused and why, with the version of the pause (string)
 //! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
 //! paced:{billing}:cancelled         the ids of cancelled jobs (sorted set, by the version of their latest change)
 //! paced:{billing}:cancelled-until   the same ids (sorted set, by when their tombstones end)
+//! paced:{billing}:parked            the number of parked jobs (string)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
+//! paced:{~fleet}:seen               the replicas (sorted set, by when their summaries end)
+//! paced:{~fleet}:summary:REPLICA    the summary that a replica left for the others (string)
 //! ```
+//!
+//! No configured downstream can be called `~fleet`, and none has keys of these names.
 //!
 //! Changes of records are published on the channel `paced:changes`, with the downstream's name as the message.
 //!
@@ -21,6 +27,19 @@ use std::borrow::Cow;
 use crate::limit::{Limit, LimitSet};
 use crate::store::Scope;
 
+/// The hash tag of what is the whole fleet's.
+pub(super) const FLEET: &str = "~fleet";
+
+/// The key of the replicas by when their summaries end.
+pub(super) fn seen(prefix: &str) -> String {
+    join(prefix, Scope { downstream: FLEET, key: "" }, &["seen"])
+}
+
+/// The key of the summary of a replica.
+pub(super) fn summary(prefix: &str, replica: &str) -> String {
+    join(prefix, Scope { downstream: FLEET, key: "" }, &["summary:", replica])
+}
+
 /// The keys of every script: that of the record, then those of the states of `limits`.
 pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
     let mut keys = Vec::with_capacity(limits.len() + 2);
@@ -29,11 +48,11 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
     keys
 }
 
-/// The keys of the record, of the states of `limits`, and of the terms.
+/// The keys of the record, of the states of `limits`, of the terms, and of the note on the pause.
 pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec<String> {
-    let [record, terms] = record_and_terms(prefix, scope);
+    let [record, terms, note] = record_terms_and_note(prefix, scope);
     let states = limits.iter().map(|limit| state(prefix, scope, limit));
-    std::iter::once(record).chain(states).chain([terms]).collect()
+    std::iter::once(record).chain(states).chain([terms, note]).collect()
 }
 
 /// The keys of the states of keyed limits of one downstream.
@@ -50,9 +69,9 @@ pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }
 
-/// The keys of the record and of the terms.
-pub(super) fn record_and_terms(prefix: &str, scope: Scope<'_>) -> [String; 2] {
-    [record(prefix, scope), join(prefix, scope, &["terms"])]
+/// The keys of the record, of the terms, and of the note on the pause.
+pub(super) fn record_terms_and_note(prefix: &str, scope: Scope<'_>) -> [String; 3] {
+    ["record", "terms", "note"].map(|name| join(prefix, scope, &[name]))
 }
 
 /// The keys of the record and of the tombstones.
@@ -69,6 +88,11 @@ pub(super) fn channel(prefix: &str) -> String {
 /// The key of the leases.
 pub(super) fn replicas(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["replicas"])
+}
+
+/// The key of the number of parked jobs.
+pub(super) fn parked(prefix: &str, scope: Scope<'_>) -> String {
+    join(prefix, scope, &["parked"])
 }
 
 pub(super) fn state(prefix: &str, scope: Scope<'_>, limit: &Limit) -> String {
@@ -101,6 +125,8 @@ mod tests {
         let scope = |key| Scope { downstream: "billing", key };
         assert_eq!(record("paced", scope("x")), "paced:{billing}:record");
         assert_eq!(replicas("paced", scope("x")), "paced:{billing}:replicas");
+        assert_eq!(seen("paced"), "paced:{~fleet}:seen");
+        assert_eq!(summary("paced", "host-1"), "paced:{~fleet}:summary:host-1");
         assert_eq!(state("paced", scope(""), &limit("rate")), "paced:{billing}:l:rate");
         assert_eq!(state("paced", scope("b:c"), &limit("a")), "paced:{billing}:k:a:b:c");
         assert_eq!(state("paced", scope("c"), &limit("a:b")), "paced:{billing}:k:a%3ab:c");

@@ -7,8 +7,8 @@ use redis::Value;
 use super::packed::{all, doubles};
 use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
 use crate::store::{
-    Booking, Check, Checked, NextTurn, Pause, RecordState, Reserve, Reserved, Status, Tombstone,
-    TombstoneReply, Turn,
+    Booking, Check, Checked, LONGEST_NOTE, NextTurn, Pause, RecordState, Reserve, Reserved, Status,
+    Tombstone, TombstoneReply, Turn,
 };
 use crate::time::Micros;
 
@@ -47,7 +47,7 @@ pub(super) enum Answer {
 }
 
 /// The answer of `record.lua` and `restart.lua`.
-pub(super) type RecordReply = (Vec<u8>, Option<String>);
+pub(super) type RecordReply = (Vec<u8>, Option<String>, Vec<u8>);
 
 /// The answer of `tombstones.lua`: the stamp, numbers, and ids.
 pub(super) type TombstonesReply = (Vec<u8>, Vec<u8>, Vec<String>);
@@ -314,13 +314,22 @@ fn read_marks<'a>(
 ///
 /// # Errors
 /// A text that says what is wrong with the answer.
-pub(super) fn record((packed, terms): RecordReply) -> Result<RecordState, String> {
+pub(super) fn record((packed, terms, note): RecordReply) -> Result<RecordState, String> {
     let (Stamp { now, epoch, status }, rest) = Stamp::read(&packed)?;
     if rest.is_empty() {
-        Ok(RecordState { now, epoch, status, terms })
+        let note = note_on(&status, note);
+        Ok(RecordState { now, epoch, status, terms, note })
     } else {
         Err(format!("{} bytes for how things stand", packed.len()))
     }
+}
+
+/// The note on the pause that is in the status, if it is of that pause. What paced has not written is ignored.
+fn note_on(status: &Status, note: Vec<u8>) -> Option<String> {
+    let note = String::from_utf8(note).ok()?;
+    let (version, text) = note.split_once(':')?;
+    let is_of_pause = version.parse() == Ok(status.pause.version) && text.len() <= LONGEST_NOTE;
+    is_of_pause.then(|| text.to_owned())
 }
 
 /// Parses the answer about tombstones; `None` if there would be too many.

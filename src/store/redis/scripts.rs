@@ -9,6 +9,7 @@ use redis::{Cmd, Script};
 use super::packed::Packed;
 use super::request::{FastScript, KnownRecord, Now, Request, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
+use crate::store::fleet::PARKED_KEPT;
 use crate::store::{Cancel, Change, TombstoneCall};
 use crate::time::Micros;
 
@@ -48,6 +49,8 @@ pub(super) struct Scripts {
     restart: ByKinds,
     record: Script,
     tombstones: Script,
+    summaries: Script,
+    parked: Script,
 }
 
 /// A script with its keys and arguments.
@@ -159,6 +162,8 @@ impl Scripts {
             restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
             record,
             tombstones: script(&compose(0, include_str!("lua/tombstones.lua")), steps),
+            summaries: script(&compose(0, include_str!("lua/summaries.lua")), steps),
+            parked: script(&compose(0, include_str!("lua/parked.lua")), steps),
         }
     }
 
@@ -285,6 +290,48 @@ impl Scripts {
     }
 }
 
+impl Scripts {
+    /// The call that leaves the summary of a replica, or withdraws it if `ttl` is zero.
+    pub(super) fn leave_summary(
+        &self,
+        keys: &[String],
+        (replica, summary): (&str, &str),
+        ttl: Duration,
+        now: Now,
+    ) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(2);
+        numbers.put([now.number(), Micros(0).plus(ttl).0]);
+        let mut call = Call::new(&self.summaries, keys, &numbers, 3);
+        if ttl.is_zero() {
+            call.command.arg("withdraw").arg(replica);
+        } else {
+            call.command.arg("leave").arg(replica).arg(summary);
+        }
+        call
+    }
+
+    /// The call that lists the replicas with a summary, or the one that reads the summaries at the keys from the second
+    /// on.
+    pub(super) fn summaries(&self, word: &str, keys: &[String], now: Now) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(1);
+        numbers.put([now.number()]);
+        let mut call = Call::new(&self.summaries, keys, &numbers, 1);
+        call.command.arg(word);
+        call
+    }
+}
+
+impl Scripts {
+    /// The call that adds to the number of parked jobs, or sets it.
+    pub(super) fn parked(&self, keys: &[String], word: &str, jobs: i64) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(1);
+        numbers.put([jobs]);
+        let mut call = Call::new(&self.parked, keys, &numbers, 2);
+        call.command.arg(word).arg(PARKED_KEPT.as_secs() * 1000);
+        call
+    }
+}
+
 /// The name of a change and its text; its numbers are appended to `numbers`.
 fn encode_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'static str, Option<&'a str>) {
     let micros = |span: Duration| Micros(0).plus(span).0;
@@ -297,9 +344,9 @@ fn encode_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'st
             numbers.put([micros(*span)]);
             ("penalize", None)
         }
-        Change::Pause(span) => {
+        Change::Pause { span, note } => {
             numbers.put([pause(*span)]);
-            ("pause", None)
+            ("pause", Some(note))
         }
         Change::Resume => ("resume", None),
         Change::Terms { of, text } => {

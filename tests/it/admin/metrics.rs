@@ -4,10 +4,11 @@ use super::*;
 use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 26] = [
+const METRICS: [(&str, &str); 27] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_amqp_separations_total", "counter"),
+    ("paced_binding_seconds_total", "counter"),
     ("paced_build_info", "gauge"),
     ("paced_dispatch_duration_seconds", "histogram"),
     ("paced_job_queue_wait_seconds", "histogram"),
@@ -34,7 +35,7 @@ const METRICS: [(&str, &str); 26] = [
 ];
 
 /// The label of each series of a downstream, and its values.
-const LABELS: [(&str, &str, &[&str]); 20] = [
+pub const LABELS: [(&str, &str, &[&str]); 20] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
@@ -209,6 +210,9 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
         let there = scrape.samples.keys().filter(family).count();
         assert_eq!(there, values.len().max(1), "{name} has other labels too");
     }
+    // The seconds of what binds are counted from the start.
+    let bound = scrape.samples.keys().filter(|series| series.starts_with("paced_binding_seconds_total{"));
+    assert_eq!(bound.count(), 12, "eleven reasons, and the limit");
     assert!((scrape.value("paced_rate_limit_jobs_per_second", "source", "config") - 0.05).abs() < 1e-9);
     assert_eq!(scrape.value("paced_store_connected", "", ""), 1.0, "it was asked for the scrape");
     assert_eq!(scrape.samples["paced_amqp_connected"], 1.0);
@@ -222,7 +226,7 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
         .flat_map(|series| series.split(['{', ',', '}']))
         .filter_map(|part| part.split_once('=').map(|(label, _)| label));
     let labels: BTreeSet<&str> = labels.collect();
-    let known = ["downstream", "le", "op", "outcome", "reason", "source", "state", "version"];
+    let known = ["downstream", "le", "limit", "op", "outcome", "reason", "source", "state", "version"];
     assert_eq!(labels, BTreeSet::from(known), "never a job, a lane or a URL");
     assert_eq!(watched.paced.stop().await, 0);
 }

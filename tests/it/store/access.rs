@@ -49,7 +49,8 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     store.read_record("record").await?;
     for change in [
         Change::Penalize(Duration::from_micros(1)),
-        Change::Pause(None),
+        Change::Pause { span: None, note: "{}" },
+        Change::Pause { span: None, note: "" },
         Change::Resume,
         Change::Terms { of: 0, text: "terms" },
         // After this call the remembered terms of the same generation are compared.
@@ -58,6 +59,11 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     ] {
         store.update_record("record", change).await?;
     }
+    store.leave_summary("one", "{}", Duration::from_secs(60)).await?;
+    assert_eq!(store.summaries().await?, ["{}"]);
+    store.leave_summary("one", "", Duration::ZERO).await?;
+    store.note_parked("record", 2).await?;
+    store.set_parked("record", 0).await?;
     let ids = [Arc::from("a"), Arc::from("b")];
     let tombstones = [Tombstone { id: Arc::from("c"), until: Micros::MAX, is_undone: false }];
     for call in [
@@ -186,7 +192,7 @@ async fn receives_changes(url: &str) {
     let (one, two) = (store().await, store().await);
     for downstream in ["a", "b", "c", "d"] {
         let mut changes = attentive(&one, &two, downstream).await;
-        two.update_record(downstream, Change::Pause(None)).await.unwrap();
+        two.update_record(downstream, Change::Pause { span: None, note: "" }).await.unwrap();
         tokio::time::timeout(Duration::from_secs(10), changes.next()).await.expect("the pause is heard");
     }
 }

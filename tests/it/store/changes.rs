@@ -130,7 +130,7 @@ impl World {
             18 => {
                 let span = rng.bool().then(|| Duration::from_millis(rng.u64(1..1500)));
                 self.pause = span.map_or(i64::MAX, |span| now + span.as_micros() as i64);
-                self.update_record(Change::Pause(span)).await;
+                self.update_record(Change::Pause { span, note: "" }).await;
             }
             _ => {
                 (self.penalty, self.pause) = (0, 0);

@@ -61,7 +61,7 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
     let mut elsewhere = one.changes(&unique("elsewhere"));
     for change in [
         Change::Penalize(Duration::from_secs(1)),
-        Change::Pause(None),
+        Change::Pause { span: None, note: "" },
         Change::Resume,
         Change::Terms { of: 0, text: "terms" },
     ] {
@@ -73,7 +73,7 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
     for change in [Change::Terms { of: 0, text: "others" }, Change::Recall(Recall::default())] {
         two.update_record(&name, change).await.unwrap();
     }
-    two.update_record(&name, Change::Pause(None)).await.unwrap();
+    two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
     timeout(LONG, changes.next()).await.expect("the pause is heard");
     assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "once");
     assert!(futures_util::FutureExt::now_or_never(elsewhere.next()).is_none(), "another downstream's");
@@ -86,7 +86,7 @@ async fn a_broken_subscription_is_renewed() {
     let mut changes = attentive(&one, &two, "billing").await;
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
     timeout(LONG, changes.next()).await.expect("it is told that something may have been missed");
-    two.update_record("billing", Change::Pause(None)).await.unwrap();
+    two.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     timeout(LONG, changes.next()).await.expect("and hears again");
 }
 
@@ -132,7 +132,7 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         let scope = Scope { downstream: &name, key: "" };
         let check =
             Check { scope, limits: &limits.clone().policing(), costs: Costs::Each(&[1]), generation: 0 };
-        two.update_record(&name, Change::Pause(None)).await.unwrap();
+        two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
         let stopped = reserve(&one, &name, &limits, 1, 0).await;
         assert_eq!((stopped.slots.len(), stopped.next), (0, Micros::MAX));
         assert_eq!(one.check(check).await.unwrap().verdicts[0].earliest, Micros::MAX);
@@ -152,7 +152,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
     let lost = two.update_record("billing", Change::Terms { of: 0, text: "second" }).await.unwrap();
     assert_eq!((lost.status.generation, lost.terms.as_deref()), (1, Some("first")), "one was faster");
     two.update_record("billing", Change::Terms { of: 1, text: "second" }).await.unwrap();
-    let paused = two.update_record("billing", Change::Pause(None)).await.unwrap();
+    let paused = two.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     assert!(reserve(&one, "billing", &limits, 1, 1).await.outdated);
     assert!(!reserve(&one, "billing", &limits, 1, 2).await.outdated);
 

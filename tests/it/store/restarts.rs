@@ -143,7 +143,7 @@ async fn fields_of_a_later_version_are_kept_and_another_format_is_refused() {
     clock.set(TODAY.plus(2 * TICK));
     let after = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     assert_eq!(after.epoch, before.epoch, "it is no loss");
-    store.update_record("billing", Change::Pause(None)).await.unwrap();
+    store.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     store.update_record("billing", Change::Resume).await.unwrap();
     let end = redis.command(&["GETRANGE", "paced:{billing}:record", "-5", "-1"]).await.unwrap();
     assert!(end.contains("LATER"), "{end}");

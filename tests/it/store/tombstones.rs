@@ -176,7 +176,7 @@ async fn who_works_on_a_downstream_hears_of_it() {
     }
     two.tombstones(&name, TombstoneCall::Undo { ids: &a }).await.unwrap();
     two.tombstones(&name, TombstoneCall::Read { after: 0 }).await.unwrap();
-    two.update_record(&name, Change::Pause(None)).await.unwrap();
+    two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
     timeout(LONG, changes.next()).await.expect("the pause is heard");
     assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "what changes nothing is not");
 }

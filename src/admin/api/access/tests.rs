@@ -6,6 +6,7 @@ fn access(token: Option<&str>) -> Access {
     Access::new(&Admin {
         listen: Some("Paced.Example:9750".to_owned()),
         token: token.map(Secret::hidden),
+        read_token: None,
         allow_hosts: vec!["paced.internal".to_owned(), "other.internal:80".to_owned()],
     })
 }
@@ -135,5 +136,29 @@ fn changes_are_json() {
         let mut headers = vec![("host", "localhost"), ("authorization", "Bearer correct-horse")];
         headers.extend(kind.map(|kind| ("content-type", kind)));
         assert_eq!(status(&access, "PUT", &headers), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn where_a_token_is_needed_to_look_that_of_changes_does_too() {
+    let access = Access::new(&Admin {
+        listen: None,
+        token: Some(Secret::hidden(TOKEN)),
+        read_token: Some(Secret::hidden("battery-staple")),
+        allow_hosts: Vec::new(),
+    });
+    let bearer = |token: &str| format!("Bearer {token}");
+    for (given, look, change) in [
+        (None, 401, 401),
+        (Some("wrong"), 401, 401),
+        (Some("battery-staple"), 200, 401),
+        (Some(TOKEN), 200, 200),
+    ] {
+        let given = given.map(bearer);
+        let mut headers = vec![("host", "localhost"), ("content-type", "application/json")];
+        headers.extend(given.as_deref().map(|given| ("authorization", given)));
+        assert_eq!(status(&access, "GET", &headers), look, "{given:?}");
+        assert_eq!(status(&access, "HEAD", &headers), look, "{given:?}");
+        assert_eq!(status(&access, "POST", &headers), change, "{given:?}");
     }
 }

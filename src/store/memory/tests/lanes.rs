@@ -155,7 +155,7 @@ async fn each_job_is_told_why_it_has_no_slot() {
     store.update_record("d", Change::Penalize(Duration::from_secs(30))).await.unwrap();
     let until = Some(Micros(START + 85_000 * MS));
     assert_eq!(outcomes(&call).await, [Outcome::Paused { until }; 2]);
-    store.update_record("d", Change::Pause(None)).await.unwrap();
+    store.update_record("d", Change::Pause { span: None, note: "" }).await.unwrap();
     assert_eq!(outcomes(&call).await, [Outcome::Paused { until: None }; 2]);
 }
 

@@ -1,6 +1,6 @@
 -- Changes the record of a downstream, and returns it.
 --
--- KEYS  1 record, 2 the terms
+-- KEYS  1 record, 2 the terms, 3 the note on the pause: the version of the pause, a colon and the text
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last; then those of the change
@@ -13,8 +13,11 @@
 --         'terms', the generation that they replace
 --         'recall', how much of the penalty is left, how much of the pause (-1: all of it), its version, and the
 --         generation of the terms that the worker knows
---       5 for 'terms', and for 'recall' where the worker knows them: the terms
--- Answer doubles: generation, epoch, penalty, pause, paused, reset, tombstones, now; and the terms or nil
+--       5 for 'terms', and for 'recall' where the worker knows them: the terms; for 'pause' the note, empty for none
+-- Answer doubles: generation, epoch, penalty, pause, paused, reset, tombstones, now; the terms or nil; the note or an empty text
+
+local DAY = 86400000 -- ms
+local LAST_OF_NOTE = '1040' -- its last byte: a version of 16 digits, a colon, 1024 bytes
 
 local now = instant(number())
 local r, followed = follow_record(now, number(), number(), number(), number(), number())
@@ -43,6 +46,16 @@ local function pause(span, version)
   r.turns_end = 0
 end
 
+-- The note tells who paused and why. It outlives a pause by a day, for those who look later.
+local function put_note()
+  if text == '' then
+    redis.call('DEL', KEYS[3])
+    return
+  end
+  local px = r.pause == NEVER and 400 * DAY or math.ceil((r.pause - now) / 1000) + DAY
+  redis.call('SET', KEYS[3], int(r.paused) .. ':' .. text, 'PX', int(px))
+end
+
 local function put_terms(generation)
   redis.call('SET', KEYS[2], text)
   r.generation, r.turns_end, changed = generation, 0, true
@@ -52,9 +65,11 @@ if op == 'penalize' then
   set('penalty', max(r.penalty, after(number())))
 elseif op == 'pause' then
   pause(number(), next_version())
+  put_note()
 elseif op == 'resume' then
   set('penalty', 0)
   pause(0, next_version())
+  redis.call('DEL', KEYS[3])
 elseif op == 'terms' then
   if number() == r.generation then
     put_terms(r.generation + 1)
@@ -79,4 +94,4 @@ if changed then
   -- If PUBLISH is not permitted, the others learn of it when they next read the record.
   redis.pcall('PUBLISH', ARGV[2], ARGV[3])
 end
-return { stamp(now, r), redis.call('GET', KEYS[2]) }
+return { stamp(now, r), redis.call('GET', KEYS[2]), redis.call('GETRANGE', KEYS[3], '0', LAST_OF_NOTE) }

@@ -1,11 +1,13 @@
 -- Starts the counts of limits again from 0, after the latest slot that each of them granted, without a burst.
 --
--- KEYS  1 record, 2.. the state of each limit, then the terms
+-- KEYS  1 record, 2.. the state of each limit, then the terms and the note on the pause
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how many limits, then each
 --       2 the channel on which changes are published, 3 the downstream
 -- Answer as record.lua's
+
+local LAST_OF_NOTE = '1040' -- as in record.lua
 
 local now = instant(number())
 local r = follow_record(now, number(), number(), number(), number(), number())
@@ -31,4 +33,8 @@ r.turns_end = 0
 save_record(r)
 -- If PUBLISH is not permitted, the others learn of it when they next read the record.
 redis.pcall('PUBLISH', ARGV[2], ARGV[3])
-return { stamp(now, r), redis.call('GET', KEYS[count + 2]) }
+return {
+  stamp(now, r),
+  redis.call('GET', KEYS[count + 2]),
+  redis.call('GETRANGE', KEYS[count + 3], '0', LAST_OF_NOTE),
+}

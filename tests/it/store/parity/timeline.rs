@@ -198,7 +198,8 @@ fn change() -> impl Strategy<Value = Option<Change<'static>>> {
     );
     let change = prop_oneof![
         3 => span().prop_map(Change::Penalize),
-        2 => prop::option::weighted(0.7, span()).prop_map(Change::Pause),
+        2 => (prop::option::weighted(0.7, span()), prop_oneof![Just(""), Just("{}"), Just("ä: note\n")])
+            .prop_map(|(span, note)| Change::Pause { span, note }),
         3 => Just(Change::Resume),
         2 => (0_u64..4).prop_map(|of| Change::Terms { of, text: "some {terms}\n" }),
         2 => recall,

@@ -1,0 +1,274 @@
+//! The dead letters of a downstream: listed, replayed and purged for whoever has the token.
+//!
+//! Whoever lists letters holds them for a while, so that nobody else sees them. So one request at a time does, and even
+//! a list needs the token of changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Extension, Path, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use paced::amqp::{self, DeadLetters, Error, Filter, Letter, Replay, Scan, Tally};
+use paced::dispatch::Precision;
+use paced::{Rate, Shaper};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::reply::{Refusal, json_response};
+use super::{Api, Peer, body};
+
+/// The most letters that one request lists.
+const MOST_LISTED: u32 = 500;
+
+/// The letters that are listed unless the request says so.
+const LISTED: u32 = 100;
+
+/// How long a request may take: less than its connection lasts. A replay or a purge ends in order then.
+const WORK_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// How long a request waits for the one before it.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where the dead letters are.
+pub(crate) struct Letters {
+    options: amqp::Options,
+    turn: Semaphore,
+}
+
+/// What is done with the letters.
+enum Work {
+    List,
+    Replay(Replay),
+    Purge,
+}
+
+/// What was done: the letters of a list, without their bodies, and the numbers.
+type Done = (Vec<Value>, Tally);
+
+/// `POST .../dead/replay` and `POST .../dead/purge`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Change {
+    limit: Option<u32>,
+    reason: Option<String>,
+    status: Option<u16>,
+    id: Option<String>,
+    key: Option<String>,
+    /// Of a replay: how fast the jobs come into their queue.
+    rate: Option<String>,
+    /// Why, for the audit log.
+    audit: Option<String>,
+}
+
+impl body::Form for Change {}
+
+impl Letters {
+    /// The letters of the downstreams of these options.
+    pub(crate) const fn new(options: amqp::Options) -> Self {
+        Self { options, turn: Semaphore::const_new(1) }
+    }
+
+    /// Works on the letters of a downstream that `scan` chooses, for one request at a time.
+    ///
+    /// A request that is given up ends its work after the letter at hand.
+    async fn work(&self, downstream: &str, scan: Scan, work: Work) -> Result<Done, Refusal> {
+        let Ok(Ok(_turn)) = timeout(TURN_TIMEOUT, self.turn.acquire()).await else {
+            let text = "another request works on dead letters; try again in a minute";
+            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text));
+        };
+        let (options, downstream) = (self.options.clone(), downstream.to_owned());
+        let stop = scan.stop.clone();
+        let runtime = Handle::current();
+        // The future of a scan cannot move between threads, so that it has one of its own.
+        let mut working = tokio::task::spawn_blocking(move || {
+            runtime.block_on(async {
+                let letters = DeadLetters::open(&options, &downstream).await?;
+                let done = work.on(&letters, &scan).await;
+                letters.close().await;
+                done
+            })
+        });
+        let _ends_work = stop.clone().drop_guard();
+        let done = match timeout(WORK_TIMEOUT, &mut working).await {
+            Ok(done) => done,
+            Err(_) => {
+                stop.cancel();
+                working.await
+            }
+        };
+        match done {
+            Ok(done) => done.map_err(|error| refusal(&error)),
+            // The runtime reports the panic.
+            Err(_) => {
+                Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the work ended by itself; see the log"))
+            }
+        }
+    }
+}
+
+impl Work {
+    async fn on(&self, letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
+        let none = |tally: Tally| (Vec::new(), tally);
+        match self {
+            Self::List => letters.list_as(scan, view, |_| ()).await,
+            Self::Replay(replay) => letters.replay(scan, replay, |_| ()).await.map(none),
+            Self::Purge => letters.purge(scan, |_| ()).await.map(none),
+        }
+    }
+}
+
+fn refusal(error: &Error) -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, format!("the broker: {error}"))
+}
+
+/// `GET /api/v1/downstreams/NAME/dead`
+pub(super) async fn list(
+    State(api): State<Arc<Api>>,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    api.access.may_change(&headers)?;
+    api.operations.known(&name)?;
+    let scan = chosen(query.as_deref().unwrap_or_default())?;
+    let (letters, Tally { found, .. }) = api.letters.work(&name, scan, Work::List).await?;
+    Ok(json_response(StatusCode::OK, &json!({ "letters": letters, "total": found })))
+}
+
+/// The letters that a query chooses, such as `limit=50&status=404`.
+fn chosen(query: &str) -> Result<Scan, Refusal> {
+    let (mut filter, mut limit) = (Filter::default(), LISTED);
+    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        let number =
+            || Refusal::wrong(format!("{name}: `{value}` is no number that fits; write one such as 50"));
+        match &*name {
+            "limit" => limit = value.parse().map_err(|_| number())?,
+            "status" => filter.status = Some(value.parse().map_err(|_| number())?),
+            "reason" => filter.reason = Some(value.into_owned()),
+            "id" => filter.id = Some(value.into_owned()),
+            "key" => filter.key = Some(value.into_owned()),
+            _ => {
+                let text =
+                    format!("`{name}` chooses no letters; there are limit, reason, status, id and key");
+                return Err(Refusal::wrong(text));
+            }
+        }
+    }
+    Ok(Scan { filter, limit: Some(limit.clamp(1, MOST_LISTED)), ..Scan::default() })
+}
+
+/// A letter without its body.
+fn view(letter: Letter) -> Value {
+    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<i64>().ok());
+    json!({
+        "id": letter.message.message_id,
+        "reason": letter.reason,
+        "detail": letter.detail,
+        "status": number(&letter.status),
+        "attempts": number(&letter.attempts),
+        "key": letter.routing_key,
+        "dead_at": number(&letter.dead_at),
+        "bytes": letter.message.body.len(),
+    })
+}
+
+/// `POST /api/v1/downstreams/NAME/dead/replay`
+pub(super) async fn replay(
+    State(api): State<Arc<Api>>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let change: Change = body::form(body).await?;
+    let pace = change.rate.as_deref().map(shaper).transpose()?;
+    let work = Work::Replay(Replay { pace, ..Replay::default() });
+    let tally = api.tend(peer, (&name, "dead replay"), change, work).await?;
+    let error = tally.error.as_ref().map(ToString::to_string);
+    let told = json!({
+        "found": tally.found, "replayed": tally.done, "passed": tally.kept, "failed": tally.failed,
+        "stopped": tally.stopped, "error": error,
+    });
+    Ok(json_response(StatusCode::OK, &told))
+}
+
+/// `POST /api/v1/downstreams/NAME/dead/purge`
+pub(super) async fn purge(
+    State(api): State<Arc<Api>>,
+    Extension(peer): Extension<Peer>,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let change: Change = body::form(body).await?;
+    if change.rate.is_some() {
+        return Err(Refusal::wrong("rate: a purge has none; leave it out"));
+    }
+    let tally = api.tend(peer, (&name, "dead purge"), change, Work::Purge).await?;
+    let Tally { found, done, kept, stopped, .. } = tally;
+    let told = json!({ "found": found, "purged": done, "passed": kept, "stopped": stopped });
+    Ok(json_response(StatusCode::OK, &told))
+}
+
+/// The pace of a replay, for this request alone.
+fn shaper(rate: &str) -> Result<Shaper, Refusal> {
+    let rate: Rate = rate.parse().map_err(|error| Refusal::wrong(format!("rate: {error}")))?;
+    let shaper =
+        Shaper::builder("replay", rate).max_wait(WORK_TIMEOUT * 2).precision(Precision::Coarse).build();
+    shaper.map_err(|error| Refusal::wrong(format!("rate: {error}")))
+}
+
+impl Api {
+    /// Works on the letters that a request chooses, and writes it to the audit log, even if it failed.
+    async fn tend(
+        &self,
+        Peer { remote, .. }: Peer,
+        (downstream, change): (&str, &str),
+        Change { limit, reason, status, id, key, audit, .. }: Change,
+        work: Work,
+    ) -> Result<Tally, Refusal> {
+        self.operations.known(downstream)?;
+        let why = body::checked(audit)?.unwrap_or_default();
+        let filter = Filter { reason, status, id, key, ..Filter::default() };
+        let chosen = format!("{filter:?}");
+        let scan = Scan { filter, limit, ..Scan::default() };
+        match self.letters.work(downstream, scan, work).await {
+            Ok((_, tally)) => {
+                let (found, done) = (tally.found, tally.done);
+                tracing::info!(%remote, downstream, change, chosen, found, done, reason = why, "admin: changed");
+                Ok(tally)
+            }
+            Err(refusal) => {
+                let (status, error) = (refusal.status().as_u16(), refusal.text());
+                tracing::warn!(%remote, downstream, change, chosen, reason = why, status, error, "admin: not changed");
+                Err(refusal)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_chooses_letters() {
+        let scan = chosen("").unwrap();
+        assert_eq!((scan.limit, scan.filter), (Some(LISTED), Filter::default()));
+        let scan = chosen("limit=7&reason=status&status=404&id=a%20b&key=billing.x").unwrap();
+        let text = |text: &str| Some(text.to_owned());
+        let (reason, id, key) = (text("status"), text("a b"), text("billing.x"));
+        assert_eq!(scan.limit, Some(7));
+        assert_eq!(scan.filter, Filter { reason, status: Some(404), id, key, ..Filter::default() });
+        assert_eq!(chosen("limit=1000000").unwrap().limit, Some(MOST_LISTED));
+        for (query, told) in
+            [("limit=x", "limit: `x`"), ("status=70000", "status: "), ("older=1", "`older` chooses no")]
+        {
+            let refusal = chosen(query).unwrap_err();
+            assert!(refusal.text().contains(told) && refusal.status() == 400, "{refusal:?}");
+        }
+    }
+}

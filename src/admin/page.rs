@@ -1,0 +1,95 @@
+//! The live page at `/`: a few files, which the binary carries. What the page shows it reads from the API.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Extension, Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use super::api::{Access, Peer};
+
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Nothing but the files of the page and the API of the same daemon is loaded, and no other page may frame it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The files: path, content type, content.
+const FILES: [(&str, &str, &str); 13] = [
+    ("/api.js", SCRIPT, include_str!("page/api.js")),
+    ("/card.js", SCRIPT, include_str!("page/card.js")),
+    ("/chart.js", SCRIPT, include_str!("page/chart.js")),
+    ("/dead.js", SCRIPT, include_str!("page/dead.js")),
+    ("/details.js", SCRIPT, include_str!("page/details.js")),
+    ("/dialogs.js", SCRIPT, include_str!("page/dialogs.js")),
+    ("/dom.js", SCRIPT, include_str!("page/dom.js")),
+    ("/history.js", SCRIPT, include_str!("page/history.js")),
+    ("/", HTML, include_str!("page/index.html")),
+    ("/live.js", SCRIPT, include_str!("page/live.js")),
+    ("/page.css", STYLE, include_str!("page/page.css")),
+    ("/page.js", SCRIPT, include_str!("page/page.js")),
+    ("/words.js", SCRIPT, include_str!("page/words.js")),
+];
+
+/// The files of the page. They hold nothing of this daemon's, so that they need no token.
+pub(crate) fn page(access: Arc<Access>) -> Router {
+    let routes = FILES.iter().fold(Router::new(), |routes, (path, kind, content)| {
+        routes.route(path, get(async || file(kind, content)))
+    });
+    routes.layer(from_fn_with_state(access, guard))
+}
+
+/// Passes requests that are addressed to this daemon, so that no foreign page can have the page in its own name.
+async fn guard(
+    State(access): State<Arc<Access>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match access.is_meant(request.uri(), request.headers(), peer.local.ip()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+fn file(kind: &'static str, content: &'static str) -> Response {
+    let headers = [
+        (CONTENT_TYPE, kind),
+        // Another version of the daemon has other files, of which all must be of the same one.
+        (CACHE_CONTROL, "no-cache"),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, content).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_small_and_has_every_file_that_it_names() {
+        let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
+        assert!(bytes <= 80 * 1024, "{bytes}");
+        let is_there = |name: &str| FILES.iter().any(|(path, _, _)| path.trim_start_matches('/') == name);
+        for (path, _, content) in FILES {
+            let quoted = content.split(['"', '\'']).filter_map(|text| text.strip_prefix("./"));
+            let scripts = quoted.filter(|text| text.ends_with(".js"));
+            scripts.for_each(|script| assert!(is_there(script), "{path} names {script}"));
+        }
+        for linked in ["page.css", "page.js"] {
+            assert!(
+                is_there(linked)
+                    && FILES.iter().any(|(_, kind, content)| *kind == HTML && content.contains(linked))
+            );
+        }
+    }
+}

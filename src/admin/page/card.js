@@ -1,0 +1,252 @@
+// The card of a downstream: made once, and brought up to date where something changed.
+
+import { drawChart } from "./chart.js";
+import { Details } from "./details.js";
+import { setAttribute, setProse, setShown, setText, setTime, stamp, syncRows } from "./dom.js";
+import { clock, count, countOf, microseconds, pace, periodFor, roughClock, span, unknown } from "./words.js";
+
+/** What binds a downstream, in a word, and how bad that is. */
+const STATES = {
+  idle: { word: "idle", tone: "quiet" },
+  limit: { word: "at its limit", tone: "plain" },
+  concurrency: { word: "at its concurrency", tone: "plain" },
+  "not-due": { word: "not due", tone: "quiet" },
+  starting: { word: "starting", tone: "quiet" },
+  paused: { word: "paused", tone: "warn" },
+  throttled: { word: "throttled", tone: "warn" },
+  store: { word: "store away", tone: "bad" },
+  broker: { word: "broker away", tone: "bad" },
+  unreachable: { word: "unreachable", tone: "bad" },
+  unauthorized: { word: "unauthorized", tone: "bad" },
+  terms: { word: "terms unusable", tone: "bad" },
+};
+const FAILING = { word: "failing", tone: "bad" };
+
+const COUNTS = ["waiting", "queued", "delayed", "retrying", "parked", "held", "sending", "settling"];
+
+/** The state of a downstream: a `word`, and a `tone` (quiet, plain, warn or bad). */
+export function stateOf({ binding, failing, pause }) {
+  const state = STATES[binding?.reason] ?? { word: binding?.reason ?? "not known", tone: "plain" };
+  if (failing && state.tone !== "bad") return FAILING;
+  // A pause that holds no job back yet is still one that somebody must end.
+  return pause && state.tone === "quiet" ? STATES.paused : state;
+}
+
+/** The place of a downstream on the page: 0 is what needs somebody, 1 what may, 2 the rest. */
+export function rankOf(downstream) {
+  const { tone } = stateOf(downstream);
+  if (tone === "bad") return 0;
+  return tone === "warn" || downstream.dead > 0 ? 1 : 2;
+}
+
+let cardsMade = 0;
+
+/** A card. `context` is what all cards share: `now` on the daemon's clock, `fleet` (replicas by id) and `history`. */
+export class Card {
+  /** Whether the card is in sight or near it. Of others only the head is drawn, until they come there. */
+  isNear;
+  #context;
+  #parts = stamp("card-template");
+  #hasBody = false;
+  #downstream = null;
+  /** The state that the body shows. */
+  #drawn = null;
+  #chartKey = null;
+  #details = null;
+
+  constructor(name, context, isNear) {
+    this.#context = context;
+    this.isNear = isNear;
+    const { element, name: heading } = this.#parts;
+    cardsMade += 1;
+    heading.id = `downstream-${cardsMade}`;
+    element.firstElementChild.setAttribute("aria-labelledby", heading.id);
+    element.dataset.name = name;
+    setText(heading, name);
+  }
+
+  get element() {
+    return this.#parts.element;
+  }
+
+  /** Takes the downstream's state, and draws it as far as it can be seen. */
+  show(downstream) {
+    if (this.#downstream === downstream) return;
+    this.#downstream = downstream;
+    const { word, tone } = stateOf(downstream);
+    setText(this.#parts.state, word);
+    setAttribute(this.element, "data-tone", tone);
+    setProse(this.#parts.binding, sentence(bindingText(downstream.binding)));
+    if (this.isNear) this.draw();
+  }
+
+  /** Draws the body where something changed, and what depends on the time. */
+  draw() {
+    const { now } = this.#context;
+    if (!this.#hasBody) this.#makeBody();
+    if (this.#drawn !== this.#downstream) this.#drawState();
+    this.#drawn = this.#downstream;
+    this.#drawTimes(now);
+    this.#drawChart();
+    this.#drawDetails();
+  }
+
+  /** Opens the part with limits, failures and replicas. */
+  open() {
+    if (!this.#hasBody) this.#makeBody();
+    this.#parts.details.open = true;
+  }
+
+  #makeBody() {
+    this.#hasBody = true;
+    const { element: body, ...parts } = stamp("body-template");
+    Object.assign(this.#parts, parts);
+    const { name } = this.element.dataset;
+    for (const button of [parts.pauseButton, parts.resumeButton, parts.rateButton]) {
+      button.setAttribute("aria-label", `${button.textContent} ${name}`);
+    }
+    parts.summary.setAttribute("aria-label", `${parts.summary.textContent} of ${name}`);
+    parts.details.addEventListener("toggle", () => this.#drawDetails());
+    this.element.firstElementChild.append(body);
+  }
+
+  #drawState() {
+    const parts = this.#parts;
+    const downstream = this.#downstream;
+    for (const name of COUNTS) drawCount(parts[name], downstream[name]);
+    const limit = downstream.rate_limit ?? null;
+    setText(parts.rate, pace(downstream.rate, periodFor(limit ?? downstream.rate)));
+    setText(parts.limit, limit === null ? "no limit is a rate" : `of ${pace(limit)}`);
+    const { p50_us: p50, p99_us: p99 } = downstream.lateness ?? {};
+    setText(parts.lateness, p50 == null ? unknown : `${microseconds(p50)}, p99 ${microseconds(p99)}`);
+    this.#drawNotes();
+    this.#drawButtons();
+  }
+
+  #drawNotes() {
+    const { notes, rateButton } = this.#parts;
+    const items = notesOf(this.#downstream);
+    const hadFocus = notes.contains(document.activeElement);
+    syncRows(notes, items, { key: (note) => note.key, make: () => stamp("note-template"), update: drawNote });
+    // A button that goes away with its note hands the focus on.
+    if (hadFocus && !notes.contains(document.activeElement)) rateButton.focus();
+    setShown(notes, items.length > 0);
+  }
+
+  #drawButtons() {
+    const { pauseButton, resumeButton, deadButton } = this.#parts;
+    const { name, dead, pause, penalty } = this.#downstream;
+    const mayResume = Boolean(pause || penalty);
+    // A button that goes away under the focus hands it on to its neighbour.
+    if (!mayResume && document.activeElement === resumeButton) pauseButton.focus();
+    setShown(resumeButton, mayResume);
+    const letters = deadText(dead);
+    setText(deadButton, `${letters}…`);
+    setAttribute(deadButton, "aria-label", `${letters}… of ${name}`);
+    setAttribute(deadButton, "data-tone", dead > 0 ? "warn" : "quiet");
+  }
+
+  #drawTimes(now) {
+    const { since, next, oldest, through } = this.#parts;
+    const downstream = this.#downstream;
+    const bound = downstream.binding?.since;
+    setTime(since, bound, bound == null ? "" : `For ${span(now - bound)}.`);
+    const until = downstream.next_slot;
+    const isSoon = until != null && until - now < 1000;
+    setTime(next, until, until == null ? unknown : isSoon ? "now" : `in ${span(until - now)}`);
+    setTime(oldest, downstream.oldest, downstream.oldest == null ? unknown : span(now - downstream.oldest));
+    setTime(through, downstream.through_at, throughText(downstream.through_at, now));
+  }
+
+  /** The chart changes when a step of the history is over, or the limit is another one. */
+  #drawChart() {
+    const { name, rate_limit: limit = null } = this.#downstream;
+    const { version, paces } = this.#context.history.of(name);
+    const key = `${version} ${limit}`;
+    if (key === this.#chartKey) return;
+    this.#chartKey = key;
+    drawChart(this.#parts, paces, limit, periodFor(limit ?? Math.max(0, ...paces)));
+  }
+
+  /** The details are made when they are opened for the first time, and not drawn while they are closed. */
+  #drawDetails() {
+    if (!this.#parts.details.open || this.#downstream === null) return;
+    if (this.#details === null) {
+      this.#details = new Details();
+      this.#parts.details.append(this.#details.element);
+    }
+    this.#details.draw(this.#downstream, this.#context);
+  }
+}
+
+function drawCount(element, number) {
+  setText(element, count(number));
+  element.classList.toggle("zero", !number);
+}
+
+function deadText(dead) {
+  if (dead == null) return "Dead letters";
+  return dead === 0 ? "No dead letters" : countOf(dead, "dead letter");
+}
+
+/** What binds, in the daemon's words. They say until when where that is worth telling: not up to the next slot. */
+function bindingText(binding) {
+  if (!binding) return "What binds is not known";
+  return binding.text ?? binding.reason;
+}
+
+/** A text as a sentence: with a capital letter, and a full stop. */
+function sentence(text) {
+  const capital = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(capital) ? capital : `${capital}.`;
+}
+
+function throughText(at, now) {
+  if (at == null) return unknown;
+  return at <= now ? "now" : `${roughClock(at)} (${span(at - now)})`;
+}
+
+/** What an operator must know of a downstream beyond what binds it: `{ key, tone, text }`, and `limit` if a rate is set. */
+function notesOf({ failing, pause, penalty, overrides }) {
+  const notes = [];
+  if (failing) {
+    const { since, kind, detail, attempts } = failing;
+    const text = `Failing since ${clock(since)}: ${kind}${detail ? `, ${detail}` : ""} (${countOf(attempts, "attempt")}).`;
+    notes.push({ key: "failing", tone: "bad", text });
+  }
+  if (pause) {
+    const at = pause.at == null ? "" : ` at ${clock(pause.at)}`;
+    const text = `Paused${at}${byWhom(pause)}, ${untilWhen(pause.until, "somebody resumes it")}.${why(pause)}`;
+    notes.push({ key: "pause", tone: "warn", text });
+  }
+  if (penalty) {
+    notes.push({ key: "penalty", tone: "warn", text: `The API asked for a pause, until ${clock(penalty.until)}.` });
+  }
+  for (const set of overrides ?? []) {
+    const { limit, rate, until, set_at: at } = set;
+    const text = `The rate of ${limit} was set to ${rate} at ${clock(at)}${byWhom(set)}, ${untilWhen(until, "it is unset")}.${why(set)}`;
+    notes.push({ key: `override ${limit}`, tone: "plain", text, limit });
+  }
+  return notes;
+}
+
+function byWhom({ by }) {
+  return by ? ` by ${by}` : "";
+}
+
+function why({ reason }) {
+  return reason ? ` Reason: ${reason}` : "";
+}
+
+function untilWhen(until, otherwise) {
+  return `until ${until == null ? otherwise : clock(until)}`;
+}
+
+function drawNote({ element, text, button }, note) {
+  setProse(text, note.text);
+  setAttribute(element, "data-tone", note.tone);
+  setShown(button, note.limit !== undefined);
+  if (note.limit === undefined) return;
+  setAttribute(button, "data-limit", note.limit);
+  setAttribute(button, "aria-label", `Unset… the rate of ${note.limit}`);
+}

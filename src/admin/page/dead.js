@@ -1,0 +1,150 @@
+// The dialog with the dead letters of a downstream.
+
+import { pathOf } from "./api.js";
+import { closable, showError } from "./dialogs.js";
+import { byId, setProse, setShown, setText, setTime, stamp, syncRows } from "./dom.js";
+import { clock, count, countOf } from "./words.js";
+
+/** How many letters are shown at first, and how many more each time that more are asked for. */
+const PAGE = 50;
+
+/** Lists dead letters, and lets them be replayed and purged, one by one, by their cause, or all. */
+export class DeadDialog {
+  #dialog = byId("dead-dialog");
+  #client;
+  #changeDialog;
+  #name = null;
+  #letters = [];
+  #total = 0;
+  #wanted = PAGE;
+
+  constructor(client, changeDialog) {
+    this.#client = client;
+    this.#changeDialog = changeDialog;
+    closable(this.#dialog);
+    byId("dead-kind").addEventListener("change", () => this.#drawLetters());
+    byId("dead-more").addEventListener("click", () => this.#load(this.#wanted + PAGE));
+    for (const change of ["replay", "purge"]) {
+      byId(`dead-${change}`).addEventListener("click", () => this.#change(change, this.#filter()));
+    }
+  }
+
+  open(name) {
+    this.#name = name;
+    this.#letters = [];
+    this.#total = 0;
+    byId("dead-title").textContent = `Dead letters of ${name}`;
+    this.#offerKinds();
+    this.#drawLetters();
+    this.#dialog.showModal();
+    this.#load(PAGE);
+  }
+
+  /** Asks for the letters again. `outcome` is what was done to them before. */
+  async #load(wanted, outcome = "") {
+    const name = this.#name;
+    this.#wanted = wanted;
+    byId("dead-status").textContent = outcome || "Asking the broker…";
+    showError(byId("dead-error"), null);
+    try {
+      const { letters, total } = await this.#client.request("GET", pathOf(name, `dead?limit=${wanted}`));
+      // The dialog may be another downstream's by now.
+      if (name !== this.#name) return;
+      this.#letters = letters;
+      this.#total = total;
+      byId("dead-status").textContent = `${outcome} ${this.#summary()}`.trim();
+    } catch (error) {
+      byId("dead-status").textContent = outcome;
+      showError(byId("dead-error"), error.message);
+    }
+    this.#offerKinds();
+    this.#drawLetters();
+  }
+
+  #summary() {
+    const shown = this.#letters.length;
+    if (this.#total === 0) return "There are no dead letters.";
+    const all = countOf(this.#total, "dead letter");
+    return shown < this.#total ? `The oldest ${count(shown)} of ${all}.` : `${all}, oldest first.`;
+  }
+
+  /** Offers all letters, or those that died of one cause. */
+  #offerKinds() {
+    const select = byId("dead-kind");
+    const former = select.value;
+    const kinds = new Map(this.#letters.map((letter) => [kindOf(letter), `only ${causeOf(letter)}`]));
+    const options = [...kinds].map(([kind, label]) => new Option(label, kind));
+    select.replaceChildren(new Option("all", ""), ...options);
+    select.value = kinds.has(former) ? former : "";
+    setShown(byId("dead-tools"), this.#letters.length > 0);
+  }
+
+  /** The chosen cause, as a filter of the API. */
+  #filter() {
+    return JSON.parse(byId("dead-kind").value || "{}");
+  }
+
+  #drawLetters() {
+    const kind = byId("dead-kind").value;
+    const chosen = this.#letters.filter((letter) => !kind || kindOf(letter) === kind);
+    syncRows(byId("letters"), chosen, {
+      key: (letter) => `${letter.id} ${letter.dead_at}`,
+      make: (letter) => this.#makeLetter(letter),
+      update: drawLetter,
+    });
+    setShown(byId("dead-more"), this.#letters.length >= this.#wanted && this.#total > this.#letters.length);
+  }
+
+  #makeLetter({ id }) {
+    const row = stamp("letter-template");
+    for (const change of ["replay", "purge"]) {
+      const button = row[change];
+      // A job that was published without an id can only be named by its cause.
+      setShown(button, id != null);
+      button.setAttribute("aria-label", `${button.textContent} ${id}`);
+      button.addEventListener("click", () => this.#change(change, { id }));
+    }
+    return row;
+  }
+
+  async #change(change, filter) {
+    const name = this.#name;
+    const subject = describe(filter, this.#total);
+    const outcome = await this.#changeDialog.open(change, { name }, { subject, fixed: filter });
+    if (outcome === null || name !== this.#name || !this.#dialog.open) return;
+    await this.#load(this.#wanted, outcome);
+    // The button that had the focus may have gone with its letter, or be hidden because none is left.
+    const focused = document.activeElement;
+    const isThere = this.#dialog.contains(focused) && !focused.closest("[hidden]");
+    if (!isThere) this.#dialog.querySelector("[data-close]").focus();
+  }
+}
+
+/** The cause of a letter as a filter of the API, in JSON. */
+function kindOf({ reason, status }) {
+  return JSON.stringify(status == null ? { reason } : { reason, status });
+}
+
+function causeOf({ reason, status }) {
+  return status == null ? reason : `${reason}, ${status}`;
+}
+
+function describe({ id, reason, status }, total) {
+  if (id !== undefined) return `dead letter ${id}`;
+  if (reason !== undefined) return `all dead letters with ${causeOf({ reason, status })}`;
+  return countOf(total, "dead letter");
+}
+
+function drawLetter(row, letter) {
+  const { id, attempts, key, dead_at: at, response } = letter;
+  setText(row.reason, causeOf(letter));
+  setProse(row.detail, letter.detail ?? "");
+  setText(row.id, id ?? "without id");
+  const facts = attempts == null ? [] : [countOf(attempts, "attempt")];
+  if (key != null) facts.push(`key ${key}`);
+  setText(row.facts, facts.map((fact) => `· ${fact}`).join(" "));
+  setTime(row.when, at, at == null ? "" : `· ${clock(at)}`);
+  setShown(row.answer, Boolean(response));
+  setText(row.response, response ?? "");
+  row.answerSummary.setAttribute("aria-label", `Answer of the API to ${id}`);
+}

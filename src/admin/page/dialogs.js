@@ -1,0 +1,234 @@
+// The dialogs that take a token, and what a change of a downstream needs.
+
+import { pathOf } from "./api.js";
+import { byId, setShown } from "./dom.js";
+import { count, countOf } from "./words.js";
+
+/** Lets the buttons marked with `data-close` close a dialog. Escape does so by itself. */
+export function closable(dialog) {
+  for (const button of dialog.querySelectorAll("[data-close]")) {
+    button.addEventListener("click", () => dialog.close());
+  }
+}
+
+/** Shows an error in a dialog, in full; null takes it away. */
+export function showError(element, text) {
+  setShown(element, text !== null);
+  element.textContent = text ?? "";
+}
+
+/** Handles the submission of a form by `submit`, once at a time. */
+function onSubmit(form, button, submit) {
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (button.ariaDisabled === "true") return;
+    // A disabled button would lose the focus.
+    button.ariaDisabled = "true";
+    try {
+      await submit();
+    } finally {
+      button.ariaDisabled = null;
+    }
+  });
+}
+
+/** The dialog that asks for the token. */
+export class TokenDialog {
+  #dialog = byId("token-dialog");
+  #input = byId("token-input");
+  #onToken;
+  /** Whoever waits for a token: functions that take whether one was given. */
+  #waiting = [];
+
+  /** `onToken` takes the token that the reader gives, or null if the one at hand is to be forgotten. */
+  constructor(onToken) {
+    this.#onToken = onToken;
+    closable(this.#dialog);
+    byId("token-forget").addEventListener("click", () => {
+      this.#onToken(null);
+      this.#dialog.close();
+    });
+    this.#dialog.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#take(this.#input.value.trim());
+    });
+    // This event comes a little later than the closing: somebody may have asked again by then.
+    this.#dialog.addEventListener("close", () => this.#dialog.open || this.#answer(false));
+  }
+
+  /** Opens the dialog; `why` is what the daemon says, if it refused something. */
+  open(why = null) {
+    if (!this.#dialog.open) this.#dialog.showModal();
+    showError(byId("token-asked"), why);
+  }
+
+  /** Asks for a token because of `why`, and resolves to whether one was given. */
+  ask(why) {
+    this.open(why);
+    return new Promise((resolve) => this.#waiting.push(resolve));
+  }
+
+  #take(token) {
+    if (!token) return;
+    this.#onToken(token);
+    this.#answer(true);
+    this.#dialog.close();
+  }
+
+  #answer(isGiven) {
+    // The token is nowhere but in the client.
+    this.#input.value = "";
+    for (const resolve of this.#waiting.splice(0)) resolve(isGiven);
+  }
+}
+
+/** The changes: what the dialog says and asks, the request, and what is told once it is done. */
+const CHANGES = {
+  pause: {
+    title: "Pause",
+    hint: "No replica releases anything meanwhile. Requests on their way are not called back.",
+    fields: ["for", "reason"],
+    request: ["POST", "pause"],
+    done: ({ name, sent }) => `${name} is paused ${lasting(sent)}.`,
+  },
+  resume: {
+    title: "Resume",
+    hint: "Ends the pause, also one that the API asked for. Slots come at the usual pace; nothing is made up for.",
+    fields: ["reason"],
+    request: ["POST", "resume"],
+    done: ({ name }) => `${name} is resumed.`,
+  },
+  rate: {
+    title: "Set a rate of",
+    hint: "It lies over the file's rate, in all replicas at once, until its time is over or it is unset.",
+    fields: ["rate", "limit", "for", "reason"],
+    rateLabel: "Rate",
+    request: ["PUT", "rate"],
+    done: ({ name, sent }) => `The rate of ${sent.limit} of ${name} is ${sent.rate} ${lasting(sent)}.`,
+  },
+  unset: {
+    title: "Unset the rate of",
+    hint: "The rate of the file is in force again.",
+    fields: ["reason"],
+    request: ["DELETE", "rate"],
+    done: ({ name, sent }) => `The rate of ${sent.limit} of ${name} is that of the file again.`,
+  },
+  replay: {
+    title: "Replay",
+    hint: "Replayed letters become jobs again, oldest first. The pace only bounds how fast they come into the queue.",
+    fields: ["rate", "reason"],
+    rateLabel: "Pace (optional)",
+    reasonKey: "audit",
+    request: ["POST", "dead/replay"],
+    done: ({ name, answer: { replayed, failed, passed } }) =>
+      `${name}: ${countOf(replayed, "dead letter")} replayed, ${count(failed)} failed, ${count(passed)} passed over.`,
+  },
+  purge: {
+    title: "Purge",
+    hint: "What is purged is gone for good.",
+    fields: ["confirm", "reason"],
+    reasonKey: "audit",
+    request: ["POST", "dead/purge"],
+    done: ({ name, answer: { purged } }) => `${name}: ${countOf(purged, "dead letter")} purged.`,
+  },
+};
+
+const FIELDS = ["rate", "limit", "for", "confirm", "reason"];
+
+function lasting({ for: span }) {
+  return span ? `for ${span}` : "until somebody ends it";
+}
+
+/** The dialog for a change of a downstream. */
+export class ChangeDialog {
+  #dialog = byId("change-dialog");
+  #client;
+  #tell;
+  /** What is being asked: `{ change, name, fixed, finish }`. */
+  #asked = null;
+
+  /** `tell` reports what was done. */
+  constructor(client, tell) {
+    this.#client = client;
+    this.#tell = tell;
+    closable(this.#dialog);
+    onSubmit(this.#dialog.querySelector("form"), byId("change-submit"), () => this.#submit());
+    this.#dialog.addEventListener("close", () => this.#dialog.open || this.#finish(null));
+  }
+
+  /**
+   * Asks for what a change needs, makes it, and resolves to what was done, or to null if the reader leaves. `subject` is
+   * what of the downstream is changed, if not the whole, and `fixed` says that in the body of the request.
+   */
+  open(change, { name, limits = [] }, { subject = null, fixed = {} } = {}) {
+    const { title, hint, fields, rateLabel = "" } = CHANGES[change];
+    byId("change-title").textContent = `${title} ${subject === null ? "" : `${subject} of `}${name}`;
+    byId("change-hint").textContent = hint;
+    for (const field of FIELDS) {
+      setShown(inputOf(field).parentElement, fields.includes(field));
+      inputOf(field).value = "";
+    }
+    labelOf("rate").textContent = rateLabel;
+    labelOf("confirm").textContent = `Type ${name} to confirm`;
+    offerLimits(limits);
+    const submit = byId("change-submit");
+    submit.textContent = title.split(" ")[0];
+    submit.classList.toggle("final", fields.includes("confirm"));
+    showError(byId("change-error"), null);
+    this.#dialog.showModal();
+    inputOf(fields[0]).focus();
+    return new Promise((finish) => {
+      this.#asked = { change: CHANGES[change], name, fixed, finish };
+    });
+  }
+
+  async #submit() {
+    const asked = this.#asked;
+    const { change, name, fixed } = asked;
+    showError(byId("change-error"), null);
+    if (change.fields.includes("confirm") && inputOf("confirm").value.trim() !== name) {
+      showError(byId("change-error"), `Nothing was removed: type ${name} to confirm.`);
+      inputOf("confirm").focus();
+      return;
+    }
+    const sent = { ...fixed, ...filledIn(change) };
+    try {
+      const [method, path] = change.request;
+      const answer = await this.#client.request(method, pathOf(name, path), sent);
+      const outcome = change.done({ name, sent, answer });
+      this.#tell(outcome);
+      // The reader may have left the dialog meanwhile, and opened it for another change.
+      if (this.#asked === asked) this.#finish(outcome);
+    } catch (error) {
+      if (this.#asked === asked) showError(byId("change-error"), error.message);
+      else this.#tell(`${name}: ${error.message}`);
+    }
+  }
+
+  #finish(outcome) {
+    this.#asked?.finish(outcome);
+    this.#asked = null;
+    if (this.#dialog.open) this.#dialog.close();
+  }
+}
+
+function inputOf(field) {
+  return byId(`change-${field}`);
+}
+
+function labelOf(field) {
+  return inputOf(field).labels[0];
+}
+
+/** What the reader filled in, by the keys of the API. What is empty is left out. */
+function filledIn({ fields, reasonKey = "reason" }) {
+  const given = fields.filter((field) => field !== "confirm" && inputOf(field).value.trim());
+  return Object.fromEntries(given.map((field) => [field === "reason" ? reasonKey : field, inputOf(field).value.trim()]));
+}
+
+/** The limits to choose from. The first one is that which `rate = "..."` in the file makes, if there is one. */
+function offerLimits(limits) {
+  const isUsual = ({ name }) => name === "leaky-bucket-0";
+  const sorted = [...limits].sort((one, other) => isUsual(other) - isUsual(one));
+  inputOf("limit").replaceChildren(...sorted.map(({ name, rate }) => new Option(`${name} (${rate})`, name)));
+}

@@ -1,0 +1,83 @@
+// The pace of the last 15 minutes: the daemon's history, continued from its events.
+
+/** How many steps are kept: with steps of 5 s the last 15 minutes. */
+export const KEPT = 180;
+
+/** What was released in each step, by downstream. */
+export class History {
+  #stepLength = 5000;
+  #series = new Map();
+  /** Up to when releases are counted, on the daemon's clock. */
+  #now = 0;
+  #loads = 0;
+
+  /** Begins with the daemon's history. It replaces what was counted here, which may have gaps. */
+  load({ step_ms: stepLength, downstreams }, state) {
+    this.#stepLength = stepLength;
+    this.#loads += 1;
+    this.#series.clear();
+    for (const [name, { rate }] of state.downstreams) {
+      // A daemon that has just started has no step yet, and sends nothing again of what is at rest: its chart begins now.
+      const { until, released } = downstreams[name] ?? { until: this.#now, released: [] };
+      const series = { until, open: 0, released: released.slice(-KEPT) };
+      this.#series.set(name, series);
+      // What was released between its last step and the latest state is only known as a rate.
+      this.#fill(series, ((rate ?? 0) * Math.max(0, this.#now - until)) / 1000, until);
+    }
+  }
+
+  /** Counts what was released between two states. */
+  count(state, former) {
+    const from = former?.now ?? state.now;
+    this.#now = state.now;
+    for (const [name, downstream] of state.downstreams) {
+      const before = former?.downstreams.get(name);
+      // The daemon does not send again what did not change.
+      if (before !== downstream) this.#add(name, releasedSince(downstream, before, state.now - from), from);
+    }
+  }
+
+  /** The pace in each step, oldest first, in jobs a second; with a `version` that tells whether it changed. */
+  of(name) {
+    const series = this.#series.get(name);
+    if (series === undefined) return { version: "", paces: [] };
+    this.#fill(series, 0, this.#now);
+    const paces = series.released.map((jobs) => (jobs * 1000) / this.#stepLength);
+    return { version: `${this.#loads} ${series.until}`, paces };
+  }
+
+  #add(name, jobs, from) {
+    const series = this.#series.get(name);
+    if (series === undefined) this.#series.set(name, { until: this.#now, open: 0, released: [] });
+    else this.#fill(series, jobs, from);
+  }
+
+  /**
+   * Spreads jobs evenly over the time from `from` to now, and closes the steps that are over. States do not come at the
+   * ends of steps: counted whole, they would make an even pace look uneven.
+   */
+  #fill(series, jobs, from) {
+    const now = this.#now;
+    const perMillisecond = now > from ? jobs / (now - from) : 0;
+    for (;;) {
+      const end = series.until + this.#stepLength;
+      const overlap = Math.min(end, now) - Math.max(series.until, from);
+      series.open += perMillisecond * Math.max(0, overlap);
+      if (end > now) break;
+      series.released.push(series.open);
+      series.open = 0;
+      series.until = end;
+    }
+    series.released.splice(0, series.released.length - KEPT);
+  }
+}
+
+/**
+ * What a downstream released in `elapsed` ms. The counter of one replica is exact. Several tell of theirs at different times,
+ * so that their sum jumps: then the rate is taken.
+ */
+function releasedSince(downstream, former, elapsed) {
+  const { released, rate, replicas } = downstream;
+  const isAlone = former?.replicas.length === 1 && replicas.length === 1 && replicas[0].id === former.replicas[0].id;
+  return isAlone ? released - former.released : ((rate ?? 0) * elapsed) / 1000;
+}

@@ -1,0 +1,316 @@
+//! The lengths of the downstreams' queues, of those that jobs are parked in, and of `PREFIX.unroutable`.
+//!
+//! The broker tells a length only to those who ask. They are asked for by passive declarations over the consuming
+//! connection, few at a time, on a channel that serves nothing else: the broker closes it over a queue that is missing
+//! or may not be looked at, and nothing that is consumed must suffer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lapin::{Channel, Connection};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::Options;
+use super::connection::{channel, close};
+use super::error::Error;
+use super::ladder::Rung;
+use super::parking::Rungs;
+use super::supervisor::{ConnectionWatch, up};
+use super::topology::find_queue;
+use length::{Emptiness, Length};
+
+mod length;
+
+/// The least time between two looks at queues: 20 a second.
+const PACE: Duration = Duration::from_millis(50);
+
+/// How often a sweep over all queues begins while somebody asks for lengths, unless it takes longer.
+const WATCHED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a sweep begins otherwise.
+const UNWATCHED_INTERVAL: Duration = Duration::from_secs(60);
+
+/// For how long after a call somebody counts as asking.
+const WATCHED_FOR: Duration = Duration::from_secs(30);
+
+/// The lengths of queues as they were last seen. Each call has them looked at more often for a while. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Depths(Arc<Shared>);
+
+/// The lengths of a downstream's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Depth {
+    /// The jobs that are ready in the queue of new jobs and in that of those that came back from where they were parked.
+    /// What consumers hold unacked is not among them.
+    pub ready: u32,
+    /// The dead letters; `None` if their queue is missing, or cannot be looked at.
+    pub dead: Option<u32>,
+    /// When the downstream's queues were last looked at.
+    pub at: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    seen: Mutex<Seen>,
+    /// Wakes the sweeper when somebody asks.
+    asked: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    depths: BTreeMap<String, Depth>,
+    unroutable: Option<u32>,
+    rungs_are_empty: Option<bool>,
+    asked_at: Option<Instant>,
+}
+
+impl Depths {
+    /// The lengths of a downstream's queues; `None` if the queue of its new jobs was not seen yet, is missing, or cannot be
+    /// looked at. A drop to 0 is told when two looks in a row have found it.
+    #[must_use]
+    pub fn of(&self, downstream: &str) -> Option<Depth> {
+        self.0.asked().depths.get(downstream).copied()
+    }
+
+    /// The number of messages that reached no downstream's queue; `None` as in [`Depths::of`].
+    #[must_use]
+    pub fn unroutable(&self) -> Option<u32> {
+        self.0.asked().unroutable
+    }
+
+    /// Whether nothing is parked: every queue that jobs are parked in, of all that exist, was found empty by two sweeps in
+    /// a row. `None` if that is not known.
+    #[must_use]
+    pub fn rungs_are_empty(&self) -> Option<bool> {
+        self.0.asked().rungs_are_empty
+    }
+
+    /// Looks at the queues until `stop`.
+    ///
+    /// To be awaited before the connection is closed: a look that is under way is finished, since the refusal of one that
+    /// was given up would be taken for an error of the connection.
+    pub(super) fn watch(
+        &self,
+        current: ConnectionWatch,
+        options: &Options,
+        rungs: Arc<Rungs>,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        Sweeper::new(self.clone(), options, rungs).run(current, stop)
+    }
+}
+
+impl Shared {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that somebody asks.
+    fn asked(&self) -> MutexGuard<'_, Seen> {
+        let (mut seen, now) = (self.seen(), Instant::now());
+        if !seen.is_watched(now) {
+            self.asked.notify_one();
+        }
+        seen.asked_at = Some(now);
+        seen
+    }
+
+    /// Waits until the next sweep is due, after one that began at `began`.
+    async fn rest(&self, began: Instant) {
+        loop {
+            let is_watched = self.seen().is_watched(Instant::now());
+            let span = if is_watched { WATCHED_INTERVAL } else { UNWATCHED_INTERVAL };
+            if timeout_at(began + span, self.asked.notified()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Seen {
+    fn is_watched(&self, now: Instant) -> bool {
+        self.asked_at.is_some_and(|at| now.duration_since(at) < WATCHED_FOR)
+    }
+}
+
+/// A queue that is looked at.
+#[derive(Debug)]
+struct Queue {
+    name: String,
+    length: Length,
+}
+
+impl Queue {
+    fn new(name: String) -> Self {
+        Self { name, length: Length::default() }
+    }
+
+    /// Looks at the queue, if that is due.
+    ///
+    /// # Errors
+    /// The connection cannot be used.
+    async fn look(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
+        if !self.length.is_due(Instant::now()) {
+            return Ok(());
+        }
+        match probe.count(&self.name).await? {
+            Ok(messages) => self.length.found(messages),
+            Err(Error::NotFound { .. }) => self.length.missing(Instant::now()),
+            Err(error) => {
+                if self.length.failed(Instant::now()) {
+                    debug!(queue = self.name, %error, "the length of a queue cannot be looked at");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The queues of a downstream.
+#[derive(Debug)]
+struct Queues {
+    downstream: String,
+    jobs: Queue,
+    home: Queue,
+    dead: Queue,
+}
+
+impl Queues {
+    async fn look(&mut self, probe: &mut Probe<'_>) -> Result<Option<Depth>, Error> {
+        self.jobs.look(probe).await?;
+        self.home.look(probe).await?;
+        self.dead.look(probe).await?;
+        let depth = |jobs: u32| Depth {
+            // Without a queue that parked jobs come home to, all jobs are in the other one.
+            ready: jobs.saturating_add(self.home.length.get().unwrap_or(0)),
+            dead: self.dead.length.get(),
+            at: Instant::now(),
+        };
+        Ok(self.jobs.length.get().map(depth))
+    }
+}
+
+/// The channel of a sweep, which is opened when it is first needed, and again after each look that cost it.
+struct Probe<'a> {
+    connection: &'a Connection,
+    channel: Option<Channel>,
+    pace: &'a mut Interval,
+    stop: &'a CancellationToken,
+}
+
+impl Probe<'_> {
+    /// Asks for the length of a queue, at the pace of all looks. The inner error is the queue's.
+    ///
+    /// # Errors
+    /// The connection is lost, or takes no further channel, or no more is to be looked at.
+    async fn count(&mut self, queue: &str) -> Result<Result<u32, Error>, Error> {
+        if self.stop.run_until_cancelled(self.pace.tick()).await.is_none() {
+            let (what, detail) = ("the lengths of queues".to_owned(), "the daemon stops".to_owned());
+            return Err(Error::Failed { what, detail });
+        }
+        let channel = match self.channel.take().filter(|channel| channel.status().connected()) {
+            Some(channel) => channel,
+            None => channel(self.connection).await?,
+        };
+        let count = find_queue(&channel, queue).await;
+        match count {
+            Ok(_) => self.channel = Some(channel),
+            // It may be waiting for an answer that will never come.
+            Err(_) => close(&channel).await,
+        }
+        match count {
+            Err(error) if !self.connection.status().connected() => Err(error),
+            count => Ok(count),
+        }
+    }
+
+    async fn close(self) {
+        if let Some(channel) = &self.channel {
+            close(channel).await;
+        }
+    }
+}
+
+/// Looks at all queues, one after the other.
+struct Sweeper {
+    depths: Depths,
+    downstreams: Vec<Queues>,
+    unroutable: Queue,
+    /// The queues of the rungs, and whether each was known to exist when it was last looked at.
+    ladder: Vec<(Rung, Queue, bool)>,
+    emptiness: Emptiness,
+    rungs: Arc<Rungs>,
+}
+
+impl Sweeper {
+    fn new(depths: Depths, options: &Options, rungs: Arc<Rungs>) -> Self {
+        let names = options.names();
+        let queues = |downstream: &super::Downstream| Queues {
+            downstream: downstream.name.clone(),
+            jobs: Queue::new(names.queue(downstream)),
+            home: Queue::new(names.home_queue(&downstream.name)),
+            dead: Queue::new(names.dead(&downstream.name)),
+        };
+        let ladder = Rung::above(Duration::ZERO, options.rung_unit);
+        Self {
+            depths,
+            downstreams: options.downstreams.iter().map(queues).collect(),
+            unroutable: Queue::new(names.unroutable()),
+            ladder: ladder.map(|rung| (rung, Queue::new(names.park(rung)), false)).collect(),
+            emptiness: Emptiness::default(),
+            rungs,
+        }
+    }
+
+    async fn run(mut self, mut current: ConnectionWatch, stop: CancellationToken) {
+        let mut pace = interval(PACE);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while let Some(Some(connection)) = stop.run_until_cancelled(up(&mut current)).await {
+            let began = Instant::now();
+            let mut probe = Probe { connection: &connection, channel: None, pace: &mut pace, stop: &stop };
+            let swept = self.sweep(&mut probe).await;
+            probe.close().await;
+            if let Err(error) = swept {
+                debug!(%error, "a sweep over the lengths of queues has ended early");
+                self.emptiness = Emptiness::default();
+                self.depths.0.seen().rungs_are_empty = None;
+            }
+            drop(connection);
+            stop.run_until_cancelled(self.depths.0.rest(began)).await;
+        }
+    }
+
+    /// Looks at each queue once.
+    ///
+    /// # Errors
+    /// The connection cannot be used.
+    async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
+        for queues in &mut self.downstreams {
+            let depth = queues.look(probe).await?;
+            let mut seen = self.depths.0.seen();
+            match depth {
+                Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),
+                None => drop(seen.depths.remove(&queues.downstream)),
+            }
+        }
+        self.unroutable.look(probe).await?;
+        self.depths.0.seen().unroutable = self.unroutable.length.get();
+        for (rung, queue, was_known) in &mut self.ladder {
+            let is_known = self.rungs.contains(*rung).await;
+            if is_known && !*was_known {
+                // This process has just ensured that the queue exists.
+                queue.length.look_now();
+            }
+            *was_known = is_known;
+            queue.look(probe).await?;
+        }
+        let empty = self.emptiness.note(self.ladder.iter().map(|(_, queue, _)| &queue.length));
+        self.depths.0.seen().rungs_are_empty = empty;
+        Ok(())
+    }
+}

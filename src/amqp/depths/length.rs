@@ -1,0 +1,202 @@
+//! What is known of the lengths of queues. It has no I/O.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first wait before a queue that could not be looked at is looked at again. It doubles each time: the broker
+/// closes a channel over each such look, and logs it.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+
+/// The longest of these waits.
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
+
+/// What the latest looks at a queue have shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// It was not looked at yet, or could not be.
+    #[default]
+    Unknown,
+    Missing,
+    /// `last` is what the latest look found, and `believed` what counts.
+    Found {
+        believed: u32,
+        last: u32,
+    },
+}
+
+/// The length of one queue over time.
+#[derive(Debug, Default)]
+pub(super) struct Length {
+    state: State,
+    /// Whether the queue was ever there.
+    was_found: bool,
+    /// The number of looks in a row that failed, and when the next one is due.
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl Length {
+    /// The length that counts; `None` if the queue is missing, or cannot be looked at.
+    pub(super) const fn get(&self) -> Option<u32> {
+        match self.state {
+            State::Found { believed, .. } => Some(believed),
+            State::Unknown | State::Missing => None,
+        }
+    }
+
+    /// Whether it is time for the next look.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.retry_at.is_none_or(|at| at <= now)
+    }
+
+    /// Makes the next look due.
+    pub(super) fn look_now(&mut self) {
+        self.retry_at = None;
+    }
+
+    /// Notes what a look found. A drop to 0 counts once the next look finds it too: the broker also says 0 of a queue
+    /// that does not answer in time.
+    pub(super) fn found(&mut self, messages: u32) {
+        let believed = match self.state {
+            State::Found { believed, last } if messages == 0 && last > 0 => believed,
+            _ => messages,
+        };
+        *self = Self {
+            state: State::Found { believed, last: messages },
+            was_found: true,
+            failures: 0,
+            retry_at: None,
+        };
+    }
+
+    /// Notes that the queue is missing.
+    pub(super) fn missing(&mut self, now: Instant) {
+        self.state = State::Missing;
+        self.wait(now);
+    }
+
+    /// Notes that the queue cannot be looked at. Returns whether this is the first time since it could.
+    pub(super) fn failed(&mut self, now: Instant) -> bool {
+        let is_first = self.failures == 0 || self.state != State::Unknown;
+        self.state = State::Unknown;
+        self.wait(now);
+        is_first
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let wait = (FIRST_RETRY * (1 << self.failures.min(10))).min(LONGEST_RETRY);
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = Some(now + wait);
+    }
+
+    /// Whether nothing lies in the queue, by the latest look alone. One that was there and is said to be missing may be
+    /// out of reach.
+    fn is_empty(&self) -> Option<bool> {
+        match self.state {
+            State::Found { last, .. } => Some(last == 0),
+            State::Missing if !self.was_found => Some(true),
+            State::Missing | State::Unknown => None,
+        }
+    }
+}
+
+/// Whether a set of queues is empty, over several sweeps.
+#[derive(Debug, Default)]
+pub(super) struct Emptiness {
+    /// The number of sweeps in a row that found all queues empty.
+    sweeps: u32,
+    answer: Option<bool>,
+}
+
+impl Emptiness {
+    /// Notes what a sweep has found, and returns what is known then: queues are empty once two sweeps in a row have found
+    /// all of them empty, and one that cannot be looked at makes it unknown.
+    pub(super) fn note<'a>(&mut self, lengths: impl Iterator<Item = &'a Length>) -> Option<bool> {
+        let mut all = Some(true);
+        for length in lengths {
+            match length.is_empty() {
+                Some(true) => {}
+                Some(false) => {
+                    all = Some(false);
+                    break;
+                }
+                None => all = None,
+            }
+        }
+        self.sweeps = if all == Some(true) { self.sweeps.saturating_add(1) } else { 0 };
+        self.answer = match all {
+            Some(true) if self.sweeps < 2 => self.answer,
+            all => all,
+        };
+        self.answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drop_to_zero_counts_at_the_second_look() {
+        let mut length = Length::default();
+        assert_eq!(length.get(), None);
+        let mut looks = |found: &[u32]| -> Vec<u32> {
+            let look = |messages: &u32| {
+                length.found(*messages);
+                length.get().unwrap()
+            };
+            found.iter().map(look).collect()
+        };
+        assert_eq!(looks(&[0, 5, 3, 0, 4, 0, 0, 0, 7]), [0, 5, 3, 3, 4, 4, 0, 0, 7]);
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_looked_at_is_looked_at_ever_less() {
+        let (mut length, start) = (Length::default(), Instant::now());
+        let mut now = start;
+        assert!(length.is_due(now));
+        let mut said = 0;
+        for wait in [5, 10, 20, 40, 80, 160, 300, 300] {
+            said += u32::from(length.failed(now));
+            let next = now + Duration::from_secs(wait);
+            assert!(!length.is_due(next - Duration::from_millis(1)) && length.is_due(next), "{wait} s");
+            now = next;
+        }
+        assert_eq!((said, length.get()), (1, None));
+        length.found(2);
+        assert!(length.is_due(now));
+        length.missing(now);
+        assert_eq!(length.get(), None);
+        assert!(length.is_due(now + FIRST_RETRY) && !length.is_due(now));
+        assert!(length.failed(now), "it is another reason");
+    }
+
+    /// What is known after these sweeps of two queues: a length, -1 for a missing queue, -2 for one that cannot be
+    /// looked at.
+    fn known(sweeps: &[[i32; 2]]) -> Vec<Option<bool>> {
+        let (mut lengths, mut emptiness, now) =
+            ([Length::default(), Length::default()], Emptiness::default(), Instant::now());
+        let sweep = |found: &[i32; 2]| {
+            for (length, found) in lengths.iter_mut().zip(found) {
+                match found {
+                    -1 => length.missing(now),
+                    -2 => drop(length.failed(now)),
+                    messages => length.found(messages.unsigned_abs()),
+                }
+            }
+            emptiness.note(lengths.iter())
+        };
+        sweeps.iter().map(sweep).collect()
+    }
+
+    #[test]
+    fn queues_are_empty_when_two_sweeps_in_a_row_found_nothing() {
+        let (yes, no) = (Some(true), Some(false));
+        assert_eq!(known(&[[0, -1], [0, -1], [0, 0], [0, 1]]), [None, yes, yes, no]);
+        assert_eq!(known(&[[3, 0], [0, 0], [3, 0], [0, 0], [0, 0]]), [no, no, no, no, yes]);
+        assert_eq!(known(&[[0, -2], [0, 0], [0, 0]]), [None, None, yes], "unknown is not empty");
+        assert_eq!(known(&[[1, -2], [0, -2]]), [no, None]);
+        assert_eq!(known(&[[0, 0], [0, 0], [0, -1], [0, -1]]), [None, yes, None, None], "it was there");
+    }
+}

@@ -1,0 +1,179 @@
+//! What is known of a downstream, as lines of a title and a text, for `paced status NAME` and `paced top`.
+
+use super::{out, parts};
+use crate::status::Downstream;
+
+/// A title and what it is of.
+pub(super) type Fact = (&'static str, String);
+
+/// All that is known of a downstream, the most important first.
+pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
+    let mut facts = now_binding(downstream, now);
+    facts.extend(limits(downstream, now));
+    facts.extend(overrides(downstream));
+    facts.extend(jobs(downstream));
+    facts.extend(instants(downstream));
+    facts.extend(failures(downstream, now));
+    facts.extend(replicas(downstream));
+    // Names and reasons are foreign text, also where nobody thinks of it.
+    facts.into_iter().map(|(title, text)| (title, out::printable(&text))).collect()
+}
+
+/// Jobs a second, or an hour where that is easier to read.
+pub(super) fn pace(per_second: f64) -> String {
+    match per_second {
+        0.0 => "0/s".to_owned(),
+        rate if rate < 0.01 => format!("{:.1}/h", rate * 3600.0),
+        rate if rate < 10.0 => format!("{rate:.2}/s"),
+        rate => format!("{rate:.1}/s"),
+    }
+}
+
+fn at(millis: i64) -> String {
+    format!("{} UTC", out::instant(millis))
+}
+
+fn ago(millis: i64, now: i64) -> String {
+    format!("for {}", parts::for_people(now - millis))
+}
+
+/// ` until ...`, or nothing.
+fn until(millis: Option<i64>) -> String {
+    millis.map(|millis| format!(" until {}", at(millis))).unwrap_or_default()
+}
+
+/// `: ` and a reason, or nothing.
+fn because(reason: Option<&String>) -> String {
+    reason.map(|reason| format!(": {reason}")).unwrap_or_default()
+}
+
+fn now_binding(downstream: &Downstream, now: i64) -> Vec<Fact> {
+    let binding = &downstream.binding;
+    let mut facts = vec![("binds", format!("{}, {}", binding.text, ago(binding.since, now)))];
+    if let Some(pause) = &downstream.pause {
+        let since = pause.at.map(|at| format!(", {}", ago(at, now))).unwrap_or_default();
+        let by = pause.by.as_deref().unwrap_or("an operator");
+        let end = match pause.until {
+            Some(_) => until(pause.until),
+            None => " until somebody resumes".to_owned(),
+        };
+        facts.push(("pause", format!("by {by}{end}{since}{}", because(pause.reason.as_ref()))));
+    }
+    if let Some(penalty) = downstream.penalty {
+        facts.push(("pause", format!("the API asked for one{}", until(Some(penalty.until)))));
+    }
+    let limit = downstream.rate_limit.map(|limit| format!(" of {}", pace(limit))).unwrap_or_default();
+    facts.push(("rate", format!("{}{limit} over the last 10 s", pace(downstream.rate))));
+    facts
+}
+
+fn limits(downstream: &Downstream, now: i64) -> impl Iterator<Item = Fact> {
+    downstream.limits.iter().map(move |limit| {
+        let left = match (limit.remaining, limit.of) {
+            (Some(left), Some(of)) => format!(", {left} of {of} left"),
+            _ => String::new(),
+        };
+        let whole = limit.whole_at.filter(|whole| *whole > now && limit.remaining != limit.of);
+        let whole = whole.map(|whole| format!(", whole again at {}", at(whole))).unwrap_or_default();
+        let file =
+            limit.file_rate.as_ref().map(|rate| format!(" (the file says {rate})")).unwrap_or_default();
+        ("limit", format!("{} {}{file}{left}{whole}", limit.name, limit.rate))
+    })
+}
+
+fn overrides(downstream: &Downstream) -> impl Iterator<Item = Fact> {
+    downstream.overrides.iter().map(|set| {
+        let by = set.by.as_deref().unwrap_or("an operator");
+        let (limit, rate, since) = (&set.limit, &set.rate, at(set.set_at));
+        let (end, reason) = (until(set.until), because(set.reason.as_ref()));
+        ("override", format!("{limit} {rate} by {by} since {since}{end}{reason}"))
+    })
+}
+
+fn jobs(downstream: &Downstream) -> [Fact; 2] {
+    let counts = &downstream.counts;
+    let here = format!(
+        "{} waiting, {} delayed, {} retrying, {} with a slot, {} being sent, {} being settled",
+        counts.waiting, counts.delayed, counts.retrying, counts.held, counts.sending, counts.settling
+    );
+    let known = |count: Option<i64>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+    let broker = format!(
+        "{} queued, {} parked, {} dead letter(s)",
+        known(downstream.queued.map(i64::from)),
+        known(downstream.parked),
+        known(downstream.dead.map(i64::from))
+    );
+    [("jobs", here), ("broker", broker)]
+}
+
+fn instants(downstream: &Downstream) -> Vec<Fact> {
+    let instants = [
+        ("oldest", downstream.oldest),
+        ("next slot", downstream.next_slot),
+        ("through", downstream.through_at),
+    ];
+    let mut facts: Vec<Fact> =
+        instants.into_iter().filter_map(|(title, instant)| Some((title, at(instant?)))).collect();
+    if let Some(late) = downstream.lateness {
+        let text = format!("p50 {} µs, p99 {} µs over the last minute", late.p50_us, late.p99_us);
+        facts.push(("lateness", text));
+    }
+    facts
+}
+
+fn failures(downstream: &Downstream, now: i64) -> Vec<Fact> {
+    let failing = downstream.failing.iter().map(|failing| {
+        let (since, kind, detail) = (ago(failing.since, now), &failing.kind, &failing.detail);
+        ("fails", format!("{since}: {kind}, {} attempt(s): {detail}", failing.attempts))
+    });
+    let failures = downstream.failures.iter().map(|failure| {
+        let (kind, count, detail) = (&failure.kind, failure.count, &failure.detail);
+        ("failure", format!("{}: {kind} ×{count}: {detail}", at(failure.at)))
+    });
+    failing.chain(failures).collect()
+}
+
+fn replicas(downstream: &Downstream) -> Vec<Fact> {
+    let shares = downstream.replicas.iter().map(|share| {
+        let (id, waiting, held, rate) = (&share.id, share.waiting, share.held, pace(share.rate));
+        ("replica", format!("{id}: {rate}, {waiting} waiting, {held} with a slot, {}", share.reason))
+    });
+    let mut facts: Vec<Fact> = shares.collect();
+    if !downstream.strays.is_empty() {
+        let strays = downstream.strays.join(", ");
+        facts.push(("stray", format!("the file of {strays} has other limits than those in force")));
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_is_easy_to_read() {
+        for (rate, expected) in
+            [(0.0, "0/s"), (49.96, "50.0/s"), (2.5, "2.50/s"), (1.0 / 3600.0, "1.0/h"), (0.016, "0.02/s")]
+        {
+            assert_eq!(pace(rate), expected);
+        }
+    }
+
+    #[test]
+    fn pauses_and_overrides_are_told_with_who_and_why() {
+        let told = r#"{
+            "name": "a", "limits": [], "failures": [], "replicas": [], "rate": 0, "released": 0, "delivered": 0,
+            "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
+            "binding": {"reason": "paused", "since": 0, "text": "paused"},
+            "pause": {"by": "ops", "reason": "main\u001b[2Jtenance", "at": 60000},
+            "overrides": [{"limit": "pace", "rate": "20/s", "until": 120000, "by": "ops", "set_at": 0}]
+        }"#;
+        let facts = of(&serde_json::from_str(told).unwrap(), 120_000);
+        let told = |title: &str| facts.iter().find(|fact| fact.0 == title).unwrap().1.clone();
+        assert_eq!(told("pause"), "by ops until somebody resumes, for 1 min 0 s: main\\u{1b}[2Jtenance");
+        assert_eq!(
+            told("override"),
+            "pace 20/s by ops since 1970-01-01 00:00:00 UTC until 1970-01-01 00:02:00 UTC"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! `paced status`: what every downstream is doing, over all replicas.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, stdout};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::ask::Daemon;
+use super::exit::Exit;
+use super::facts::{self, pace};
+use super::signals::Signals;
+use super::{Global, Output, out};
+use crate::status::{Downstream, State};
+
+/// How often `--watch` asks.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only this downstream, with all that is known of it
+    downstream: Option<String>,
+    /// Shows it again every second, until it is interrupted
+    #[arg(short, long)]
+    watch: bool,
+}
+
+pub(super) async fn run(global: &Global, args: &Args) -> Exit {
+    let outcome = async {
+        let daemon = Daemon::of(global)?;
+        if !args.watch {
+            return show(global, args, &daemon.state().await?);
+        }
+        let mut signals = Signals::new()?;
+        loop {
+            let round = async {
+                let state = daemon.state().await?;
+                clear();
+                show(global, args, &state)?;
+                tokio::time::sleep(INTERVAL).await;
+                Ok::<_, Exit>(())
+            };
+            tokio::select! {
+                ended = round => ended?,
+                _ = signals.next() => return Ok(()),
+            }
+        }
+    };
+    outcome.await.err().unwrap_or(Exit::Ok)
+}
+
+/// Clears a terminal, so that the next table stands where the last one stood.
+fn clear() {
+    if stdout().is_terminal() {
+        use std::io::Write as _;
+        // A terminal that takes nothing shows nothing, which the next line tells.
+        let _ = stdout().write_all(b"\x1b[H\x1b[2J");
+    }
+}
+
+fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
+    let named = match &args.downstream {
+        Some(name) => {
+            Some(state.downstreams.iter().find(|downstream| downstream.name == *name).ok_or_else(|| {
+                let known: Vec<&str> = state.downstreams.iter().map(|known| known.name.as_str()).collect();
+                out::say(format_args!("paced: no downstream `{name}`; this daemon has {}", known.join(", ")));
+                Exit::Usage
+            })?)
+        }
+        None => None,
+    };
+    match (global.output, named) {
+        (Output::Json, None) => out::json(&json!(state)),
+        (Output::Json, Some(downstream)) => out::json(&json!(downstream)),
+        (Output::Human, None) => {
+            out::line(head(state))?;
+            out::line("")?;
+            table(&state.downstreams)
+        }
+        (Output::Human, Some(downstream)) => out::line(details(downstream, state.now)),
+    }
+}
+
+/// The servers and the replicas, in a line.
+fn head(state: &State) -> String {
+    let replicas = state.replicas.len();
+    let amqp = match state.amqp.lost.as_slice() {
+        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
+        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
+    };
+    let store = match &state.store.error {
+        None => "store ok".to_owned(),
+        Some(error) => format!("store AWAY ({error})"),
+    };
+    let mut head = format!("paced {}: {replicas} replica(s), {amqp}, {store}", state.version);
+    if let Some(unroutable) = state.unroutable.filter(|messages| *messages > 0) {
+        // Writing to a String cannot fail.
+        let _ = write!(head, ", {unroutable} message(s) for no downstream");
+    }
+    head
+}
+
+/// The columns of the table: their titles, and whether they are numbers.
+const COLUMNS: [(&str, bool); 9] = [
+    ("DOWNSTREAM", false),
+    ("RATE", true),
+    ("LIMIT", true),
+    ("QUEUED", true),
+    ("HERE", true),
+    ("SENDING", true),
+    ("PARKED", true),
+    ("DEAD", true),
+    ("WHAT BINDS", false),
+];
+
+fn table(downstreams: &[Downstream]) -> Result<(), Exit> {
+    let rows: Vec<[String; 9]> = downstreams.iter().map(row).collect();
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.chain([COLUMNS[column].0.len()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let line = |cells: [&str; 9]| {
+        let cell = |(column, cell): (usize, &str)| match COLUMNS[column].1 {
+            true => format!("{cell:>width$}", width = widths[column]),
+            false => format!("{cell:<width$}", width = widths[column]),
+        };
+        cells.into_iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    out::line(line(COLUMNS.map(|(title, _)| title)))?;
+    rows.iter().try_for_each(|row| out::line(line(row.each_ref().map(String::as_str))))
+}
+
+fn row(downstream: &Downstream) -> [String; 9] {
+    let counts = &downstream.counts;
+    let known = |count: Option<String>| count.unwrap_or_else(|| "-".to_owned());
+    let binds = match &downstream.failing {
+        Some(failing) => format!("{}; the API fails ({})", downstream.binding.text, failing.kind),
+        None => downstream.binding.text.clone(),
+    };
+    [
+        downstream.name.clone(),
+        pace(downstream.rate),
+        known(downstream.rate_limit.map(pace)),
+        known(downstream.queued.map(|jobs| jobs.to_string())),
+        (counts.waiting + counts.delayed + counts.retrying + counts.held).to_string(),
+        counts.sending.to_string(),
+        known(downstream.parked.map(|jobs| jobs.to_string())),
+        known(downstream.dead.map(|letters| letters.to_string())),
+        out::printable(&binds),
+    ]
+}
+
+/// All that is known of a downstream.
+fn details(downstream: &Downstream, now: i64) -> String {
+    let line = |(title, text): (&str, String)| format!("\n  {title:<10} {text}");
+    let lines: String = facts::of(downstream, now).into_iter().map(line).collect();
+    format!("{}{lines}", downstream.name)
+}

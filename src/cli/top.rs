@@ -1,0 +1,133 @@
+//! `paced top`: what every downstream is doing, live on the whole terminal.
+//!
+//! A [`View`] is what the user chose and what was seen so far; keys and answers change it. Drawing is a function of the view
+//! and the last state alone. This file has all that is not pure: the terminal, the clock, the signals and the daemon.
+
+mod draw;
+mod pane;
+mod screen;
+mod spark;
+mod table;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::io::{IsTerminal, stdout};
+use std::time::Duration;
+
+use paced::time::wall_now;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::ask::{Daemon, Failure};
+use super::exit::Exit;
+use super::signals::{Hangups, Signals};
+use super::{Global, Output, out};
+use crate::status::State;
+use screen::{Input, Screen};
+use view::{View, Wish};
+
+/// How long after an answer the daemon is asked again.
+const POLL: Duration = Duration::from_secs(1);
+/// How often the screen is drawn where nothing happens, for the spans on it.
+const TICK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only downstreams whose names contain this
+    #[arg(default_value_t, hide_default_value = true)]
+    filter: String,
+}
+
+pub(super) async fn run(global: &Global, args: &Args) -> Exit {
+    if global.output == Output::Json || !stdout().is_terminal() {
+        out::say(
+            "paced: top draws on a terminal, and stdout is to be something else; `paced status --watch` writes lines, \
+             and `paced status -o json` JSON",
+        );
+        return Exit::Usage;
+    }
+    show(global, args).await.err().unwrap_or(Exit::Ok)
+}
+
+async fn show(global: &Global, args: &Args) -> Result<(), Exit> {
+    let daemon = Daemon::of(global)?;
+    let signals = (Signals::new()?, Hangups::new()?);
+    let view = View::new(args.filter.clone(), global.color.on_stream(true), wall_now().0 / 1000);
+    let (mut screen, input) = Screen::open().map_err(|error| trouble(&error))?;
+    let ended = watch(&mut screen, input, &daemon, signals, view).await;
+    // Messages are printed where the user will see them.
+    drop(screen);
+    match ended {
+        Ok(()) => Ok(()),
+        Err(End::Terminal(error)) => Err(trouble(&error)),
+        Err(End::Refused(failure)) => Err(failure.say()),
+    }
+}
+
+/// Why it ends, but for the user's wish.
+enum End {
+    Terminal(std::io::Error),
+    /// The daemon refuses this user, which will not change by itself.
+    Refused(Failure),
+}
+
+impl From<std::io::Error> for End {
+    fn from(error: std::io::Error) -> Self {
+        Self::Terminal(error)
+    }
+}
+
+async fn watch(
+    screen: &mut Screen,
+    mut input: Input,
+    daemon: &Daemon,
+    (mut signals, mut hangups): (Signals, Hangups),
+    mut view: View,
+) -> Result<(), End> {
+    let mut state: Option<State> = None;
+    let mut answer = Box::pin(ask(daemon, Duration::ZERO));
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        view.now = wall_now().0 / 1000;
+        let height = screen.draw(&view, state.as_ref())?;
+        tokio::select! {
+            key = input.next() => {
+                // An event without a key is a new size of the terminal, which the next drawing sees.
+                let wish = key?.map(|key| view.on_key(key, state.as_ref(), height));
+                if wish == Some(Wish::Leave) {
+                    return Ok(());
+                }
+            }
+            told = &mut answer => {
+                answer = Box::pin(ask(daemon, POLL));
+                match told {
+                    Ok(told) => {
+                        view.on_answer(&told, wall_now().0 / 1000);
+                        state = Some(told);
+                    }
+                    Err(failure) if failure.exit == Exit::Unauthorized && state.is_none() => {
+                        return Err(End::Refused(failure));
+                    }
+                    Err(failure) => view.on_failure(failure.text),
+                }
+            }
+            _ = signals.next() => return Ok(()),
+            () = hangups.next() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+    }
+}
+
+/// The daemon's state after a while.
+async fn ask(daemon: &Daemon, after: Duration) -> Result<State, Failure> {
+    sleep(after).await;
+    daemon.try_state().await
+}
+
+fn trouble(error: &std::io::Error) -> Exit {
+    out::say(format_args!(
+        "paced: the terminal cannot be used: {error}; `paced status --watch` needs less of it"
+    ));
+    Exit::Failed
+}

@@ -1,0 +1,176 @@
+//! Draws the whole screen, from the view and the state alone.
+
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Paragraph, Wrap};
+
+use super::super::{out, parts};
+use super::view::{Mode, View};
+use super::{pane, table};
+use crate::status::{Downstream, State};
+
+const HELP: &str = "\
+  ↑ ↓ j k          select a downstream; in its details, scroll
+  PgUp PgDn Space  a page up or down
+  Home End g G     the first, the last
+  Enter            the details of the selected one, and back
+  ← → h l          in the details: the one before, the one after
+  /                show only names that contain what is typed; Enter keeps it, Esc lifts it
+  q Esc Ctrl-C     leave
+
+  PACE     the last seconds; a full bar is the limit
+  RATE     jobs released a second, over the last ten seconds, by all replicas
+  LIMIT    what the slowest limit allows
+  QUEUED   ready in the broker          HERE  waiting in the replicas
+  SENDING  requests on their way        PARKED, DEAD  in queues of their own
+  BINDS    why no more jobs go; `!` and FAILS: the API fails
+
+Any key goes back.";
+
+/// The style of what needs attention: in colour where that is wanted, and always bold.
+pub(super) fn alarm(view: &View) -> Style {
+    let style = Style::new().add_modifier(Modifier::BOLD);
+    if view.has_color { style.fg(Color::Red) } else { style }
+}
+
+/// The style of what an operator or the API asked for.
+pub(super) fn notice(view: &View) -> Style {
+    if view.has_color { Style::new().fg(Color::Yellow) } else { Style::new() }
+}
+
+/// Draws what the view asks for. Before the first answer there is no state.
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: Option<&State>) {
+    let area = frame.area();
+    let (head, rest) = cut(area, 1);
+    let alert = if area.width < 120 { 3 } else { 2 };
+    let (alert, rest) = cut(rest, if view.away().is_some() { alert } else { 0 });
+    let (body, keys) = cut(rest, rest.height.saturating_sub(1));
+    draw_head(frame, head, view, state);
+    draw_away(frame, alert, view);
+    draw_keys(frame, keys, view);
+    match (view.mode, state) {
+        (Mode::Help, _) => frame.render_widget(Paragraph::new(HELP), inset(body)),
+        (_, None) => {}
+        (Mode::Details, Some(state)) => {
+            let shown = view.shown(state);
+            // The selected one may have left the configuration meanwhile.
+            match shown.get(view.selected(&shown)) {
+                Some(downstream) => pane::draw(frame, inset(body), view, downstream, state),
+                None => frame.render_widget("This downstream is there no more.", inset(body)),
+            }
+        }
+        (_, Some(state)) => draw_table(frame, inset(body), view, state),
+    }
+}
+
+/// Divides an area into its first lines and the others.
+pub(super) fn cut(area: Rect, lines: u16) -> (Rect, Rect) {
+    let lines = lines.min(area.height);
+    let rest = Rect { y: area.y + lines, height: area.height - lines, ..area };
+    (Rect { height: lines, ..area }, rest)
+}
+
+/// The area without its first line, which stays empty.
+fn inset(area: Rect) -> Rect {
+    cut(area, 1).1
+}
+
+fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, state: Option<&State>) {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let head = match state {
+        Some(state) if state.amqp.connected && state.store.error.is_none() => Line::styled(head(state), bold),
+        Some(state) => Line::styled(head(state), alarm(view)),
+        None => Line::styled("paced top: asking the daemon", bold),
+    };
+    let clock = out::instant(view.now);
+    let clock = clock.split(' ').next_back().unwrap_or_default();
+    let clock = Line::raw(format!("{clock} UTC")).right_aligned();
+    // The clock gives way to what the head tells.
+    let has_room = head.width() + 2 + clock.width() <= usize::from(area.width);
+    frame.render_widget(head, area);
+    if has_room {
+        frame.render_widget(clock, area);
+    }
+}
+
+/// The version, the replicas and the servers, in a line.
+fn head(state: &State) -> String {
+    let replicas = match state.replicas.len() {
+        1 => "1 replica".to_owned(),
+        replicas => format!("{replicas} replicas"),
+    };
+    let amqp = match state.amqp.lost.as_slice() {
+        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
+        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
+    };
+    let unroutable = state.unroutable.filter(|messages| *messages > 0);
+    let unroutable = unroutable.map(|messages| format!("  {messages} unroutable")).unwrap_or_default();
+    let kind = state.store.kind.as_deref().unwrap_or("store");
+    // What is long comes last, where it may be cut.
+    let store = match &state.store.error {
+        None => format!("{kind} ok"),
+        Some(error) => format!("{kind} AWAY ({error})"),
+    };
+    out::printable(&format!("paced {}  {replicas}  {amqp}{unroutable}  {store}", state.version))
+}
+
+fn draw_away(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    if let Some((since, why)) = view.away() {
+        let span = parts::for_people(view.now - since);
+        let since = out::instant(since);
+        let text = format!("NOT ANSWERED since {since} UTC ({span}); still trying: {}", out::printable(why));
+        frame.render_widget(Paragraph::new(text).style(alarm(view)).wrap(Wrap { trim: true }), area);
+    }
+}
+
+fn draw_keys(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let text = match view.mode {
+        Mode::Filter => format!("/{}▏ Enter keeps the filter, Esc lifts it", out::printable(&view.filter)),
+        Mode::Details => "q leave  Enter back  ↑↓ scroll  ←→ another downstream  ? help".to_owned(),
+        Mode::Help => "any key back".to_owned(),
+        Mode::Table if view.filter.is_empty() => {
+            "q leave  ↑↓ select  Enter details  / filter  ? help".to_owned()
+        }
+        Mode::Table => format!(
+            "/{}  Esc all of them  q leave  ↑↓ select  Enter details  ? help",
+            out::printable(&view.filter)
+        ),
+    };
+    frame.render_widget(Line::styled(text, Style::new().add_modifier(Modifier::DIM)), area);
+}
+
+/// The table, and below it all of what binds the selected one, for which a narrow table has no room.
+fn draw_table(frame: &mut Frame<'_>, area: Rect, view: &View, state: &State) {
+    let shown = view.shown(state);
+    let selected = view.selected(&shown);
+    let Some(downstream) = shown.get(selected) else {
+        let text = match state.downstreams.len() {
+            0 => "This daemon has no downstreams.".to_owned(),
+            all => format!("None of {all} downstreams has a name that contains this."),
+        };
+        frame.render_widget(text, area);
+        return;
+    };
+    let (top, bottom) = cut(area, area.height.saturating_sub(4));
+    table::draw(frame, top, view, &shown, selected);
+    let place = format!("{} of {}", selected + 1, shown.len());
+    frame.render_widget(Line::raw(place).right_aligned(), cut(bottom, 1).0);
+    let text = Text::from(out::printable(&sentence(downstream, view.now)));
+    frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), inset(bottom));
+}
+
+/// What binds a downstream, and how its API fails, in whole words.
+fn sentence(downstream: &Downstream, now: i64) -> String {
+    let (name, binding) = (&downstream.name, &downstream.binding);
+    let since = parts::for_people(now - binding.since);
+    let text = format!("{name}: {}, for {since}", binding.text);
+    match &downstream.failing {
+        Some(failing) => {
+            let since = parts::for_people(now - failing.since);
+            format!("{text}. FAILS for {since} ({}): {}", failing.kind, failing.detail)
+        }
+        None => text,
+    }
+}

@@ -1,0 +1,237 @@
+//! Follows whether a downstream answers at all, so that the log tells of a failing one in a few lines, and people see the
+//! last failures. It has no I/O.
+//!
+//! | state | what is seen | next state | line |
+//! |---|---|---|---|
+//! | answering | a failure, the 1st or 2nd in a row | answering | |
+//! | answering | the 3rd failure in a row | failing | begins, unless one began less than a minute ago |
+//! | failing | a failure | failing | |
+//! | failing | a minute has passed since the last line | failing | goes on |
+//! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was told |
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sink::Outcome;
+
+/// The number of failures in a row from which on a downstream counts as failing, and of successes that end that.
+const IN_A_ROW: u32 = 3;
+
+/// A success that is followed by nothing for this long ends a failure too.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// How often a downstream that goes on failing is told of.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// How many different failures are remembered.
+const MAX_KINDS: usize = 5;
+
+/// The longest text of a failure that is kept, in bytes.
+const MAX_DETAIL: usize = 300;
+
+/// How an attempt ended, as far as it tells whether the downstream works.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing was sent.
+    #[default]
+    Other,
+    Delivered,
+    /// The downstream failed, or could not be reached.
+    Failed(Box<Attempt>),
+    /// The downstream asked its callers to slow down, or refused the job: it works, and people may want to know.
+    Refused(Box<Attempt>),
+}
+
+/// A failed attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attempt {
+    /// The status as text, or one of [`crate::sink::RETRY_REASONS`].
+    pub(super) kind: String,
+    /// The error, for people.
+    pub(super) detail: String,
+}
+
+/// A kind of failure that was seen lately.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The status as text, or one of [`crate::sink::RETRY_REASONS`].
+    pub kind: String,
+    /// The error of the last one, for people.
+    pub detail: String,
+    /// When the last one was seen.
+    pub at: Instant,
+    /// How many were seen since this kind was first remembered.
+    pub count: u64,
+}
+
+/// A downstream that fails attempt after attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outage {
+    /// When the first of these attempts ended.
+    pub since: Instant,
+    /// The kind of the last failure, as in [`Failure::kind`].
+    pub kind: String,
+    /// The error of the last failure, for people.
+    pub detail: String,
+    /// The attempts that failed.
+    pub attempts: u64,
+}
+
+/// A line for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Begins(Outage),
+    GoesOn(Outage),
+    IsOver(Outage),
+}
+
+/// What was seen of a downstream.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    outage: Option<Outage>,
+    /// The failures in a row before it counts as failing, and when the first of them ended.
+    failed: Option<(u32, Instant)>,
+    /// The successes in a row while it counts as failing, and when the last of them ended.
+    succeeded: Option<(u32, Instant)>,
+    /// When a line was written last of an outage that was told of; and whether the present one was.
+    told_at: Option<Instant>,
+    is_told: bool,
+    /// The last kinds, newest first.
+    recent: VecDeque<Failure>,
+}
+
+impl Ending {
+    /// How this outcome of an attempt counts.
+    pub(super) fn of(outcome: &Outcome) -> Self {
+        let attempt =
+            |kind: &str, detail: &str| Box::new(Attempt { kind: kind.to_owned(), detail: shortened(detail) });
+        let of_status = |status: u16, detail: &str| {
+            let attempt = attempt(&status.to_string(), detail);
+            if status >= 500 { Self::Failed(attempt) } else { Self::Refused(attempt) }
+        };
+        match outcome {
+            Outcome::Delivered(_) => Self::Delivered,
+            Outcome::Missed | Outcome::Dead { status: None, .. } => Self::Other,
+            Outcome::Unreachable { detail } => Self::Failed(attempt("connect", detail)),
+            Outcome::Unreadable { detail } => Self::Failed(attempt("answer", detail)),
+            Outcome::Throttled { detail, status, .. } => Self::Refused(attempt(&status.to_string(), detail)),
+            Outcome::Retry { status: Some(status), detail, .. }
+            | Outcome::Dead { status: Some(status), detail, .. } => of_status(*status, detail),
+            Outcome::Retry { reason, detail, .. } => Self::Failed(attempt(reason, detail)),
+        }
+    }
+}
+
+/// The text, cut where it is long.
+fn shortened(text: &str) -> String {
+    let mut end = text.len().min(MAX_DETAIL);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+impl Failures {
+    /// The outage, while the downstream fails attempt after attempt.
+    pub(super) const fn outage(&self) -> Option<&Outage> {
+        self.outage.as_ref()
+    }
+
+    /// The last kinds of failures, newest first.
+    pub(super) fn recent(&self) -> impl Iterator<Item = &Failure> {
+        self.recent.iter()
+    }
+
+    /// Records the end of an attempt.
+    pub(super) fn ended(&mut self, ending: Ending, now: Instant) -> Option<Line> {
+        match ending {
+            Ending::Other => None,
+            Ending::Refused(attempt) => {
+                self.remember(*attempt, now);
+                self.answered(now)
+            }
+            Ending::Delivered => self.answered(now),
+            Ending::Failed(attempt) => {
+                self.remember((*attempt).clone(), now);
+                self.failed(*attempt, now)
+            }
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub(super) fn tick(&mut self, now: Instant) -> Option<Line> {
+        if self.quiet_at().is_some_and(|at| at <= now) {
+            return self.is_over();
+        }
+        if self.told_again_at().is_some_and(|at| at <= now) {
+            self.told_at = Some(now);
+            return self.outage.clone().map(Line::GoesOn);
+        }
+        None
+    }
+
+    /// The instant of the next [`Failures::tick`].
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.quiet_at().into_iter().chain(self.told_again_at()).min()
+    }
+
+    fn quiet_at(&self) -> Option<Instant> {
+        self.outage.as_ref().and(self.succeeded).map(|(_, at)| at + QUIET)
+    }
+
+    fn told_again_at(&self) -> Option<Instant> {
+        self.outage.as_ref().filter(|_| self.is_told).and(self.told_at).map(|at| at + INTERVAL)
+    }
+
+    fn answered(&mut self, now: Instant) -> Option<Line> {
+        self.failed = None;
+        self.outage.as_ref()?;
+        let row = self.succeeded.map_or(0, |(row, _)| row) + 1;
+        self.succeeded = Some((row, now));
+        if row >= IN_A_ROW { self.is_over() } else { None }
+    }
+
+    fn is_over(&mut self) -> Option<Line> {
+        self.succeeded = None;
+        let outage = self.outage.take();
+        outage.filter(|_| std::mem::take(&mut self.is_told)).map(Line::IsOver)
+    }
+
+    fn failed(&mut self, Attempt { kind, detail }: Attempt, now: Instant) -> Option<Line> {
+        self.succeeded = None;
+        if let Some(outage) = &mut self.outage {
+            outage.attempts += 1;
+            (outage.kind, outage.detail) = (kind, detail);
+            return None;
+        }
+        let (row, since) = self.failed.map_or((1, now), |(row, since)| (row + 1, since));
+        self.failed = Some((row, since));
+        if row < IN_A_ROW {
+            return None;
+        }
+        self.failed = None;
+        let outage = Outage { since, kind, detail, attempts: row.into() };
+        self.outage = Some(outage.clone());
+        // A downstream that fails and answers by turns is told of once a minute.
+        self.is_told = self.told_at.is_none_or(|at| at + INTERVAL <= now);
+        if !self.is_told {
+            return None;
+        }
+        self.told_at = Some(now);
+        Some(Line::Begins(outage))
+    }
+
+    fn remember(&mut self, Attempt { kind, detail }: Attempt, now: Instant) {
+        let known = self.recent.iter().position(|failure| failure.kind == kind);
+        let count = known.and_then(|place| self.recent.remove(place)).map_or(0, |failure| failure.count);
+        self.recent.push_front(Failure { kind, detail, at: now, count: count + 1 });
+        self.recent.truncate(MAX_KINDS);
+    }
+}
+
+#[cfg(test)]
+mod tests;

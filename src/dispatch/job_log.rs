@@ -1,0 +1,35 @@
+//! One line for each job that is settled, for those who ask for it. Its target is off unless it is named.
+
+use std::time::Duration;
+
+use super::source::{DeadLetter, Report};
+
+/// The target of these lines.
+pub const TARGET: &str = "paced::jobs";
+
+/// Tells of a job that was delivered: how long it waited since it was first taken in, and how long after its slot it was
+/// released.
+pub(super) fn delivered(
+    downstream: &str,
+    id: &str,
+    Report { attempts, status, .. }: Report,
+    waited: impl FnOnce() -> Duration,
+    late: Option<Duration>,
+) {
+    // The clock is read only if the line is written.
+    if tracing::event_enabled!(target: TARGET, tracing::Level::INFO) {
+        let (waited, late) = (waited(), late.unwrap_or_default());
+        tracing::info!(target: TARGET, downstream, id, outcome = "delivered", status, attempts, ?waited, ?late, "job");
+    }
+}
+
+/// Tells of a job that became a dead letter.
+pub(super) fn dead(downstream: &str, id: Option<&str>, letter: &DeadLetter) {
+    let Report { attempts, status, .. } = letter.report;
+    tracing::info!(target: TARGET, downstream, id, outcome = "dead", reason = %letter.reason, status, attempts, "job");
+}
+
+/// Tells of a job that was cancelled.
+pub(super) fn cancelled(downstream: &str, id: &str, Report { attempts, status, .. }: Report) {
+    tracing::info!(target: TARGET, downstream, id, outcome = "cancelled", status, attempts, "job");
+}

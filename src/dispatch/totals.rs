@@ -1,0 +1,126 @@
+//! What a dispatcher counts, for readers in this process. The metrics go to a recorder, which nobody reads back.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::metric::{Kind, LATENESS_OF_RELEASE};
+
+/// The number of upper bounds of the lateness.
+const BOUNDS: usize = LATENESS_BOUNDS.len();
+
+/// The upper bounds of the lateness, in seconds: those of its metric.
+pub const LATENESS_BOUNDS: &[f64] = match LATENESS_OF_RELEASE.kind {
+    Kind::Histogram(bounds) => bounds,
+    Kind::Counter | Kind::Gauge => &[],
+};
+
+/// The totals of one downstream since its dispatcher was made. All of them are counted without a lock.
+#[derive(Debug, Default)]
+pub struct Totals {
+    released: AtomicU64,
+    delivered: AtomicU64,
+    dead: AtomicU64,
+    settling: AtomicUsize,
+    /// The jobs that were parked, less those that came home, since this was last taken.
+    parked: AtomicI64,
+    lateness: Lateness,
+}
+
+/// How late releases were.
+#[derive(Debug, Default)]
+struct Lateness([AtomicU64; BOUNDS]);
+
+impl Totals {
+    /// The jobs handed to the sink; each attempt counts.
+    #[must_use]
+    pub fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+
+    /// The jobs that the downstream accepted.
+    #[must_use]
+    pub fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    /// The jobs that became dead letters.
+    #[must_use]
+    pub fn dead(&self) -> u64 {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// The jobs whose outcome is known while their reply, copy or ack is in progress.
+    #[must_use]
+    pub fn settling(&self) -> usize {
+        self.settling.load(Ordering::Relaxed)
+    }
+
+    /// Takes the number of jobs that were parked since the last call, less those that came home.
+    pub fn take_parked(&self) -> i64 {
+        self.parked.swap(0, Ordering::Relaxed)
+    }
+
+    /// Puts back what was taken, since it could not be passed on.
+    pub fn put_back_parked(&self, jobs: i64) {
+        self.parked.fetch_add(jobs, Ordering::Relaxed);
+    }
+
+    /// How many releases were late by at most each of [`LATENESS_BOUNDS`] and more than the one before; those beyond the
+    /// last count as it.
+    #[must_use]
+    pub fn lateness(&self) -> Vec<u64> {
+        self.lateness.0.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    pub(super) fn on_released(&self, late: Duration) {
+        self.released.fetch_add(1, Ordering::Relaxed);
+        let late = late.as_secs_f64();
+        let bucket = LATENESS_BOUNDS.iter().position(|bound| late <= *bound).unwrap_or(BOUNDS - 1);
+        self.lateness.0[bucket].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn on_delivered(&self) {
+        self.delivered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn on_dead(&self) {
+        self.dead.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a job that was parked (1), or came home (-1).
+    pub(super) fn on_parked(&self, jobs: i64) {
+        self.parked.fetch_add(jobs, Ordering::Relaxed);
+    }
+
+    pub(super) fn begin_settling(&self) {
+        self.settling.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end_settling(&self) {
+        self.settling.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_in_the_bucket_of_its_lateness() {
+        let totals = Totals::default();
+        let micros = [0, 10, 11, 1_000_000, 5_000_000];
+        micros.into_iter().for_each(|micros| totals.on_released(Duration::from_micros(micros)));
+        let lateness = totals.lateness();
+        assert_eq!((lateness[0], lateness[1], lateness[BOUNDS - 1]), (2, 1, 2));
+        assert_eq!((lateness.iter().sum::<u64>(), totals.released()), (5, 5));
+    }
+
+    #[test]
+    fn what_was_parked_is_taken_once_and_may_be_put_back() {
+        let totals = Totals::default();
+        [1, 1, -1].into_iter().for_each(|jobs| totals.on_parked(jobs));
+        assert_eq!(totals.take_parked(), 1);
+        totals.put_back_parked(1);
+        assert_eq!((totals.take_parked(), totals.take_parked()), (1, 0));
+    }
+}

@@ -1,0 +1,253 @@
+//! The live state of one downstream at this replica, which its dispatcher publishes for people and metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::failures::{Failure, Outage};
+use super::totals::Totals;
+use crate::limit::{Limit, LimitSet};
+use crate::pace::{Hold, Paused, Settings, limit_delay};
+use crate::time::Micros;
+
+/// How often a changing state is published at most.
+pub(super) const PUBLISH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What keeps a downstream's jobs from being released faster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Binding {
+    /// No job waits.
+    Idle,
+    /// The limits in force are not known yet.
+    Starting,
+    /// The limit of this name.
+    Limit {
+        /// Its name.
+        name: String,
+        /// When it allows the next job, if that is known.
+        next: Option<Instant>,
+    },
+    /// As many jobs are being sent as may be at once.
+    Concurrency,
+    /// An operator's pause.
+    Paused {
+        /// Its end; `None` if it lasts until somebody resumes.
+        until: Option<Instant>,
+    },
+    /// A pause that the downstream asked for.
+    Throttled {
+        /// Its end.
+        until: Option<Instant>,
+    },
+    /// All jobs that wait may only go later: they have a `paced-not-before`, or wait for another attempt.
+    NotDue {
+        /// When the first of them may go.
+        until: Instant,
+    },
+    /// The store is away, or refuses calls.
+    Store {
+        /// Whether jobs are released all the same, by `on_unavailable`.
+        releases: bool,
+    },
+    /// This replica cannot connect to the downstream.
+    Unreachable,
+    /// The downstream refuses this replica's credentials.
+    Unauthorized,
+    /// The limits in the store cannot be used here.
+    Terms,
+}
+
+/// The number of jobs that this replica holds, by what they wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Those that wait for a slot.
+    pub waiting: usize,
+    /// Those that wait for their `paced-not-before`.
+    pub delayed: usize,
+    /// Those that wait for another attempt.
+    pub retrying: usize,
+    /// Those that hold a slot, and wait until it comes.
+    pub held: usize,
+    /// Those that are being sent.
+    pub sending: usize,
+    /// Those that are being parked.
+    pub parking: usize,
+}
+
+/// The state of a downstream at this replica, at one instant.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// What keeps its jobs from being released faster, and since when.
+    pub binding: Binding,
+    /// Since when that is so.
+    pub since: Instant,
+    /// The jobs that this replica holds.
+    pub counts: Counts,
+    /// When the first of the slots comes that jobs hold.
+    pub next_slot: Option<Instant>,
+    /// When the oldest job that waits for a slot was first taken in, by the wall clock.
+    pub oldest: Option<Micros>,
+    /// Attempt after attempt fails.
+    pub outage: Option<Outage>,
+    /// The last kinds of failures, newest first.
+    pub failures: Vec<Failure>,
+    /// Why the last call to the store failed, while calls fail.
+    pub store_error: Option<String>,
+    /// The generation of the limits in force.
+    pub generation: u64,
+    pub(super) settings: Arc<Settings>,
+}
+
+/// A view of a dispatcher, which may outlive it.
+#[derive(Clone, Debug)]
+pub struct View {
+    latest: watch::Receiver<Arc<Snapshot>>,
+    totals: Arc<Totals>,
+}
+
+/// The dispatcher's end of its views.
+#[derive(Debug)]
+pub(super) struct Board {
+    latest: watch::Sender<Arc<Snapshot>>,
+    totals: Arc<Totals>,
+}
+
+impl Binding {
+    /// The reason, as a label of metrics.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Starting => "starting",
+            Self::Limit { .. } => "limit",
+            Self::Concurrency => "concurrency",
+            Self::Paused { .. } => "paused",
+            Self::Throttled { .. } => "throttled",
+            Self::NotDue { .. } => "not-due",
+            Self::Store { .. } => "store",
+            Self::Unreachable => "unreachable",
+            Self::Unauthorized => "unauthorized",
+            Self::Terms => "terms",
+        }
+    }
+
+    /// The name of the limit that binds.
+    #[must_use]
+    pub fn limit(&self) -> Option<&str> {
+        match self {
+            Self::Limit { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// When this ends, as far as it is known.
+    #[must_use]
+    pub const fn until(&self) -> Option<Instant> {
+        match self {
+            Self::Limit { next: until, .. } | Self::Paused { until } | Self::Throttled { until } => *until,
+            Self::NotDue { until } => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// Whether both are the same thing, perhaps with another end.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.reason() == other.reason() && self.limit() == other.limit()
+    }
+}
+
+impl From<Hold> for Binding {
+    fn from(hold: Hold) -> Self {
+        match hold {
+            Hold::Nothing => Self::Idle,
+            Hold::Unsettled => Self::Starting,
+            Hold::Terms => Self::Terms,
+            Hold::Store => Self::Store { releases: false },
+            Hold::Fallback => Self::Store { releases: true },
+            Hold::Paused(Paused::Operator, until) => Self::Paused { until },
+            Hold::Paused(Paused::Downstream, until) => Self::Throttled { until },
+            Hold::NotDue(until) => Self::NotDue { until },
+            Hold::Concurrency => Self::Concurrency,
+            Hold::Limit(name, next) => Self::Limit { name, next },
+        }
+    }
+}
+
+impl Snapshot {
+    /// The state before anything was taken in.
+    pub(super) fn starting(settings: Arc<Settings>) -> Self {
+        Self {
+            binding: Binding::Starting,
+            since: Instant::now(),
+            counts: Counts::default(),
+            next_slot: None,
+            oldest: None,
+            outage: None,
+            failures: Vec::new(),
+            store_error: None,
+            generation: 0,
+            settings,
+        }
+    }
+
+    /// The limits in force: the downstream's own, and for each plan these again with those of the plan.
+    pub fn limits(&self) -> impl Iterator<Item = (Option<&str>, &LimitSet)> {
+        let plans = self.settings.plans.iter().map(|plan| (Some(plan.name.as_str()), &plan.limits));
+        std::iter::once((None, &self.settings.limits)).chain(plans)
+    }
+
+    /// How many jobs the downstream's own limits release in a second at most, in the long run.
+    #[must_use]
+    pub fn rate_limit(&self) -> f64 {
+        self.settings.limits.rate().per_second()
+    }
+
+    /// How long the downstream's own limits take to release this many jobs after an idle period.
+    #[must_use]
+    pub fn delay(&self, jobs: u64) -> Duration {
+        let limits: Vec<&Limit> = self.settings.limits.iter().collect();
+        limit_delay(&limits, jobs)
+    }
+}
+
+impl View {
+    /// The latest state.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.latest.borrow())
+    }
+
+    /// What was counted since the dispatcher was made.
+    #[must_use]
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+}
+
+impl Board {
+    pub(super) fn new(settings: Settings) -> Self {
+        let (latest, _) = watch::channel(Arc::new(Snapshot::starting(Arc::new(settings))));
+        Self { latest, totals: Arc::default() }
+    }
+
+    pub(super) fn view(&self) -> View {
+        View { latest: self.latest.subscribe(), totals: Arc::clone(&self.totals) }
+    }
+
+    pub(super) const fn totals(&self) -> &Arc<Totals> {
+        &self.totals
+    }
+
+    pub(super) fn latest(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.latest.borrow())
+    }
+
+    pub(super) fn publish(&self, snapshot: Snapshot) {
+        self.latest.send_replace(Arc::new(snapshot));
+    }
+}

@@ -1,0 +1,134 @@
+//! Publishes what a dispatcher is doing, and writes the lines of a downstream that fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::dispatch::arrivals::first_seen;
+use crate::dispatch::failures::{Ending, Failures, Line};
+use crate::dispatch::view::{Binding, Board, Counts, PUBLISH_INTERVAL, Snapshot};
+use crate::pace::EngineView;
+use crate::store::StoreError;
+
+/// The state of what is reported.
+#[derive(Debug)]
+pub(super) struct Reporting {
+    board: Board,
+    /// The earliest instant of the next publication.
+    next_at: Instant,
+    /// Whether the loop has made a turn since the last publication.
+    is_stale: bool,
+    failures: Failures,
+    store_error: Option<String>,
+}
+
+impl Reporting {
+    pub(super) fn new(board: Board) -> Self {
+        Self {
+            board,
+            next_at: Instant::now(),
+            is_stale: false,
+            failures: Failures::default(),
+            store_error: None,
+        }
+    }
+
+    /// Records that a call to the store failed.
+    pub(super) fn on_store_error(&mut self, error: &StoreError) {
+        self.store_error = Some(error.to_string());
+    }
+}
+
+impl Worker {
+    /// Publishes the state, unless that was done just before, and writes the lines that are due.
+    pub(super) fn report(&mut self, now: Instant) {
+        if let Some(line) = self.reporting.failures.tick(now) {
+            self.write(&line);
+        }
+        self.reporting.is_stale = now < self.reporting.next_at;
+        if !self.reporting.is_stale {
+            self.reporting.next_at = now + PUBLISH_INTERVAL;
+            let snapshot = self.snapshot(now);
+            self.reporting.board.publish(snapshot);
+        }
+    }
+
+    /// Returns the instant at which there is something to report, if the loop makes no turn before.
+    pub(super) fn report_wake_at(&self) -> Option<Instant> {
+        let Reporting { next_at, is_stale, failures, .. } = &self.reporting;
+        is_stale.then_some(*next_at).into_iter().chain(failures.wake_at()).min()
+    }
+
+    /// Publishes that no job is held any more.
+    pub(super) fn report_end(&self) {
+        let settings = Arc::clone(self.engine.settings());
+        self.reporting.board.publish(Snapshot::starting(settings));
+    }
+
+    /// Records the end of an attempt.
+    pub(super) fn on_attempt(&mut self, ending: Ending) {
+        let line = self.reporting.failures.ended(ending, Instant::now());
+        let is_failing = self.reporting.failures.outage().is_some();
+        self.context.is_failing.store(is_failing, Ordering::Relaxed);
+        line.iter().for_each(|line| self.write(line));
+    }
+
+    fn write(&self, line: &Line) {
+        let downstream = &self.context.downstream;
+        let since = |at: Instant| std::time::Duration::from_secs(at.elapsed().as_secs());
+        match line {
+            Line::Begins(outage) => {
+                let (kind, detail) = (&outage.kind, &outage.detail);
+                tracing::warn!(downstream, kind, detail, "the downstream fails, attempt after attempt");
+            }
+            Line::GoesOn(outage) => {
+                let (kind, detail, attempts) = (&outage.kind, &outage.detail, outage.attempts);
+                let lasts = since(outage.since);
+                tracing::warn!(downstream, kind, detail, attempts, ?lasts, "the downstream still fails");
+            }
+            Line::IsOver(outage) => {
+                let (attempts, lasted) = (outage.attempts, since(outage.since));
+                tracing::info!(downstream, failed = attempts, ?lasted, "the downstream works again");
+            }
+        }
+    }
+
+    fn snapshot(&mut self, now: Instant) -> Snapshot {
+        let EngineView { hold, waiting, later, held, next_slot, sending, oldest, .. } = self.engine.view();
+        let is_retry = |entry: &super::Entry| entry.attempts.has_begun();
+        let retrying = if later > 0 { self.engine.count_later(is_retry) } else { 0 };
+        if !self.engine.is_failing() {
+            self.reporting.store_error = None;
+        }
+        let binding = match self.halt.reason() {
+            Some("unauthorized") => Binding::Unauthorized,
+            Some(_) => Binding::Unreachable,
+            None => hold.into(),
+        };
+        let latest = self.reporting.board.latest();
+        let since = if latest.binding.is_same(&binding) { latest.since } else { now };
+        let counts = Counts {
+            waiting: waiting + self.halt.jobs(),
+            delayed: later - retrying,
+            retrying,
+            held,
+            sending,
+            parking: self.parking,
+        };
+        let failures = &self.reporting.failures;
+        Snapshot {
+            binding,
+            since,
+            counts,
+            next_slot,
+            oldest: oldest.map(first_seen),
+            outage: failures.outage().cloned(),
+            failures: failures.recent().cloned().collect(),
+            store_error: self.reporting.store_error.clone(),
+            generation: self.engine.generation().unwrap_or(latest.generation),
+            ..Snapshot::starting(Arc::clone(self.engine.settings()))
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Counts the time that each reason binds, and says in the log what binds for long. It has no I/O but the log.
+
+use std::time::Duration;
+
+use metrics::counter;
+use paced::dispatch::{Binding, Snapshot};
+use paced::metric;
+use tokio::time::Instant;
+
+/// How long something binds before the log says so.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// The reasons that have lines of their own in the log, at once.
+const TOLD_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
+
+/// Every reason.
+pub(super) const REASONS: [&str; 12] = [
+    "idle",
+    "starting",
+    "limit",
+    "concurrency",
+    "paused",
+    "throttled",
+    "not-due",
+    "store",
+    "broker",
+    "unreachable",
+    "unauthorized",
+    "terms",
+];
+
+/// What binds one downstream at this replica, over time.
+#[derive(Debug)]
+pub(super) struct BindingLog {
+    downstream: String,
+    /// The reason and the limit that were seen last, and since when.
+    current: Bound,
+    since: Instant,
+    /// What the log has said last.
+    told: Bound,
+    /// The time up to which the seconds are counted.
+    counted: Instant,
+}
+
+/// A reason, and the name of the limit where that is the reason.
+type Bound = (&'static str, Option<String>);
+
+/// What binds, where the broker matters too.
+pub(super) fn reason(snapshot: &Snapshot, is_attached: bool) -> &'static str {
+    match snapshot.binding {
+        Binding::Idle | Binding::NotDue { .. } if !is_attached => "broker",
+        ref binding => binding.reason(),
+    }
+}
+
+impl BindingLog {
+    /// Creates the series of this downstream, at 0, for these limits too.
+    pub(super) fn new<'l>(downstream: &str, limits: impl Iterator<Item = &'l str>, now: Instant) -> Self {
+        let log = Self {
+            downstream: downstream.to_owned(),
+            current: ("starting", None),
+            since: now,
+            told: ("idle", None),
+            counted: now,
+        };
+        REASONS.iter().filter(|reason| **reason != "limit").for_each(|reason| log.count(&(reason, None), 0));
+        limits.for_each(|limit| log.count(&("limit", Some(limit.to_owned())), 0));
+        log
+    }
+
+    /// Records what binds at `now`. Returns whether the log is to say so.
+    pub(super) fn sample(&mut self, reason: &'static str, limit: Option<&str>, now: Instant) -> bool {
+        if self.current.0 != reason || self.current.1.as_deref() != limit {
+            (self.current, self.since) = ((reason, limit.map(str::to_owned)), now);
+        }
+        let seconds = now.saturating_duration_since(self.counted).as_secs();
+        self.counted += Duration::from_secs(seconds);
+        self.count(&self.current, seconds);
+        if now.saturating_duration_since(self.since) < LASTING || self.told == self.current {
+            return false;
+        }
+        self.told = self.current.clone();
+        !TOLD_ELSEWHERE.contains(&reason)
+    }
+
+    fn count(&self, (reason, limit): &Bound, seconds: u64) {
+        let (name, downstream) = (metric::BINDING_SECONDS.name, self.downstream.clone());
+        let counter = match limit {
+            Some(limit) => {
+                counter!(name, "downstream" => downstream, "reason" => *reason, "limit" => limit.clone())
+            }
+            None => counter!(name, "downstream" => downstream, "reason" => *reason),
+        };
+        counter.increment(seconds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The seconds at which the log says something.
+    fn told(samples: impl Iterator<Item = (&'static str, Option<&'static str>)>) -> Vec<u32> {
+        let start = Instant::now();
+        let mut log = BindingLog::new("billing", ["pace"].into_iter(), start);
+        let samples = samples
+            .zip(0..)
+            .filter(|((reason, limit), second)| log.sample(reason, *limit, start + *second * SECOND));
+        samples.map(|(_, second)| second).collect()
+    }
+
+    #[test]
+    fn what_binds_for_long_is_told_once() {
+        let idle = std::iter::repeat_n(("idle", None), 30);
+        let limit = std::iter::repeat_n(("limit", Some("pace")), 30);
+        let other = std::iter::repeat_n(("limit", Some("quota")), 12);
+        assert!(told(idle.clone()).is_empty(), "nothing to do is no news at the start");
+        assert_eq!(told(limit.clone()), [10]);
+        assert_eq!(told(limit.chain(other).chain(idle)), [10, 40, 52]);
+    }
+
+    #[test]
+    fn what_changes_by_turns_is_not_told() {
+        let turns =
+            (0..60).map(|second| if second % 9 < 8 { ("limit", Some("pace")) } else { ("idle", None) });
+        assert!(told(turns).is_empty());
+        assert!(told(std::iter::repeat_n(("paused", None), 30)).is_empty(), "it has a line of its own");
+    }
+
+    #[test]
+    fn every_second_is_counted_once() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            let start = Instant::now();
+            let mut log = BindingLog::new("billing", ["pace"].into_iter(), start);
+            for step in 0..=25 {
+                log.sample("limit", Some("pace"), start + step * Duration::from_millis(400));
+            }
+            log.sample("idle", None, start + Duration::from_millis(12_900));
+        });
+        let text = handle.render();
+        let has = |line: &str| assert!(text.lines().any(|other| other == line), "{line} in {text}");
+        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"limit\",limit=\"pace\"} 10");
+        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"idle\"} 2");
+        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"broker\"} 0");
+    }
+}

@@ -1,0 +1,214 @@
+//! The calls to the store: this replica's summary is left there, and what is wanted is read.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use paced::dispatch::Snapshot;
+use paced::{Store, StoreError};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::known::{COUNT_AGE, Known, Record, fingerprint};
+use super::peek::{countable, peek};
+use super::shared::{Shared, lock};
+use super::summary::Summary;
+use crate::admin::OwnTerms;
+
+/// How often this replica tells of itself, and how long that counts.
+const INTERVAL: Duration = Duration::from_secs(2);
+const KEPT: Duration = Duration::from_secs(10);
+
+/// The rounds after which the summaries of others are read while nobody looks, for the history.
+const ROUNDS: u64 = 2;
+
+/// The time-out for an answer of the store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The calls about single downstreams in one round, and how many at a time.
+const MAX_CALLS: usize = 64;
+const AT_A_TIME: usize = 8;
+
+/// The calls to the store.
+pub(super) struct Exchange {
+    shared: Arc<Shared>,
+    /// The terms of this replica's file, which a reload changes.
+    terms: watch::Receiver<OwnTerms>,
+    rounds: u64,
+}
+
+impl Exchange {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let mut terms = shared.parts.terms.clone();
+        terms.mark_changed();
+        Self { shared, terms, rounds: 0 }
+    }
+
+    /// Tells of this replica every two seconds until `stop`, and reads what is wanted.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            // Each call in it has a time-out; a count that was taken must not be lost.
+            self.round().await;
+            let wait = async {
+                tokio::select! {
+                    () = tokio::time::sleep(INTERVAL) => {}
+                    () = self.shared.looked.notified() => {}
+                }
+            };
+            stop.run_until_cancelled(wait).await;
+        }
+        self.note_parked(true).await;
+        let id = &self.shared.parts.identity.id;
+        // A summary that cannot be taken back ends by itself.
+        let _ = within_timeout(self.store().leave_summary(id, "", Duration::ZERO)).await;
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.parts.store
+    }
+
+    async fn round(&mut self) {
+        self.rounds += 1;
+        self.hash_files();
+        let is_watched = self.shared.is_watched();
+        let text = lock(&self.shared.own).text();
+        let id = self.shared.parts.identity.id.clone();
+        let told = within_timeout(self.store().leave_summary(&id, &text, KEPT)).await;
+        lock(&self.shared.known).store_error = told.as_ref().err().cloned();
+        if told.is_ok() {
+            if is_watched || self.rounds.is_multiple_of(ROUNDS) {
+                self.read_others(&id).await;
+            }
+            self.note_parked(is_watched).await;
+            self.peek().await;
+            if is_watched {
+                self.read_records().await;
+            }
+        }
+        if is_watched {
+            self.shared.publish();
+        }
+    }
+
+    /// Hashes the limits of the file, at first and whenever it was loaded again.
+    fn hash_files(&mut self) {
+        // Nothing is loaded any more once the sender is gone.
+        if !self.terms.has_changed().unwrap_or(false) {
+            return;
+        }
+        let terms = self.terms.borrow_and_update();
+        let files = terms.iter().map(|(name, terms)| (name.clone(), fingerprint(terms))).collect();
+        lock(&self.shared.known).files = files;
+    }
+
+    async fn read_others(&self, id: &str) {
+        if let Ok(texts) = within_timeout(self.store().summaries()).await {
+            let others =
+                texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
+            lock(&self.shared.known).others = others.collect();
+        }
+    }
+
+    async fn read_records(&self) {
+        let read_at = |known: &Known, name: &str| known.records.get(name).map(|record| record.at);
+        let wanted = self.names(|known, name, snapshot| known.wants_record(name, snapshot), read_at);
+        all(wanted.into_iter().map(|name| self.read_record(name))).await;
+    }
+
+    async fn read_record(&self, name: String) {
+        if let Ok(state) = within_timeout(self.store().read_record(&name)).await {
+            let record = Record::new(state);
+            lock(&self.shared.known).records.insert(name, record);
+        }
+    }
+
+    async fn peek(&self) {
+        let is_old = |known: &Known, name: &str, snapshot: &Snapshot| {
+            known.left.get(name).is_none_or(|(at, _)| at.elapsed() > COUNT_AGE)
+                && countable(snapshot).is_some()
+        };
+        let wanted = self.names(is_old, |known, name| known.left.get(name).map(|(at, _)| *at));
+        all(wanted.into_iter().map(|name| self.peek_one(name))).await;
+    }
+
+    async fn peek_one(&self, name: String) {
+        let snapshot = self.shared.parts.views.get(&name).map(paced::dispatch::View::snapshot);
+        let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else { return };
+        if let Ok(left) = within_timeout(peek(self.store(), &name, &limits)).await {
+            lock(&self.shared.known).left.insert(name, (Instant::now(), left));
+        }
+    }
+
+    /// Passes on how many jobs were parked here, and asks how many are in all.
+    async fn note_parked(&self, asks: bool) {
+        let wanted: Vec<(String, i64)> = {
+            let known = lock(&self.shared.known);
+            let is_old = |name: &str| known.parked.get(name).is_none_or(|(at, _)| at.elapsed() > COUNT_AGE);
+            let views = self.shared.parts.views.iter();
+            let taken = views.map(|(name, view)| (name.clone(), view.totals().take_parked()));
+            taken.filter(|(name, jobs)| *jobs != 0 || (asks && is_old(name))).collect()
+        };
+        all(wanted.into_iter().map(|(name, jobs)| self.note_parked_of(name, jobs))).await;
+    }
+
+    async fn note_parked_of(&self, name: String, jobs: i64) {
+        match within_timeout(self.store().note_parked(&name, jobs)).await {
+            Ok(sum) => {
+                let sum = if sum != 0 && self.is_nothing_parked() {
+                    self.forget_parked(&name, sum).await
+                } else {
+                    sum
+                };
+                lock(&self.shared.known).parked.insert(name, (Instant::now(), sum));
+            }
+            Err(_) => {
+                if let Some(view) = self.shared.parts.views.get(&name) {
+                    view.totals().put_back_parked(jobs);
+                }
+            }
+        }
+    }
+
+    /// Whether the broker says that no job is parked at all: then a count that says otherwise is wrong, such as after a
+    /// loss of the store.
+    fn is_nothing_parked(&self) -> bool {
+        self.shared.parts.depths.rungs_are_empty() == Some(true)
+    }
+
+    async fn forget_parked(&self, name: &str, sum: i64) -> i64 {
+        let forgotten = within_timeout(self.store().set_parked(name, 0)).await;
+        forgotten.map_or(sum, |()| 0)
+    }
+
+    /// The downstreams that are wanted, as many as fit into a round: first what was never read, then what was read longest
+    /// ago. So those that are wanted in each round, such as paused ones without jobs, keep no other one out.
+    fn names(
+        &self,
+        is_wanted: impl Fn(&Known, &str, &Snapshot) -> bool,
+        read_at: impl Fn(&Known, &str) -> Option<Instant>,
+    ) -> Vec<String> {
+        let known = lock(&self.shared.known);
+        let views = self.shared.parts.views.iter();
+        let mut wanted: Vec<&String> = views
+            .filter(|(name, view)| is_wanted(&known, name, &view.snapshot()))
+            .map(|(name, _)| name)
+            .collect();
+        wanted.sort_by_key(|name| read_at(&known, name));
+        wanted.into_iter().take(MAX_CALLS).cloned().collect()
+    }
+}
+
+/// Makes these calls, some at a time.
+async fn all(calls: impl Iterator<Item = impl Future<Output = ()>>) {
+    futures_util::stream::iter(calls).buffer_unordered(AT_A_TIME).collect::<()>().await;
+}
+
+/// The answer of the store, within a time-out; the error is for people.
+async fn within_timeout<T>(answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, String> {
+    match timeout(STORE_TIMEOUT, answer).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
+    }
+}

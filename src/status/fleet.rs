@@ -1,0 +1,240 @@
+//! Merges what all replicas say of a downstream. It has no I/O.
+
+use super::model::{Binding, Counts, Downstream, Failing, Failure, Millis, Share};
+use super::summary::{Own, Summary};
+
+/// How many kinds of failures are shown.
+const MAX_FAILURES: usize = 5;
+
+/// How far ahead of its last summary the releases of a replica are estimated, if that is older than it should be.
+const MAX_AHEAD: Millis = 1_000;
+
+/// The sums and extremes of what the replicas say of this downstream, into `into`.
+pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
+    let name = into.name.clone();
+    let all: Vec<(&Summary, &Own)> =
+        replicas.iter().filter_map(|summary| Some((*summary, summary.downstreams.get(&name)?))).collect();
+    for (summary, own) in &all {
+        add(&mut into.counts, own.counts);
+        into.released += own.released;
+        into.delivered += own.delivered;
+        into.rate += own.rate;
+        into.next_slot = earliest(into.next_slot, own.next_slot);
+        into.oldest = earliest(into.oldest, own.oldest);
+        into.replicas.push(Share {
+            id: summary.replica.id.clone(),
+            waiting: own.counts.waiting,
+            held: own.counts.held,
+            sending: own.counts.sending,
+            rate: own.rate,
+            reason: own.reason.clone(),
+        });
+    }
+    into.lateness = all.iter().filter_map(|(_, own)| own.lateness).max_by_key(|late| late.p99_us);
+    into.binding = binding(&all);
+    into.failing = failing(&all);
+    into.failures = failures(&all);
+}
+
+fn add(sum: &mut Counts, more: Counts) {
+    sum.waiting += more.waiting;
+    sum.delayed += more.delayed;
+    sum.retrying += more.retrying;
+    sum.held += more.held;
+    sum.sending += more.sending;
+    sum.settling += more.settling;
+}
+
+fn earliest(one: Option<Millis>, other: Option<Millis>) -> Option<Millis> {
+    one.into_iter().chain(other).min()
+}
+
+/// How far one replica has come with one downstream, for the history.
+///
+/// Other replicas tell of themselves every other second. Were their jobs counted as they are told, a step of five seconds
+/// had those of four or of six, and an even pace would seem to break its limit. So what was released between two summaries
+/// is spread evenly over the time between them.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// The last summary: when it was made, and how many were released by then.
+    told_at: Millis,
+    told: u64,
+    /// The releases that are in the history.
+    counted: u64,
+}
+
+impl Progress {
+    /// What was released before the replica was known is not in the history.
+    pub(super) const fn new(told_at: Millis, told: u64) -> Self {
+        Self { told_at, told, counted: told }
+    }
+
+    /// The releases up to `until` that are not in the history yet, by the latest summary and the one before it.
+    pub(super) fn step(&mut self, until: Millis, told_at: Millis, told: u64) -> u64 {
+        let millis = |span: Millis| u64::try_from(span).unwrap_or_default();
+        let span = told_at - self.told_at;
+        let by = match span {
+            ..=0 => told,
+            _ => {
+                let part = (until - self.told_at).clamp(0, span + MAX_AHEAD);
+                self.told + told.saturating_sub(self.told) * millis(part) / millis(span)
+            }
+        };
+        (self.told_at, self.told) = (told_at, told);
+        let more = by.saturating_sub(self.counted);
+        self.counted += more;
+        more
+    }
+}
+
+/// What binds at the replica that holds most jobs back; of those with as many, the one that is not idle.
+fn binding(all: &[(&Summary, &Own)]) -> Binding {
+    let most = all.iter().max_by_key(|(_, own)| (own.held_up(), own.reason != "idle"));
+    let Some((_, own)) = most else { return Binding { reason: "starting".to_owned(), ..Binding::default() } };
+    // It has been so since the first replica was held up by the same.
+    let same = all.iter().filter(|(_, other)| other.reason == own.reason && other.limit == own.limit);
+    Binding {
+        reason: own.reason.clone(),
+        limit: own.limit.clone(),
+        since: same.map(|(_, own)| own.since).min().unwrap_or(own.since),
+        until: own.until,
+        text: String::new(),
+    }
+}
+
+/// The downstream fails if it does for any replica.
+fn failing(all: &[(&Summary, &Own)]) -> Option<Failing> {
+    let mut failing = all.iter().filter_map(|(_, own)| own.failing.as_ref());
+    let mut first = failing.next()?.clone();
+    for other in failing {
+        first.attempts += other.attempts;
+        first.since = first.since.min(other.since);
+    }
+    Some(first)
+}
+
+/// The last kinds of failures, newest first.
+fn failures(all: &[(&Summary, &Own)]) -> Vec<Failure> {
+    let mut kinds: Vec<Failure> = Vec::new();
+    for failure in all.iter().flat_map(|(_, own)| &own.failures) {
+        match kinds.iter_mut().find(|known| known.kind == failure.kind) {
+            Some(known) => {
+                known.count += failure.count;
+                if failure.at > known.at {
+                    (known.at, known.detail) = (failure.at, failure.detail.clone());
+                }
+            }
+            None => kinds.push(failure.clone()),
+        }
+    }
+    kinds.sort_by_key(|failure| std::cmp::Reverse(failure.at));
+    kinds.truncate(MAX_FAILURES);
+    kinds
+}
+
+/// The replicas whose file has other limits for this downstream than those in force.
+pub(super) fn strays(name: &str, in_force: u64, replicas: &[&Summary]) -> Vec<String> {
+    let differs = |summary: &&&Summary| {
+        summary.downstreams.get(name).is_some_and(|own| own.file != 0 && own.file != in_force)
+    };
+    replicas.iter().filter(differs).map(|summary| summary.replica.id.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::summary::Identity;
+    use super::*;
+
+    fn summary(id: &str, own: Own) -> Summary {
+        let identity = Identity { id: id.to_owned(), ..Identity::default() };
+        let mut summary = Summary::new(identity, 0);
+        summary.downstreams.insert("billing".to_owned(), own);
+        summary
+    }
+
+    fn own(reason: &str, waiting: u64, since: Millis) -> Own {
+        let counts = Counts { waiting, sending: 1, ..Counts::default() };
+        Own { reason: reason.to_owned(), counts, since, released: 10, rate: 2.5, ..Own::default() }
+    }
+
+    fn merged(all: &[Summary]) -> Downstream {
+        let mut downstream = Downstream { name: "billing".to_owned(), ..Downstream::default() };
+        merge(&mut downstream, &all.iter().collect::<Vec<_>>());
+        downstream
+    }
+
+    #[test]
+    fn counts_are_added_and_the_busiest_replica_says_what_binds() {
+        let all = [
+            summary("a", own("limit", 5, 70)),
+            summary("b", own("idle", 0, 10)),
+            summary("c", own("limit", 4, 60)),
+        ];
+        let merged = merged(&all);
+        assert_eq!((merged.counts.waiting, merged.counts.sending, merged.released), (9, 3, 30));
+        assert!((merged.rate - 7.5).abs() < 1e-9);
+        assert_eq!((merged.binding.reason.as_str(), merged.binding.since), ("limit", 60));
+        let ids: Vec<&str> = merged.replicas.iter().map(|share| share.id.as_str()).collect();
+        assert_eq!(ids, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn an_even_pace_is_even_however_old_the_summaries_are() {
+        // 25 a second, told of at these instants; each step ends five seconds before it is counted.
+        let mut progress = Progress::new(4_900, 122);
+        let told = [(6_900, 172), (11_900, 297), (18_900, 472), (23_000, 575), (26_100, 652)];
+        let steps = (2..).map(|step| step * 5_000).zip(told);
+        let steps: Vec<u64> = steps.map(|(now, (at, jobs))| progress.step(now - 5_000, at, jobs)).collect();
+        assert_eq!(steps, [2, 125, 125, 125, 125]);
+    }
+
+    #[test]
+    fn a_replica_that_stops_or_has_another_clock_adds_nothing() {
+        let mut progress = Progress::new(1_000, 10);
+        assert_eq!(progress.step(3_000, 1_000, 10), 0, "the same summary again");
+        assert_eq!(progress.step(3_000, 5_000, 50), 20);
+        assert_eq!(progress.step(90_000, 6_000, 60), 40, "a second ahead at most");
+        assert_eq!(progress.step(90_000, 7_000, 60), 0, "what was told too early is not told again");
+        assert_eq!(progress.step(0, 90_000, 70), 0);
+    }
+
+    #[test]
+    fn nobody_knows_it_yet() {
+        assert_eq!(merged(&[]).binding.reason, "starting");
+        let other = summary("a", own("paused", 0, 0));
+        assert_eq!(merged(&[summary("b", own("idle", 0, 0)), other]).binding.reason, "paused");
+    }
+
+    #[test]
+    fn failures_of_one_kind_are_added_and_the_newest_is_first() {
+        let failure = |kind: &str, at, count| Failure {
+            at,
+            kind: kind.to_owned(),
+            detail: format!("{kind} at {at}"),
+            count,
+        };
+        let failing = |since, attempts| {
+            Some(Failing { since, kind: "500".to_owned(), detail: String::new(), attempts })
+        };
+        let one = Own { failures: vec![failure("500", 5, 3)], failing: failing(4, 3), ..own("limit", 1, 0) };
+        let other = Own {
+            failures: vec![failure("500", 7, 2), failure("404", 6, 1)],
+            failing: failing(3, 2),
+            ..own("limit", 1, 0)
+        };
+        let merged = merged(&[summary("a", one), summary("b", other)]);
+        let seen: Vec<(&str, u64)> =
+            merged.failures.iter().map(|failure| (failure.detail.as_str(), failure.count)).collect();
+        assert_eq!(seen, [("500 at 7", 5), ("404 at 6", 1)]);
+        assert_eq!(merged.failing.map(|failing| (failing.since, failing.attempts)), Some((3, 5)));
+    }
+
+    #[test]
+    fn a_replica_with_another_file_is_named() {
+        let of = |id: &str, file| summary(id, Own { file, ..own("idle", 0, 0) });
+        let all = [of("a", 1), of("b", 2), of("c", 0)];
+        let all: Vec<&Summary> = all.iter().collect();
+        assert_eq!(strays("billing", 1, &all), ["b"], "of one that says nothing nothing is known");
+        assert!(strays("other", 1, &all).is_empty());
+    }
+}

@@ -1,0 +1,29 @@
+//! What the daemon shows of itself: the state of every downstream, over all replicas, in one form for the page, for
+//! `paced status` and for `paced top`.
+//!
+//! ```text
+//! dispatchers ─▶ views ─┐
+//! broker ─▶ depths ─────┼─▶ observer ─▶ summary ─▶ store ─▶ summaries of all replicas ─▶ fleet ─▶ State
+//! store ─▶ records ─────┘   (1/s)
+//! ```
+//!
+//! An [`Observer`] samples what the dispatchers of this process publish, leaves a [`Summary`] of it in the store, reads
+//! those of the other replicas, and merges them into a [`State`].
+
+mod binding_log;
+mod exchange;
+mod fleet;
+mod known;
+mod model;
+mod observer;
+mod peek;
+mod rates;
+mod sampler;
+mod shared;
+mod summary;
+mod words;
+
+pub(crate) use model::{Downstream, State};
+pub(crate) use observer::{Observer, Watch};
+pub(crate) use shared::Parts;
+pub(crate) use summary::Identity;

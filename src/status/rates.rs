@@ -1,0 +1,156 @@
+//! Rates and lateness over the last seconds, from totals that only rise. It has no I/O.
+
+use std::collections::VecDeque;
+
+use paced::dispatch::LATENESS_BOUNDS;
+use tokio::time::Instant;
+
+use super::model::Lateness;
+
+/// The number of samples that a rate is over, one a second.
+const RATE_SAMPLES: usize = 10;
+
+/// The number of samples that the lateness is over, one every [`LATENESS_EVERY`] samples.
+const LATENESS_SAMPLES: usize = 6;
+const LATENESS_EVERY: u32 = 10;
+
+/// The steps of a history: those of a quarter of an hour.
+pub(super) const HISTORY_STEPS: usize = 180;
+
+/// The jobs that one replica released of one downstream.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    /// The totals of the last seconds, the oldest first.
+    released: VecDeque<(Instant, u64)>,
+    /// The counts of each bucket at the last samples of the lateness, the oldest first.
+    lateness: VecDeque<Vec<u64>>,
+    samples: u32,
+}
+
+impl Rates {
+    /// Records the totals at `now`; it is called once a second.
+    pub(super) fn sample(&mut self, now: Instant, released: u64, lateness: impl FnOnce() -> Vec<u64>) {
+        self.released.push_back((now, released));
+        if self.released.len() > RATE_SAMPLES + 1 {
+            self.released.pop_front();
+        }
+        if self.samples.is_multiple_of(LATENESS_EVERY) {
+            self.lateness.push_back(lateness());
+            if self.lateness.len() > LATENESS_SAMPLES {
+                self.lateness.pop_front();
+            }
+        }
+        self.samples = self.samples.wrapping_add(1);
+    }
+
+    /// The jobs released a second.
+    #[expect(clippy::cast_precision_loss, reason = "counts of some seconds")]
+    pub(super) fn rate(&self) -> f64 {
+        match (self.released.front(), self.released.back()) {
+            (Some((from, first)), Some((to, last))) if to > from => {
+                last.saturating_sub(*first) as f64 / (*to - *from).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// The lateness since the oldest sample of it, with the counts as they are now.
+    pub(super) fn lateness(&self, now: &[u64]) -> Option<Lateness> {
+        let before = self.lateness.front()?;
+        let counts: Vec<u64> =
+            now.iter().zip(before).map(|(now, before)| now.saturating_sub(*before)).collect();
+        let all: u64 = counts.iter().sum();
+        (all > 0)
+            .then(|| Lateness { p50_us: quantile(&counts, all, 0.5), p99_us: quantile(&counts, all, 0.99) })
+    }
+}
+
+/// A quantile in µs, interpolated within its bucket as Prometheus does.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts and microseconds of a minute"
+)]
+fn quantile(counts: &[u64], all: u64, quantile: f64) -> u64 {
+    let rank = quantile * all as f64;
+    let (mut below, mut lower) = (0.0, 0.0);
+    for (count, upper) in counts.iter().zip(LATENESS_BOUNDS) {
+        let count = *count as f64;
+        if count > 0.0 && below + count >= rank {
+            return ((lower + (upper - lower) * (rank - below) / count) * 1e6).round() as u64;
+        }
+        (below, lower) = (below + count, *upper);
+    }
+    (lower * 1e6).round() as u64
+}
+
+/// The jobs that all replicas released of one downstream, in steps.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Steps(VecDeque<u64>);
+
+impl Steps {
+    /// Adds the last step.
+    pub(super) fn push(&mut self, released: u64) {
+        self.0.push_back(released);
+        if self.0.len() > HISTORY_STEPS {
+            self.0.pop_front();
+        }
+    }
+
+    /// The steps, the oldest first.
+    pub(super) fn released(&self) -> Vec<u64> {
+        self.0.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_rate_is_over_ten_seconds() {
+        let (mut rates, start) = (Rates::default(), Instant::now());
+        let at = |second: u32| start + second * Duration::from_secs(1);
+        assert!(rates.rate().abs() < f64::EPSILON);
+        for second in 0..5 {
+            rates.sample(at(second), u64::from(second) * 20, Vec::new);
+        }
+        assert!((rates.rate() - 20.0).abs() < 1e-9, "as far as is known");
+        for second in 5..15 {
+            rates.sample(at(second), 100 + u64::from(second - 5) * 50, Vec::new);
+        }
+        assert!((rates.rate() - 47.0).abs() < 1e-9, "{}", rates.rate());
+        rates.sample(at(20), 550, Vec::new);
+        assert!((rates.rate() - 30.0).abs() < 1e-9, "samples may be late: {}", rates.rate());
+    }
+
+    #[test]
+    fn the_lateness_is_over_a_minute_and_interpolated() {
+        let mut rates = Rates::default();
+        let counts = |first: u64, second: u64| {
+            let mut counts = vec![0; LATENESS_BOUNDS.len()];
+            (counts[0], counts[1]) = (first, second);
+            counts
+        };
+        assert_eq!(rates.lateness(&counts(1, 1)), None);
+        let now = Instant::now();
+        for second in 0..60 {
+            rates.sample(now, 0, || counts(1000 * second, 0));
+        }
+        assert_eq!(rates.lateness(&counts(0, 0)), None, "nothing was released");
+        // The first of seven samples is forgotten.
+        rates.sample(now, 0, || counts(60_000, 0));
+        let late = rates.lateness(&counts(60_000, 50_000)).unwrap();
+        assert_eq!(late, Lateness { p50_us: 10, p99_us: 20 });
+    }
+
+    #[test]
+    fn a_history_has_a_quarter_of_an_hour() {
+        let mut steps = Steps::default();
+        (0..200).for_each(|step| steps.push(step));
+        assert_eq!(steps.released(), (20..200).collect::<Vec<u64>>());
+    }
+}

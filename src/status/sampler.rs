@@ -1,0 +1,203 @@
+//! Samples what the dispatchers of this process publish, once a second.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::dispatch::{Binding, View};
+use paced::time::{Micros, wall_now};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::binding_log::{self, BindingLog};
+use super::fleet::Progress;
+use super::model::{Counts, Failing, Failure, Millis};
+use super::rates::Rates;
+use super::shared::{Shared, lock};
+use super::summary::{Own, Summary};
+use super::words;
+
+/// How often the dispatchers are sampled.
+const SAMPLE: Duration = Duration::from_secs(1);
+
+/// The samples in a step of the history.
+const STEP_SAMPLES: u64 = 5;
+pub(super) const STEP: Millis = 5_000;
+
+/// How far apart the same instant by two readings of the wall clock may lie before the clock counts as set.
+const CLOCK_SET: Micros = Micros(500_000);
+
+/// Samples the dispatchers.
+pub(super) struct Sampler {
+    shared: Arc<Shared>,
+    /// An instant, and the wall clock at it, so that the same instant is the same time in each state.
+    anchor: (Instant, Micros),
+    downstreams: BTreeMap<String, Sampled>,
+    /// What of each replica and each downstream is in the history.
+    progress: BTreeMap<(String, String), Progress>,
+    samples: u64,
+}
+
+struct Sampled {
+    view: View,
+    rates: Rates,
+    log: BindingLog,
+}
+
+impl Sampler {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let now = Instant::now();
+        let downstreams = shared.parts.views.iter().map(|(name, view)| {
+            let snapshot = view.snapshot();
+            let limits = snapshot.limits().flat_map(|(_, set)| set.iter()).map(paced::limit::Limit::name);
+            let log = BindingLog::new(name, limits, now);
+            (name.clone(), Sampled { view: view.clone(), rates: Rates::default(), log })
+        });
+        let downstreams = downstreams.collect();
+        Self { shared, anchor: (now, wall_now()), downstreams, progress: BTreeMap::new(), samples: 0 }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut ticks = interval(SAMPLE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.sample(Instant::now());
+            if self.shared.is_watched() {
+                self.shared.publish();
+            }
+        }
+    }
+
+    fn sample(&mut self, now: Instant) {
+        let wall = wall_now();
+        if (self.time(now).0 - wall.0).abs() > CLOCK_SET.0 {
+            self.anchor = (now, wall);
+        }
+        let attached: BTreeMap<String, bool> = self
+            .shared
+            .parts
+            .amqp
+            .downstreams()
+            .map(|(name, attached)| (name.to_owned(), attached))
+            .collect();
+        let mut summary = Summary::new(self.shared.parts.identity.clone(), self.millis(now));
+        summary.amqp = self.shared.parts.amqp.lost().is_empty();
+        summary.store = lock(&self.shared.known).store_error.is_none();
+        let anchor = self.anchor;
+        let files = lock(&self.shared.known).files.clone();
+        for (name, sampled) in &mut self.downstreams {
+            let is_attached = attached.get(name).copied().unwrap_or(true);
+            let mut own = sampled.sample(name, now, is_attached, anchor);
+            own.file = files.get(name).copied().unwrap_or_default();
+            summary.downstreams.insert(name.clone(), own);
+        }
+        *lock(&self.shared.own) = summary;
+        self.samples += 1;
+        if self.samples.is_multiple_of(STEP_SAMPLES) {
+            self.step(now);
+        }
+    }
+
+    /// Ends a step of the history.
+    fn step(&mut self, now: Instant) {
+        let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
+        let mut history = lock(&self.shared.history);
+        // By then each replica has told of it.
+        let until = self.millis(now) - STEP;
+        let mut steps: BTreeMap<&str, u64> = BTreeMap::new();
+        for summary in known.others.iter().chain([&*own]) {
+            for (name, own) in &summary.downstreams {
+                let progress = self.progress.entry((summary.replica.id.clone(), name.clone()));
+                let progress = progress.or_insert_with(|| Progress::new(summary.at, own.released));
+                *steps.entry(name).or_default() += progress.step(until, summary.at, own.released);
+            }
+        }
+        for (name, released) in steps {
+            if self.downstreams.contains_key(name) {
+                history.entry(name.to_owned()).or_default().push(released);
+            }
+        }
+        let ids: Vec<&str> =
+            known.others.iter().chain([&*own]).map(|summary| summary.replica.id.as_str()).collect();
+        self.progress.retain(|(id, _), _| ids.contains(&id.as_str()));
+        *lock(&self.shared.stepped_at) = until;
+    }
+
+    fn time(&self, at: Instant) -> Micros {
+        time(self.anchor, at)
+    }
+
+    fn millis(&self, at: Instant) -> Millis {
+        self.time(at).0 / 1000
+    }
+}
+
+/// The wall clock at an instant.
+fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
+    wall.plus(at.saturating_duration_since(instant)).minus(instant.saturating_duration_since(at))
+}
+
+impl Sampled {
+    fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
+        let (snapshot, totals) = (self.view.snapshot(), self.view.totals());
+        self.rates.sample(now, totals.released(), || totals.lateness());
+        let reason = binding_log::reason(&snapshot, is_attached);
+        let limit = snapshot.binding.limit();
+        let millis = |at: Instant| time(anchor, at).0 / 1000;
+        let until = snapshot.binding.until().map(millis);
+        if self.log.sample(reason, limit, now) {
+            let until =
+                snapshot.binding.until().filter(|until| *until > now).map(|at| words::instant(millis(at)));
+            tracing::info!(
+                downstream = name,
+                reason,
+                limit,
+                until,
+                "what holds jobs back, for ten seconds by now"
+            );
+        }
+        let counts = snapshot.counts;
+        let count = |jobs: usize| u64::try_from(jobs).unwrap_or(u64::MAX);
+        Own {
+            counts: Counts {
+                waiting: count(counts.waiting),
+                delayed: count(counts.delayed),
+                retrying: count(counts.retrying),
+                held: count(counts.held),
+                sending: count(counts.sending),
+                settling: count(totals.settling() + counts.parking),
+            },
+            reason: reason.to_owned(),
+            limit: limit.map(str::to_owned),
+            since: millis(snapshot.since),
+            until: until.filter(|_| reason != "broker"),
+            released: totals.released(),
+            delivered: totals.delivered(),
+            rate: self.rates.rate(),
+            next_slot: snapshot.next_slot.map(millis),
+            oldest: snapshot.oldest.map(|at| at.0 / 1000),
+            lateness: self.rates.lateness(&totals.lateness()),
+            failing: snapshot.outage.as_ref().map(|outage| Failing {
+                since: millis(outage.since),
+                kind: outage.kind.clone(),
+                detail: outage.detail.clone(),
+                attempts: outage.attempts,
+            }),
+            failures: snapshot
+                .failures
+                .iter()
+                .map(|failure| of_failure(failure, millis(failure.at)))
+                .collect(),
+            store_error: snapshot
+                .store_error
+                .clone()
+                .filter(|_| matches!(snapshot.binding, Binding::Store { .. })),
+            file: 0,
+        }
+    }
+}
+
+fn of_failure(failure: &paced::dispatch::Failure, at: Millis) -> Failure {
+    let paced::dispatch::Failure { kind, detail, count, .. } = failure;
+    Failure { at, kind: kind.clone(), detail: detail.clone(), count: *count }
+}

@@ -1,0 +1,134 @@
+//! What the tasks of an observer and those who look share, and the state that it makes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use paced::amqp::Depths;
+use paced::dispatch::{Snapshot, View};
+use paced::store::Store;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::known::Known;
+use super::model::{Connection, Counts, Downstream, Millis, State};
+use super::rates::Steps;
+use super::summary::{Identity, Summary};
+use super::{fleet, model, words};
+use crate::admin::OwnTerms;
+
+/// How long somebody who looked once counts as looking.
+pub(super) const LOOKING: Duration = Duration::from_secs(15);
+
+/// The parts of the daemon that are observed.
+pub(crate) struct Parts {
+    pub(crate) identity: Identity,
+    pub(crate) views: BTreeMap<String, View>,
+    pub(crate) amqp: paced::amqp::Status,
+    pub(crate) depths: Depths,
+    pub(crate) store: Arc<dyn Store>,
+    /// `redis` or `memory`.
+    pub(crate) store_kind: &'static str,
+    /// The terms of this replica's file.
+    pub(crate) terms: watch::Receiver<OwnTerms>,
+    /// Whether changes are allowed.
+    pub(crate) can_change: bool,
+}
+
+/// What the parts of an observer share.
+pub(super) struct Shared {
+    pub(super) parts: Parts,
+    /// What this replica tells of itself.
+    pub(super) own: Mutex<Summary>,
+    /// What the store and the other replicas tell.
+    pub(super) known: Mutex<Known>,
+    pub(super) history: Mutex<BTreeMap<String, Steps>>,
+    /// When the last step of the history ended.
+    pub(super) stepped_at: Mutex<Millis>,
+    pub(super) looked_at: Mutex<Option<Instant>>,
+    /// Wakes the exchange with the store when somebody looks.
+    pub(super) looked: Notify,
+    pub(super) latest: watch::Sender<Arc<State>>,
+}
+
+/// Locks a mutex whose data is whole after a panic: each is replaced as a whole.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Whether somebody looks.
+    pub(super) fn is_watched(&self) -> bool {
+        lock(&self.looked_at).is_some_and(|at| at.elapsed() < LOOKING)
+    }
+
+    /// Builds the state and shows it to those who look.
+    pub(super) fn publish(&self) {
+        self.latest.send_replace(Arc::new(self.state()));
+    }
+
+    fn state(&self) -> State {
+        let Parts { identity, amqp, depths, views, can_change, .. } = &self.parts;
+        let (own, known) = (lock(&self.own).clone(), lock(&self.known));
+        let mut replicas: Vec<&Summary> = known.others.iter().chain([&own]).collect();
+        replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
+        let lost = amqp.lost();
+        let downstreams = views.iter().map(|(name, view)| {
+            let snapshot = view.snapshot();
+            let mut downstream = Downstream {
+                name: name.clone(),
+                rate_limit: Some(snapshot.rate_limit()),
+                ..Downstream::default()
+            };
+            fleet::merge(&mut downstream, &replicas);
+            known.describe(&mut downstream, &replicas);
+            if let Some(depth) = depths.of(name) {
+                (downstream.queued, downstream.dead) = (Some(depth.ready), depth.dead);
+            }
+            downstream.through_at = through_at(&downstream, &snapshot, own.at);
+            downstream.binding.text = words::text(&downstream, own.at);
+            downstream
+        });
+        State {
+            now: own.at,
+            replica: identity.id.clone(),
+            version: identity.version.clone(),
+            can_change: *can_change,
+            amqp: Connection { connected: lost.is_empty(), lost, ..Connection::default() },
+            store: Connection {
+                connected: known.store_error.is_none(),
+                error: known.store_error.clone(),
+                kind: Some(self.parts.store_kind.to_owned()),
+                ..Connection::default()
+            },
+            unroutable: depths.unroutable(),
+            replicas: replicas.iter().map(|summary| replica(summary, &identity.id)).collect(),
+            downstreams: downstreams.collect(),
+        }
+    }
+}
+
+fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> model::Replica {
+    let Identity { id, host, pid, version, started_at } = replica.clone();
+    let is_me = id == me;
+    model::Replica { id, host, pid, version, started_at, seen_at: *at, is_me, amqp: *amqp, store: *store }
+}
+
+/// When all jobs have gone that wait here or in the broker, if none is added: by the limits, or by the present pace
+/// where something else binds.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "an estimate, and a cast of a float saturates"
+)]
+fn through_at(downstream: &Downstream, snapshot: &Snapshot, now: Millis) -> Option<Millis> {
+    let Counts { waiting, held, .. } = downstream.counts;
+    let jobs = waiting + held + u64::from(downstream.queued?);
+    let span = match downstream.binding.reason.as_str() {
+        "limit" | "idle" => snapshot.delay(jobs).as_secs_f64() * 1000.0,
+        "concurrency" if downstream.rate > 0.0 => jobs as f64 / downstream.rate * 1000.0,
+        _ => return None,
+    };
+    let from = downstream.binding.until.unwrap_or(now).max(now);
+    (jobs > 0).then_some(from.saturating_add(span as i64))
+}

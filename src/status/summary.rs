@@ -1,0 +1,131 @@
+//! What one replica tells the others of itself. It lies in the store as text, and may be of another version of paced.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::model::{Counts, Failing, Failure, Lateness, Millis};
+
+/// The version of the form. A summary of another one is left out.
+const VERSION: u32 = 1;
+
+/// The name and origin of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub(crate) id: String,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    pub(crate) started_at: Millis,
+}
+
+/// What one replica tells of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Summary {
+    v: u32,
+    pub(super) replica: Identity,
+    pub(super) at: Millis,
+    /// Whether its connections to the broker are up, and whether the store answers.
+    pub(super) amqp: bool,
+    pub(super) store: bool,
+    pub(super) downstreams: BTreeMap<String, Own>,
+}
+
+/// What one replica has of a downstream. The names are short, since hundreds of these are written every few seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Own {
+    #[serde(rename = "c", default, skip_serializing_if = "is_default")]
+    pub(super) counts: Counts,
+    /// What binds: the reason, the limit, since when and until when.
+    #[serde(rename = "b")]
+    pub(super) reason: String,
+    #[serde(rename = "l", default, skip_serializing_if = "is_default")]
+    pub(super) limit: Option<String>,
+    #[serde(rename = "s")]
+    pub(super) since: Millis,
+    #[serde(rename = "u", default, skip_serializing_if = "is_default")]
+    pub(super) until: Option<Millis>,
+    #[serde(rename = "r", default, skip_serializing_if = "is_default")]
+    pub(super) released: u64,
+    #[serde(rename = "d", default, skip_serializing_if = "is_default")]
+    pub(super) delivered: u64,
+    #[serde(rename = "p", default, skip_serializing_if = "is_default")]
+    pub(super) rate: f64,
+    #[serde(rename = "n", default, skip_serializing_if = "is_default")]
+    pub(super) next_slot: Option<Millis>,
+    #[serde(rename = "o", default, skip_serializing_if = "is_default")]
+    pub(super) oldest: Option<Millis>,
+    #[serde(rename = "q", default, skip_serializing_if = "is_default")]
+    pub(super) lateness: Option<Lateness>,
+    #[serde(rename = "f", default, skip_serializing_if = "is_default")]
+    pub(super) failing: Option<Failing>,
+    #[serde(rename = "fs", default, skip_serializing_if = "is_default")]
+    pub(super) failures: Vec<Failure>,
+    /// Why calls to the store fail.
+    #[serde(rename = "e", default, skip_serializing_if = "is_default")]
+    pub(super) store_error: Option<String>,
+    /// The hash of the limits in its file.
+    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
+    pub(super) file: u64,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Summary {
+    pub(super) fn new(replica: Identity, at: Millis) -> Self {
+        Self { v: VERSION, replica, at, ..Self::default() }
+    }
+
+    /// The text for the store.
+    pub(super) fn text(&self) -> String {
+        // Strings as keys and finite numbers always have a form in JSON.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads the text of any replica; `None` where its form is not known.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        serde_json::from_str::<Self>(text).ok().filter(|summary| summary.v == VERSION)
+    }
+}
+
+impl Own {
+    /// The number of jobs that it holds and that are not being sent.
+    pub(super) const fn held_up(&self) -> u64 {
+        let Counts { waiting, delayed, retrying, held, .. } = self.counts;
+        waiting + delayed + retrying + held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_read_as_it_was_written_and_one_of_another_form_is_left_out() {
+        let identity = Identity { id: "one".to_owned(), pid: 7, ..Identity::default() };
+        let mut summary = Summary::new(identity, 1_000);
+        let own = Own { reason: "limit".to_owned(), released: 12, rate: 0.5, ..Own::default() };
+        summary.downstreams.insert("billing".to_owned(), own);
+        let text = summary.text();
+        assert_eq!(Summary::read(&text), Some(summary));
+        assert!(Summary::read(&text.replace("\"v\":1", "\"v\":2")).is_none());
+        assert!(Summary::read(&text.replacen('{', "{\"new\":[1],", 1)).is_some(), "a later one may say more");
+        for text in ["", "{}", "[]", "{\"v\":1}"] {
+            assert!(Summary::read(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_idle_downstream_takes_few_bytes() {
+        let mut summary = Summary::new(Identity::default(), 0);
+        let empty = summary.text().len();
+        let own =
+            Own { reason: "idle".to_owned(), since: 1_764_000_000_000, file: u64::MAX, ..Own::default() };
+        for number in 0..100 {
+            summary.downstreams.insert(format!("downstream-{number:02}"), own.clone());
+        }
+        assert!((summary.text().len() - empty) / 100 < 100, "{}", summary.text().len());
+    }
+}

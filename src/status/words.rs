@@ -1,0 +1,103 @@
+//! What binds, in words for people.
+
+use super::model::{Downstream, Millis};
+
+/// From this far ahead on, the end of a limit is worth telling: it is not the pace, but a quota that is used up.
+const FAR: Millis = 2_000;
+
+/// Says why no more jobs of this downstream are released, from its other fields.
+pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
+    let binding = &downstream.binding;
+    let until = binding.until.filter(|until| *until > now);
+    let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
+    match binding.reason.as_str() {
+        "idle" => match downstream.parked.filter(|parked| *parked > 0) {
+            Some(parked) => format!("nothing may go yet: {parked} parked in the broker"),
+            None => "nothing to do".to_owned(),
+        },
+        "starting" => "the limits in force are not known yet".to_owned(),
+        "limit" => {
+            let name = binding.limit.as_deref().unwrap_or_default();
+            let limit = downstream.limits.iter().find(|limit| limit.name == name);
+            let rate = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
+            match until.filter(|at| *at - now >= FAR) {
+                Some(at) => format!("the limit {name}{rate} is used up until {}", instant(at)),
+                None => format!("the limit {name}{rate}"),
+            }
+        }
+        "concurrency" => {
+            "as many jobs are being sent as `concurrency` allows: the API takes long for this pace".to_owned()
+        }
+        "paused" => {
+            let pause = downstream.pause.as_ref();
+            let by = pause.and_then(|pause| pause.by.as_deref()).map(|by| format!(" by {by}"));
+            let why = pause.and_then(|pause| pause.reason.as_deref()).map(|why| format!(": {why}"));
+            let end = match until {
+                Some(_) => end(until),
+                None => " until somebody resumes".to_owned(),
+            };
+            format!("paused{}{end}{}", by.unwrap_or_default(), why.unwrap_or_default())
+        }
+        "throttled" => format!("the API asked for a pause{}", end(until)),
+        "not-due" => match until {
+            Some(at) => format!("all that wait may only go later, the first at {}", instant(at)),
+            None => "all that wait may only go later".to_owned(),
+        },
+        "store" => "the store is away".to_owned(),
+        "broker" => "the queue is not consumed: RabbitMQ is away, or refuses".to_owned(),
+        "unreachable" => "the API cannot be reached".to_owned(),
+        "unauthorized" => "the API refuses the credentials".to_owned(),
+        "terms" => "the limits in the store cannot be used by this replica".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// An instant in RFC 3339, in seconds.
+pub(super) fn instant(at: Millis) -> String {
+    let at = jiff::Timestamp::from_millisecond(at);
+    at.map_or_else(|_| "?".to_owned(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::{Binding, Limit, Pause};
+    use super::*;
+
+    const NOW: Millis = 1_764_000_000_000;
+
+    fn said(reason: &str, until: Option<Millis>, change: impl FnOnce(&mut Downstream)) -> String {
+        let binding = Binding {
+            reason: reason.to_owned(),
+            limit: Some("quota-1".to_owned()),
+            until,
+            ..Binding::default()
+        };
+        let mut downstream = Downstream { binding, ..Downstream::default() };
+        change(&mut downstream);
+        text(&downstream, NOW)
+    }
+
+    #[test]
+    fn what_binds_is_said_with_its_end_and_reason() {
+        let limit = |downstream: &mut Downstream| {
+            let rate = "10000/d".to_owned();
+            downstream.limits.push(Limit { name: "quota-1".to_owned(), rate, ..Limit::default() });
+        };
+        assert_eq!(said("limit", Some(NOW + 100), limit), "the limit quota-1 (10000/d)");
+        assert_eq!(
+            said("limit", Some(NOW + 60_000), limit),
+            "the limit quota-1 (10000/d) is used up until 2025-11-24T16:01:00Z"
+        );
+        assert_eq!(said("idle", None, |_| ()), "nothing to do");
+        let parked = said("idle", None, |downstream| downstream.parked = Some(3));
+        assert_eq!(parked, "nothing may go yet: 3 parked in the broker");
+        let pause = |downstream: &mut Downstream| {
+            let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
+            downstream.pause = Some(Pause { by, reason, ..Pause::default() });
+        };
+        assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
+        assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
+        assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API asked for a pause");
+        assert_eq!(said("unheard-of", None, |_| ()), "unheard-of", "of a later version");
+    }
+}

@@ -1,0 +1,88 @@
+//! A store behind an [`Arc`] is that store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{
+    BoxFuture, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Store,
+    StoreError, TombstoneCall, TombstoneReply, sealed,
+};
+use crate::limit::LimitSet;
+use crate::time::Micros;
+
+impl<S: Store + ?Sized> sealed::Sealed for Arc<S> {}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+        (**self).reserve(call)
+    }
+
+    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+        (**self).check(call)
+    }
+
+    fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
+        (**self).try_check(call)
+    }
+
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+        (**self).cancel(call)
+    }
+
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).reset(scope, limits)
+    }
+
+    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        (**self).read_record(downstream)
+    }
+
+    fn update_record<'a>(
+        &'a self,
+        downstream: &'a str,
+        change: Change<'a>,
+    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+        (**self).update_record(downstream, change)
+    }
+
+    fn tombstones<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: TombstoneCall<'a>,
+    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+        (**self).tombstones(downstream, call)
+    }
+
+    fn leave_summary<'a>(
+        &'a self,
+        replica: &'a str,
+        summary: &'a str,
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).leave_summary(replica, summary, ttl)
+    }
+
+    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        (**self).summaries()
+    }
+
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        (**self).note_parked(downstream, jobs)
+    }
+
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+        (**self).set_parked(downstream, jobs)
+    }
+
+    fn set_horizon(&self, downstream: &str, horizon: Duration) {
+        (**self).set_horizon(downstream, horizon);
+    }
+
+    fn changes(&self, downstream: &str) -> Changes {
+        (**self).changes(downstream)
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+        (**self).ping()
+    }
+}

@@ -1,0 +1,66 @@
+//! The calls by which replicas tell each other of themselves, and of parked jobs.
+
+use std::time::Duration;
+
+use super::{RedisStore, keys};
+use crate::store::fleet::{List, MAX_PARKED, check_summary};
+use crate::store::{Scope, StoreError};
+
+impl RedisStore {
+    /// Leaves the summary of a replica, or withdraws it.
+    pub(super) async fn leave(&self, replica: &str, summary: &str, ttl: Duration) -> Result<(), StoreError> {
+        check_summary(replica, summary, ttl)?;
+        let keys = [keys::seen(&self.prefix), keys::summary(&self.prefix, replica)];
+        let call = |_| self.scripts.leave_summary(&keys, (replica, summary), ttl, self.now());
+        let _: i64 = self.servers.invoke(keys::FLEET, call).await?;
+        Ok(())
+    }
+
+    /// The summaries that have not ended. They are read in several calls, so that none has a long answer, for which
+    /// the calls of downstreams would wait.
+    pub(super) async fn list_summaries(&self) -> Result<Vec<String>, StoreError> {
+        let seen = keys::seen(&self.prefix);
+        let call = |_| self.scripts.summaries("list", std::slice::from_ref(&seen), self.now());
+        let replicas: Vec<Vec<u8>> = self.servers.invoke(keys::FLEET, call).await?;
+        // What is no text was not left by paced.
+        let mut replicas: Vec<String> =
+            replicas.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
+        replicas.sort_unstable();
+        let keys = replicas.iter().map(|replica| keys::summary(&self.prefix, replica));
+        let mut keys: Vec<String> = std::iter::once(seen).chain(keys).collect();
+        let mut list = List::default();
+        while keys.len() > 1 {
+            let call = |_| self.scripts.summaries("read", &keys, self.now());
+            let page: Vec<Vec<u8>> = self.servers.invoke(keys::FLEET, call).await?;
+            if page.is_empty() || page.len() >= keys.len() {
+                let detail = format!("{} summaries of {} replicas", page.len(), keys.len() - 1);
+                return Err(self.servers.unexpected(detail));
+            }
+            keys.drain(1..=page.len());
+            let mut summaries = page.into_iter().filter_map(|summary| String::from_utf8(summary).ok());
+            if !summaries.all(|summary| summary.is_empty() || list.push(summary)) {
+                break;
+            }
+        }
+        Ok(list.into_inner())
+    }
+
+    /// Adds to the number of parked jobs.
+    pub(super) async fn add_parked(&self, downstream: &str, jobs: i64) -> Result<i64, StoreError> {
+        self.count_parked(downstream, "add", jobs).await
+    }
+
+    /// Sets the number of parked jobs.
+    pub(super) async fn put_parked(&self, downstream: &str, jobs: u64) -> Result<(), StoreError> {
+        let jobs = i64::try_from(jobs).unwrap_or(MAX_PARKED);
+        self.count_parked(downstream, "set", jobs).await.map(drop)
+    }
+
+    async fn count_parked(&self, downstream: &str, word: &str, jobs: i64) -> Result<i64, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        let keys = [keys::parked(&self.prefix, scope)];
+        let jobs = jobs.clamp(-MAX_PARKED, MAX_PARKED);
+        self.servers.invoke(downstream, |_| self.scripts.parked(&keys, word, jobs)).await
+    }
+}

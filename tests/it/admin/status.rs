@@ -1,0 +1,174 @@
+//! `paced status` and its API: what every downstream is doing, over all replicas, and what binds.
+
+use super::api::{AdminReplica, TOKEN};
+use super::*;
+use crate::support::publish;
+
+impl AdminReplica {
+    /// The state of the downstream as this replica tells it.
+    async fn downstream(&self) -> Value {
+        let reply = self.client.get(&format!("{}/api/v1/status", self.base)).await.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        let state: Value = serde_json::from_str(&reply.text).unwrap();
+        state["downstreams"][0].clone()
+    }
+
+    /// Waits until the state of the downstream is as wanted, and returns it.
+    async fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let start = crate::support::real_now();
+        until(what, LONG, async || {
+            last = self.downstream().await;
+            // Shortly before the end the state is shown, so that a failure tells what it was.
+            assert!(start.elapsed() < LONG - Duration::from_secs(1), "{what}: {last}");
+            so(&last)
+        })
+        .await;
+        last
+    }
+}
+
+#[tokio::test]
+async fn each_replica_tells_of_all_with_right_sums() {
+    const JOBS: usize = 400;
+    let site = Site::shared("statussum", "rate = '40/s'\nqueue.prefetch = 50").await;
+    let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    site.publish(Job::many("job", JOBS)).await;
+    let sum = |state: &Value, name: &str| state[name].as_u64().unwrap_or_default();
+    let seen = one
+        .until("both replicas have jobs", |state| {
+            let shares = state["replicas"].as_array().unwrap();
+            shares.len() == 2 && shares.iter().all(|share| share["rate"].as_f64().unwrap() > 5.0)
+        })
+        .await;
+    assert_eq!(seen["binding"]["reason"], "limit", "{seen}");
+    assert_eq!(seen["binding"]["limit"], "leaky-bucket-0");
+    assert_eq!(seen["binding"]["text"], "the limit leaky-bucket-0 (40/s)", "{seen}");
+    assert!(seen["through_at"].as_i64().is_some() || seen["queued"].is_null(), "{seen}");
+    for replica in [&one, &other] {
+        let all = replica.until("all are delivered", |state| sum(state, "delivered") == JOBS as u64).await;
+        assert_eq!(sum(&all, "released"), JOBS as u64, "{all}");
+    }
+    assert_eq!(site.api.count(), JOBS);
+    let output = other.tool(TOKEN, &["status"]).await;
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(output.stdout.contains("2 replica(s), RabbitMQ ok, store ok"), "{}", output.stdout);
+    assert!(output.stdout.contains("billing"), "{}", output.stdout);
+    let output = other.tool(TOKEN, &["-o", "json", "status", "billing"]).await;
+    let told: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(sum(&told, "released"), JOBS as u64);
+    assert_eq!(other.tool(TOKEN, &["status", "biling"]).await.code, 2);
+    // One that stops takes its summary back.
+    assert_eq!(other.paced.stop().await, 0);
+    one.until("the other one is gone", |state| state["replicas"].as_array().unwrap().len() == 1).await;
+    assert_eq!(one.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_quota_that_is_used_up_is_explained() {
+    let limits = "rate = '100/s'\nlimits = [{ algorithm = 'quota', rate = '5/day' }]";
+    let site = Site::shared("statusquota", limits).await;
+    let replica = AdminReplica::with_token(&site).await;
+    site.publish(Job::many("job", 20)).await;
+    let state = replica
+        .until("the quota binds", |state| {
+            state["binding"]["limit"] == "quota-1" && state["limits"][1]["remaining"] == 0
+        })
+        .await;
+    let text = state["binding"]["text"].as_str().unwrap();
+    assert!(text.starts_with("the limit quota-1 (5/d) is used up until 2"), "{text}");
+    assert_eq!((state["limits"][1]["of"].as_u64(), site.api.count()), (Some(5), 5));
+    assert_eq!(state["binding"]["until"], state["limits"][1]["whole_at"], "{state}");
+    let line = replica.paced.wait_line("what holds jobs back", LONG).await;
+    assert!(line.contains("\"limit\":\"quota-1\""), "{line}");
+    let metrics = replica.client.get(&format!("{}/metrics", replica.base)).await.unwrap().text;
+    let left = "paced_limit_remaining{downstream=\"billing\",limit=\"quota-1\"} 0";
+    assert!(metrics.lines().any(|line| line == left), "{metrics}");
+    let bound = "paced_binding_seconds_total{downstream=\"billing\",reason=\"limit\",limit=\"quota-1\"} ";
+    let seconds = metrics.lines().find_map(|line| line.strip_prefix(bound)).unwrap();
+    assert!(seconds.parse::<u64>().unwrap() >= 8, "{seconds}");
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// The lines of the log about the downstream, but those about what binds for long.
+fn lines(replica: &AdminReplica) -> Vec<String> {
+    let is_meant = |line: &String| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["downstream"] == "billing" && line["message"] != "what holds jobs back, for ten seconds by now"
+    };
+    replica.paced.log().into_iter().filter(is_meant).collect()
+}
+
+#[tokio::test]
+async fn an_api_that_is_down_is_told_in_few_lines_and_named_by_the_state() {
+    for answers in [true, false] {
+        let mut site = Site::shared(
+            "statusdown",
+            "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 2\nmax_backoff = '1s'",
+        )
+        .await;
+        let replica = AdminReplica::with_token(&site).await;
+        let before = lines(&replica).len();
+        let port = site.api.port();
+        if answers {
+            site.api.rule(|_| Answer::status(500));
+        } else {
+            let api = std::mem::replace(&mut site.api, crate::support::api::Api::start());
+            api.end();
+        }
+        site.publish(Job::many("job", 300)).await;
+        let state = replica.until("the API fails", |state| !state["failing"].is_null()).await;
+        let kind = if answers { "500" } else { "connect" };
+        assert_eq!(state["failing"]["kind"], kind, "{state}");
+        if answers {
+            site.depth(&site.dead_queue(), 300, LONG).await;
+            site.api.rule(|_| Answer::ok());
+            site.publish(Job::many("more", 10)).await;
+        } else {
+            replica
+                .until("it is known as unreachable", |state| state["binding"]["reason"] == "unreachable")
+                .await;
+            site.api = crate::support::api::Api::try_start(port).unwrap();
+        }
+        let told = replica.until("the API works", |state| state["failing"].is_null()).await;
+        assert!(told["failures"].as_array().unwrap().iter().any(|failure| failure["kind"] == kind), "{told}");
+        let lines = &lines(&replica)[before..];
+        assert!(lines.len() <= 5, "{lines:#?}");
+        assert!(lines[0].contains("the downstream fails, attempt after attempt"), "{lines:#?}");
+        assert!(lines.last().unwrap().contains("the downstream works again"), "{lines:#?}");
+        assert_eq!(replica.paced.stop().await, 0);
+        assert!(publish::depth(&site.amqp, &site.queue()).await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn settled_jobs_are_logged_one_by_one_for_those_who_ask() {
+    let site = Site::shared("statusjobs", "rate = '100/s'").await;
+    site.api.rule(|arrival| if arrival.id() == "bad" { Answer::status(404) } else { Answer::ok() });
+    for asks in [true, false] {
+        let args: &[&str] = if asks { &["--log-jobs"] } else { &[] };
+        let replica = Paced::start(&site.config(), args, &[]).await;
+        replica.wait_ready().await;
+        let stem = format!("good-{asks}");
+        site.publish(Job::many(&stem, 2)).await;
+        site.publish(vec![Job::new("bad")]).await;
+        site.depth(&site.dead_queue(), if asks { 1 } else { 2 }, LONG).await;
+        assert_eq!(replica.stop().await, 0);
+        let lines: Vec<Value> =
+            replica.log().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let jobs: Vec<&Value> = lines.iter().filter(|line| line["target"] == "paced::jobs").collect();
+        assert_eq!(jobs.len(), if asks { 3 } else { 0 }, "{jobs:?}");
+        let dead = lines.iter().find(|line| line["message"] == "dead-lettered").unwrap();
+        assert_eq!(dead["id"], "bad", "{dead}");
+        if asks {
+            let bad = jobs.iter().find(|line| line["id"] == "bad").unwrap();
+            assert_eq!(
+                (&bad["outcome"], &bad["reason"], &bad["status"]),
+                (&"dead".into(), &"status".into(), &404.into())
+            );
+            let good = jobs.iter().find(|line| line["id"] == "good-true-0").unwrap();
+            assert_eq!((&good["outcome"], &good["attempts"]), (&"delivered".into(), &1.into()));
+            assert!(good["waited"].is_string() && good["late"].is_string(), "{good}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `paced top` on a terminal of its own.
+
+use std::io::{ErrorKind, Read as _};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::api::{AdminReplica, TOKEN};
+use super::*;
+use crate::support::daemon::binary;
+
+/// What a terminal is told to show another screen, and to show its own again.
+const ENTER: &str = "\x1b[?1049h";
+const LEAVE: &str = "\x1b[?1049l";
+
+/// How it is ended.
+enum End {
+    Keys(&'static [u8]),
+    Terminate,
+}
+
+/// Runs it against the daemon at this address until `text` is on the screen, then ends it; returns the exit code and what was
+/// written to the terminal.
+async fn top(base: &str, text: &'static str, end: End) -> (Option<i32>, String) {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("tool.toml");
+    std::fs::write(&file, format!("[admin]\ntoken = '{TOKEN}'\n")).unwrap();
+    let (binary, file) = (binary(), file.display().to_string());
+    let line = format!(
+        "stty rows 24 cols 100; echo pid=$$,; exec timeout --foreground 60 {} -c {file} --admin {base} top",
+        binary.display()
+    );
+    // It is part of Debian's base system.
+    let mut script = Command::new("script");
+    script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    blocking(move || {
+        let _folder = folder;
+        let mut child = script.spawn().unwrap();
+        let (mut keys, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (mut written, mut end) = (Vec::new(), Some(end));
+        let mut buffer = [0; 4096];
+        loop {
+            match output.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(bytes) => written.extend(&buffer[..bytes]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+            let seen = String::from_utf8_lossy(&written);
+            match end.take_if(|_| seen.contains(text)) {
+                Some(End::Keys(typed)) => keys.write_all(typed).unwrap(),
+                // The command in front of it passes the signal on.
+                Some(End::Terminate) => kill_process(pid(&seen), Signal::TERM).unwrap(),
+                None => {}
+            }
+        }
+        let status = child.wait().unwrap();
+        (status.code(), String::from_utf8_lossy(&written).into_owned())
+    })
+    .await
+}
+
+/// The id of the process, which it began with.
+fn pid(written: &str) -> Pid {
+    let id = written.split_once("pid=").unwrap().1.split_once(',').unwrap().0;
+    Pid::from_raw(id.parse().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn top_shows_the_downstreams_and_gives_the_terminal_back() {
+    let site = Site::shared("top", "rate = '40/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    let (code, written) = top(&replica.base, "billing", End::Keys(b"q")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    assert!(written.contains(ENTER), "{written:?}");
+    let after = written.rsplit_once(LEAVE).unwrap_or_else(|| panic!("{written:?}")).1;
+    assert!(!after.contains("billing"), "{after:?}");
+    let (code, written) = top(&replica.base, "billing", End::Terminate).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    assert!(written.contains(LEAVE), "{written:?}");
+
+    let output = replica.tool(TOKEN, &["top"]).await;
+    assert_eq!((output.code, output.stdout.as_str()), (2, ""));
+    assert!(output.stderr.contains("paced status --watch"), "{}", output.stderr);
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn top_goes_on_trying_where_no_daemon_is() {
+    let base = format!("http://127.0.0.1:{}", free_port());
+    // A terminal gets only what changed, so that words may come in pieces.
+    let (code, written) = top(&base, "ANSWERED", End::Keys(b"\x03")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    assert!(written.contains(LEAVE), "{written:?}");
+}

@@ -1,0 +1,127 @@
+//! The lengths of queues are looked at in the background, and cost the consumers nothing.
+
+use lapin::options::QueueDeleteOptions;
+use paced::amqp::{Depth, Depths};
+
+use super::*;
+use crate::support::publish::{self, Job};
+use crate::support::unique;
+
+/// The options, with a second downstream that consumes a queue of its own name.
+fn two(rabbit: &Rabbit, prefix: &str) -> Options {
+    let mut options = options(rabbit, prefix);
+    let theirs = Downstream {
+        name: "theirs".into(),
+        queue: Some(format!("{prefix}-orders")),
+        ..options.downstreams[0].clone()
+    };
+    options.downstreams.push(theirs);
+    options
+}
+
+/// The lengths that are seen of a downstream: the jobs that are ready, and the dead letters.
+fn lengths(depths: &Depths, downstream: &str) -> Option<(u32, Option<u32>)> {
+    depths.of(downstream).map(|Depth { ready, dead, .. }| (ready, dead))
+}
+
+async fn put(rabbit: &Rabbit, exchange: &str, key: &str, count: usize) {
+    publish::publish_to(&rabbit.url(), exchange, key, Job::many("job", count)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lengths_are_seen_soon_and_follow_the_queues() {
+    let rabbit = shared().await;
+    let prefix = unique("depths");
+    let all = two(rabbit, &prefix);
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let amqp = Amqp::start(all.clone());
+    let depths = amqp.depths();
+    assert_eq!((depths.of("billing"), depths.unroutable(), depths.rungs_are_empty()), (None, None, None));
+    let mut source = amqp.source("billing").unwrap();
+    until("the first queue", async || lengths(&depths, "billing") == Some((0, Some(0)))).await;
+    // The queue of the other downstream does not exist, which costs channels, and harms nobody.
+    assert_eq!(depths.of("theirs"), None);
+    until("nothing is parked", async || depths.rungs_are_empty() == Some(true)).await;
+    assert_eq!(depths.unroutable(), Some(0));
+    publish(&amqp, &all, numbered(0..3)).await;
+    take(&mut source, 3).await.into_iter().for_each(ack);
+
+    let orders = format!("{prefix}-orders");
+    channel
+        .queue_declare(orders.clone().into(), QueueDeclareOptions::durable(), Default::default())
+        .await
+        .unwrap();
+    put(rabbit, "", &orders, 4).await;
+    // Jobs that came home count as ready.
+    let home = format!("{prefix}.home.theirs");
+    channel
+        .queue_declare(home.clone().into(), QueueDeclareOptions::durable(), Default::default())
+        .await
+        .unwrap();
+    put(rabbit, "", &home, 2).await;
+    put(rabbit, "", &format!("{prefix}.dead.billing"), 5).await;
+    put(rabbit, &format!("{prefix}.jobs"), "nobody", 6).await;
+    // A rung exists from its first use on, by any replica.
+    let rung = format!("{prefix}.park.64s");
+    channel
+        .queue_declare(rung.clone().into(), QueueDeclareOptions::durable(), Default::default())
+        .await
+        .unwrap();
+    put(rabbit, "", &rung, 1).await;
+    until("a queue that is there now", async || lengths(&depths, "theirs") == Some((6, None))).await;
+    until("dead letters", async || lengths(&depths, "billing") == Some((0, Some(5)))).await;
+    until("the unroutable", async || depths.unroutable() == Some(6)).await;
+    until("a parked job", async || depths.rungs_are_empty() == Some(false)).await;
+    let at = depths.of("billing").unwrap().at;
+    channel.queue_purge(rung.into(), Default::default()).await.unwrap();
+    channel.queue_purge(orders.clone().into(), Default::default()).await.unwrap();
+    until("the jobs are gone", async || lengths(&depths, "theirs") == Some((2, None))).await;
+    until("nothing is parked again", async || depths.rungs_are_empty() == Some(true)).await;
+    assert!(depths.of("billing").unwrap().at > at);
+    channel.queue_delete(orders.into(), QueueDeleteOptions::default()).await.unwrap();
+    until("the queue is gone", async || depths.of("theirs").is_none()).await;
+
+    // The consumer has never noticed.
+    publish(&amqp, &all, numbered(3..6)).await;
+    let taken = take(&mut source, 3).await;
+    assert!(taken.iter().all(|delivery| !delivery.ticket.is_redelivered()), "nothing was given back");
+    taken.into_iter().for_each(ack);
+    assert_eq!(lengths(&depths, "billing"), Some((0, Some(5))));
+    drop(source);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_looked_at_is_not_known_and_hides_nothing_else() {
+    let rabbit = shared().await;
+    let prefix = unique("locked");
+    let all = options(rabbit, &prefix);
+    // RabbitMQ lets no other connection look at an exclusive queue, whatever the user's rights.
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    for name in ["dead.billing", "park.64s"] {
+        channel
+            .queue_declare(format!("{prefix}.{name}").into(), exclusive, Default::default())
+            .await
+            .unwrap();
+    }
+    channel
+        .queue_declare(
+            format!("{prefix}.jobs.billing").into(),
+            QueueDeclareOptions::durable(),
+            Default::default(),
+        )
+        .await
+        .unwrap();
+    put(rabbit, "", &format!("{prefix}.jobs.billing"), 3).await;
+    let amqp = Amqp::start(all);
+    let depths = amqp.depths();
+    until("the jobs", async || lengths(&depths, "billing") == Some((3, None))).await;
+    // Two sweeps later it is still not known.
+    for _ in 0..2 {
+        let at = depths.of("billing").unwrap().at;
+        until("a sweep", async || depths.of("billing").unwrap().at > at).await;
+    }
+    assert_eq!(depths.rungs_are_empty(), None);
+    assert!(amqp.shutdown(LONG).await);
+}

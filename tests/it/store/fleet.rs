@@ -1,0 +1,217 @@
+//! What replicas tell each other through a store: both stores keep it alike.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::store::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES, MemoryStore, RedisStore, Store};
+use paced::time::{ManualClock, Micros};
+use paced::{RedisOptions, StoreError};
+
+use super::patient;
+use crate::support::servers::{Cluster, Redis, redis};
+use crate::support::{unique, until};
+
+const START: Micros = Micros(1_760_000_000_000_000);
+const MINUTE: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(20);
+
+fn options(prefix: &str) -> RedisOptions {
+    patient().with_key_prefix(prefix)
+}
+
+/// Both stores, each with a second handle, on one clock.
+async fn stores(prefix: &str) -> (Vec<[Arc<dyn Store>; 2]>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(START));
+    let memory = Arc::new(MemoryStore::with_clock(clock.clone()));
+    let url = redis().await.url();
+    let shared = || -> Arc<dyn Store> {
+        Arc::new(RedisStore::open(&url, options(prefix)).unwrap().with_test_clock(clock.clone()))
+    };
+    (vec![[memory.clone(), memory], [shared(), shared()]], clock)
+}
+
+async fn connect(redis: &Redis, prefix: &str) -> RedisStore {
+    RedisStore::connect(&redis.url(), options(prefix)).await.unwrap()
+}
+
+#[tokio::test]
+async fn replicas_see_the_summaries_of_all_until_these_end() {
+    let (stores, clock) = stores(&unique("seen")).await;
+    for [one, two] in stores {
+        clock.set(START);
+        assert_eq!(two.summaries().await.unwrap(), [""; 0]);
+        two.leave_summary("b", r#"{"b":1}"#, 2 * MINUTE).await.unwrap();
+        one.leave_summary("a", r#"{"a":1}"#, MINUTE).await.unwrap();
+        one.leave_summary("a-2", "später", MINUTE).await.unwrap();
+        for store in [&one, &two] {
+            assert_eq!(store.summaries().await.unwrap(), [r#"{"a":1}"#, "später", r#"{"b":1}"#]);
+        }
+        // A later summary replaces the one before, and its end.
+        clock.set(START.plus(MINUTE / 2));
+        one.leave_summary("a", "again", MINUTE).await.unwrap();
+        clock.set(Micros(START.plus(MINUTE).0 - 1));
+        assert_eq!(two.summaries().await.unwrap(), ["again", "später", r#"{"b":1}"#]);
+        clock.set(START.plus(MINUTE));
+        assert_eq!(two.summaries().await.unwrap(), ["again", r#"{"b":1}"#]);
+        one.leave_summary("b", "", Duration::ZERO).await.unwrap();
+        one.leave_summary("unknown", "", Duration::ZERO).await.unwrap();
+        assert_eq!(two.summaries().await.unwrap(), ["again"], "one is withdrawn");
+        clock.set(START.plus(2 * MINUTE));
+        assert_eq!(two.summaries().await.unwrap(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn what_no_replica_leaves_is_refused() {
+    let (stores, _) = stores(&unique("refused")).await;
+    let longest = "x".repeat(MAX_SUMMARY_BYTES);
+    for [store, other] in stores {
+        let calls = [
+            store.leave_summary("", "{}", MINUTE).await,
+            store.leave_summary(&"r".repeat(65), "{}", MINUTE).await,
+            store.leave_summary("one", "", MINUTE).await,
+            store.leave_summary("one", &format!("{longest}x"), MINUTE).await,
+            store.leave_summary("one", "{}", Duration::from_nanos(1)).await,
+            store.leave_summary("one", "{}", LONGEST_SUMMARY + MINUTE).await,
+        ];
+        for call in calls {
+            assert!(matches!(call, Err(StoreError::Invalid(_))), "{call:?}");
+        }
+        assert_eq!(other.summaries().await.unwrap(), [""; 0]);
+        // The longest ones come in several answers.
+        for replica in ["a", "b", "c", "d", "e", "f", "g", "h", "i"] {
+            store.leave_summary(replica, &longest.replacen('x', replica, 1), MINUTE).await.unwrap();
+        }
+        let listed = other.summaries().await.unwrap();
+        assert!(listed.iter().all(|summary| summary.len() == MAX_SUMMARY_BYTES));
+        let first: String = listed.iter().map(|summary| &summary[..1]).collect();
+        assert_eq!(first, "abcdefghi");
+    }
+}
+
+#[tokio::test]
+async fn of_too_many_summaries_those_that_end_last_are_listed() {
+    let (stores, _) = stores(&unique("many")).await;
+    for [one, two] in stores {
+        for number in 0..MAX_SUMMARIES + 50 {
+            // Those with the first names end last.
+            let ttl = MINUTE + Duration::from_secs(if number < 100 { 60 } else { 0 });
+            let name = format!("{number:04}");
+            one.leave_summary(&name, &name, ttl).await.unwrap();
+        }
+        let listed = two.summaries().await.unwrap();
+        assert_eq!(listed.len(), MAX_SUMMARIES);
+        let expected = (0..100).chain(150..MAX_SUMMARIES + 50).map(|number| format!("{number:04}"));
+        assert_eq!(listed, expected.collect::<Vec<_>>());
+    }
+}
+
+async fn ttl(redis: &Redis, key: &str) -> i64 {
+    let answer = redis.command(&["PTTL", key]).await.unwrap();
+    answer.trim().trim_start_matches(':').parse().unwrap()
+}
+
+#[tokio::test]
+async fn summaries_in_redis_end_by_themselves() {
+    let (redis, prefix) = (redis().await, unique("ends"));
+    let (one, two) = (connect(redis, &prefix).await, connect(redis, &prefix).await);
+    one.leave_summary("gone", "gone", Duration::from_millis(300)).await.unwrap();
+    two.leave_summary("here", "here", MINUTE).await.unwrap();
+    let (seen, gone) = (format!("{prefix}:{{~fleet}}:seen"), format!("{prefix}:{{~fleet}}:summary:gone"));
+    until("the first summary ends", LONG, async || two.summaries().await.unwrap() == ["here"]).await;
+    until("its key ends", LONG, async || ttl(redis, &gone).await == -2).await;
+    // The set has room for the last one, and ends by itself.
+    one.leave_summary("short", "short", Duration::from_millis(300)).await.unwrap();
+    let left = ttl(redis, &seen).await;
+    assert!((60_000..=120_001).contains(&left), "{left} ms");
+    assert_eq!(redis.command(&["ZSCORE", &seen, "gone"]).await.unwrap().trim(), "$-1", "it is removed");
+}
+
+/// Whoever may write these keys can put anything there. It costs no replica more than the list.
+#[tokio::test]
+async fn what_is_no_summary_is_not_listed() {
+    let (redis, prefix) = (redis().await, unique("strange"));
+    let store = connect(redis, &prefix).await;
+    store.leave_summary("one", "one", MINUTE).await.unwrap();
+    store.leave_summary("two", "two", MINUTE).await.unwrap();
+    let key = |name: &str| format!("{prefix}:{{~fleet}}:{name}");
+    let later = "99999999999999999";
+    let long = "n".repeat(65);
+    for name in [long.as_str(), "absent", "}{", ""] {
+        redis.command(&["ZADD", &key("seen"), later, name]).await.unwrap();
+    }
+    let odd = "redis.call('ZADD', KEYS[1], ARGV[1], '\\255') redis.call('SET', KEYS[2], '\\255') \
+               redis.call('SET', KEYS[3], ('x'):rep(1048577)) return 1";
+    let words = ["EVAL", odd, "3", &key("seen"), &key("summary:two"), &key("summary:}{"), later];
+    redis.command(&words).await.unwrap();
+    assert_eq!(store.summaries().await.unwrap(), ["one"]);
+}
+
+#[tokio::test]
+async fn a_cluster_keeps_the_summaries_on_one_master() {
+    let cluster = Cluster::dedicated().await;
+    let connect = async || RedisStore::connect(&cluster.url(), options("paced")).await.unwrap();
+    let (one, two) = (connect().await, connect().await);
+    for replica in ["a", "b", "c"] {
+        one.leave_summary(replica, replica, MINUTE).await.unwrap();
+    }
+    assert_eq!(two.summaries().await.unwrap(), ["a", "b", "c"]);
+    two.leave_summary("b", "", Duration::ZERO).await.unwrap();
+    assert_eq!(one.summaries().await.unwrap(), ["a", "c"]);
+    let master = &cluster.nodes[cluster.master_of("{~fleet}").await];
+    let keys = master.command(&["KEYS", "paced:{~fleet}:*"]).await.unwrap();
+    assert_eq!(keys.matches("{~fleet}").count(), 3, "{keys}");
+}
+
+#[tokio::test]
+async fn replicas_count_parked_jobs_together() {
+    let (stores, _) = stores(&unique("parked")).await;
+    const MOST: i64 = (1 << 53) - 1;
+    for [one, two] in stores {
+        let count = async |jobs: i64| two.note_parked("billing", jobs).await.unwrap();
+        assert_eq!(count(0).await, 0);
+        assert_eq!(one.note_parked("billing", 5).await.unwrap(), 5);
+        assert_eq!(one.note_parked("other", 7).await.unwrap(), 7);
+        assert_eq!([count(2).await, count(-3).await, count(0).await], [7, 4, 4]);
+        assert_eq!([count(-9).await, count(1).await], [0, 1], "it is never below 0");
+        one.set_parked("billing", 0).await.unwrap();
+        assert_eq!(count(0).await, 0);
+        one.set_parked("billing", 41).await.unwrap();
+        assert_eq!(count(1).await, 42);
+        // Numbers that are exact in every store have an end.
+        assert_eq!([count(i64::MAX).await, count(1).await, count(i64::MIN).await], [MOST, MOST, 0]);
+        one.set_parked("billing", u64::MAX).await.unwrap();
+        assert_eq!([count(0).await, count(-1).await], [MOST, MOST - 1]);
+        for name in ["", "a}b"] {
+            assert!(matches!(one.note_parked(name, 1).await, Err(StoreError::Invalid(_))));
+            assert!(matches!(one.set_parked(name, 1).await, Err(StoreError::Invalid(_))));
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_count_of_parked_jobs_is_kept_for_long_after_it_changed() {
+    let (redis, prefix) = (redis().await, unique("kept"));
+    let store = connect(redis, &prefix).await;
+    let key = format!("{prefix}:{{billing}}:parked");
+    let longest = 400 * 86_400_000;
+    let shorten = async || redis.command(&["PEXPIRE", &key, "60000"]).await.unwrap();
+    assert_eq!(store.note_parked("billing", 0).await.unwrap(), 0);
+    assert_eq!(ttl(redis, &key).await, -2, "reading creates no key");
+    store.note_parked("billing", 3).await.unwrap();
+    assert!((longest - 20_000..=longest).contains(&ttl(redis, &key).await));
+    shorten().await;
+    store.note_parked("billing", 0).await.unwrap();
+    assert!(ttl(redis, &key).await <= 60_000, "reading keeps it no longer");
+    store.note_parked("billing", -3).await.unwrap();
+    assert!(ttl(redis, &key).await > 60_000);
+    shorten().await;
+    store.set_parked("billing", 0).await.unwrap();
+    assert!(ttl(redis, &key).await > 60_000);
+    // What is no count is 0.
+    for odd in ["many", "-5", "inf", "nan", "1e300"] {
+        redis.command(&["SET", &key, odd]).await.unwrap();
+        assert_eq!(store.note_parked("billing", 0).await.unwrap(), 0, "{odd}");
+        assert_eq!(store.note_parked("billing", 2).await.unwrap(), 2, "{odd}");
+    }
+}

@@ -1,0 +1,85 @@
+// Whether the page is live, and right.
+
+import assert from "node:assert/strict";
+
+import { card, isDrawn, says } from "./browser.js";
+import { ask, browser, replicas, scene, stage, until } from "./scene.js";
+
+/** The number that a part of a card shows. */
+async function figure(page, name, part) {
+  const text = await card(page, name).locator(`[data-part="${part}"]`).first().textContent();
+  return Number(text.replace(/[^\d.]/g, ""));
+}
+
+scene("figures and charts move with the jobs", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  assert.equal(await figure(page, "billing", "rate"), 0);
+  const chart = card(page, "billing").locator(".chart .line");
+  const before = await chart.getAttribute("d");
+  await stage.publish("a", "billing", 1500);
+  await until("jobs wait", 5, async () => (await figure(page, "billing", "waiting")) > 100);
+  assert.equal(await card(page, "billing").locator('[data-part="state"]').textContent(), "at its limit");
+  // The rate is that of the last ten seconds; that of the other replica comes some seconds later.
+  await until("the rate is that of the limit", 25, async () => Math.abs((await figure(page, "billing", "rate")) - 50) <= 1.5);
+  assert.notEqual(await chart.getAttribute("d"), before);
+  const { step_ms: step, downstreams } = (await ask(a.url, "history")).body;
+  const highest = (Math.max(...downstreams.billing.released) * 1000) / step;
+  const shown = await figure(page, "billing", "highest");
+  assert.ok(highest < 55 && shown < 55, `${highest} and ${shown} at an even pace of 50`);
+  const waiting = await figure(page, "billing", "waiting");
+  await until("fewer jobs wait", 5, async () => (await figure(page, "billing", "waiting")) < waiting);
+  await until("nothing waits", 30, async () => (await figure(page, "billing", "waiting")) === 0);
+  await until("it is idle", 15, async () => (await figure(page, "billing", "rate")) === 0);
+});
+
+scene("sums over two replicas agree with the count of the API", async (context) => {
+  const { a, b } = await replicas();
+  const JOBS = 1000;
+  const name = "exports";
+  const counted = await stage.count(name);
+  const released = (await stage.status("a", name)).released;
+  const page = await browser.page(b.url);
+  await isDrawn(page);
+  await says(page, "fleet-summary", "2 replicas");
+  await card(page, name).locator("summary").click();
+  await stage.publish("a", name, JOBS);
+  const shares = card(page, name).locator('[data-part="replicas"] [data-part="rate"]');
+  await until("both replicas release jobs", 10, async () =>
+    (await shares.allTextContents()).filter((text) => parseFloat(text) > 0).length === 2);
+  await until("all jobs come to the API", 30, async () => (await stage.count(name)) - counted >= JOBS);
+  const arrived = (await stage.count(name)) - counted;
+  const near = (sum) => Math.abs(sum - released - arrived) <= arrived / 100;
+  await until("the page shows the sum", 10, async () => near(await shownReleased(page, name)));
+  const shown = (await shownReleased(page, name)) - released;
+  const said = [];
+  for (const replica of ["a", "b"]) {
+    const status = () => stage.status(replica, name);
+    await until(`\`paced status\` of ${replica} has the sum`, 10, async () => near((await status()).released));
+    said.push((await status()).released - released);
+  }
+  context.diagnostic(`${arrived} requests at the API; ${shown} on the page, ${said.join(" and ")} by \`paced status\``);
+});
+
+/** The sum of the jobs that were released, as the page tells it. */
+async function shownReleased(page, name) {
+  const text = await card(page, name).locator('[data-part="totals"]').textContent();
+  return Number(/^([\d,]+) released/.exec(text)?.[1].replaceAll(",", "") ?? "NaN");
+}
+
+scene("a daemon that is away is told of, and read again once it is back", async () => {
+  const { a, b } = await replicas();
+  const [page, other] = [await browser.page(a.url, { mayFail: true }), await browser.page(b.url)];
+  await isDrawn(page);
+  await isDrawn(other);
+  await stage.stop("a");
+  await page.locator("#cut").waitFor();
+  assert.match(await page.locator("#cut-text").textContent(), /^Not live since \d\d:\d\d:\d\d: the daemon does not answer\./);
+  await says(other, "fleet-summary", "1 replica");
+  await stage.start("a");
+  await page.locator("#cut-retry").click();
+  await page.locator("#cut").waitFor({ state: "hidden" });
+  await says(page, "fleet-summary", "2 replicas");
+  await says(other, "fleet-summary", "2 replicas");
+});

@@ -1,0 +1,65 @@
+// How the page looks, to people and to axe.
+
+import assert from "node:assert/strict";
+
+import { button, fits, giveToken, isAccessible, isDrawn } from "./browser.js";
+import { browser, hasDeadLetters, NO_DEAD_LETTERS, replicas, scene, stage } from "./scene.js";
+
+for (const colorScheme of ["light", "dark"]) {
+  scene(`nothing is serious to axe, and nothing breaks the content security policy: ${colorScheme}`, async (context) => {
+    const { a } = await replicas();
+    const page = await browser.page(a.url, { colorScheme });
+    await isDrawn(page);
+    await page.locator("#fleet summary").click();
+    for (const summary of await page.locator(".card summary").all()) await summary.click();
+    await isAccessible(page, `${colorScheme} cards`);
+    for (const action of ["Pause…", "Set rate…"]) {
+      await button(page, action, "crm-sync").click();
+      await isAccessible(page, `${colorScheme} ${action}`);
+      await page.keyboard.press("Escape");
+    }
+    await page.locator("#token-button").click();
+    await isAccessible(page, `${colorScheme} token`);
+    await page.keyboard.press("Escape");
+    if (!(await hasDeadLetters(a.url))) {
+      context.diagnostic(`the dialog of dead letters is skipped: ${NO_DEAD_LETTERS}`);
+      return;
+    }
+    await giveToken(page, stage.token);
+    await page.getByRole("button", { name: /dead letters?… of crm-sync/i }).click();
+    await page.waitForSelector(".letter");
+    await isAccessible(page, `${colorScheme} dead letters`);
+    await page.locator("#dead-purge").click();
+    await isAccessible(page, `${colorScheme} purge`);
+  });
+}
+
+scene("whatever comes from outside is shown as text", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  await page.getByText("<b>bold</b><img src=x onerror=alert(1)>").waitFor();
+  assert.equal(await page.locator("main b, main img, dialog b, dialog img").count(), 0);
+});
+
+scene("on a phone, 360 px wide, nothing scrolls sideways", async (context) => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url, { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true });
+  await isDrawn(page);
+  await page.locator("#fleet summary").click();
+  for (const summary of await page.locator(".card summary").all()) await summary.click();
+  await fits(page, "cards");
+  for (const action of ["Pause…", "Set rate…"]) {
+    await button(page, action, "billing").click();
+    await fits(page, action);
+    await page.keyboard.press("Escape");
+  }
+  if (!(await hasDeadLetters(a.url))) {
+    context.diagnostic(`the dialog of dead letters is skipped: ${NO_DEAD_LETTERS}`);
+    return;
+  }
+  await giveToken(page, stage.token);
+  await page.getByRole("button", { name: /dead letters?… of crm-sync/i }).click();
+  await page.waitForSelector(".letter");
+  await fits(page, "dead letters");
+});

@@ -1,0 +1,88 @@
+// 500 downstreams: how fast the page is drawn, and what it costs the daemon.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+
+import { isAccessible, isDrawn } from "./browser.js";
+import { browser, scene, stage } from "./scene.js";
+
+const DOWNSTREAMS = 500;
+/** The downstreams that have jobs all the time, one a second each. */
+const BUSY = 50;
+/** How long the daemon's processor time is measured, in s. */
+const SECONDS = 30;
+/** After how long without a look the daemon takes it that nobody looks any more, and a little more, in s. */
+const UNSEEN = 18;
+
+/** The daemon. Its first start takes a while, as the broker makes its queues. */
+let started;
+function many() {
+  started ??= stage.start("many");
+  return started;
+}
+
+scene("500 downstreams are drawn within 300 ms, ordered and filtered", async (context) => {
+  const { url } = await many();
+  const times = [];
+  let page;
+  for (let round = 0; round < 5; round += 1) {
+    await page?.context().close();
+    page = await browser.page(url, { viewport: { width: 1440, height: 900 } });
+    await page.waitForFunction(() => performance.getEntriesByName("paced:first-draw").length > 0);
+    times.push(await page.evaluate(() => Math.round(performance.getEntriesByName("paced:first-draw")[0].duration)));
+  }
+  context.diagnostic(`from the first state until it was painted: ${times.join(", ")} ms`);
+  const median = times.toSorted((one, other) => one - other)[2];
+  assert.ok(median < 300, `the median is ${median} ms`);
+  await isDrawn(page);
+  assert.equal(await page.locator(".card").count(), DOWNSTREAMS);
+  assert.equal(await page.locator(".card h3").nth(2).textContent(), "partner-2", "numbers are in their order");
+  await page.locator("#filter").fill("partner-49");
+  assert.equal(await page.locator(".card:not([hidden])").count(), 11);
+  assert.equal(await page.locator("#filter-count").textContent(), `11 of ${DOWNSTREAMS}`);
+  await isAccessible(page, "500 downstreams");
+  await page.locator("#filter").fill("");
+  await page.evaluate(() => scrollTo(0, document.body.scrollHeight));
+  await page.locator(".card").last().locator(".chart .line").waitFor({ state: "attached" });
+});
+
+scene("an open page with 500 downstreams costs the daemon less than 0.6 s of processor time a minute", async (context) => {
+  const { url, pid } = await many();
+  const busy = Array.from({ length: BUSY }, (_, n) => `partner-${n * 10}`);
+  await stage.publish("many", busy, 8 * SECONDS);
+  const wait = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+  await wait(UNSEEN);
+  const before = await perMinute(pid);
+  const page = await browser.page(url);
+  await isDrawn(page);
+  await wait(3);
+  const open = await perMinute(pid);
+  // A stream ends after 50 s. The page opens another one, and does not say a word.
+  await wait(55 - SECONDS);
+  const streams = () => performance.getEntriesByType("resource").filter(({ name }) => name.endsWith("/events")).length;
+  assert.ok((await page.evaluate(streams)) >= 1, "a stream has ended");
+  assert.ok(!(await page.locator("#cut").isVisible()));
+  await page.context().close();
+  await wait(UNSEEN);
+  const after = await perMinute(pid);
+  const cost = open - (before + after) / 2;
+  const figures = [before, open, after].map((seconds) => seconds.toFixed(2)).join(", ");
+  context.diagnostic(`before, with and after an open page ${figures} s a minute: it costs ${cost.toFixed(2)} s`);
+  context.diagnostic(`${BUSY} of ${DOWNSTREAMS} downstreams released a job a second meanwhile`);
+  if (process.env.PAGE_PROFILE === "dev") context.diagnostic("the cost is not judged: this is no release build");
+  else assert.ok(cost < 0.6, `${cost} s`);
+});
+
+/** The processor time of a process, in s a minute. */
+async function perMinute(pid) {
+  const ticks = Number(execFileSync("getconf", ["CLK_TCK"]));
+  const used = () => {
+    // The name before them may have spaces; utime and stime are the 14th and the 15th field of all.
+    const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1].split(" ");
+    return (Number(fields[11]) + Number(fields[12])) / ticks;
+  };
+  const [from, start] = [performance.now(), used()];
+  await new Promise((resolve) => setTimeout(resolve, SECONDS * 1000));
+  return ((used() - start) * 60_000) / (performance.now() - from);
+}
