@@ -103,7 +103,10 @@ impl RateError {
 }
 
 fn way_out(text: &str, suggestion: Option<&str>) -> String {
-    let is_count = (1..=6).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    // A count of six digits is a rate in any unit.
+    let is_count = (1..=6).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_digit())
+        && !text.starts_with('0');
     match suggestion {
         Some(suggestion) => suggestion.to_owned(),
         None if is_count => format!("its unit too, such as {text}/s"),

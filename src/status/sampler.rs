@@ -23,6 +23,11 @@ const SAMPLE: Duration = Duration::from_secs(1);
 const STEP_SAMPLES: u64 = 5;
 pub(super) const STEP: Millis = 5_000;
 
+/// What of the failures is told to others, so that a summary of hundreds of failing downstreams is not too large: so many
+/// kinds, and so many characters of each.
+const FAILURES: usize = 3;
+const DETAIL: usize = 120;
+
 /// How far apart the same instant by two readings of the wall clock may lie before the clock counts as set.
 const CLOCK_SET: Micros = Micros(500_000);
 
@@ -180,12 +185,13 @@ impl Sampled {
             failing: snapshot.outage.as_ref().map(|outage| Failing {
                 since: millis(outage.since),
                 kind: outage.kind.clone(),
-                detail: outage.detail.clone(),
+                detail: shortened(&outage.detail),
                 attempts: outage.attempts,
             }),
             failures: snapshot
                 .failures
                 .iter()
+                .take(FAILURES)
                 .map(|failure| of_failure(failure, millis(failure.at)))
                 .collect(),
             store_error: snapshot
@@ -199,5 +205,9 @@ impl Sampled {
 
 fn of_failure(failure: &paced::dispatch::Failure, at: Millis) -> Failure {
     let paced::dispatch::Failure { kind, detail, count, .. } = failure;
-    Failure { at, kind: kind.clone(), detail: detail.clone(), count: *count }
+    Failure { at, kind: kind.clone(), detail: shortened(detail), count: *count }
+}
+
+fn shortened(detail: &str) -> String {
+    detail.chars().take(DETAIL).collect()
 }
