@@ -33,6 +33,9 @@ pub(super) struct Args {
     pub(super) log_jobs: bool,
 }
 
+/// The time in which the other replicas are told that this one has ended.
+const OBSERVER_STOP: Duration = Duration::from_secs(2);
+
 pub(super) async fn run(global: &Global) -> Exit {
     match daemon(global).await {
         Ok(exit) | Err(exit) => exit,
@@ -115,7 +118,8 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         // Until the end the server reports that the daemon lives and is not ready.
         server.stop().await;
     }
-    observer.stop().await;
+    // A store that does not answer must not keep the process from its end.
+    let _ = tokio::time::timeout(OBSERVER_STOP, observer.stop()).await;
     if failed { Err(Exit::Failed) } else { ended.exit() }
 }
 

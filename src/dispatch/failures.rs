@@ -6,7 +6,8 @@
 //! | answering | a failure, the 1st or 2nd in a row | answering | |
 //! | answering | the 3rd failure in a row | failing | begins, unless one began less than a minute ago |
 //! | failing | a failure | failing | |
-//! | failing | a minute has passed since the last line | failing | goes on |
+//! | failing | a minute has passed since the last line, and its begin was told | failing | goes on, if more attempts have failed |
+//! | failing | a minute has passed since the last line, and its begin was not told | failing | begins |
 //! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was told |
 
 use std::collections::VecDeque;
@@ -100,6 +101,8 @@ pub(super) struct Failures {
     /// When a line was written last of an outage that was told of; and whether the present one was.
     told_at: Option<Instant>,
     is_told: bool,
+    /// The attempts that the last line told of.
+    told_attempts: u64,
     /// The last kinds, newest first.
     recent: VecDeque<Failure>,
 }
@@ -169,9 +172,20 @@ impl Failures {
         }
         if self.told_again_at().is_some_and(|at| at <= now) {
             self.told_at = Some(now);
-            return self.outage.clone().map(Line::GoesOn);
+            let outage = self.outage.clone()?;
+            let before = std::mem::replace(&mut self.told_attempts, outage.attempts);
+            if !std::mem::replace(&mut self.is_told, true) {
+                return Some(Line::Begins(outage));
+            }
+            // Where nothing is tried there is nothing to tell.
+            return (outage.attempts > before).then_some(Line::GoesOn(outage));
         }
         None
+    }
+
+    /// Whether the log has told of the present outage.
+    pub(super) const fn is_told(&self) -> bool {
+        self.outage.is_some() && self.is_told
     }
 
     /// The instant of the next [`Failures::tick`].
@@ -184,7 +198,7 @@ impl Failures {
     }
 
     fn told_again_at(&self) -> Option<Instant> {
-        self.outage.as_ref().filter(|_| self.is_told).and(self.told_at).map(|at| at + INTERVAL)
+        self.outage.as_ref().and(self.told_at).map(|at| at + INTERVAL)
     }
 
     fn answered(&mut self, now: Instant) -> Option<Line> {
@@ -221,7 +235,7 @@ impl Failures {
         if !self.is_told {
             return None;
         }
-        self.told_at = Some(now);
+        (self.told_at, self.told_attempts) = (Some(now), outage.attempts);
         Some(Line::Begins(outage))
     }
 

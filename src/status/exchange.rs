@@ -59,7 +59,10 @@ impl Exchange {
             };
             stop.run_until_cancelled(wait).await;
         }
-        self.note_parked(true).await;
+        if lock(&self.shared.known).store_error.is_some() {
+            return;
+        }
+        self.note_parked(false).await;
         let id = &self.shared.parts.identity.id;
         // A summary that cannot be taken back ends by itself.
         let _ = within_timeout(self.store().leave_summary(id, "", Duration::ZERO)).await;
@@ -76,8 +79,9 @@ impl Exchange {
         let text = lock(&self.shared.own).text();
         let id = self.shared.parts.identity.id.clone();
         let told = within_timeout(self.store().leave_summary(&id, &text, KEPT)).await;
-        lock(&self.shared.known).store_error = told.as_ref().err().cloned();
-        if told.is_ok() {
+        let is_there = told.is_ok();
+        lock(&self.shared.known).on_told(told.err());
+        if is_there {
             if is_watched || self.rounds.is_multiple_of(ROUNDS) {
                 self.read_others(&id).await;
             }
@@ -107,7 +111,8 @@ impl Exchange {
         if let Ok(texts) = within_timeout(self.store().summaries()).await {
             let others =
                 texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
-            lock(&self.shared.known).others = others.collect();
+            let others = others.collect();
+            lock(&self.shared.known).on_others(others);
         }
     }
 
@@ -148,38 +153,22 @@ impl Exchange {
             let is_old = |name: &str| known.parked.get(name).is_none_or(|(at, _)| at.elapsed() > COUNT_AGE);
             let views = self.shared.parts.views.iter();
             let taken = views.map(|(name, view)| (name.clone(), view.totals().take_parked()));
-            taken.filter(|(name, jobs)| *jobs != 0 || (asks && is_old(name))).collect()
+            let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, jobs)| *jobs != 0);
+            let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
+            moved.into_iter().chain(asked).collect()
         };
         all(wanted.into_iter().map(|(name, jobs)| self.note_parked_of(name, jobs))).await;
     }
 
     async fn note_parked_of(&self, name: String, jobs: i64) {
         match within_timeout(self.store().note_parked(&name, jobs)).await {
-            Ok(sum) => {
-                let sum = if sum != 0 && self.is_nothing_parked() {
-                    self.forget_parked(&name, sum).await
-                } else {
-                    sum
-                };
-                lock(&self.shared.known).parked.insert(name, (Instant::now(), sum));
-            }
+            Ok(sum) => drop(lock(&self.shared.known).parked.insert(name, (Instant::now(), sum))),
             Err(_) => {
                 if let Some(view) = self.shared.parts.views.get(&name) {
                     view.totals().put_back_parked(jobs);
                 }
             }
         }
-    }
-
-    /// Whether the broker says that no job is parked at all: then a count that says otherwise is wrong, such as after a
-    /// loss of the store.
-    fn is_nothing_parked(&self) -> bool {
-        self.shared.parts.depths.rungs_are_empty() == Some(true)
-    }
-
-    async fn forget_parked(&self, name: &str, sum: i64) -> i64 {
-        let forgotten = within_timeout(self.store().set_parked(name, 0)).await;
-        forgotten.map_or(sum, |()| 0)
     }
 
     /// The downstreams that are wanted, as many as fit into a round: first what was never read, then what was read longest

@@ -6,6 +6,10 @@ use super::summary::{Own, Summary};
 /// How many kinds of failures are shown.
 const MAX_FAILURES: usize = 5;
 
+/// The longest time between two summaries that is counted with, and the most releases in it.
+const MAX_SPAN: Millis = 86_400_000;
+const MAX_RELEASED: u64 = 1 << 32;
+
 /// How far ahead of its last summary the releases of a replica are estimated, if that is older than it should be.
 const MAX_AHEAD: Millis = 1_000;
 
@@ -16,8 +20,8 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
         replicas.iter().filter_map(|summary| Some((*summary, summary.downstreams.get(&name)?))).collect();
     for (summary, own) in &all {
         add(&mut into.counts, own.counts);
-        into.released += own.released;
-        into.delivered += own.delivered;
+        into.released = into.released.saturating_add(own.released);
+        into.delivered = into.delivered.saturating_add(own.delivered);
         into.rate += own.rate;
         into.next_slot = earliest(into.next_slot, own.next_slot);
         into.oldest = earliest(into.oldest, own.oldest);
@@ -37,12 +41,12 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
 }
 
 fn add(sum: &mut Counts, more: Counts) {
-    sum.waiting += more.waiting;
-    sum.delayed += more.delayed;
-    sum.retrying += more.retrying;
-    sum.held += more.held;
-    sum.sending += more.sending;
-    sum.settling += more.settling;
+    sum.waiting = sum.waiting.saturating_add(more.waiting);
+    sum.delayed = sum.delayed.saturating_add(more.delayed);
+    sum.retrying = sum.retrying.saturating_add(more.retrying);
+    sum.held = sum.held.saturating_add(more.held);
+    sum.sending = sum.sending.saturating_add(more.sending);
+    sum.settling = sum.settling.saturating_add(more.settling);
 }
 
 fn earliest(one: Option<Millis>, other: Option<Millis>) -> Option<Millis> {
@@ -72,17 +76,19 @@ impl Progress {
     /// The releases up to `until` that are not in the history yet, by the latest summary and the one before it.
     pub(super) fn step(&mut self, until: Millis, told_at: Millis, told: u64) -> u64 {
         let millis = |span: Millis| u64::try_from(span).unwrap_or_default();
-        let span = told_at - self.told_at;
+        // Others may tell anything.
+        let span = told_at.saturating_sub(self.told_at).min(MAX_SPAN);
         let by = match span {
             ..=0 => told,
             _ => {
-                let part = (until - self.told_at).clamp(0, span + MAX_AHEAD);
-                self.told + told.saturating_sub(self.told) * millis(part) / millis(span)
+                let part = until.saturating_sub(self.told_at).clamp(0, span + MAX_AHEAD);
+                let released = told.saturating_sub(self.told).min(MAX_RELEASED);
+                self.told.saturating_add(released * millis(part) / millis(span))
             }
         };
         (self.told_at, self.told) = (told_at, told);
         let more = by.saturating_sub(self.counted);
-        self.counted += more;
+        self.counted = self.counted.saturating_add(more);
         more
     }
 }
@@ -107,7 +113,7 @@ fn failing(all: &[(&Summary, &Own)]) -> Option<Failing> {
     let mut failing = all.iter().filter_map(|(_, own)| own.failing.as_ref());
     let mut first = failing.next()?.clone();
     for other in failing {
-        first.attempts += other.attempts;
+        first.attempts = first.attempts.saturating_add(other.attempts);
         first.since = first.since.min(other.since);
     }
     Some(first)
@@ -119,7 +125,7 @@ fn failures(all: &[(&Summary, &Own)]) -> Vec<Failure> {
     for failure in all.iter().flat_map(|(_, own)| &own.failures) {
         match kinds.iter_mut().find(|known| known.kind == failure.kind) {
             Some(known) => {
-                known.count += failure.count;
+                known.count = known.count.saturating_add(failure.count);
                 if failure.at > known.at {
                     (known.at, known.detail) = (failure.at, failure.detail.clone());
                 }

@@ -19,11 +19,16 @@ use super::summary::Summary;
 pub(super) const RECORD_AGE: Duration = Duration::from_secs(60);
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
+/// What other replicas told counts for so long where the store does not answer.
+const OTHERS_AGE: Duration = Duration::from_secs(10);
+
 /// What is known from the store.
 #[derive(Default)]
 pub(super) struct Known {
     /// The summaries of the other replicas.
     pub(super) others: Vec<Summary>,
+    /// When these were read.
+    others_at: Option<Instant>,
     /// Why the store does not answer, if it does not.
     pub(super) store_error: Option<String>,
     /// The hash of the limits in this replica's file, for each downstream.
@@ -57,6 +62,19 @@ impl Record {
 }
 
 impl Known {
+    /// Records whether the store took the summary of this replica. What the other replicas told ends like theirs there.
+    pub(super) fn on_told(&mut self, error: Option<String>) {
+        self.store_error = error;
+        if self.others_at.is_none_or(|at| at.elapsed() > OTHERS_AGE) {
+            self.others.clear();
+        }
+    }
+
+    /// Records what the other replicas tell.
+    pub(super) fn on_others(&mut self, others: Vec<Summary>) {
+        (self.others, self.others_at) = (others, Some(Instant::now()));
+    }
+
     /// Has a record be read again.
     pub(super) fn forget_record(&mut self, downstream: &str) {
         self.records.remove(downstream);

@@ -20,6 +20,9 @@ use crate::admin::OwnTerms;
 /// How long somebody who looked once counts as looking.
 pub(super) const LOOKING: Duration = Duration::from_secs(15);
 
+/// Lengths of queues that were seen longer ago are not shown: RabbitMQ may be away.
+const DEPTH_AGE: Duration = Duration::from_secs(150);
+
 /// The parts of the daemon that are observed.
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
@@ -82,7 +85,7 @@ impl Shared {
             };
             fleet::merge(&mut downstream, &replicas);
             known.describe(&mut downstream, &replicas);
-            if let Some(depth) = depths.of(name) {
+            if let Some(depth) = depths.of(name).filter(|depth| depth.at.elapsed() < DEPTH_AGE) {
                 (downstream.queued, downstream.dead) = (Some(depth.ready), depth.dead);
             }
             downstream.through_at = through_at(&downstream, &snapshot, own.at);

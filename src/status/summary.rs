@@ -9,6 +9,9 @@ use super::model::{Counts, Failing, Failure, Lateness, Millis};
 /// The version of the form. A summary of another one is left out.
 const VERSION: u32 = 1;
 
+/// The longest text with failures, in bytes.
+const LONGEST: usize = 512 * 1024;
+
 /// The name and origin of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
@@ -79,14 +82,25 @@ impl Summary {
     }
 
     /// The text for the store.
+    ///
+    /// Where hundreds of downstreams fail it may be too long for the store; then it goes without their failures.
     pub(super) fn text(&self) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
-        serde_json::to_string(self).unwrap_or_default()
+        let text = serde_json::to_string(self).unwrap_or_default();
+        if text.len() <= LONGEST {
+            return text;
+        }
+        let mut shorter = self.clone();
+        shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
+        serde_json::to_string(&shorter).unwrap_or_default()
     }
 
     /// Reads the text of any replica; `None` where its form is not known.
     pub(super) fn read(text: &str) -> Option<Self> {
-        serde_json::from_str::<Self>(text).ok().filter(|summary| summary.v == VERSION)
+        let summary = serde_json::from_str::<Self>(text).ok()?;
+        // Sums of what others tell must stay numbers that have a form in JSON.
+        let is_sound = summary.downstreams.values().all(|own| own.rate.is_finite() && own.rate.abs() < 1e12);
+        (summary.v == VERSION && is_sound).then_some(summary)
     }
 }
 

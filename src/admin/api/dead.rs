@@ -37,7 +37,7 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where the dead letters are.
 pub(crate) struct Letters {
     options: amqp::Options,
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
 }
 
 /// What is done with the letters.
@@ -69,15 +69,15 @@ impl body::Form for Change {}
 
 impl Letters {
     /// The letters of the downstreams of these options.
-    pub(crate) const fn new(options: amqp::Options) -> Self {
-        Self { options, turn: Semaphore::const_new(1) }
+    pub(crate) fn new(options: amqp::Options) -> Self {
+        Self { options, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Works on the letters of a downstream that `scan` chooses, for one request at a time.
+    /// Works on the letters of a downstream that `scan` chooses, for one request at a time, until it is done or stopped.
     ///
-    /// A request that is given up ends its work after the letter at hand.
+    /// Not cancel safe: the work goes on, and others wait for its end.
     async fn work(&self, downstream: &str, scan: Scan, work: Work) -> Result<Done, Refusal> {
-        let Ok(Ok(_turn)) = timeout(TURN_TIMEOUT, self.turn.acquire()).await else {
+        let Ok(Ok(turn)) = timeout(TURN_TIMEOUT, Arc::clone(&self.turn).acquire_owned()).await else {
             let text = "another request works on dead letters; try again in a minute";
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text));
         };
@@ -86,6 +86,7 @@ impl Letters {
         let runtime = Handle::current();
         // The future of a scan cannot move between threads, so that it has one of its own.
         let mut working = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
             runtime.block_on(async {
                 let letters = DeadLetters::open(&options, &downstream).await?;
                 let done = work.on(&letters, &scan).await;
@@ -93,7 +94,6 @@ impl Letters {
                 done
             })
         });
-        let _ends_work = stop.clone().drop_guard();
         let done = match timeout(WORK_TIMEOUT, &mut working).await {
             Ok(done) => done,
             Err(_) => {
@@ -104,11 +104,13 @@ impl Letters {
         match done {
             Ok(done) => done.map_err(|error| refusal(&error)),
             // The runtime reports the panic.
-            Err(_) => {
-                Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the work ended by itself; see the log"))
-            }
+            Err(_) => Err(ended_by_itself()),
         }
     }
+}
+
+fn ended_by_itself() -> Refusal {
+    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the work ended by itself; see the log")
 }
 
 impl Work {
@@ -136,8 +138,10 @@ pub(super) async fn list(
     api.access.may_change(&headers)?;
     api.operations.known(&name)?;
     let scan = chosen(query.as_deref().unwrap_or_default())?;
-    let (letters, Tally { found, .. }) = api.letters.work(&name, scan, Work::List).await?;
-    Ok(json_response(StatusCode::OK, &json!({ "letters": letters, "total": found })))
+    // Whoever gives the request up has the letters go back at once.
+    let _ends_work = scan.stop.clone().drop_guard();
+    let (letters, Tally { found, stopped, .. }) = api.letters.work(&name, scan, Work::List).await?;
+    Ok(json_response(StatusCode::OK, &json!({ "letters": letters, "total": found, "stopped": stopped })))
 }
 
 /// The letters that a query chooses, such as `limit=50&status=404`.
@@ -222,11 +226,12 @@ fn shaper(rate: &str) -> Result<Shaper, Refusal> {
 }
 
 impl Api {
-    /// Works on the letters that a request chooses, and writes it to the audit log, even if it failed.
+    /// Works on the letters that a request chooses, and writes it to the audit log, even if it failed or the request was
+    /// given up meanwhile; then the work ends after the letter at hand.
     async fn tend(
-        &self,
+        self: Arc<Self>,
         Peer { remote, .. }: Peer,
-        (downstream, change): (&str, &str),
+        (downstream, change): (&str, &'static str),
         Change { limit, reason, status, id, key, audit, .. }: Change,
         work: Work,
     ) -> Result<Tally, Refusal> {
@@ -235,18 +240,22 @@ impl Api {
         let filter = Filter { reason, status, id, key, ..Filter::default() };
         let chosen = format!("{filter:?}");
         let scan = Scan { filter, limit, ..Scan::default() };
-        match self.letters.work(downstream, scan, work).await {
-            Ok((_, tally)) => {
-                let (found, done) = (tally.found, tally.done);
-                tracing::info!(%remote, downstream, change, chosen, found, done, reason = why, "admin: changed");
-                Ok(tally)
+        let _ends_work = scan.stop.clone().drop_guard();
+        let downstream = downstream.to_owned();
+        let working = tokio::spawn(async move {
+            let done = self.letters.work(&downstream, scan, work).await;
+            match &done {
+                Ok((_, Tally { found, done, stopped, .. })) => {
+                    tracing::info!(%remote, downstream, change, chosen, limit, found, done, stopped, reason = why, "admin: changed");
+                }
+                Err(refusal) => {
+                    let (status, error) = (refusal.status().as_u16(), refusal.text());
+                    tracing::warn!(%remote, downstream, change, chosen, limit, reason = why, status, error, "admin: not changed");
+                }
             }
-            Err(refusal) => {
-                let (status, error) = (refusal.status().as_u16(), refusal.text());
-                tracing::warn!(%remote, downstream, change, chosen, reason = why, status, error, "admin: not changed");
-                Err(refusal)
-            }
-        }
+            done.map(|(_, tally)| tally)
+        });
+        working.await.unwrap_or_else(|_| Err(ended_by_itself()))
     }
 }
 

@@ -122,3 +122,23 @@ fn what_counts_as_a_failure_of_the_downstream() {
     };
     assert_eq!(long.detail.len(), MAX_DETAIL);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_soon_after_another_one_is_told_of_all_the_same() {
+    let (mut failures, start) = (Failures::default(), Instant::now());
+    let three = |failures: &mut Failures, ending: fn() -> Ending, second: u32| -> Vec<String> {
+        let ended = (0..3).map(|_| line(failures, ending(), start + second * SECOND));
+        ended.filter(|line| !line.is_empty()).collect()
+    };
+    assert_eq!(three(&mut failures, || failed("500"), 0), ["begins: 500"]);
+    assert_eq!(three(&mut failures, || Ending::Delivered, 5), ["over: 3"]);
+    assert!(three(&mut failures, || failed("timeout"), 30).is_empty());
+    assert!(!failures.is_told(), "dead letters are told of one by one");
+    assert_eq!(failures.wake_at(), Some(start + 60 * SECOND));
+    assert_eq!(text(failures.tick(start + 60 * SECOND)), "begins: timeout");
+    assert!(failures.is_told());
+    assert_eq!(text(failures.tick(start + 120 * SECOND)), "", "nothing was tried meanwhile");
+    assert_eq!(line(&mut failures, failed("500"), start + 130 * SECOND), "");
+    assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: 500 4");
+    assert_eq!(three(&mut failures, || Ending::Delivered, 200), ["over: 4"]);
+}

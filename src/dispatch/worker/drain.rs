@@ -27,6 +27,9 @@ impl Worker {
             source.close().await;
             while let Some(delivery) = source.next().await {
                 self.context.meters.returned.increment(1);
+                if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
+                    self.context.meters.home();
+                }
                 delivery.ticket.give_back();
             }
         });
@@ -38,6 +41,7 @@ impl Worker {
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
         entries.sort_by_key(Waiter::seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));
+        self.report_drain(self.engine.release().sending());
 
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
@@ -62,7 +66,7 @@ impl Worker {
             }
         };
         self.context.meters.set_in_flight(0, 0, 0);
-        self.report_end();
+        self.report_drain(0);
         let unfinished = if in_time { 0 } else { flights.len() };
         self.flights.abandon.cancel();
         flights.wait().await;

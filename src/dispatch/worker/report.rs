@@ -45,7 +45,7 @@ impl Worker {
     /// Publishes the state, unless that was done just before, and writes the lines that are due.
     pub(super) fn report(&mut self, now: Instant) {
         if let Some(line) = self.reporting.failures.tick(now) {
-            self.write(&line);
+            self.tell(&line);
         }
         self.reporting.is_stale = now < self.reporting.next_at;
         if !self.reporting.is_stale {
@@ -61,21 +61,23 @@ impl Worker {
         is_stale.then_some(*next_at).into_iter().chain(failures.wake_at()).min()
     }
 
-    /// Publishes that no job is held any more.
-    pub(super) fn report_end(&self) {
+    /// Publishes that no job waits here any more, since all were given back; some are still being sent.
+    pub(super) fn report_drain(&self, sending: usize) {
         let settings = Arc::clone(self.engine.settings());
-        self.reporting.board.publish(Snapshot::starting(settings));
+        let counts = Counts { sending, ..Counts::default() };
+        let snapshot = Snapshot { binding: Binding::Idle, counts, ..Snapshot::starting(settings) };
+        self.reporting.board.publish(snapshot);
     }
 
     /// Records the end of an attempt.
     pub(super) fn on_attempt(&mut self, ending: Ending) {
         let line = self.reporting.failures.ended(ending, Instant::now());
-        let is_failing = self.reporting.failures.outage().is_some();
-        self.context.is_failing.store(is_failing, Ordering::Relaxed);
-        line.iter().for_each(|line| self.write(line));
+        line.iter().for_each(|line| self.tell(line));
     }
 
-    fn write(&self, line: &Line) {
+    /// Writes a line about the downstream. As long as the log tells that it fails, it need not tell of each job.
+    fn tell(&self, line: &Line) {
+        self.context.is_failing.store(self.reporting.failures.is_told(), Ordering::Relaxed);
         let downstream = &self.context.downstream;
         let since = |at: Instant| std::time::Duration::from_secs(at.elapsed().as_secs());
         match line {
