@@ -209,7 +209,8 @@ async fn after_a_kill_only_what_was_in_flight_is_repeated() {
 #[tokio::test]
 async fn a_hangup_ends_it_in_order_unless_it_was_started_with_nohup() {
     let (api, files) = (Api::start(), Files::of_jobs(200));
-    let mut pipe = files.start(&[], &api, "100/s", &[]).await;
+    // The tests themselves may have been started with nohup.
+    let mut pipe = files.start(&["env", "--default-signal=HUP"], &api, "100/s", &[]).await;
     api.wait_for(20, LONG).await;
     pipe.signal(Signal::HUP);
     let (code, stderr) = pipe.end().await;

@@ -159,6 +159,7 @@ async fn shipped_configurations_pass_the_check() {
     files.push(folder.path().join("paced.toml"));
     std::fs::write(files.last().unwrap(), snippet).unwrap();
     std::fs::write(folder.path().join("billing.token"), "Bearer x\n").unwrap();
+    std::fs::write(folder.path().join("admin.token"), "0123456789abcdef\n").unwrap();
     for file in files {
         let output = run_cli(&["check", "-c", file.to_str().unwrap()], b"").await;
         assert_eq!(output.code, 0, "{}: {}", file.display(), output.stderr);

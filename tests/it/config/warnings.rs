@@ -181,7 +181,8 @@ fn nothing_that_is_shipped_is_warned_of() {
         } else {
             "[downstreams.search.http]\nbase_url = 'http://a/'\n"
         };
-        let scene = Scene::new(&format!("{block}\n{more}")).file("billing.token", "x");
+        let scene =
+            Scene::new(&format!("{block}\n{more}")).file("billing.token", "x").file("admin.token", "x");
         assert_eq!(lines(scene), [""; 0], "{block}");
         found += 1;
     }
