@@ -35,7 +35,7 @@ test: ## Run all tests, against private Redis and RabbitMQ servers
 test-page: ## Try the live page in a headless Chromium, against real daemons (ARGS="--test-name-pattern=keyboard": those tests)
 	@tests/support/test-page.sh main $(ARGS)
 
-screenshots: ## Take the pictures of the live page in docs/images
+screenshots: ## Take the pictures in docs/images: of the live page, top and the demo
 	@tests/support/test-page.sh screenshots
 
 test-servers: ## Run tests, faults and chaos against newer servers, in root folders (ARGS="4.3": that pair; TESTS="it amqp::": those tests)

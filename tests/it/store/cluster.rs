@@ -9,6 +9,7 @@ use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::failover::keep_asking;
 use super::patient;
+use crate::support::poll;
 use crate::support::publish::Job;
 use crate::support::servers::{Cluster, Redis};
 use crate::support::site::{Site, compare};
@@ -167,6 +168,43 @@ async fn a_master_without_a_replica_that_stays_away_is_told() {
             "{error}"
         );
     }
+}
+
+/// Every node answers CLUSTERDOWN for the slot: nothing has run, and the call may be repeated.
+#[tokio::test]
+async fn a_slot_that_nobody_serves_is_told_and_its_calls_go_on_once_it_is_served_again() {
+    let cluster = Cluster::dedicated().await;
+    let store = RedisStore::connect(&cluster.url(), patient()).await.unwrap();
+    let limits = limits(1);
+    let master = cluster.master_of("{billing}").await;
+    let other = elsewhere(&cluster, master).await;
+    for node in &cluster.nodes {
+        // The slots that are served go on.
+        node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await.unwrap();
+    }
+    let before = store.reserve(call("billing", &limits, &[1])).await.unwrap();
+    store.reserve(call(&other, &limits, &[1])).await.unwrap();
+    let slot = cluster.nodes[master].command(&["CLUSTER", "KEYSLOT", "{billing}"]).await.unwrap();
+    let slot = slot.trim().trim_start_matches(':').to_owned();
+    for node in &cluster.nodes[..3] {
+        node.command(&["CLUSTER", "DELSLOTS", &slot]).await.unwrap();
+    }
+    for _ in 0..3 {
+        let error = store.reserve(call("billing", &limits, &[1])).await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert!(matches!(&error, StoreError::Unreachable { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("Hash slot not served") || text.contains(&format!("serves slot {slot}")),
+            "{text}"
+        );
+        store.reserve(call(&other, &limits, &[1])).await.unwrap();
+    }
+    cluster.nodes[master].command(&["CLUSTER", "ADDSLOTS", &slot]).await.unwrap();
+    let is_served = async || store.reserve(call("billing", &limits, &[1])).await.ok();
+    let after = poll(Duration::from_secs(60), is_served).await.expect("the slot is served again");
+    assert_eq!(after.epoch, before.epoch, "nothing was lost");
+    assert!(after.slots[0] > before.slots[0], "{after:?}");
 }
 
 #[tokio::test]

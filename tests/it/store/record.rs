@@ -90,10 +90,11 @@ async fn a_broken_subscription_is_renewed() {
     timeout(LONG, changes.next()).await.expect("and hears again");
 }
 
-/// Each of them looks when it is told.
+/// Each of them looks when it is notified. docs/redis.md says that 1 000 of them look within 0.7 s.
 #[tokio::test]
 async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
-    const MANY: usize = 320;
+    const MANY: usize = 1000;
+    const WINDOW: Duration = Duration::from_millis(50);
     let redis = Redis::dedicated().await;
     let (one, two) = (store(&redis).await, store(&redis).await);
     let _heard = attentive(&one, &two, "billing").await;
@@ -109,7 +110,10 @@ async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     let mut told = timeout(LONG, all.join_all()).await.expect("each is told");
     told.sort_unstable();
     let took = told[MANY - 1] - told[0];
-    assert!(took >= Duration::from_millis(60), "{MANY} are told within {took:?}");
+    assert!(took >= Duration::from_millis(300), "{MANY} are told within {took:?}");
+    assert!(took <= Duration::from_secs(5), "{MANY} are told within {took:?}");
+    let most = (0..MANY).map(|first| told.partition_point(|at| *at <= told[first] + WINDOW) - first).max();
+    assert!(most <= Some(MANY / 2), "{most:?} of {MANY} are told within {WINDOW:?}");
 }
 
 #[tokio::test]
