@@ -19,7 +19,7 @@ use super::summary::Summary;
 pub(super) const RECORD_AGE: Duration = Duration::from_secs(60);
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
-/// What other replicas told counts for so long where the store does not answer.
+/// How long the summaries of other replicas count while the store does not answer.
 const OTHERS_AGE: Duration = Duration::from_secs(10);
 
 /// What is known from the store.
@@ -42,7 +42,7 @@ pub(super) struct Known {
 pub(super) struct Record {
     pub(super) at: Instant,
     state: RecordState,
-    /// What its terms say; nothing where it has none that can be read.
+    /// The contents of its terms; `None` if it has none that can be read.
     in_force: Option<InForce>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Operations {
     own: watch::Receiver<OwnTerms>,
 }
 
-/// Whoever gave an order, and why.
+/// The author of an order, and the reason that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Author<'a> {
     pub(super) address: IpAddr,
@@ -138,7 +138,7 @@ impl Operations {
         (ids, what): (&[Arc<str>], &str),
         call: TombstoneCall<'_>,
     ) -> Result<Done, Refusal> {
-        // What was changed must not be told as a failure.
+        // The record is read first: once the store has made the change, no failure may be reported.
         let record = self.read_record(name).await?;
         let TombstoneReply { changed, .. } = within_timeout(self.store.tombstones(name, call)).await?;
         let mut body = describe(name, &record, own);
