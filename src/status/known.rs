@@ -154,7 +154,7 @@ fn in_force(record: &RecordState) -> Option<InForce> {
             rate: set.rate.to_string(),
             until: set.until.map(|until| until.0 / 1000),
             reason: set.reason.clone(),
-            by: None,
+            by: set.by.clone(),
             set_at: set.set_at.0 / 1000,
         })
         .collect();

@@ -24,7 +24,7 @@
 use crate::limit::{LimitError, LimitSet};
 use crate::pace::{PlanLimits, Settings};
 use crate::store::Status;
-use crate::terms::{Load, Terms, TermsError};
+use crate::terms::{Load, Replica, Terms, TermsError};
 use crate::time::Micros;
 
 /// One replica's knowledge of the terms in force, and its proposal.
@@ -223,7 +223,7 @@ impl Agreement {
             (self.state, self.is_proposing) = (State::Unknown, true);
             self.rejected_generation = None;
         }
-        if self.is_proposing && self.propose(generation, text.as_deref()) {
+        if self.is_proposing && self.propose(generation, text.as_deref(), now) {
             return None;
         }
         let text = text?;
@@ -247,7 +247,7 @@ impl Agreement {
 
     /// Proposes this replica's limits if they differ from those in force. Returns false if those in force stay, or
     /// cannot be judged.
-    fn propose(&mut self, generation: u64, text: Option<&str>) -> bool {
+    fn propose(&mut self, generation: u64, text: Option<&str>, now: Micros) -> bool {
         let stored = match text.map(Terms::parse).transpose() {
             Ok(stored) => stored,
             // No replica can use it, so it is replaced.
@@ -257,6 +257,7 @@ impl Agreement {
         match Terms::load(stored.as_ref(), &self.own) {
             Load::Same => {}
             Load::Replace(new) => {
+                let new = new.put_in_force(stored.as_ref(), now, Replica::of_this_process());
                 self.to_write = Some((generation, new.to_text()));
                 return true;
             }
@@ -312,6 +313,7 @@ impl Agreement {
         let known = self.known.as_mut().filter(|known| known.next_end.is_some_and(|end| end <= now))?;
         known.next_end = known.terms.next_end(now);
         if let Some(left) = known.terms.expired(now) {
+            let left = left.put_in_force(Some(&known.terms), now, Replica::of_this_process());
             self.to_write = Some((known.generation, left.to_text()));
         }
         let settings = effective(&self.given, &known.terms, now).ok().filter(|_| is_away);
