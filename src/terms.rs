@@ -177,6 +177,14 @@ impl Terms {
         text::read(text)
     }
 
+    /// A hash of the limits of the file, without its revision and the rates set over them: FNV-1a, which never changes.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let text = Self::new(self.limits.clone(), self.plans.clone(), None).to_text();
+        text.bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
     /// Whether both have the same limits in their files, whatever their revisions and overrides.
     #[must_use]
     pub fn has_limits_of(&self, other: &Self) -> bool {

@@ -158,12 +158,5 @@ fn in_force(record: &RecordState) -> Option<InForce> {
             set_at: set.set_at.0 / 1000,
         })
         .collect();
-    Some(InForce { limits: all, overrides, fingerprint: fingerprint(&terms) })
-}
-
-/// A hash of the limits of a file, without revision and rates set over them (FNV-1a, which never changes).
-pub(super) fn fingerprint(terms: &Terms) -> u64 {
-    let text = Terms::new(terms.limits().clone(), terms.plans().clone(), None).to_text();
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    Some(InForce { limits: all, overrides, fingerprint: terms.fingerprint() })
 }

@@ -104,6 +104,9 @@ fn the_text_says_where_terms_come_from_and_may_say_more_of_it() {
     assert_eq!(Terms::parse(&more).as_ref(), Ok(&terms), "a later version says more");
     let without = Terms::parse(&usual().to_text()).unwrap();
     assert_eq!((without.loaded(), without.in_force_since(RATE_LIMIT, Micros(9))), (None, None));
+    assert_eq!(terms.fingerprint(), without.fingerprint(), "the file is the same");
+    let other = Limit::leaky_bucket(RATE_LIMIT, rate("50/s"), 4).unwrap();
+    assert_ne!(self::terms(vec![other]).fingerprint(), without.fingerprint());
 }
 
 #[test]

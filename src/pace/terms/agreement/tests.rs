@@ -247,3 +247,19 @@ fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
     assert!(agreement.on_record(status(4), Some(text("7/s")), NOW).is_some());
     assert_eq!(agreement.settled(), Some(4), "its own 5/s are not proposed");
 }
+
+#[test]
+fn another_file_is_warned_of_once_however_many_rates_are_set() {
+    let mut agreement = in_force();
+    let own = testing::settings("5/s").terms();
+    assert_eq!(agreement.fingerprint(), Some(own.fingerprint()));
+    let mut other = testing::settings("7/s").terms();
+    assert!(agreement.is_another_file(&other));
+    let rate = "20/s".parse().unwrap();
+    other.set_rate(None, Override { rate, until: None, reason: None, by: None, set_at: NOW }).unwrap();
+    assert!(!agreement.is_another_file(&other), "it is the same file, with a rate over it");
+    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert!(!agreement.is_another_file(&own), "its own is in force again");
+    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert_eq!(rejected().fingerprint(), None, "nobody knows what is in force");
+}
