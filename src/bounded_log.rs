@@ -32,7 +32,7 @@ pub struct Summary {
 }
 
 impl fmt::Display for Summary {
-    /// Such as `bad-id 3, status 12`.
+    /// Writes the kinds with their counts, such as `bad-id 3, status 12`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (kind, lines)) in self.kinds.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
@@ -113,7 +113,7 @@ enum Line {
     },
 }
 
-/// What of a second's lines is used up, and what the next summary tells of: pure.
+/// The part of a second's lines that is used up, and the contents of the next summary. It has no I/O.
 #[derive(Debug)]
 struct Budget {
     /// Lines that are logged singly in a second, at most.

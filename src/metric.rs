@@ -11,7 +11,7 @@ pub use metrics::Unit;
 /// Something that is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Metric {
-    /// In Prometheus' manner: base units, `_total` for counters.
+    /// The name, in Prometheus' manner: with base units, and `_total` for counters.
     pub name: &'static str,
     /// How it behaves.
     pub kind: Kind,
@@ -24,11 +24,11 @@ pub struct Metric {
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Only rises.
+    /// A number that only rises.
     Counter,
-    /// Rises and falls.
+    /// A number that rises and falls.
     Gauge,
-    /// Counts values by these upper bounds.
+    /// Counts of values, by these upper bounds.
     Histogram(&'static [f64]),
 }
 
@@ -39,19 +39,19 @@ const LATENESS: &[f64] = &[
     0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0,
 ];
 
-/// For questions and answers over a network.
+/// The bounds for round trips over a network, in seconds.
 const ROUND_TRIP: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 30.0,
 ];
 
-/// For waiting, up to six hours.
+/// The bounds for waits of up to six hours, in seconds.
 const WAIT: &[f64] = &[
     0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     1800.0, 3600.0, 7200.0, 21_600.0,
 ];
 
-/// For slots in one call: the store grants up to 1024.
+/// The bounds for slots in one call, of which the store grants up to 1024.
 const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
@@ -181,12 +181,12 @@ pub const STORE_CONNECTED: Metric =
 /// Whether the broker is there.
 pub const AMQP_CONNECTED: Metric =
     gauge("paced_amqp_connected", "1 while every connection to RabbitMQ is up.");
-/// What of the log was lost.
+/// The lines of the log that were lost.
 pub const LOG_DROPPED: Metric = counter(
     "paced_log_dropped_total",
     "Log lines that were dropped because stderr was full, closed or not read.",
 );
-/// What runs.
+/// The version that runs.
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.

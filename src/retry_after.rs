@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 pub fn retry_after(value: &str, date: Option<&str>) -> Option<Duration> {
     let value = value.trim();
     if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
-        // What does not fit 64 bits is over a day too.
+        // A number that does not fit 64 bits is over a day too.
         let seconds = value.parse().unwrap_or(u64::MAX);
         return Some(Duration::from_secs(seconds).min(LONGEST));
     }

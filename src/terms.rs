@@ -6,6 +6,7 @@
 //! or does I/O.
 
 mod change;
+mod origin;
 mod text;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use crate::time::Micros;
 
 pub use crate::limit::{Problem, rate_text};
 pub use change::{ChangeError, Changed, change};
+pub use origin::{Origin, Replica};
 pub use text::algorithm;
 
 /// The name of the limit that `rate = "..."` in a file makes.
@@ -28,6 +30,10 @@ pub struct Terms {
     limits: LimitSet,
     plans: BTreeMap<String, LimitSet>,
     overrides: BTreeMap<String, Override>,
+    /// The replica from whose file the limits are.
+    loaded: Option<Origin>,
+    /// Since when each limit has had its numbers, by its name.
+    since: BTreeMap<String, Origin>,
 }
 
 /// A rate that an operator set for one limit. The limit keeps its burst, its buckets and its kind of
@@ -40,6 +46,8 @@ pub struct Override {
     pub until: Option<Micros>,
     /// The operator's reason.
     pub reason: Option<String>,
+    /// Who set it: the operator's address, or the process that embeds paced.
+    pub by: Option<String>,
     /// When it was set, on the store's clock.
     pub set_at: Micros,
 }
@@ -127,7 +135,7 @@ impl Terms {
     /// and then the plan's own), and a revision if the file has one.
     #[must_use]
     pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
-        Self { revision, limits, plans, overrides: BTreeMap::new() }
+        Self { revision, limits, plans, overrides: BTreeMap::new(), loaded: None, since: BTreeMap::new() }
     }
 
     /// The file's revision.
@@ -167,6 +175,14 @@ impl Terms {
     /// [`TermsError::Malformed`] for one that no program wrote.
     pub fn parse(text: &str) -> Result<Self, TermsError> {
         text::read(text)
+    }
+
+    /// A hash of the limits of the file, without its revision and the rates set over them: FNV-1a, which never changes.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let text = Self::new(self.limits.clone(), self.plans.clone(), None).to_text();
+        text.bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// Whether both have the same limits in their files, whatever their revisions and overrides.

@@ -60,7 +60,7 @@ async fn main() -> ExitCode {
             _ = terminate.recv() => 143,
         })
     };
-    // What ends first drops the other, and with it the replicas and the servers.
+    // The first to end drops the other, and with it the replicas and the servers.
     tokio::select! {
         shown = show(&options, &screen) => match shown {
             Ok(true) => ExitCode::SUCCESS,

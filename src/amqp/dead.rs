@@ -358,7 +358,7 @@ impl DeadLetters {
             return Ok(Err(PublishError::Unroutable(queue)));
         }
         let properties = letter::replay(&letter.properties, edits).map_err(Error::NameTooLong)?;
-        // What was too old once would be so again.
+        // With its old timestamp, a job that was too old would be so again.
         let properties = letter::made_now(properties, wall_now());
         let Destination { exchange, key, .. } = destination;
         failpoint::reached("replay:publish");

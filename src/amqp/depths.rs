@@ -34,7 +34,7 @@ const WATCHED_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a sweep begins otherwise.
 const UNWATCHED_INTERVAL: Duration = Duration::from_secs(60);
 
-/// For how long after a call somebody counts as asking.
+/// How long after a call somebody counts as asking.
 const WATCHED_FOR: Duration = Duration::from_secs(30);
 
 /// The lengths of queues as they were last seen. Each call has them looked at more often for a while. Cheap to clone.
@@ -46,7 +46,7 @@ pub struct Depths(Arc<Shared>);
 #[non_exhaustive]
 pub struct Depth {
     /// The jobs that are ready in the queue of new jobs and in that of those that came back from where they were parked.
-    /// What consumers hold unacked is not among them.
+    /// Those that consumers hold unacked are not counted.
     pub ready: u32,
     /// The dead letters; `None` if their queue is missing, or cannot be looked at.
     pub dead: Option<u32>,

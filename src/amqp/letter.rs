@@ -66,7 +66,7 @@ pub(super) fn parked(properties: &BasicProperties, routing_key: &str, stay: &Sta
     // Rounded up, since a job must never be early.
     headers.push((PARKED.into(), number(stay.until.0.saturating_add(999) / 1000)));
     headers.push((PARKED_FOR.into(), text(stay.reason.as_str())));
-    // In µs, since jobs are ordered by it.
+    // It is in µs, since jobs are ordered by it.
     headers.push((FIRST_SEEN.into(), number(stay.first_seen.0)));
     headers.push((ATTEMPTS.into(), number(stay.attempts.into())));
     headers.push((ROUTING_KEY.into(), text(routing_key)));
@@ -221,7 +221,7 @@ fn is_brokers(name: &str) -> bool {
     matches!(name, "x-death" | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
         || name.starts_with("x-first-death-")
         || name.starts_with("x-last-death-")
-        // Such as the delivery time that a coming version of quorum queues reads.
+        // One of these is the delivery time that a coming version of quorum queues reads.
         || name.starts_with("x-opt-")
 }
 

@@ -281,7 +281,7 @@ impl Parker {
     ) -> Result<(), PublishError> {
         let key = &self.downstream.name;
         let published = if self.options.declare {
-            // What paced declares has an alternate exchange, so that the copy reaches a queue.
+            // The exchange that paced declares has an alternate one, so that the copy reaches a queue.
             self.publisher.publish(exchange, key, properties, body).await
         } else {
             self.publisher.publish_routed(exchange, key, properties, body).await

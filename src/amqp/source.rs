@@ -35,7 +35,7 @@ pub struct AmqpSource {
     /// The window while it is not paused.
     wanted: u16,
     is_paused: bool,
-    /// For each queue: true while it has no consumer.
+    /// Whether each queue has no consumer.
     idle: [watch::Receiver<bool>; 2],
     /// The account of the bytes that it holds.
     account: Arc<Account>,

@@ -102,7 +102,7 @@ impl Sizes {
     }
 }
 
-/// What to do, given the consumer that there is. `waited` says whether it is long enough that nothing was
+/// Decides what to do, given the present consumer. `waited` says whether it is long enough that nothing was
 /// changed.
 ///
 /// Without a consumer it waits until half of the window is free, or long enough. With one, the window is cut

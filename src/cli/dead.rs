@@ -51,7 +51,7 @@ impl Letters {
             None => (DeadLetters::open_unroutable(&options).await, "unroutable message"),
         };
         let queue = queue.map_err(|error| failed(&error))?;
-        // What paced declares has a limit that nobody reaches; but the queue may be another's.
+        // A queue that paced declared has a limit that nobody reaches, but another program may have declared it.
         if let Some(limit) = queue.low_delivery_limit().await {
             out::say(format_args!(
                 "paced: RabbitMQ drops {noun}s here that are listed more than {limit} times, unless a policy says \
@@ -61,7 +61,7 @@ impl Letters {
         Ok(Self { queue, noun, downstream })
     }
 
-    /// What so many of them are called, such as `dead letters of billing`.
+    /// Returns the name of this number of them, such as `dead letters of billing`.
     fn title(&self, count: u32) -> String {
         let whose = self.downstream.as_ref().map(|name| format!(" of {name}")).unwrap_or_default();
         format!("{}{}{whose}", self.noun, if count == 1 { "" } else { "s" })

@@ -14,6 +14,12 @@ pub(super) fn instant(millis: i64) -> String {
     at.map_or_else(|_| "-".to_owned(), |at| at.strftime("%Y-%m-%d %H:%M:%S").to_string())
 }
 
+/// Epoch milliseconds as an instant in RFC 3339, in seconds.
+pub(super) fn rfc3339(millis: i64) -> String {
+    let at = jiff::Timestamp::from_millisecond(millis);
+    at.map_or_else(|_| "-".to_owned(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
 /// Foreign text as one field of a line, with control characters escaped.
 pub(super) fn printable(text: &str) -> String {
     text::escaped(text).into_owned()

@@ -81,37 +81,147 @@ pub(super) async fn run(global: &Global, command: Command) -> Exit {
     outcome.await.err().unwrap_or(Exit::Ok)
 }
 
+/// The columns of the table. What is in force is from the replica in `FROM`, since then.
+const COLUMNS: [&str; 7] = ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"];
+
 fn table(told: &Value) -> Result<(), Exit> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let text = |value: &Value| out::printable(value.as_str().unwrap_or("-"));
     let overrides = list(&told["overrides"]);
     let plans = told["plans"].as_object().into_iter().flat_map(|plans| plans.values());
-    let limits: Vec<Value> = list(&told["limits"]).into_iter().chain(plans.flat_map(list)).collect();
-    let name = |limit: &Value| limit["name"].as_str().unwrap_or_default().chars().count();
-    let width = limits.iter().map(name).max().unwrap_or_default().max("LIMIT".len());
-    out::line(format_args!("{:width$}  {:<14}  {:<16}  SET", "LIMIT", "ALGORITHM", "RATE"))?;
-    for limit in &limits {
-        let set = overrides.iter().find(|set| set["limit"] == limit["name"]);
-        let set = set.filter(|set| set["idle"] != true).map(|set| {
-            let end = match set["until"].as_i64() {
-                Some(until) => format!("until {} UTC", out::instant(until)),
-                None => "until it is unset".to_owned(),
-            };
-            let was = limit["file_rate"].as_str().map(|rate| format!(" over {rate}")).unwrap_or_default();
-            let why = set["reason"].as_str().map(|why| format!(" ({})", out::printable(why)));
-            format!("{end}{was}{}", why.unwrap_or_default())
-        });
-        out::line(format_args!(
-            "{:width$}  {:<14}  {:<16}  {}",
-            text(&limit["name"]),
-            text(&limit["algorithm"]),
-            text(&limit["rate"]),
-            set.as_deref().unwrap_or("-"),
-        ))?;
-    }
+    let limits = list(&told["limits"]).into_iter().chain(plans.flat_map(list));
+    let rows: Vec<[String; 7]> = limits.map(|limit| row(&limit, &overrides)).collect();
+    out::line(head(told))?;
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.chain([COLUMNS[column].len()]).max().unwrap_or_default()
+    };
+    let widths: [usize; 7] = std::array::from_fn(width);
+    let line = |cells: [&str; 7]| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        out::line(padded.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    line(COLUMNS)?;
+    rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))?;
     for set in overrides.iter().filter(|set| set["idle"] == true) {
         let (limit, rate) = (text(&set["limit"]), text(&set["rate"]));
         out::say(format_args!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it"));
     }
+    if let Some(own) = told["own_limits"].as_array() {
+        let limit = |limit: &Value| format!("{} {}", text(&limit["name"]), text(&limit["rate"]));
+        let (replica, limits) =
+            (text(&told["replica"]), own.iter().map(limit).collect::<Vec<_>>().join(", "));
+        out::say(format_args!(
+            "paced: the file of the replica that answers, {replica}, has other limits than those in force: {limits}"
+        ));
+    }
     Ok(())
+}
+
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_default()
+}
+
+fn text(value: &Value) -> String {
+    out::printable(value.as_str().unwrap_or("-"))
+}
+
+/// The generation of what is in force, and whose file it is.
+fn head(told: &Value) -> String {
+    let (name, generation, file) = (text(&told["name"]), &told["generation"], &told["file"]);
+    match file["since"].as_i64() {
+        Some(since) => {
+            let (from, since) = (replica(file), out::rfc3339(since));
+            format!("{name}: generation {generation}, by the file that replica {from} loaded at {since}")
+        }
+        None if *generation == 0 => {
+            format!(
+                "{name}: nothing is in force yet; these are the limits of the file of the replica that answers"
+            )
+        }
+        None => format!("{name}: generation {generation}"),
+    }
+}
+
+/// The id of a replica, and its machine if that is known.
+fn replica(from: &Value) -> String {
+    match from["host"].as_str().filter(|host| !host.is_empty()) {
+        Some(host) => format!("{} on {}", text(&from["replica"]), out::printable(host)),
+        None => text(&from["replica"]),
+    }
+}
+
+fn row(limit: &Value, overrides: &[Value]) -> [String; 7] {
+    let file = if limit["file_rate"].is_string() { &limit["file_rate"] } else { &limit["rate"] };
+    let set = overrides.iter().find(|set| set["limit"] == limit["name"] && set["idle"] != true);
+    // The rate that was set is shown as it was written.
+    let in_force = set.map_or(&limit["rate"], |set| &set["rate"]);
+    [
+        text(&limit["name"]),
+        text(&limit["algorithm"]),
+        text(file),
+        text(in_force),
+        limit["since"].as_i64().map_or_else(|| "-".to_owned(), out::rfc3339),
+        replica(&limit["from"]),
+        set.map_or_else(|| "-".to_owned(), set_by),
+    ]
+}
+
+/// Who set a rate and when, for how long and why.
+fn set_by(set: &Value) -> String {
+    let by = set["by"].as_str().map(|by| format!("by {} ", out::printable(by))).unwrap_or_default();
+    let at = set["set_at"].as_i64().map(|at| format!("at {}, ", out::rfc3339(at))).unwrap_or_default();
+    let end = match set["until"].as_i64() {
+        Some(until) => format!("until {}", out::rfc3339(until)),
+        None => "until it is unset".to_owned(),
+    };
+    let why = set["reason"].as_str().map(|why| format!(" ({})", out::printable(why))).unwrap_or_default();
+    format!("{by}{at}{end}{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Value {
+        json!({
+            "name": "billing", "generation": 7, "replica": "3f2a91bc",
+            "file": { "replica": "3f2a91bc", "host": "api-7", "since": 1_764_000_000_000_i64 },
+        })
+    }
+
+    #[test]
+    fn the_head_says_whose_file_is_in_force() {
+        let mut told = told();
+        assert_eq!(
+            head(&told),
+            "billing: generation 7, by the file that replica 3f2a91bc on api-7 loaded at 2025-11-24T16:00:00Z"
+        );
+        told["file"] = Value::Null;
+        assert_eq!(head(&told), "billing: generation 7");
+        told["generation"] = json!(0);
+        assert!(head(&told).starts_with("billing: nothing is in force yet"));
+    }
+
+    #[test]
+    fn a_row_says_what_the_file_says_and_what_is_in_force_since_when_and_from_whom() {
+        let limit = json!({
+            "name": "calls", "algorithm": "gcra", "rate": "100/s", "file_rate": "50/s",
+            "since": 1_764_000_000_000_i64, "from": { "replica": "3f2a91bc", "host": "" },
+        });
+        let set = json!({
+            "limit": "calls", "rate": "10/100ms", "by": "127.0.0.1", "set_at": 1_764_000_000_000_i64,
+            "until": 1_764_000_060_000_i64, "reason": "trial\u{1b}[2J", "idle": false,
+        });
+        let cells = row(&limit, std::slice::from_ref(&set));
+        let expected = ["calls", "gcra", "50/s", "10/100ms", "2025-11-24T16:00:00Z", "3f2a91bc"];
+        assert_eq!(cells[..6], expected);
+        assert_eq!(
+            cells[6],
+            "by 127.0.0.1 at 2025-11-24T16:00:00Z, until 2025-11-24T16:01:00Z (trial\\u{1b}[2J)"
+        );
+        let mut idle = set;
+        idle["idle"] = json!(true);
+        let unknown = json!({ "name": "calls", "algorithm": "gcra", "rate": "50/s" });
+        assert_eq!(row(&unknown, &[idle]), ["calls", "gcra", "50/s", "50/s", "-", "-", "-"]);
+        assert_eq!(set_by(&json!({ "rate": "5/s", "until": null })), "until it is unset");
+    }
 }

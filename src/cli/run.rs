@@ -8,6 +8,7 @@ use paced::config::{Loaded, Settings};
 use paced::dispatch::{Dispatcher, Drained};
 use paced::limit::{Limit, rate_text};
 use paced::store::Store;
+use paced::terms::Replica;
 use paced::time::wall_now;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -141,14 +142,11 @@ fn tell_start(loaded: &Loaded) {
 
 /// The name and origin of this replica.
 fn identity() -> Identity {
-    // The kernel tells it without a call to a name server; elsewhere than on Linux it is not known.
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim().to_owned();
-    let pid = std::process::id();
+    let Replica { id, host } = Replica::of_this_process().clone();
     Identity {
-        id: format!("{:08x}", fastrand::u32(..)),
+        id,
         host,
-        pid,
+        pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: wall_now().0 / 1000,
     }

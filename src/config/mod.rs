@@ -49,7 +49,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// The files it was read from, in order; secret files are not among them.
     pub files: Vec<PathBuf>,
-    /// What is valid and will not do what it seems to: in the form of mistakes, with `warning: ` before what is wrong.
+    /// Warnings of entries that are valid but will not do what they seem to. They have the form of mistakes, with
+    /// `warning: ` before the text.
     pub warnings: Vec<ConfigError>,
     entries: Vec<Entry>,
 }
@@ -67,7 +68,7 @@ impl Loaded {
 /// Reads, merges and checks a configuration. Reads files, so it blocks for a moment.
 ///
 /// # Errors
-/// All mistakes, each with its place. Of a file with a syntax error the first one is reported, with all other certain
+/// All mistakes, each with its place. If a file has syntax errors, the first of them is reported, with all other certain
 /// mistakes: not those that the rest of the file might have corrected.
 pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
     load_with(&sources, Path::new(SYSTEM_FILE))

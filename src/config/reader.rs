@@ -110,7 +110,7 @@ pub(super) struct Reader<'v> {
     pub layers: &'v [Layer],
     root: &'v Dict,
     pub errors: Vec<ConfigError>,
-    /// What is valid, and will not do what it seems to.
+    /// Warnings of entries that are valid but will not do what they seem to.
     pub warnings: Vec<ConfigError>,
     pub entries: Vec<Entry>,
     /// Every path that a key could have, and the layer whose value is in effect.

@@ -32,7 +32,7 @@ pub(super) fn downstream<'v>(
 pub(super) fn moot<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
     for (index, given) in limits.iter().enumerate() {
         let by = limits.iter().enumerate().find(|(other, by)| {
-            // Of two that are moot by each other the later one is reported.
+            // If two limits make each other moot, the later one is reported.
             *other != index
                 && is_moot(&given.limit, &by.limit)
                 && (*other < index || !is_moot(&by.limit, &given.limit))
@@ -130,7 +130,7 @@ pub(super) fn unacked<'v>(
         reader.warn_of_key(&table, "timeout", &problem);
     }
     if declare {
-        // What is held for long is parked.
+        // Jobs that are held for long are parked.
         return;
     }
     for given in own {

@@ -292,7 +292,7 @@ impl Flight {
         let retry = &context.retry;
         let outcome = match outcome {
             Outcome::Throttled { after: Some(after), .. } if !after.is_zero() => {
-                // That concerns all jobs, whatever becomes of this one.
+                // The pause is for all jobs, whatever becomes of this one.
                 let span = after.min(context.max_pause);
                 self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
                 judged(outcome, retry)

@@ -58,7 +58,7 @@ pub trait Source: Send + 'static {
 /// A message and the right to settle it.
 #[derive(Debug)]
 pub struct Delivery {
-    /// What came.
+    /// The message that came.
     pub message: Message,
     /// The right to settle it.
     pub ticket: Box<dyn Ticket>,

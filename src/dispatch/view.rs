@@ -100,6 +100,9 @@ pub struct Snapshot {
     pub store_error: Option<String>,
     /// The generation of the limits in force.
     pub generation: u64,
+    /// The fingerprint of the file whose limits are in force, as in [`Terms::fingerprint`](crate::terms::Terms::fingerprint);
+    /// `None` while it is not known.
+    pub fingerprint: Option<u64>,
     pub(super) settings: Arc<Settings>,
 }
 
@@ -191,6 +194,7 @@ impl Snapshot {
             failures: Vec::new(),
             store_error: None,
             generation: 0,
+            fingerprint: None,
             settings,
         }
     }

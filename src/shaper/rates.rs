@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Shaper;
 use crate::rate::Amount;
-use crate::terms::{self, ChangeError, Override, TermsError};
+use crate::terms::{self, ChangeError, Override, Replica, TermsError};
 
 /// The reason why a rate was not set.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -57,7 +57,8 @@ impl Shaper {
         let (own, sent) = (self.core.given.terms(), Instant::now());
         let changed = terms::change(&*self.core.store, self.name(), &own, |terms, now| {
             let until = span.map(|span| now.plus(span));
-            set_rate(terms, Override { rate, until, reason: None, set_at: now })
+            let by = Some(Replica::of_this_process().to_string());
+            set_rate(terms, Override { rate, until, reason: None, by, set_at: now })
         });
         let record = changed.await?.record;
         self.core.forward_answer(sent, record.now, record.epoch, record.status).await;

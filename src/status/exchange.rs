@@ -1,5 +1,6 @@
 //! The calls to the store: this replica's summary is left there, and what is wanted is read.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +12,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::known::{COUNT_AGE, Known, Record, fingerprint};
+use super::fleet;
+use super::known::{COUNT_AGE, Known, Record};
 use super::peek::{countable, peek};
 use super::shared::{Shared, lock};
-use super::summary::Summary;
+use super::stray_log::{Line, StrayLog};
+use super::summary::{Identity, Summary};
 use crate::admin::OwnTerms;
 
 /// How often this replica tells of itself, and how long that counts.
@@ -37,13 +40,14 @@ pub(super) struct Exchange {
     /// The terms of this replica's file, which a reload changes.
     terms: watch::Receiver<OwnTerms>,
     rounds: u64,
+    strays: StrayLog,
 }
 
 impl Exchange {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        Self { shared, terms, rounds: 0 }
+        Self { shared, terms, rounds: 0, strays: StrayLog::default() }
     }
 
     /// Tells of this replica every two seconds until `stop`, and reads what is wanted.
@@ -82,8 +86,9 @@ impl Exchange {
         let is_there = told.is_ok();
         lock(&self.shared.known).on_told(told.err());
         if is_there {
-            if is_watched || self.rounds.is_multiple_of(ROUNDS) {
-                self.read_others(&id).await;
+            let reads = is_watched || self.rounds.is_multiple_of(ROUNDS);
+            if reads && self.read_others(&id).await {
+                self.tell_strays();
             }
             self.note_parked(is_watched).await;
             self.peek().await;
@@ -103,17 +108,34 @@ impl Exchange {
             return;
         }
         let terms = self.terms.borrow_and_update();
-        let files = terms.iter().map(|(name, terms)| (name.clone(), fingerprint(terms))).collect();
+        let files = terms.iter().map(|(name, terms)| (name.clone(), terms.fingerprint())).collect();
         lock(&self.shared.known).files = files;
     }
 
-    async fn read_others(&self, id: &str) {
-        if let Ok(texts) = within_timeout(self.store().summaries()).await {
-            let others =
-                texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
-            let others = others.collect();
-            lock(&self.shared.known).on_others(others);
-        }
+    /// Reads what the other replicas tell. Returns false if the store does not answer.
+    async fn read_others(&self, id: &str) -> bool {
+        let Ok(texts) = within_timeout(self.store().summaries()).await else { return false };
+        let others =
+            texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
+        let others = others.collect();
+        lock(&self.shared.known).on_others(others);
+        true
+    }
+
+    /// Names in the log the replicas whose files have other limits than those in force, this one too.
+    fn tell_strays(&mut self) {
+        let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
+        let replicas: Vec<&Summary> = known.others.iter().chain([&*own]).collect();
+        let views = self.shared.parts.views.iter();
+        let strays: BTreeMap<&str, Vec<String>> = views
+            .filter_map(|(name, view)| {
+                let in_force = view.snapshot().fingerprint?;
+                Some((name.as_str(), fleet::strays(name, in_force, &replicas)))
+            })
+            .collect();
+        let identities: Vec<&Identity> = replicas.iter().map(|summary| &summary.replica).collect();
+        let lines = self.strays.sample(Instant::now(), &identities, &strays);
+        lines.iter().for_each(Line::tell);
     }
 
     async fn read_records(&self) {

@@ -68,7 +68,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// What was released before the replica was known is not in the history.
+    /// Jobs that were released before the replica was known are not in the history.
     pub(super) const fn new(told_at: Millis, told: u64) -> Self {
         Self { told_at, told, counted: told }
     }
@@ -93,7 +93,7 @@ impl Progress {
     }
 }
 
-/// What binds at the replica that holds most jobs back; of those with as many, the one that is not idle.
+/// What binds at the replica that holds most jobs back. If several hold as many back, one that is not idle counts.
 fn binding(all: &[(&Summary, &Own)]) -> Binding {
     let most = all.iter().max_by_key(|(_, own)| (own.held_up(), own.reason != "idle"));
     let Some((_, own)) = most else { return Binding { reason: "starting".to_owned(), ..Binding::default() } };

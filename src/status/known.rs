@@ -19,7 +19,7 @@ use super::summary::Summary;
 pub(super) const RECORD_AGE: Duration = Duration::from_secs(60);
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
-/// What other replicas told counts for so long where the store does not answer.
+/// How long the summaries of other replicas count while the store does not answer.
 const OTHERS_AGE: Duration = Duration::from_secs(10);
 
 /// What is known from the store.
@@ -42,7 +42,7 @@ pub(super) struct Known {
 pub(super) struct Record {
     pub(super) at: Instant,
     state: RecordState,
-    /// What its terms say; nothing where it has none that can be read.
+    /// The contents of its terms; `None` if it has none that can be read.
     in_force: Option<InForce>,
 }
 
@@ -154,16 +154,9 @@ fn in_force(record: &RecordState) -> Option<InForce> {
             rate: set.rate.to_string(),
             until: set.until.map(|until| until.0 / 1000),
             reason: set.reason.clone(),
-            by: None,
+            by: set.by.clone(),
             set_at: set.set_at.0 / 1000,
         })
         .collect();
-    Some(InForce { limits: all, overrides, fingerprint: fingerprint(&terms) })
-}
-
-/// A hash of the limits of a file, without revision and rates set over them (FNV-1a, which never changes).
-pub(super) fn fingerprint(terms: &Terms) -> u64 {
-    let text = Terms::new(terms.limits().clone(), terms.plans().clone(), None).to_text();
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    Some(InForce { limits: all, overrides, fingerprint: terms.fingerprint() })
 }

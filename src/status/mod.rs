@@ -20,6 +20,7 @@ mod peek;
 mod rates;
 mod sampler;
 mod shared;
+mod stray_log;
 mod summary;
 mod words;
 

@@ -50,7 +50,7 @@ pub(crate) struct Connection {
     pub(crate) lost: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// Of a store: `redis` or `memory`.
+    /// The kind of a store: `redis` or `memory`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<String>,
 }

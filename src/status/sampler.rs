@@ -23,8 +23,8 @@ const SAMPLE: Duration = Duration::from_secs(1);
 const STEP_SAMPLES: u64 = 5;
 pub(super) const STEP: Millis = 5_000;
 
-/// What of the failures is told to others, so that a summary of hundreds of failing downstreams is not too large: so many
-/// kinds, and so many characters of each.
+/// The most kinds of failures that others are told of, and the most characters of each, so that a summary of hundreds of
+/// failing downstreams is not too large.
 const FAILURES: usize = 3;
 const DETAIL: usize = 120;
 
@@ -37,7 +37,7 @@ pub(super) struct Sampler {
     /// An instant, and the wall clock at it, so that the same instant is the same time in each state.
     anchor: (Instant, Micros),
     downstreams: BTreeMap<String, Sampled>,
-    /// What of each replica and each downstream is in the history.
+    /// The part of each replica's releases that is in the history, for each downstream.
     progress: BTreeMap<(String, String), Progress>,
     samples: u64,
 }

@@ -26,7 +26,7 @@ pub(super) const MAX_PARKED: i64 = (1 << 53) - 1;
 
 /// # Errors
 /// [`StoreError::Invalid`] for a name that no replica has, a summary that is empty or too long, or a time that is too
-/// long. Of a summary that is withdrawn, only the name counts.
+/// long. If a summary is withdrawn, only the name counts.
 pub(super) fn check_summary(replica: &str, summary: &str, ttl: Duration) -> Result<(), StoreError> {
     check_replica(replica)?;
     if ttl.is_zero() {

@@ -1,6 +1,6 @@
 //! Changes to the terms in force, by compare and swap.
 
-use super::{Terms, TermsError};
+use super::{Replica, Terms, TermsError};
 use crate::store::{Change, RecordState, Store, StoreError};
 use crate::time::Micros;
 
@@ -72,6 +72,8 @@ pub async fn change<T>(
         if after == before {
             return Ok(Changed { before, after, record, told });
         }
+        let in_force = record.terms.as_ref().map(|_| &before);
+        let after = after.put_in_force(in_force, record.now, Replica::of_this_process());
         let (of, text) = (record.status.generation, after.to_text());
         record = store.update_record(downstream, Change::Terms { of, text: &text }).await?;
         if record.status.generation == of + 1 && record.terms.as_ref() == Some(&text) {

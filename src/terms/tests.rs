@@ -48,7 +48,8 @@ fn usual() -> Terms {
 
 fn over(rate: &str, until: Option<i64>) -> Override {
     let (rate, until) = (rate.parse().unwrap(), until.map(Micros));
-    Override { rate, until, reason: Some("the \"API\" moved".to_owned()), set_at: Micros(5) }
+    let (reason, by) = (Some("the \"API\" moved".to_owned()), Some("10.0.0.7".to_owned()));
+    Override { rate, until, reason, by, set_at: Micros(5) }
 }
 
 #[test]
@@ -81,9 +82,31 @@ fn the_text_stays_what_it_is() {
             + r#""limits":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}}]},"#
             + r#""plans":{"pro":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}},"#
             + r#"{"name":"plan.pro.sliding-window-0","algorithm":"sliding-window","numbers":{"buckets":10,"count":1000,"period":60000000}}]}},"#
-            + r#""overrides":{"leaky-bucket-0":{"rate":"20/s","until":17,"reason":"the \"API\" moved","set_at":5}}}"#,
+            + r#""overrides":{"leaky-bucket-0":{"rate":"20/s","until":17,"reason":"the \"API\" moved","by":"10.0.0.7","set_at":5}}}"#,
         "stores hold such texts: another form is another version",
     );
+}
+
+#[test]
+fn the_text_says_where_terms_come_from_and_may_say_more_of_it() {
+    let replica = |id: &str, host: &str| Replica { id: id.to_owned(), host: host.to_owned() };
+    let first = usual().put_in_force(None, Micros(7), &replica("x", "api-7"));
+    let mut terms = first.clone();
+    terms.set_rate(None, over("20/s", None)).unwrap();
+    let terms = terms.put_in_force(Some(&first), Micros(9), &replica("y", ""));
+    let text = terms.to_text();
+    let origins = r#""loaded":{"at":7,"replica":"x","host":"api-7"},"#.to_owned()
+        + r#""since":[{"origin":{"at":7,"replica":"x","host":"api-7"},"limits":["plan.pro.sliding-window-0"]},"#
+        + r#"{"origin":{"at":9,"replica":"y"},"limits":["leaky-bucket-0"]}]}"#;
+    assert!(text.ends_with(&origins), "{text}");
+    assert_eq!(Terms::parse(&text).as_ref(), Ok(&terms));
+    let more = text.replace("\"at\":7,", "\"at\":7,\"version\":\"9.0\",");
+    assert_eq!(Terms::parse(&more).as_ref(), Ok(&terms), "a later version says more");
+    let without = Terms::parse(&usual().to_text()).unwrap();
+    assert_eq!((without.loaded(), without.in_force_since(RATE_LIMIT, Micros(9))), (None, None));
+    assert_eq!(terms.fingerprint(), without.fingerprint(), "the file is the same");
+    let other = Limit::leaky_bucket(RATE_LIMIT, rate("50/s"), 4).unwrap();
+    assert_ne!(self::terms(vec![other]).fingerprint(), without.fingerprint());
 }
 
 #[test]
@@ -322,7 +345,7 @@ proptest! {
         let mut terms = Terms::new(set.clone(), BTreeMap::from([("p".to_owned(), set)]), revision);
         let (_, count, period, ..) = over;
         if let Ok(rate) = Amount::new(count, Duration::from_micros(period)) {
-            let set = Override { rate, until: None, reason: None, set_at: Micros(0) };
+            let set = Override { rate, until: None, reason: None, by: None, set_at: Micros(0) };
             if terms.set_rate(None, set).is_ok() {
                 let (limits, plans) = terms.effective(Micros(0));
                 prop_assert_eq!(&limits, &plans["p"]);
@@ -335,7 +358,7 @@ proptest! {
 
         // The text of a rate parses to the same rate.
         let rate = rate_text(terms.limit(None).unwrap()).parse().unwrap();
-        let same = Override { rate, until: None, reason: None, set_at: Micros(0) };
+        let same = Override { rate, until: None, reason: None, by: None, set_at: Micros(0) };
         terms.set_rate(None, same).unwrap();
         prop_assert_eq!(&terms.effective(Micros(0)).0, terms.limits());
     }

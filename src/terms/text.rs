@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Override, Terms, TermsError};
+use super::{Origin, Override, Replica, Terms, TermsError};
 use crate::limit::{Algorithm, Calendar, Combine, Edges, Limit, LimitError, LimitSet, calendar};
 use crate::rate::{Amount, Rate};
 use crate::time::Micros;
@@ -30,6 +30,27 @@ struct Text {
     plans: BTreeMap<String, Set>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     overrides: BTreeMap<String, Over>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loaded: Option<OriginText>,
+    /// The limits by the origin of their numbers, which most of them share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    since: Vec<Since>,
+}
+
+/// An [`Origin`]. People are shown it and nothing is decided by it, so that a later version may say more.
+#[derive(Serialize, Deserialize)]
+struct OriginText {
+    at: i64,
+    replica: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    host: String,
+}
+
+/// The limits whose numbers have one origin.
+#[derive(Serialize, Deserialize)]
+struct Since {
+    origin: OriginText,
+    limits: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,6 +134,8 @@ struct Over {
     until: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<String>,
     set_at: i64,
 }
 
@@ -121,6 +144,7 @@ pub(super) fn write(terms: &Terms) -> String {
         rate: one.rate.to_string(),
         until: one.until.map(|until| until.0),
         reason: one.reason.clone(),
+        by: one.by.clone(),
         set_at: one.set_at.0,
     };
     let text = Text {
@@ -129,9 +153,23 @@ pub(super) fn write(terms: &Terms) -> String {
         limits: set(&terms.limits),
         plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
         overrides: terms.overrides.iter().map(|(name, one)| (name.clone(), over(one))).collect(),
+        loaded: terms.loaded.as_ref().map(origin_text),
+        since: since(&terms.since),
     };
     // Maps have text keys and numbers are finite, so this is always valid JSON.
     serde_json::to_string(&text).unwrap_or_default()
+}
+
+fn origin_text(Origin { at, replica: Replica { id, host } }: &Origin) -> OriginText {
+    OriginText { at: at.0, replica: id.clone(), host: host.clone() }
+}
+
+fn since(origins: &BTreeMap<String, Origin>) -> Vec<Since> {
+    let mut limits: BTreeMap<&Origin, Vec<String>> = BTreeMap::new();
+    for (name, origin) in origins {
+        limits.entry(origin).or_default().push(name.clone());
+    }
+    limits.into_iter().map(|(origin, limits)| Since { origin: origin_text(origin), limits }).collect()
 }
 
 fn set(limits: &LimitSet) -> Set {
@@ -206,7 +244,8 @@ pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
     if version != VERSION {
         return Err(TermsError::Version { found: version, known: VERSION });
     }
-    let Text { revision, limits, plans, overrides, .. } = serde_json::from_str(text).map_err(malformed)?;
+    let text: Text = serde_json::from_str(text).map_err(malformed)?;
+    let Text { revision, limits, plans, overrides, loaded, since, .. } = text;
     let plans = plans.into_iter().map(|(name, limits)| Ok((name, as_set(limits)?)));
     let overrides = overrides.into_iter().map(|(name, one)| Ok((name, over(one)?)));
     Ok(Terms {
@@ -214,6 +253,8 @@ pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
         limits: as_set(limits)?,
         plans: plans.collect::<Result<_, TermsError>>()?,
         overrides: overrides.collect::<Result<_, TermsError>>()?,
+        loaded: loaded.map(origin),
+        since: since.into_iter().flat_map(origins).collect(),
     })
 }
 
@@ -221,11 +262,21 @@ fn malformed(problem: impl ToString) -> TermsError {
     TermsError::Malformed(problem.to_string())
 }
 
+fn origin(OriginText { at, replica: id, host }: OriginText) -> Origin {
+    Origin { at: Micros(at), replica: Replica { id, host } }
+}
+
+fn origins(Since { origin: text, limits }: Since) -> impl Iterator<Item = (String, Origin)> {
+    let origin = origin(text);
+    limits.into_iter().map(move |name| (name, origin.clone()))
+}
+
 fn over(one: Over) -> Result<Override, TermsError> {
     Ok(Override {
         rate: one.rate.parse::<Amount>().map_err(malformed)?,
         until: one.until.map(Micros),
         reason: one.reason,
+        by: one.by,
         set_at: Micros(one.set_at),
     })
 }

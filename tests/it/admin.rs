@@ -25,6 +25,7 @@ mod rates;
 mod redelivery;
 mod resets;
 mod status;
+mod strays;
 mod toggles;
 mod top;
 

@@ -122,7 +122,7 @@ async fn letters_are_filtered_and_shown() {
     }
     site.depth(&site.dead_queue(), 4, LONG).await;
 
-    // What is shown as a job can be published.
+    // A letter that is shown as a job can be published.
     let shown = site.cli(&["-o", "json", "dead", "show", "billing", "--status", "422"]).await;
     let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
     assert_eq!((&shown["headers"]["mine"], &shown["report"]["status"]), (&"kept".into(), &422.into()));

@@ -103,7 +103,7 @@ async fn each<T: Clone>(windows: &[Window], points: &[(&'static str, T)], scene:
 
 /// Runs replicas until each job has arrived at the API, apart from the first arrivals, and no message is left.
 async fn finish(site: &Site, kill: &Kill, from: usize) {
-    // What a replica holds when it stops goes back to a queue, for the next one: so it is with a copy that is not due.
+    // The jobs that a replica holds when it stops go back to a queue, for the next one. A copy that is not due does so too.
     let start = real_now();
     loop {
         let replica = site.replica().await;

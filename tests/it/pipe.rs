@@ -31,7 +31,7 @@ impl Files {
         Self { folder }
     }
 
-    /// So many jobs, named `job-N` from 0.
+    /// An input of this number of jobs, named `job-N` from 0.
     fn of_jobs(count: usize) -> Self {
         Self::of(&(0..count).map(|n| format!("{{\"id\": \"job-{n}\", \"body\": {n}}}\n")).collect::<String>())
     }
@@ -267,7 +267,7 @@ async fn an_input_that_is_not_that_of_the_outcomes_is_refused() {
     let problem =
         "line 1 of the input is job new, and the outcome there is that of job job-0; give the input of";
     assert!(refused.stderr.contains(problem), "{}", refused.stderr);
-    // Of stdin nothing is known beforehand.
+    // The contents of stdin are not known beforehand.
     let shorter = resume(&out, "-", &api, "{\"id\": \"job-0\"}\n").await;
     assert_eq!(shorter.code, 2, "{}", shorter.stderr);
     assert!(shorter.stderr.contains("line 2 of the input is no job"), "{}", shorter.stderr);

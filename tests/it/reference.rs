@@ -137,7 +137,7 @@ fn every_metric_is_in_the_reference() {
     };
     let expected = metric::ALL.map(|metric| (metric.name, kind(metric.kind), metric.help));
     assert_eq!(told, expected, "in the order of the code, with its text");
-    // What a running daemon answers is compared with these.
+    // Another test compares these with the answers of a running daemon.
     for (series, label, values) in LABELS {
         let name = series.trim_end_matches("_count").trim_end_matches("_sum");
         let row = rows.iter().find(|cells| names(cells[0]) == [name]).unwrap();

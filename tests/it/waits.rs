@@ -54,7 +54,7 @@ async fn with_a_backlog_of_thrice_the_longest_wait_each_job_goes_in_time_or_is_r
     }
 }
 
-/// What lies behind the window is seen once there is room for it, and most of it is too late by then. So in the end dead
+/// Jobs behind the window are seen once there is room for them, and most of them are too late by then. So in the end dead
 /// letters are made as fast as the broker takes them.
 #[tokio::test]
 async fn with_a_backlog_that_is_longer_than_the_window_each_job_goes_in_time_or_is_refused() {

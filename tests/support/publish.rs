@@ -37,27 +37,27 @@ impl Job {
         (0..count).map(|n| Self::new(format!("{stem}-{n}"))).collect()
     }
 
-    /// With this body.
+    /// Sets this body.
     #[must_use]
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// With this header of text.
+    /// Adds this header of text.
     #[must_use]
     pub fn header(self, name: &str, value: &str) -> Self {
         self.header_value(name, AMQPValue::LongString(value.into()))
     }
 
-    /// With this header of any type.
+    /// Adds this header of any type.
     #[must_use]
     pub fn header_value(mut self, name: &str, value: AMQPValue) -> Self {
         self.headers.push((name.to_owned(), value));
         self
     }
 
-    /// With this priority.
+    /// Sets this priority.
     #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
         self.properties = self.properties.with_priority(priority);

@@ -1,7 +1,7 @@
 //! The dead letters of a downstream: listed, replayed and purged for whoever has the token.
 //!
-//! Whoever lists letters holds them for a while, so that nobody else sees them. So one request at a time does, and even
-//! a list needs the token of changes.
+//! A list of letters holds them for a while, so that nobody else sees them. That is why one request at a time does so,
+//! and why even a list needs the token of changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub(super) struct Change {
     status: Option<u16>,
     id: Option<String>,
     key: Option<String>,
-    /// Of a replay: how fast the jobs come into their queue.
+    /// How fast the jobs of a replay come into their queue.
     rate: Option<String>,
     /// Why, for the audit log.
     audit: Option<String>,
@@ -138,7 +138,7 @@ pub(super) async fn list(
     api.access.may_change(&headers)?;
     api.operations.known(&name)?;
     let scan = chosen(query.as_deref().unwrap_or_default())?;
-    // Whoever gives the request up has the letters go back at once.
+    // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
     let (letters, Tally { found, stopped, .. }) = api.letters.work(&name, scan, Work::List).await?;
     Ok(json_response(StatusCode::OK, &json!({ "letters": letters, "total": found, "stopped": stopped })))

@@ -22,7 +22,7 @@ use crate::status::{Downstream, State, Watch};
 /// The most streams of events at once, so that other requests find a connection.
 pub(super) const MAX_STREAMS: usize = 16;
 
-/// How long a stream lasts: less than a connection does. Whoever reads it asks again.
+/// How long a stream lasts: less than a connection does. Its reader asks again after it.
 const STREAM_LIFE: Duration = Duration::from_secs(50);
 
 /// A comment is sent after this time without a change, so that both ends notice a broken connection.

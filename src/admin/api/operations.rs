@@ -32,7 +32,7 @@ pub(crate) struct Operations {
     own: watch::Receiver<OwnTerms>,
 }
 
-/// Whoever gave an order, and why.
+/// The author of an order, and the reason that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Author<'a> {
     pub(super) address: IpAddr,
@@ -83,7 +83,7 @@ impl Operations {
     pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
         let record = self.read_record(name).await?;
-        Ok(view::rates(name, &record, &in_force(&record, own)?))
+        Ok(view::rates(name, &record, &in_force(&record, own.clone())?, &own))
     }
 
     /// Carries out an order. Cancel safe: the order is carried out, or not.
@@ -98,7 +98,7 @@ impl Operations {
         let change = match order {
             Order::Pause { span } => Change::Pause { span: *span, note: &note },
             Order::Resume => Change::Resume,
-            Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order).await,
+            Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order, by).await,
             Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,
             Order::Cancel { ids, span } => {
                 let call = TombstoneCall::Cancel { ids, span: *span };
@@ -138,7 +138,7 @@ impl Operations {
         (ids, what): (&[Arc<str>], &str),
         call: TombstoneCall<'_>,
     ) -> Result<Done, Refusal> {
-        // What was changed must not be told as a failure.
+        // The record is read first: once the store has made the change, no failure may be reported.
         let record = self.read_record(name).await?;
         let TombstoneReply { changed, .. } = within_timeout(self.store.tombstones(name, call)).await?;
         let mut body = describe(name, &record, own);
@@ -148,13 +148,14 @@ impl Operations {
     }
 
     /// Changes the terms, by compare and swap.
-    async fn terms(&self, name: &str, own: Terms, order: &Order) -> Result<Done, Refusal> {
-        let change = terms::change(&*self.store, name, &own, |terms, now| changed(terms, order, now));
+    async fn terms(&self, name: &str, own: Terms, order: &Order, by: &Author<'_>) -> Result<Done, Refusal> {
+        let by = by.address.to_string();
+        let change = terms::change(&*self.store, name, &own, |terms, now| changed(terms, (order, &by), now));
         let Changed { before, after, record, told: limit, .. } = within_timeout(change).await?;
         Ok(Done {
             before: rate(&before, &limit),
             after: rate(&after, &limit),
-            body: view::downstream(name, &record, &after),
+            body: view::downstream(name, &record, &after, &own),
         })
     }
 
@@ -191,9 +192,9 @@ async fn within_timeout<T, E: Into<Refusal>>(
 /// A downstream as JSON. It is shown even where its terms cannot be parsed.
 fn describe(name: &str, record: &RecordState, own: Terms) -> Value {
     match in_force(record, own.clone()) {
-        Ok(terms) => view::downstream(name, record, &terms),
+        Ok(terms) => view::downstream(name, record, &terms, &own),
         Err(refusal) => {
-            let mut body = view::downstream(name, record, &own);
+            let mut body = view::downstream(name, record, &own, &own);
             body["error"] = refusal.text().into();
             body
         }
@@ -209,11 +210,12 @@ fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
 }
 
 /// Changes the terms, and returns the name of the limit.
-fn changed(terms: &mut Terms, order: &Order, now: Micros) -> Result<String, TermsError> {
+fn changed(terms: &mut Terms, (order, by): (&Order, &str), now: Micros) -> Result<String, TermsError> {
     Ok(match order {
         Order::SetRate { rate, limit, span, reason } => {
             let until = span.map(|span| now.plus(span));
-            let set = Override { rate: *rate, until, reason: reason.clone(), set_at: now };
+            let (reason, by) = (reason.clone(), Some(by.to_owned()));
+            let set = Override { rate: *rate, until, reason, by, set_at: now };
             terms.set_rate(limit.as_deref(), set)?
         }
         Order::UnsetRate { limit } => terms.unset_rate(limit.as_deref())?.0,

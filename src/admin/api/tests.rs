@@ -8,7 +8,7 @@ use paced::amqp;
 use paced::config::{Admin, Secret};
 use paced::limit::{Limit, LimitSet};
 use paced::store::{Change, LONGEST_TOMBSTONE, MemoryStore, Store, TombstoneCall};
-use paced::terms::Terms;
+use paced::terms::{Replica, Terms};
 use paced::time::{ManualClock, Micros};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -31,6 +31,11 @@ fn terms(rate: &str) -> Terms {
     let plan = Limit::gcra("plan.pro.gcra-0", "5/s".parse().unwrap(), 2).unwrap();
     let plans = [("pro".to_owned(), LimitSet::new(vec![limit.clone(), plan]).unwrap())];
     Terms::new(LimitSet::new(vec![limit]).unwrap(), plans.into(), Some(7))
+}
+
+/// A replica on another machine.
+fn replica(id: &str) -> Replica {
+    Replica { id: id.to_owned(), host: "api-7".to_owned() }
 }
 
 /// A handle on an observer of a daemon without dispatchers.
@@ -115,7 +120,10 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
         json!({
             "name": "billing",
             "now": NOW / 1000,
+            "replica": Replica::of_this_process().id,
             "generation": 0,
+            "file": null,
+            "own_limits": null,
             "revision": 7,
             "paused": false,
             "pause": null,
@@ -133,6 +141,35 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
     bench.store.update_record("billing", Change::Terms { of: 0, text: &stored }).await.unwrap();
     let told = bench.ok("GET", "", "").await;
     assert_eq!((&told["limits"][0]["rate"], &told["generation"]), (&json!("20/s"), &json!(1)));
+    let own = json!([
+        { "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "70/s", "burst": 5 },
+        { "name": "plan.pro.gcra-0", "algorithm": "gcra", "rate": "5/s", "burst": 2 },
+    ]);
+    assert_eq!(told["own_limits"], own, "the file of this replica says otherwise");
+}
+
+#[tokio::test]
+async fn limits_are_told_with_whose_they_are_and_since_when() {
+    let bench = Bench::new();
+    let (loader, other) = (replica("x"), Replica::of_this_process());
+    let stored = terms("50/s").put_in_force(None, Micros(NOW - 5_000_000), &loader);
+    bench.store.update_record("billing", Change::Terms { of: 0, text: &stored.to_text() }).await.unwrap();
+    let told = bench.ok("GET", "/rate", "").await;
+    let at = NOW / 1000;
+    assert_eq!(told["file"], json!({ "replica": "x", "host": "api-7", "since": at - 5_000 }));
+    let from = json!({ "replica": "x", "host": "api-7" });
+    assert_eq!((&told["limits"][0]["since"], &told["limits"][0]["from"]), (&json!(at - 5_000), &from));
+    let told = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "1h"}"#).await;
+    let here = json!({ "replica": other.id, "host": other.host });
+    assert_eq!((&told["limits"][0]["since"], &told["limits"][0]["from"]), (&json!(at), &here));
+    assert_eq!(
+        (&told["plans"]["pro"][0]["since"], &told["plans"]["pro"][0]["from"]),
+        (&json!(at - 5_000), &from)
+    );
+    assert_eq!(told["file"]["replica"], "x", "the file is the same");
+    bench.clock.set(Micros(NOW + 7_200_000_000));
+    let told = bench.ok("GET", "/rate", "").await;
+    assert_eq!(told["limits"][0]["since"], at + 3_600_000, "since the rate has ended");
 }
 
 #[tokio::test]
@@ -169,17 +206,18 @@ async fn pauses_begin_and_end() {
 async fn rates_are_set_for_a_while_and_unset() {
     let bench = Bench::new();
     let told = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#).await;
+    let this = Replica::of_this_process();
     assert_eq!(
         told["limits"][0],
         json!({
             "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "20/s", "burst": 5,
-            "file_rate": "50/s"
+            "file_rate": "50/s", "since": NOW / 1000, "from": { "replica": this.id, "host": this.host },
         })
     );
     let until = NOW / 1000 + 7_200_000;
     let set = json!({
-        "limit": "leaky-bucket-0", "rate": "20/s", "until": until, "reason": "trial", "set_at": NOW / 1000,
-        "idle": false
+        "limit": "leaky-bucket-0", "rate": "20/s", "until": until, "reason": "trial", "by": "127.0.0.1",
+        "set_at": NOW / 1000, "idle": false
     });
     assert_eq!((&told["overrides"], &told["generation"]), (&json!([set]), &json!(1)));
     let told = bench.ok("PUT", "/rate", r#"{"rate": "9/s", "limit": "plan.pro.gcra-0"}"#).await;
@@ -195,7 +233,11 @@ async fn rates_are_set_for_a_while_and_unset() {
     let told = bench.ok("DELETE", "/rate", r#"{"limit": "plan.pro.gcra-0"}"#).await;
     assert_eq!((&told["overrides"], &told["generation"]), (&json!([]), &json!(3)));
     let stored = bench.store.read_record("billing").await.unwrap().terms.unwrap();
-    assert_eq!(Terms::parse(&stored).unwrap(), terms("50/s"), "what is over is gone too");
+    let stored = Terms::parse(&stored).unwrap();
+    assert!(
+        stored.has_limits_of(&terms("50/s")) && stored.overrides().is_empty(),
+        "what is over is gone too"
+    );
     let told = bench.ok("DELETE", "/rate", "").await;
     assert_eq!(told["generation"], 3, "nothing was set, so nothing changes");
 }

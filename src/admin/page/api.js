@@ -98,7 +98,7 @@ export async function* readEvents(body, onBytes) {
       yield* blocks.map(parseEvent).filter((event) => event.data);
     }
   } finally {
-    // Whoever stops listening also ends the request; on a stream that is broken already this may fail.
+    // This ends the request when nobody listens any more; on a stream that is broken already it may fail.
     reader.cancel().catch(() => {});
   }
 }

@@ -11,7 +11,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
-/// What the latest looks at a queue have shown.
+/// The result of the latest looks at a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// It was not looked at yet, or could not be.
@@ -172,7 +172,7 @@ mod tests {
         assert!(length.failed(now), "it is another reason");
     }
 
-    /// What is known after these sweeps of two queues: a length, -1 for a missing queue, -2 for one that cannot be
+    /// Returns what is known after these sweeps of two queues: a length, -1 for a missing queue, -2 for one that cannot be
     /// looked at.
     fn known(sweeps: &[[i32; 2]]) -> Vec<Option<bool>> {
         let (mut lengths, mut emptiness, now) =

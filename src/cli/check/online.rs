@@ -118,13 +118,13 @@ fn long_window(settings: &Settings, name: &str) -> Option<String> {
     let limits = settings.downstreams[name].limits.iter();
     let mut long = limits.filter(|limit| {
         let units = limit.rate().units_in(LONG_WINDOW);
-        // What comes back within an hour is not much to forget.
+        // Units that come back within an hour are not much to forget.
         limit.burst() > units.max(1)
     });
     long.next().map(|limit| format!("`{}` of {name}", limit.name()))
 }
 
-/// What a store does with the state of limits that it should not.
+/// Returns what is wrong with how a store keeps the state of limits.
 fn kept(keeping: Option<Keeping>, forgets: Option<&str>) -> Vec<String> {
     let Some(Keeping { evicts, appends, failed }) = keeping else {
         return vec![

@@ -108,7 +108,7 @@ fn head(state: &State) -> String {
     let unroutable = state.unroutable.filter(|messages| *messages > 0);
     let unroutable = unroutable.map(|messages| format!("  {messages} unroutable")).unwrap_or_default();
     let kind = state.store.kind.as_deref().unwrap_or("store");
-    // What is long comes last, where it may be cut.
+    // Long texts come last, where they may be cut.
     let store = match &state.store.error {
         None => format!("{kind} ok"),
         Some(error) => format!("{kind} AWAY ({error})"),

@@ -1,11 +1,20 @@
 //! The terminal: opened, drawn on, read, and always given back as it was.
 
-use std::io;
+use std::io::{self, stdout};
+use std::panic::{set_hook, take_hook};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratatui::DefaultTerminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyEvent};
+use ratatui::crossterm::execute;
 use ratatui::crossterm::style::force_color_output;
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::{DefaultTerminal, Terminal};
 use tokio::sync::mpsc;
 
 use super::draw;
@@ -19,16 +28,49 @@ const QUEUE: usize = 64;
 
 /// The terminal while it is drawn on. When dropped, and before a panic is reported, it is restored.
 pub(super) struct Screen {
-    terminal: DefaultTerminal,
+    // The fields are dropped in this order.
     _restore: Restore,
+    terminal: DefaultTerminal,
 }
 
-struct Restore;
+/// Whether the terminal is taken. It is given back once: to leave the alternate screen again would move the cursor over
+/// what was printed since the first time, such as the report of a panic.
+#[derive(Clone, Debug, Default)]
+struct Taken(Arc<AtomicBool>);
+
+impl Taken {
+    fn take(&self) -> io::Result<()> {
+        // A terminal that could be taken only in part is given back too.
+        self.0.store(true, Ordering::SeqCst);
+        enable_raw_mode()?;
+        execute!(stdout(), EnterAlternateScreen)
+    }
+
+    fn give_back(&self) {
+        if !self.0.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        // What a terminal that has gone looks like does not matter, and neither call depends on the other.
+        let _ = disable_raw_mode();
+        let _ = execute!(stdout(), LeaveAlternateScreen, Show);
+    }
+
+    /// Has the terminal given back before a panic is reported: on the alternate screen the report would be lost.
+    fn give_back_on_panic(&self) {
+        let (taken, report) = (self.clone(), take_hook());
+        set_hook(Box::new(move |panic| {
+            taken.give_back();
+            report(panic);
+        }));
+    }
+}
+
+/// Gives the terminal back when it is dropped.
+struct Restore(Taken);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        // What a terminal that has gone looks like does not matter.
-        let _ = ratatui::try_restore();
+        self.0.give_back();
     }
 }
 
@@ -38,16 +80,18 @@ pub(super) struct Input(mpsc::Receiver<io::Result<Event>>);
 impl Screen {
     /// Takes the terminal, and starts a thread that reads keys until the [`Input`] is dropped.
     pub(super) fn open() -> io::Result<(Self, Input)> {
-        // It restores the terminal also if it could be taken only in part.
-        let restore = Restore;
-        let terminal = ratatui::try_init()?;
+        let taken = Taken::default();
+        let restore = Restore(taken.clone());
+        taken.give_back_on_panic();
+        taken.take()?;
+        let terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
         // Whether to colour is decided where the colours are chosen. Otherwise NO_COLOR would turn each reset of a colour into one
         // of all attributes.
         force_color_output(true);
         // The alternate screen begins empty. To clear it would ask the terminal where its cursor is, and not all answer.
         let (sender, receiver) = mpsc::channel(QUEUE);
         std::thread::Builder::new().name("keys".to_owned()).spawn(move || read_keys(&sender))?;
-        Ok((Self { terminal, _restore: restore }, Input(receiver)))
+        Ok((Self { _restore: restore, terminal }, Input(receiver)))
     }
 
     /// Draws, and returns the height of the terminal in lines.
@@ -80,5 +124,45 @@ fn read_keys(sender: &mpsc::Sender<io::Result<Event>>) {
         if sender.blocking_send(event).is_err() || failed {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// This test by its name, for the one that runs it.
+    const PANICS: &str = "cli::top::screen::tests::a_panic_while_the_terminal_is_taken";
+
+    #[test]
+    #[ignore = "takes the whole terminal; the other test runs it on one of its own"]
+    #[should_panic(expected = "on purpose")]
+    fn a_panic_while_the_terminal_is_taken() {
+        let (_screen, _input) = Screen::open().unwrap();
+        panic!("on purpose");
+    }
+
+    #[test]
+    fn a_panic_is_reported_on_the_terminal_as_it_was() {
+        let program = std::env::current_exe().unwrap();
+        let line = format!("{} --exact --ignored --nocapture {PANICS}; stty -a", program.display());
+        // It is part of Debian's base system.
+        let mut script = Command::new("script");
+        script.args(["-q", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+        let mut child =
+            script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut written = Vec::new();
+        child.stdout.take().unwrap().read_to_end(&mut written).unwrap();
+        assert!(child.wait().unwrap().success());
+        let written = String::from_utf8_lossy(&written);
+        let parts: Vec<&str> = written.split("\x1b[?1049l").collect();
+        let [before, after] = parts[..] else { panic!("the screen is left once: {written:?}") };
+        assert!(before.contains("\x1b[?1049h") && !before.contains("on purpose"), "{written:?}");
+        assert!(after.contains("on purpose") && after.contains("1 passed"), "{written:?}");
+        // The terminal is not in raw mode.
+        assert!(after.contains(" icanon") && !after.contains("-icanon"), "{written:?}");
     }
 }

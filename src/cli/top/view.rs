@@ -202,7 +202,7 @@ impl View {
 /// How far a key moves.
 fn steps(code: KeyCode, height: u16) -> Option<i64> {
     const FAR: i64 = i64::MAX / 2;
-    // What is not the table takes about this many lines.
+    // All but the table takes about this many lines.
     let page = i64::from(height.saturating_sub(8).max(1));
     Some(match code {
         KeyCode::Up | KeyCode::Char('k') => -1,

@@ -302,7 +302,7 @@ async fn a_rate_that_is_set_for_a_while_ends_without_the_store_too() {
     let looked = bench.store.inner().read_record("billing").await.unwrap();
     let rate = "100/s".parse().unwrap();
     let until = Some(looked.now.plus(3 * SECOND));
-    terms.set_rate(None, Override { rate, until, reason: None, set_at: looked.now }).unwrap();
+    terms.set_rate(None, Override { rate, until, reason: None, by: None, set_at: looked.now }).unwrap();
     let change = Change::Terms { of: looked.status.generation, text: &terms.to_text() };
     bench.store.inner().update_record("billing", change).await.unwrap();
     tokio::time::sleep(SECOND).await;

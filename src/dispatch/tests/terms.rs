@@ -47,7 +47,7 @@ async fn set(bench: &Bench, rate: Option<&str>, lasts: Option<Duration>) {
         Some(rate) => {
             let until = lasts.map(|lasts| now.plus(lasts));
             let rate: Amount = rate.parse().unwrap();
-            terms.set_rate(None, Override { rate, until, reason: None, set_at: now }).unwrap();
+            terms.set_rate(None, Override { rate, until, reason: None, by: None, set_at: now }).unwrap();
         }
         None => drop(terms.unset_rate(None).unwrap()),
     }

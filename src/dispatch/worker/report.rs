@@ -130,6 +130,7 @@ impl Worker {
             failures: failures.recent().cloned().collect(),
             store_error: self.reporting.store_error.clone(),
             generation: self.engine.generation().unwrap_or(latest.generation),
+            fingerprint: self.engine.fingerprint(),
             ..Snapshot::starting(Arc::clone(self.engine.settings()))
         }
     }

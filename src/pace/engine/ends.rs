@@ -15,7 +15,7 @@ impl<W: Waiter> Engine<W> {
         while let Some(waiter) = self.backlog.take_ended(now) {
             self.end(waiter, false);
         }
-        // What the limits police is decided as it comes, and the local pace is not that of the limits.
+        // Where the limits police, waiters are decided on as they come; and the local pace is not that of the limits.
         if self.is_absent() || self.settings.on_limit == OnLimit::Reject || !self.backlog.has_ends() {
             return;
         }

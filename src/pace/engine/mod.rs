@@ -189,6 +189,11 @@ impl<W: Waiter> Engine<W> {
         self.terms.agreement().settled()
     }
 
+    /// Returns the fingerprint of the file whose limits are in force; `None` while it is not known.
+    pub(crate) fn fingerprint(&self) -> Option<u64> {
+        self.terms.agreement().fingerprint()
+    }
+
     /// Whether the last call to the store failed.
     pub(crate) const fn is_failing(&self) -> bool {
         self.pacing.state().is_failing()

@@ -27,7 +27,7 @@ impl<W: Waiter> Engine<W> {
             if ready == 0 {
                 continue;
             }
-            // What the downstream's own limits hold up stands before nobody who could go.
+            // Waiters that the downstream's own limits hold up stand before nobody who could go.
             let own = self.settings.limits_of(lane).iter().skip(self.settings.limits.len());
             let limits: Vec<&Limit> = own.collect();
             let Some(slowest) = limits.iter().map(|limit| limit.rate().interval()).max() else { continue };

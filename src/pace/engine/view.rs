@@ -103,7 +103,7 @@ impl<W: Waiter> Engine<W> {
         }
         match self.settings.on_limit {
             OnLimit::Wait => self.binding_limit(),
-            // What the limits do not allow is not held.
+            // Waiters that the limits do not allow are refused, and not held.
             OnLimit::Reject => Hold::Nothing,
         }
     }

@@ -24,7 +24,7 @@
 use crate::limit::{LimitError, LimitSet};
 use crate::pace::{PlanLimits, Settings};
 use crate::store::Status;
-use crate::terms::{Load, Terms, TermsError};
+use crate::terms::{Load, Replica, Terms, TermsError};
 use crate::time::Micros;
 
 /// One replica's knowledge of the terms in force, and its proposal.
@@ -43,8 +43,8 @@ pub(crate) struct Agreement {
     to_write: Option<(u64, String)>,
     /// The generation that this replica cannot use. Until there is a usable one, the known terms are of no use either.
     rejected_generation: Option<u64>,
-    /// The generation for which the log has a warning that the configuration differs.
-    warned_generation: u64,
+    /// The fingerprint of the file in force for which the log has a warning that the configuration differs.
+    warned_fingerprint: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,8 @@ struct Known {
     generation: u64,
     text: String,
     terms: Terms,
+    /// As in [`Terms::fingerprint`].
+    fingerprint: u64,
     /// The instant at which the first rate of an operator expires.
     next_end: Option<Micros>,
 }
@@ -116,7 +118,7 @@ impl Agreement {
             is_proposing: true,
             to_write: None,
             rejected_generation: None,
-            warned_generation: 0,
+            warned_fingerprint: None,
         }
     }
 
@@ -143,6 +145,11 @@ impl Agreement {
     /// Whether the store has lost its record.
     pub(crate) fn is_lost(&self) -> bool {
         self.state == State::Lost
+    }
+
+    /// Returns the fingerprint of the file whose limits are in force; `None` while it is not known.
+    pub(crate) fn fingerprint(&self) -> Option<u64> {
+        self.known.as_ref().filter(|_| self.is_usable()).map(|known| known.fingerprint)
     }
 
     /// Returns the known generation and text, for a store that has lost them.
@@ -223,7 +230,7 @@ impl Agreement {
             (self.state, self.is_proposing) = (State::Unknown, true);
             self.rejected_generation = None;
         }
-        if self.is_proposing && self.propose(generation, text.as_deref()) {
+        if self.is_proposing && self.propose(generation, text.as_deref(), now) {
             return None;
         }
         let text = text?;
@@ -247,7 +254,7 @@ impl Agreement {
 
     /// Proposes this replica's limits if they differ from those in force. Returns false if those in force stay, or
     /// cannot be judged.
-    fn propose(&mut self, generation: u64, text: Option<&str>) -> bool {
+    fn propose(&mut self, generation: u64, text: Option<&str>, now: Micros) -> bool {
         let stored = match text.map(Terms::parse).transpose() {
             Ok(stored) => stored,
             // No replica can use it, so it is replaced.
@@ -257,18 +264,19 @@ impl Agreement {
         match Terms::load(stored.as_ref(), &self.own) {
             Load::Same => {}
             Load::Replace(new) => {
+                let new = new.put_in_force(stored.as_ref(), now, Replica::of_this_process());
                 self.to_write = Some((generation, new.to_text()));
                 return true;
             }
-            Load::Stay { stored, own } => {
+            Load::Stay { stored: revision, own } => {
                 let downstream = self.given.downstream.as_str();
                 tracing::warn!(
                     downstream,
-                    stored,
+                    stored = revision,
                     own,
                     "the limits in force are of a higher revision than this replica's configuration: they stay"
                 );
-                self.warned_generation = generation;
+                self.warned_fingerprint = stored.as_ref().map(Terms::fingerprint);
             }
         }
         self.is_proposing = false;
@@ -278,12 +286,14 @@ impl Agreement {
     fn adopt(&mut self, generation: u64, text: String, now: Micros) -> Result<Adopted, Unusable> {
         let terms = Terms::parse(&text)?;
         let settings = effective(&self.given, &terms, now)?;
+        let (fingerprint, is_news) = (terms.fingerprint(), self.is_another_file(&terms));
         let downstream = self.given.downstream.as_str();
-        if !terms.has_limits_of(&self.own) && !self.is_proposing && self.warned_generation < generation {
-            self.warned_generation = generation;
+        if is_news {
+            let loaded_by = terms.loaded().map(|origin| origin.replica.to_string());
             tracing::warn!(
                 downstream,
                 generation,
+                loaded_by,
                 "this replica's configuration differs from the terms in force (generation {generation}); it goes \
                  by those in force"
             );
@@ -300,9 +310,19 @@ impl Agreement {
         if self.known.is_some() {
             tracing::info!(downstream, generation, rate, "other terms are in force: so many jobs a second");
         }
-        self.known = Some(Known { generation, text, terms, next_end });
+        self.known = Some(Known { generation, text, terms, fingerprint, next_end });
         (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override })
+    }
+
+    /// Whether these terms are of another file than this replica's, of which the log has no warning yet.
+    fn is_another_file(&mut self, terms: &Terms) -> bool {
+        if terms.has_limits_of(&self.own) {
+            self.warned_fingerprint = None;
+            return false;
+        }
+        let fingerprint = Some(terms.fingerprint());
+        !self.is_proposing && std::mem::replace(&mut self.warned_fingerprint, fingerprint) != fingerprint
     }
 
     /// Ends the rates of operators that have expired at the store's instant `now`; the replica that notices first tells
@@ -312,6 +332,7 @@ impl Agreement {
         let known = self.known.as_mut().filter(|known| known.next_end.is_some_and(|end| end <= now))?;
         known.next_end = known.terms.next_end(now);
         if let Some(left) = known.terms.expired(now) {
+            let left = left.put_in_force(Some(&known.terms), now, Replica::of_this_process());
             self.to_write = Some((known.generation, left.to_text()));
         }
         let settings = effective(&self.given, &known.terms, now).ok().filter(|_| is_away);

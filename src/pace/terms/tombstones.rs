@@ -45,7 +45,7 @@ pub(crate) struct Tombstones {
 enum State {
     /// The store has not answered yet.
     Unknown,
-    /// What the store has is being read from the beginning.
+    /// The store's tombstones are being read from the beginning.
     Comparing,
     /// The store lacks these, which are being restored from the last one on.
     Missing(Vec<Arc<str>>),

@@ -171,7 +171,7 @@ proptest! {
         let count = ((most as f64 * part) as u64).max(1);
         let amount = Amount::per(count, period).unwrap();
         prop_assert_eq!(amount.to_string().parse(), Ok(amount));
-        // What is an amount is a rate.
+        // Every amount is a rate.
         let rate = amount.rate().unwrap();
         prop_assert_eq!(u128::from(rate.count()) * period.longest().as_micros(), u128::from(count) * u128::from(rate.period_micros()));
     }

@@ -22,7 +22,7 @@ impl RedisStore {
         let seen = keys::seen(&self.prefix);
         let call = |_| self.scripts.summaries("list", std::slice::from_ref(&seen), self.now());
         let replicas: Vec<Vec<u8>> = self.servers.invoke(keys::FLEET, call).await?;
-        // What is no text was not left by paced.
+        // A name that is no text was not left by paced.
         let mut replicas: Vec<String> =
             replicas.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
         replicas.sort_unstable();

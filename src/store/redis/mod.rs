@@ -72,7 +72,7 @@ impl RedisStore {
     /// - `redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]`: the cluster of these nodes. All keys
     ///   of a downstream lie on one master.
     ///
-    /// What is special in a user or a password is percent-encoded.
+    /// Special characters in a user or a password are percent-encoded.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] when the URL or the prefix is wrong.

@@ -18,7 +18,12 @@ pub(super) struct AdminReplica {
 
 impl AdminReplica {
     async fn start(site: &Site, admin: &str) -> Self {
-        let paced = Paced::start(&format!("{}{ADMIN}{admin}", site.config()), &[], &[]).await;
+        Self::with_config(&format!("{}{ADMIN}{admin}", site.config())).await
+    }
+
+    /// Starts a replica with this configuration, which has the table `[admin]`.
+    pub(super) async fn with_config(config: &str) -> Self {
+        let paced = Paced::start(config, &[], &[]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
         let line: Value = serde_json::from_str(&line).unwrap();
@@ -142,6 +147,8 @@ async fn what_one_replica_is_told_all_know() {
     assert_eq!((status, &told["limits"][0]["rate"]), (200, &json!("40/s")), "{told}");
     let told = other.get().await;
     let set = &told["overrides"][0];
+    assert_eq!((&set["by"], &set["set_at"]), (&json!("127.0.0.1"), &told["limits"][0]["since"]), "{told}");
+    assert_eq!(told["limits"][0]["from"]["replica"], one.get().await["replica"], "{told}");
     let span = set["until"].as_i64().unwrap() - set["set_at"].as_i64().unwrap();
     assert_eq!((&set["rate"], &set["reason"], span), (&json!("40/s"), &json!("trial"), 1000), "{told}");
     until("the rate is over", LONG, async || {
@@ -193,22 +200,36 @@ async fn the_tools_change_what_runs() {
     assert_eq!(tool(&["resume", "billing"]).await, "billing is resumed\n");
 
     let table = tool(&["rate", "get", "billing"]).await;
+    let id = replica.get().await["replica"].as_str().unwrap().to_owned();
+    let head = format!("billing: generation 1, by the file that replica {id} on ");
+    assert!(table.starts_with(&head), "{table}");
+    // The columns after the one with instants have the machine's name, which may be anything.
     let rows = |table: &str| -> Vec<Vec<String>> {
-        table.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+        let cells = |line: &str| line.split("  ").map(str::trim).map(str::to_owned).collect::<Vec<_>>();
+        let rows = table.lines().skip(1).map(cells);
+        rows.map(|row| row.into_iter().filter(|cell| !cell.is_empty()).collect()).collect()
     };
-    assert_eq!(
-        rows(&table),
-        [
-            ["LIMIT", "ALGORITHM", "RATE", "SET"],
-            ["leaky-bucket-0", "leaky-bucket", "100/s", "-"],
-            ["log", "sliding-log", "1000/m", "-"]
-        ]
-    );
-    let table = tool(&["rate", "set", "billing", "20/s", "--for", "2h", "--reason", "trial"]).await;
-    assert!(table.contains("leaky-bucket-0  leaky-bucket    20/s              until 2"), "{table}");
-    assert!(table.contains(" UTC over 100/s (trial)\n"), "{table}");
+    let told = rows(&table);
+    assert_eq!(told[0], ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"], "{table}");
+    assert_eq!(told[1][..4], ["leaky-bucket-0", "leaky-bucket", "100/s", "100/s"], "{table}");
+    assert_eq!(told[2][..4], ["log", "sliding-log", "1000/m", "1000/m"], "{table}");
+    for row in &told[1..] {
+        assert!(row[4].parse::<jiff::Timestamp>().is_ok() && row[4].contains('T'), "{table}");
+        assert!(row[5].starts_with(&format!("{id} on ")) && row[6] == "-", "{table}");
+    }
+    let table =
+        tool(&["rate", "set", "billing", "2_0 per 1 second", "--for", "2h", "--reason", "trial"]).await;
+    let set = &rows(&table)[1];
+    assert_eq!(set[..4], ["leaky-bucket-0", "leaky-bucket", "100/s", "20/s"], "{table}");
+    assert!(set[6].starts_with("by 127.0.0.1 at 2") && set[6].ends_with("Z (trial)"), "{table}");
+    until("the status says who set it", LONG, async || {
+        tool(&["status", "billing"]).await.contains("leaky-bucket-0 20/s by 127.0.0.1 since 2")
+    })
+    .await;
     let table = tool(&["rate", "set", "billing", "500/m", "--limit", "log"]).await;
-    assert!(table.contains("500/m             until it is unset over 1000/m\n"), "{table}");
+    let set = &rows(&table)[2];
+    assert_eq!(set[2..4], ["1000/m", "500/m"], "{table}");
+    assert!(set[6].ends_with(", until it is unset"), "{table}");
     let told: Value = serde_json::from_str(&tool(&["-o", "json", "rate", "unset", "billing"]).await).unwrap();
     assert_eq!(told["overrides"].as_array().unwrap().len(), 1);
     tool(&["rate", "unset", "billing", "--limit", "log", "--reason", "done"]).await;

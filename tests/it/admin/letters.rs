@@ -25,7 +25,7 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     assert!(letters.iter().all(is_bad) && letters[0]["reason"] == "status", "{told}");
     assert_eq!((&letters[0]["status"], &letters[0]["attempts"]), (&json!(404), &json!(1)), "{told}");
 
-    // Whoever may only look changes nothing, and holds no letters.
+    // With the token for reading nothing is changed, and no letters are held.
     for (method, what) in
         [(Method::GET, "/dead"), (Method::POST, "/dead/replay"), (Method::POST, "/dead/purge")]
     {

@@ -15,18 +15,20 @@ const LEAVE: &str = "\x1b[?1049l";
 /// How it is ended.
 enum End {
     Keys(&'static [u8]),
-    Terminate,
+    Signal(Signal),
 }
 
 /// Runs it against the daemon at this address until `text` is on the screen, then ends it; returns the exit code and what was
-/// written to the terminal.
+/// written to the terminal, at last how the terminal is set.
 async fn top(base: &str, text: &'static str, end: End) -> (Option<i32>, String) {
     let folder = tempfile::TempDir::new().unwrap();
     let file = folder.path().join("tool.toml");
     std::fs::write(&file, format!("[admin]\ntoken = '{TOKEN}'\n")).unwrap();
     let (binary, file) = (binary(), file.display().to_string());
     let line = format!(
-        "stty rows 24 cols 100; echo pid=$$,; exec timeout --foreground 60 {} -c {file} --admin {base} top",
+        "stty rows 24 cols 100; \
+         timeout --foreground 60 sh -c 'echo pid=$$,; exec {} -c {file} --admin {base} top'; code=$?; \
+         stty -a; exit $code",
         binary.display()
     );
     // It is part of Debian's base system.
@@ -49,8 +51,7 @@ async fn top(base: &str, text: &'static str, end: End) -> (Option<i32>, String) 
             let seen = String::from_utf8_lossy(&written);
             match end.take_if(|_| seen.contains(text)) {
                 Some(End::Keys(typed)) => keys.write_all(typed).unwrap(),
-                // The command in front of it passes the signal on.
-                Some(End::Terminate) => kill_process(pid(&seen), Signal::TERM).unwrap(),
+                Some(End::Signal(signal)) => kill_process(pid(&seen), signal).unwrap(),
                 None => {}
             }
         }
@@ -66,6 +67,13 @@ fn pid(written: &str) -> Pid {
     Pid::from_raw(id.parse().unwrap()).unwrap()
 }
 
+/// Checks that the terminal shows its own screen again, and is not in raw mode.
+fn assert_restored(written: &str) {
+    let after = written.rsplit_once(LEAVE).unwrap_or_else(|| panic!("{written:?}")).1;
+    assert!(!after.contains("billing"), "{after:?}");
+    assert!(after.contains(" icanon") && !after.contains("-icanon"), "{after:?}");
+}
+
 #[tokio::test]
 async fn top_shows_the_downstreams_and_gives_the_terminal_back() {
     let site = Site::shared("top", "rate = '40/s'").await;
@@ -73,11 +81,12 @@ async fn top_shows_the_downstreams_and_gives_the_terminal_back() {
     let (code, written) = top(&replica.base, "billing", End::Keys(b"q")).await;
     assert_eq!(code, Some(0), "{written:?}");
     assert!(written.contains(ENTER), "{written:?}");
-    let after = written.rsplit_once(LEAVE).unwrap_or_else(|| panic!("{written:?}")).1;
-    assert!(!after.contains("billing"), "{after:?}");
-    let (code, written) = top(&replica.base, "billing", End::Terminate).await;
-    assert_eq!(code, Some(0), "{written:?}");
-    assert!(written.contains(LEAVE), "{written:?}");
+    assert_restored(&written);
+    for signal in [Signal::TERM, Signal::HUP] {
+        let (code, written) = top(&replica.base, "billing", End::Signal(signal)).await;
+        assert_eq!(code, Some(0), "{signal:?}: {written:?}");
+        assert_restored(&written);
+    }
 
     let output = replica.tool(TOKEN, &["top"]).await;
     assert_eq!((output.code, output.stdout.as_str()), (2, ""));
@@ -91,5 +100,5 @@ async fn top_goes_on_trying_where_no_daemon_is() {
     // A terminal gets only what changed, so that words may come in pieces.
     let (code, written) = top(&base, "ANSWERED", End::Keys(b"\x03")).await;
     assert_eq!(code, Some(0), "{written:?}");
-    assert!(written.contains(LEAVE), "{written:?}");
+    assert_restored(&written);
 }

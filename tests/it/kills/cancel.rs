@@ -55,7 +55,7 @@ async fn a_kill_while_jobs_are_cancelled_sends_none() {
             site.publish(jobs).await;
             kill.wait_exit(&replica).await;
         } else {
-            // What the store has is never sent, although nobody was told so.
+            // A job that is cancelled in the store is never sent, although nobody was told so.
             kill.wait_exit(&replica).await;
             site.publish(jobs).await;
         }

@@ -127,7 +127,7 @@ async fn summaries_in_redis_end_by_themselves() {
     assert_eq!(redis.command(&["ZSCORE", &seen, "gone"]).await.unwrap().trim(), "$-1", "it is removed");
 }
 
-/// Whoever may write these keys can put anything there. It costs no replica more than the list.
+/// A stranger who may write these keys can put anything there. That costs no replica more than the list.
 #[tokio::test]
 async fn what_is_no_summary_is_not_listed() {
     let (redis, prefix) = (redis().await, unique("strange"));
@@ -208,7 +208,7 @@ async fn the_count_of_parked_jobs_is_kept_for_long_after_it_changed() {
     shorten().await;
     store.set_parked("billing", 0).await.unwrap();
     assert!(ttl(redis, &key).await > 60_000);
-    // What is no count is 0.
+    // A value that is no count is read as 0.
     for odd in ["many", "-5", "inf", "nan", "1e300"] {
         redis.command(&["SET", &key, odd]).await.unwrap();
         assert_eq!(store.note_parked("billing", 0).await.unwrap(), 0, "{odd}");

@@ -26,14 +26,14 @@ async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
-/// What a server has done so far, or did in one call.
+/// The work that a server has done so far, or did in one call.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// In scripts.
+    /// The time spent in scripts, in µs.
     micros: i64,
-    /// That scripts ran.
+    /// The commands that scripts ran.
     commands: i64,
-    /// Appended to its file.
+    /// The bytes appended to its file.
     bytes: i64,
 }
 
@@ -57,7 +57,7 @@ impl Work {
         Self { micros, commands, bytes }
     }
 
-    /// What `call` has the server do.
+    /// Measures what `call` has the server do.
     async fn of<T>(redis: &Redis, call: impl Future<Output = T>) -> (Self, T) {
         let before = Self::so_far(redis).await;
         let answer = call.await;
@@ -93,7 +93,7 @@ async fn reserve(store: &RedisStore, name: &str, limits: &LimitSet, jobs: usize)
     store.reserve(call(name, limits, &vec![1; jobs])).await.unwrap()
 }
 
-/// What giving the last slot back has the server do, where a log has so many entries.
+/// Measures what it costs the server to give the last slot back, where a log has this number of entries.
 async fn cancel(redis: &Redis, entries: usize) -> Work {
     // Time stands still: no slot is reached.
     let store = store(redis).await.with_test_clock(Arc::new(ManualClock::new(TODAY)));
@@ -208,7 +208,7 @@ fn every(buckets: u32) -> Vec<Vec<Limit>> {
     ]
 }
 
-/// What a full call takes once each bucket of a window has held units, in µs.
+/// Measures how long a full call takes once each bucket of a window has held units, in µs.
 async fn full_call(redis: &Redis, limits: Vec<Limit>, buckets: u32) -> i64 {
     let clock = Arc::new(ManualClock::new(TODAY));
     let (store, name) = (store(redis).await.with_test_clock(clock.clone()), unique("full"));

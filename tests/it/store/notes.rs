@@ -86,7 +86,7 @@ async fn a_note_outlives_its_pause_by_a_day_and_no_loss() {
     let resumed = update(Change::Resume).await.status.pause.version;
     assert_eq!(ttl(redis, &key("note")).await, -2, "whoever resumes ends it");
 
-    // What another version of paced, or a stranger, has left there is no note on this pause.
+    // A text that another version of paced, or a stranger, has left there is no note on this pause.
     let version = update(pause(None, NOTE)).await.status.pause.version;
     assert!(version > resumed);
     let long = format!("{version}:{}", "x".repeat(1 << 20));

@@ -53,7 +53,7 @@ async fn all(store: &dyn Store, name: &str, after: u64) -> Vec<Tombstone> {
     }
 }
 
-/// What two stores must agree on: they began at different instants.
+/// Returns the part of a reply on which two stores must agree. They began at different instants.
 fn comparable(reply: TombstoneReply) -> TombstoneReply {
     TombstoneReply { epoch: Micros(0), ..reply }
 }
@@ -132,7 +132,7 @@ async fn the_latest_change_counts_and_every_answer_tells_of_it() {
             [Tombstone { id: Arc::from("a"), until, is_undone: false }]
         );
         assert_eq!(again.changed, 1);
-        // What has ended makes room, and is not told.
+        // A tombstone that has ended makes room, and is not listed.
         clock.set(START.plus(2 * HOUR));
         store.tombstones(&name, TombstoneCall::Undo { ids: &both }).await.unwrap();
         assert_eq!(all(&*store, &name, 0).await, []);

@@ -43,14 +43,14 @@ impl Answer {
         Self { hang_up: true, ..Self::ok() }
     }
 
-    /// With this header.
+    /// Adds this header.
     #[must_use]
     pub fn header(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// With this body.
+    /// Sets this body.
     #[must_use]
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();

@@ -46,7 +46,7 @@ pub struct Arrival {
     pub at: u64,
     /// The same by the wall clock.
     pub wall: Micros,
-    /// In upper case.
+    /// The method, in upper case.
     pub method: String,
     /// Path and query.
     pub path: String,

@@ -1,4 +1,4 @@
-//! What passes unchanged lapin parses, and what lapin parses within the bounds passes unchanged.
+//! Lapin parses all content that passes unchanged, and all content that lapin parses within the bounds passes unchanged.
 
 use amq_protocol::frame::gen_frame;
 
@@ -82,7 +82,7 @@ fn guard_and_parser_agree_over_flipped_bits() {
     let frame = frame(HEADER, 3, &generate::payload(9, 0xfffc, &properties));
     assert!(compare(&frame, 0), "it is good as it is");
     let mut changed = 0;
-    // What precedes the flags is the body's size and the frame's outline.
+    // The body's size and the frame's outline precede the flags.
     for bit in 19 * 8..(frame.len() - 1) * 8 {
         let mut frame = frame.clone();
         frame[bit / 8] ^= 1 << (bit % 8);

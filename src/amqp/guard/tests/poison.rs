@@ -1,4 +1,4 @@
-//! What is kept of each kind of malformed message, and which detail names the trouble.
+//! Tests what is kept of each kind of malformed message, and which detail names the trouble.
 
 use super::generate::{deliver, entry, long, nested, payload, short, with_headers};
 use super::*;
@@ -212,7 +212,7 @@ fn a_producers_header_that_looks_like_a_mark_is_none() {
     assert!(headers(&properties).contains_key(&name));
 }
 
-/// What is no AMQP passes, for lapin to fail on.
+/// Bytes that are no AMQP pass, for lapin to fail on.
 #[test]
 fn broken_framing_is_left_to_lapin() {
     let good = frame(HEADER, 1, &with_headers(&[]));

@@ -27,7 +27,7 @@ const BUSY: Duration = Duration::from_micros(400);
 pub(super) struct Handover {
     /// The instant from which bells are dated.
     start: Instant,
-    /// By how much earlier than its alarm a bell rings, in ns.
+    /// How much earlier than its alarm a bell rings, in ns.
     lead: AtomicU64,
     /// The time in ns that polls have spun since it was taken last.
     spun: AtomicU64,

@@ -14,6 +14,13 @@ fn text(rate: &str) -> String {
     testing::settings(rate).terms().to_text()
 }
 
+/// Returns the text by which this process puts a file of this rate in force in place of `before`.
+fn written(rate: &str, before: Option<&str>) -> String {
+    let before = before.map(|before| Terms::parse(before).unwrap());
+    let terms = testing::settings(rate).terms();
+    terms.put_in_force(before.as_ref(), NOW, Replica::of_this_process()).to_text()
+}
+
 /// Returns the text as a later version of paced would write it.
 fn unreadable() -> String {
     text("1/s").replacen("1", "9999", 1)
@@ -59,10 +66,10 @@ fn a_replica_proposes_its_own_where_the_store_has_none() {
     let mut agreement = Agreement::new(testing::settings("5/s"));
     assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(Wanted::Read)));
     assert!(agreement.on_record(status(0), None, NOW).is_none());
-    let wanted = Wanted::Write { of: 0, text: text("5/s") };
+    let wanted = Wanted::Write { of: 0, text: written("5/s", None) };
     assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(wanted)));
     assert_eq!(agreement.settled(), None, "nothing goes before they are in force");
-    assert!(agreement.on_record(status(1), Some(text("5/s")), NOW).is_some());
+    assert!(agreement.on_record(status(1), Some(written("5/s", None)), NOW).is_some());
     assert_eq!((agreement.settled(), agreement.wanted()), (Some(1), None));
 }
 
@@ -70,7 +77,7 @@ fn a_replica_proposes_its_own_where_the_store_has_none() {
 fn another_file_replaces_the_terms_unless_their_revision_is_higher() {
     let mut agreement = Agreement::new(testing::settings("5/s"));
     agreement.on_record(status(3), Some(text("7/s")), NOW);
-    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: text("5/s") }));
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: written("5/s", Some(&text("7/s"))) }));
     let stored = Settings { revision: Some(2), ..testing::settings("7/s") }.terms().to_text();
     let mut agreement = Agreement::new(testing::settings("5/s"));
     let adopted = agreement.on_record(status(3), Some(stored), NOW).unwrap();
@@ -82,7 +89,7 @@ fn somebody_else_was_faster_with_a_proposal() {
     let mut agreement = Agreement::new(testing::settings("5/s"));
     agreement.on_record(status(0), None, NOW);
     agreement.on_record(status(1), Some(text("7/s")), NOW);
-    let wanted = Wanted::Write { of: 1, text: text("5/s") };
+    let wanted = Wanted::Write { of: 1, text: written("5/s", Some(&text("7/s"))) };
     assert_eq!(agreement.wanted(), Some(wanted), "not the one over generation 0");
 }
 
@@ -197,7 +204,7 @@ fn a_reload_proposes_while_the_terms_in_force_count_on() {
     assert_eq!((rate(&settings), settings.concurrency), (5.0, 7), "all but the limits counts at once");
     assert_eq!((agreement.settled(), agreement.wanted()), (Some(3), Some(Wanted::Read)));
     agreement.on_record(status(3), Some(text("5/s")), NOW);
-    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: text("8/s") }));
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: written("8/s", Some(&text("5/s"))) }));
     let adopted = agreement.on_record(status(4), Some(text("8/s")), NOW).unwrap();
     assert_eq!((rate(&adopted.settings), adopted.settings.concurrency), (8.0, 7));
 }
@@ -207,8 +214,8 @@ fn a_rate_that_an_operator_set_ends() {
     const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
     let mut agreement = in_force();
     let mut terms = testing::settings("5/s").terms();
-    let rate_set =
-        Override { rate: "20/s".parse().unwrap(), until: Some(NOW.plus(SECOND)), reason: None, set_at: NOW };
+    let (rate_set, until) = ("20/s".parse().unwrap(), Some(NOW.plus(SECOND)));
+    let rate_set = Override { rate: rate_set, until, reason: None, by: None, set_at: NOW };
     terms.set_rate(None, rate_set).unwrap();
     agreement.on_generation(4);
     let adopted = agreement.on_record(status(4), Some(terms.to_text()), NOW).unwrap();
@@ -218,7 +225,9 @@ fn a_rate_that_an_operator_set_ends() {
     let end = NOW.plus(SECOND);
     assert_eq!(agreement.without_expired(end).map(|settings| rate(&settings)), Some(5.0));
     assert!(agreement.expire(end, false).is_none(), "the store is told first");
-    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 4, text: text("5/s") }));
+    let left = testing::settings("5/s").terms();
+    let left = left.put_in_force(Some(&terms), end, Replica::of_this_process()).to_text();
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 4, text: left }));
     assert_eq!(agreement.next_end(), None, "it is noticed once");
     let mut away = in_force();
     away.on_generation(4);
@@ -237,4 +246,20 @@ fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
     assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(Wanted::Read)));
     assert!(agreement.on_record(status(4), Some(text("7/s")), NOW).is_some());
     assert_eq!(agreement.settled(), Some(4), "its own 5/s are not proposed");
+}
+
+#[test]
+fn another_file_is_warned_of_once_however_many_rates_are_set() {
+    let mut agreement = in_force();
+    let own = testing::settings("5/s").terms();
+    assert_eq!(agreement.fingerprint(), Some(own.fingerprint()));
+    let mut other = testing::settings("7/s").terms();
+    assert!(agreement.is_another_file(&other));
+    let rate = "20/s".parse().unwrap();
+    other.set_rate(None, Override { rate, until: None, reason: None, by: None, set_at: NOW }).unwrap();
+    assert!(!agreement.is_another_file(&other), "it is the same file, with a rate over it");
+    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert!(!agreement.is_another_file(&own), "its own is in force again");
+    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert_eq!(rejected().fingerprint(), None, "nobody knows what is in force");
 }

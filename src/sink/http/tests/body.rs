@@ -124,7 +124,7 @@ async fn a_body_that_is_longer_than_what_is_read_throttles_nobody() {
     let throttled_when = Some(crate::sink::BodyMatch::new("/code", "slow_down".into()));
     let sink = HttpSink::new(HttpOptions { throttled_when, ..options(&server.base) }).expect("a sink");
     assert!(matches!(sink.send(&job()).await, Outcome::Throttled { status: 200, .. }), "that is read whole");
-    // What was read of the others is no whole JSON text, whatever it begins with: they are the successes that they say.
+    // The part of the others that was read is no whole JSON text, whatever it begins with. So their statuses count.
     for _ in 0..2 {
         delivered(sink.send(&job()).await);
     }
