@@ -8,6 +8,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use super::properties::PERSISTENT;
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, ParkReason, Stay};
+use crate::sink::excerpt_len;
 use crate::time::Micros;
 
 pub(super) const REASON: &str = "paced-reason";
@@ -16,9 +17,10 @@ pub(super) const STATUS: &str = "paced-status";
 pub(super) const ATTEMPTS: &str = "paced-attempts";
 pub(super) const ROUTING_KEY: &str = "paced-routing-key";
 pub(super) const DEAD_AT: &str = "paced-dead-at";
+const RESPONSE: &str = "paced-response";
 
 /// The headers that a dead letter has beyond its job's own.
-const REPORT: [&str; 6] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT];
+const REPORT: [&str; 7] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT, RESPONSE];
 
 const PARKED: &str = "paced-parked";
 const PARKED_FOR: &str = "paced-parked-for";
@@ -55,6 +57,11 @@ pub(super) fn dead_letter(
     headers.push((ATTEMPTS.into(), AMQPValue::LongLongInt(letter.report.attempts.into())));
     headers.push((ROUTING_KEY.into(), text(routing_key)));
     headers.push((DEAD_AT.into(), AMQPValue::LongLongInt(now.0 / 1000)));
+    if !letter.response.is_empty() {
+        // A long string takes any bytes; nearly always they are text.
+        let response = &letter.response[..excerpt_len(&letter.response)];
+        headers.push((RESPONSE.into(), AMQPValue::LongString(LongString::from(response))));
+    }
     fit(&mut headers, frame_max);
     rebuild(properties, headers)
 }
@@ -176,6 +183,16 @@ pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String>
     }
 }
 
+/// The beginning of the answer that a letter's job died of, as text. Anybody who may write to the queue can put a longer
+/// one there.
+pub(super) fn response(properties: &BasicProperties) -> Option<String> {
+    let AMQPValue::LongString(response) = properties.headers().as_ref()?.inner().get(RESPONSE)? else {
+        return None;
+    };
+    let bytes = response.as_bytes();
+    Some(String::from_utf8_lossy(&bytes[..excerpt_len(bytes)]).into_owned())
+}
+
 /// The routing key that a letter's job was published with, if the letter has it: from our own header, or from the
 /// broker's account of its own dead-lettering.
 pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
@@ -279,9 +296,9 @@ static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     })
 });
 
-/// Drops the largest headers that are not ours until all fit one frame: a message that came with
-/// nearly a frame of headers could not be dead-lettered otherwise, and the broker would close the
-/// connection over each attempt.
+/// Drops headers until all fit one frame: first the response, without which the job is still whole, and then the largest
+/// that are not ours. A message that came with nearly a frame of headers could not be dead-lettered otherwise, and the
+/// broker would close the connection over each attempt.
 fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
     let budget = frame_max.saturating_sub(OTHER_PROPERTIES);
     loop {
@@ -289,13 +306,13 @@ fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
         if total <= budget {
             return;
         }
-        let largest = headers
-            .iter()
-            .enumerate()
-            .filter(|(_, (name, _))| !REPORT.contains(&name.as_str()))
-            .max_by_key(|(_, (name, value))| entry(name, value))
-            .map(|(index, _)| index);
-        let Some(index) = largest else { return };
+        let response = headers.iter().position(|(name, _)| name.as_str() == RESPONSE);
+        let largest = || {
+            let all = headers.iter().enumerate();
+            let others = all.filter(|(_, (name, _))| !REPORT.contains(&name.as_str()));
+            others.max_by_key(|(_, (name, value))| entry(name, value)).map(|(index, _)| index)
+        };
+        let Some(index) = response.or_else(largest) else { return };
         let (name, _) = headers.remove(index);
         HEADER_LOG.line("dropped", || {
             tracing::warn!(

@@ -152,6 +152,7 @@ pub(super) fn dispatcher(
         headers: headers.collect(),
         max_connection_age: http.max_connection_age,
         throttled_when: downstream.throttled_when.clone(),
+        keep_response: http.keep_response,
     })?;
     let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
         true => sink.reading_headers_again(read_headers(http.headers.clone())),

@@ -291,6 +291,8 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
     let max_body = reader.parsed(&table, "max_body", Absent::Default("1MiB"), value::body_size);
     let allow_headers =
         reader.texts(&table, "allow_headers", &[], "[\"x-request-id\"]", value::allowed_header);
+    let keep_response = reader.boolean(&table, "keep_response", true);
+    // They come last, since they are a table of their own.
     let headers = headers(reader, &table);
     Some(Http {
         base_url: base_url?,
@@ -298,6 +300,7 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
         max_connection_age: max_connection_age?,
         max_body: max_body?,
         allow_headers: allow_headers?,
+        keep_response: keep_response?,
         headers: headers?,
     })
 }

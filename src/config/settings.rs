@@ -161,6 +161,8 @@ pub struct Http {
     pub max_body: usize,
     /// Request headers that a job may set, in lower case.
     pub allow_headers: Vec<String>,
+    /// Whether a dead letter has the beginning of the answer that its job died of.
+    pub keep_response: bool,
     /// Request headers of every request; names in lower case.
     pub headers: Vec<(String, Secret)>,
 }
@@ -359,6 +361,7 @@ mod tests {
                     max_connection_age: Duration::from_secs(90),
                     max_body: 1,
                     allow_headers: Vec::new(),
+                    keep_response: true,
                     headers: Vec::new(),
                 },
                 retry: RetryPolicy::default(),

@@ -322,7 +322,7 @@ impl Flight {
                 context.meters.retry("answer");
                 self.entry.attempts.unreadable += 1;
                 if self.entry.attempts.unreadable > MAX_UNREADABLE {
-                    let letter = DeadLetter { reason: Reason::Status, detail, report: self.report(None) };
+                    let letter = DeadLetter::new(Reason::Status, detail, self.report(None));
                     return self.dead_letter(letter, Response::default()).await;
                 }
                 let wait = retry.backoff(self.entry.attempts.failed(), None, None);
@@ -349,8 +349,9 @@ impl Flight {
     ) {
         let is_refused = status.is_some_and(|status| self.context.retry.on_unauthorized.contains(status));
         self.entry.attempts.refused += u32::from(is_refused);
-        let response = response.unwrap_or_else(|| Response::without_body(status));
-        let letter = DeadLetter { reason, detail, report: self.report(status) };
+        let mut response = response.unwrap_or_else(|| Response::without_body(status));
+        let excerpt = std::mem::take(&mut response.excerpt);
+        let letter = DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt);
         if !is_refused {
             return self.dead_letter(letter, response).await;
         }
@@ -382,7 +383,7 @@ impl Flight {
         mut wait: Option<Duration>,
         mut detail: String,
         status: Option<u16>,
-        response: Option<Response>,
+        mut response: Option<Response>,
     ) {
         let retry = &self.context.retry;
         if wait.is_some_and(|wait| retry.is_too_old(self.entry.age.born, wall_now().plus(wait))) {
@@ -393,13 +394,14 @@ impl Flight {
             ));
         }
         let Some(wait) = wait else {
+            let excerpt = response.as_mut().map(|response| std::mem::take(&mut response.excerpt));
             // A success that throttles must not look like one to whoever waits for the reply.
             let is_failure = |status: u16| !(200..300).contains(&status);
             let response = response.filter(|response| is_failure(response.status));
             let status = status.filter(|status| is_failure(*status));
             let response = response.unwrap_or_else(|| Response::without_body(status));
-            let (reason, report) = (Reason::AttemptsExhausted, self.report(status));
-            return self.dead_letter(DeadLetter { reason, detail, report }, response).await;
+            let letter = DeadLetter::new(Reason::AttemptsExhausted, detail, self.report(status));
+            return self.dead_letter(letter.with_response(excerpt.unwrap_or_default()), response).await;
         };
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");

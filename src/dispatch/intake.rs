@@ -49,13 +49,13 @@ pub(super) fn intake(
     let job = match job::decode(&message, rules) {
         Ok(job) => job,
         Err(Rejection { reason, detail }) => {
-            let letter = DeadLetter { reason, detail, report: Report::UNSENT };
+            let letter = DeadLetter::new(reason, detail, Report::UNSENT);
             return Intake::Dead(ticket, letter, wants_reply(&message, rules));
         }
     };
     let now = wall_now();
     if let Some(detail) = too_far(job.not_before, now) {
-        let letter = DeadLetter { reason: Reason::MalformedHeader, detail, report: Report::UNSENT };
+        let letter = DeadLetter::new(Reason::MalformedHeader, detail, Report::UNSENT);
         return Intake::Dead(ticket, letter, wants_reply(&message, rules));
     }
     let deadline = job.deadline.filter(|deadline| *deadline < now);
@@ -109,7 +109,7 @@ fn wants_reply(message: &Message, rules: &Rules) -> bool {
 /// The dead letter of a job whose `paced-deadline` has passed.
 pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
     let detail = format!("paced-deadline {} ms has passed", deadline.0 / 1000);
-    DeadLetter { reason: Reason::Expired, detail, report }
+    DeadLetter::new(Reason::Expired, detail, report)
 }
 
 /// The dead letter of a job that waits longer than `max_wait`: a job that is published after `retry_after` may not.
@@ -118,13 +118,13 @@ pub(super) fn queue_full(max_wait: Duration, retry_after: Duration, report: Repo
         "it would wait for a slot for longer than max_wait ({max_wait:?}); try again in {} s",
         retry_after.as_secs()
     );
-    DeadLetter { reason: Reason::QueueFull, detail, report }
+    DeadLetter::new(Reason::QueueFull, detail, report)
 }
 
 /// The dead letter of a job that is too old to be tried again.
 pub(super) fn too_old(max_age: Duration, report: Report) -> DeadLetter {
     let detail = format!("older than retry.max_age ({max_age:?}) before it could be tried again");
-    DeadLetter { reason: Reason::AttemptsExhausted, detail, report }
+    DeadLetter::new(Reason::AttemptsExhausted, detail, report)
 }
 
 /// The dead letter of a job that the limits allow only at `earliest`.
@@ -136,5 +136,5 @@ pub(super) fn rejected(limit: Option<&Limit>, earliest: Micros, report: Report) 
         }
         _ => format!("the limit `{name}` is used up"),
     };
-    DeadLetter { reason: Reason::Rejected, detail, report }
+    DeadLetter::new(Reason::Rejected, detail, report)
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::future::Future;
 
+use bytes::Bytes;
+
 use crate::job::{Message, Reason};
 use crate::sink::{Receipt, Response};
 use crate::store::BoxFuture;
@@ -208,4 +210,21 @@ pub struct DeadLetter {
     pub detail: String,
     /// `paced-status`, `paced-attempts`.
     pub report: Report,
+    /// `paced-response`: the beginning of the answer that the job died of; empty where there was none, or it is not kept.
+    pub response: Bytes,
+}
+
+impl DeadLetter {
+    /// A letter without a response.
+    #[must_use]
+    pub fn new(reason: Reason, detail: impl Into<String>, report: Report) -> Self {
+        Self { reason, detail: detail.into(), report, response: Bytes::new() }
+    }
+
+    /// The letter with this response, of which the publisher takes the first
+    /// [`MAX_EXCERPT`](crate::sink::MAX_EXCERPT) bytes.
+    #[must_use]
+    pub fn with_response(self, response: Bytes) -> Self {
+        Self { response, ..self }
+    }
 }

@@ -14,13 +14,14 @@ pub const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "d
 
 /// The headers that paced writes on dead letters and on jobs that are parked. They are accepted, so that a letter can be
 /// published again unchanged, and mean nothing.
-pub const STRIPPED: [&str; 13] = [
+pub const STRIPPED: [&str; 14] = [
     "reason",
     "detail",
     "status",
     "attempts",
     "routing-key",
     "dead-at",
+    "response",
     "parked",
     "parked-for",
     "first-seen",

@@ -211,7 +211,7 @@ impl Ticket for InputTicket {
 
     fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            let DeadLetter { reason, detail, report } = letter;
+            let DeadLetter { reason, detail, report, .. } = letter;
             let id = shown(self.id.as_bytes(), 255);
             self.shared.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
             self.settle(Some(reason), report);

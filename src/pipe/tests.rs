@@ -51,7 +51,7 @@ fn ack(delivery: Delivery) {
 }
 
 async fn dead_letter(delivery: Delivery, reason: Reason, report: Report) {
-    delivery.ticket.dead_letter(DeadLetter { reason, detail: "because".to_owned(), report }).await;
+    delivery.ticket.dead_letter(DeadLetter::new(reason, "because", report)).await;
 }
 
 fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {

@@ -88,7 +88,7 @@ pub enum Outcome {
         status: u16,
         /// How long nothing is to be released to the downstream (`Retry-After`), if it said so.
         after: Option<Duration>,
-        /// The response, for `reply_to`, when no attempt is left.
+        /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
     /// The downstream answered unintelligibly: it may have done the work. The job is tried once more, at a new slot,
@@ -107,7 +107,7 @@ pub enum Outcome {
         status: Option<u16>,
         /// How long the downstream asked to wait before this job is tried again (`Retry-After`).
         after: Option<Duration>,
-        /// The response, for `reply_to`, when no attempt is left.
+        /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
     /// The job must not be tried again.
@@ -118,7 +118,7 @@ pub enum Outcome {
         detail: String,
         /// The status, where there was one.
         status: Option<u16>,
-        /// The response, for `reply_to`.
+        /// The response, for `reply_to` and the dead letter.
         response: Option<Response>,
     },
 }
@@ -141,6 +141,9 @@ impl Receipt {
 /// The most bytes that are kept of the body of an answer.
 pub const MAX_ANSWER: usize = 64 * 1024;
 
+/// The most bytes of the body of an answer that a dead letter has.
+pub const MAX_EXCERPT: usize = 1024;
+
 /// The answer of a downstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
@@ -150,6 +153,9 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The body, as far as it was read, which is [`MAX_ANSWER`] at most; filled only for jobs that want a reply.
     pub body: Bytes,
+    /// The beginning of the body, which is [`MAX_EXCERPT`] at most, for the dead letter of any job; filled only where
+    /// the answer was no delivery.
+    pub excerpt: Bytes,
 }
 
 impl Response {
@@ -157,5 +163,33 @@ impl Response {
     #[must_use]
     pub fn without_body(status: Option<u16>) -> Self {
         Self { status: status.unwrap_or(0), ..Self::default() }
+    }
+}
+
+/// How many bytes of this body, or of its beginning, are an excerpt: [`MAX_EXCERPT`] at most, and no part of a character
+/// of UTF-8 that would be cut there.
+#[must_use]
+pub fn excerpt_len(body: &[u8]) -> usize {
+    let Some(start) = body.get(..MAX_EXCERPT) else { return body.len() };
+    match std::str::from_utf8(start) {
+        // All of it is text, and the last character goes on behind it.
+        Err(error) if error.error_len().is_none() => error.valid_up_to(),
+        _ => MAX_EXCERPT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excerpt_ends_at_a_character_if_the_body_is_text() {
+        assert_eq!(excerpt_len(b""), 0);
+        assert_eq!(excerpt_len(b"short, with half of a character: \xc3"), 34);
+        assert_eq!(excerpt_len(&[b'x'; 5000]), MAX_EXCERPT);
+        assert_eq!(excerpt_len("é".repeat(5000).as_bytes()), MAX_EXCERPT);
+        assert_eq!(excerpt_len(format!("x{}", "é".repeat(5000)).as_bytes()), MAX_EXCERPT - 1);
+        assert_eq!(excerpt_len(format!("x{}", "👩".repeat(5000)).as_bytes()), MAX_EXCERPT - 3);
+        assert_eq!(excerpt_len(&[0xff; 5000]), MAX_EXCERPT, "that is no text, and goes as it is");
     }
 }

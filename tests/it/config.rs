@@ -120,7 +120,10 @@ fn the_default_file_holds_the_defaults() {
     assert_eq!((billing.horizon, billing.concurrency), (Duration::from_millis(100), 64));
     assert_eq!((&billing.queue.name, billing.queue.prefetch), (&None, 1000));
     assert_eq!((billing.http.timeout, billing.http.max_body), (Duration::from_secs(30), 1 << 20));
-    assert_eq!(billing.http.max_connection_age, Duration::from_secs(90));
+    assert_eq!(
+        (billing.http.max_connection_age, billing.http.keep_response),
+        (Duration::from_secs(90), true)
+    );
     assert!(billing.http.allow_headers.is_empty() && billing.http.headers.is_empty());
     let retry = &billing.retry;
     assert_eq!((retry.max_attempts, retry.max_throttled), (8, None));

@@ -298,3 +298,59 @@ async fn a_daemon_warns_once_of_an_older_queue_of_unroutable_messages() {
     site.depth(&queue, 2, LONG).await;
     assert_eq!(replica.stop().await, 0);
 }
+
+#[tokio::test]
+async fn a_letter_keeps_the_beginning_of_the_answer_and_its_job_does_not() {
+    let site = Site::shared("answer", "rate = '500/s'").await;
+    let answer = format!("no\n\u{1b}[2Jsuch customer{}", "x".repeat(3000));
+    let told = answer[..1024].to_owned();
+    site.api.rule(move |arrival| match arrival.path.as_str() {
+        "/silent" => Answer::status(404),
+        _ => Answer::status(422).body(answer.clone()),
+    });
+    // A producer may send the header, which means nothing.
+    let asking = |id: &str| Job::new(id).header("paced-path", id).header("paced-response", "forged");
+    let shown = async |site: &Site, id: &str| {
+        let shown = site.cli(&["-o", "json", "dead", "show", "billing", id]).await;
+        assert_eq!(shown.code, 0, "{}", shown.stderr);
+        serde_json::from_str::<Value>(&shown.stdout).unwrap()
+    };
+    let replica = site.replica().await;
+    site.publish(vec![asking("told"), asking("silent")]).await;
+    site.depth(&site.dead_queue(), 2, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    assert!(site.api.arrivals().iter().all(|arrival| arrival.header("paced-response").is_none()));
+
+    let letter = shown(&site, "told").await;
+    assert_eq!(letter["report"]["response"], told.as_str());
+    assert_eq!(letter["headers"]["paced-response"], told.as_str());
+    let silent = shown(&site, "silent").await;
+    assert_eq!(
+        (&silent["report"]["response"], &silent["headers"]["paced-response"]),
+        (&Value::Null, &Value::Null)
+    );
+    let text = site.cli(&["dead", "show", "billing", "told"]).await.stdout;
+    let lines = ["response", "  no", &format!("  \\u{{1b}}[2Jsuch customer{}", "x".repeat(1004))];
+    for line in lines {
+        assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+    }
+    assert!(!text.contains('\u{1b}') && !text.contains("forged"), "{text:?}");
+
+    let replay = site.cli(&["dead", "replay", "billing"]).await;
+    assert_eq!(replay.code, 0, "{}", replay.stderr);
+    let jobs = publish::drain(&site.amqp, &site.queue()).await;
+    assert_eq!(jobs.len(), 2);
+    for job in jobs {
+        let ours = job.headers.keys().filter(|name| name.starts_with("paced-"));
+        assert_eq!(ours.collect::<Vec<_>>(), ["paced-path"], "{}", job.id());
+    }
+
+    let site = Site { http: "keep_response = false".to_owned(), ..site };
+    let replica = site.replica().await;
+    site.publish(vec![asking("unkept")]).await;
+    site.depth(&site.dead_queue(), 1, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    let letter = shown(&site, "unkept").await;
+    assert_eq!((&letter["report"]["status"], &letter["report"]["response"]), (&422.into(), &Value::Null));
+    assert_eq!(letter["headers"]["paced-response"], Value::Null);
+}

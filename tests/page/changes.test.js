@@ -107,6 +107,7 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   const letters = page.locator(".letter");
   assert.equal(await letters.count(), 7);
   assert.match(await letters.first().textContent(), /422/);
+  assert.equal(await letters.first().locator("pre").textContent(), '{"error": "<b>no</b> such customer"}');
   assert.equal(await page.locator("dialog b").count(), 0);
 
   await stage.answer("crm-sync", null);

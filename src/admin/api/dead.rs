@@ -166,7 +166,7 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
     Ok(Scan { filter, limit: Some(limit.clamp(1, MOST_LISTED)), ..Scan::default() })
 }
 
-/// A letter without its body.
+/// A letter without its body, but with what the API answered, as text.
 fn view(letter: Letter) -> Value {
     let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<i64>().ok());
     json!({
@@ -177,6 +177,7 @@ fn view(letter: Letter) -> Value {
         "attempts": number(&letter.attempts),
         "key": letter.routing_key,
         "dead_at": number(&letter.dead_at),
+        "response": letter.response,
         "bytes": letter.message.body.len(),
     })
 }

@@ -8,7 +8,8 @@ use lapin::message::Delivery;
 
 use crate::amqp::guard::take_mark;
 use crate::amqp::letter::{
-    ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, routing_key,
+    ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, response,
+    routing_key,
 };
 use crate::amqp::message::message;
 use crate::job::{Message, Reason};
@@ -33,6 +34,9 @@ pub struct Letter {
     pub routing_key: Option<String>,
     /// `paced-dead-at`: epoch ms.
     pub dead_at: Option<String>,
+    /// `paced-response`: the beginning of the API's answer. What is not UTF-8 has replacement characters here, and is
+    /// as it was among the headers of `properties`.
+    pub response: Option<String>,
 }
 
 impl Letter {
@@ -67,6 +71,7 @@ impl Letter {
             status: header(STATUS),
             attempts: header(ATTEMPTS),
             dead_at: header(DEAD_AT),
+            response: response(&properties),
             message: message(key, &properties, Bytes::from(data), malformed),
             routing_key,
             properties,
@@ -144,6 +149,7 @@ mod tests {
             attempts: None,
             routing_key: Some("billing.eu".to_owned()),
             dead_at: dead_at.map(|at| at.to_string()),
+            response: None,
         }
     }
 

@@ -118,6 +118,7 @@ mod tests {
             attempts: None,
             routing_key: key.map(str::to_owned),
             dead_at: None,
+            response: None,
         };
         let Destination { exchange, key, uncertain } = place.destination(&options, &letter, to);
         (exchange, key, uncertain.unwrap_or_default())

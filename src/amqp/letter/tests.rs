@@ -3,15 +3,12 @@ use lapin::types::FieldArray;
 use super::*;
 use crate::dispatch::Report;
 use crate::job::Reason;
+use crate::sink::MAX_EXCERPT;
 
 const FRAME: usize = 131_072;
 
 fn dead(detail: &str) -> DeadLetter {
-    DeadLetter {
-        reason: Reason::Status,
-        detail: detail.to_owned(),
-        report: Report { attempts: 3, status: Some(422), released_at: None },
-    }
+    DeadLetter::new(Reason::Status, detail, Report { attempts: 3, status: Some(422), released_at: None })
 }
 
 fn table(entries: &[(&str, &str)]) -> FieldTable {
@@ -48,9 +45,45 @@ fn a_letter_carries_its_report_and_keeps_its_job() {
     assert_eq!(headers["paced-routing-key"], text("billing.eu"));
     assert_eq!(headers["paced-dead-at"], AMQPValue::LongLongInt(1_700_000_000_123));
     assert_eq!(letter.delivery_mode(), &Some(PERSISTENT));
+    assert!(!headers.contains_key(RESPONSE), "there was no answer, or it is not kept");
     // A letter that is replayed is the job that it was.
     let back = replay(&letter, &Edits::default()).unwrap();
     assert_eq!(back, job.with_delivery_mode(PERSISTENT));
+}
+
+#[test]
+fn a_letter_has_the_beginning_of_the_answer_byte_by_byte() {
+    let job = BasicProperties::default().with_headers(table(&[("mine", "b"), (RESPONSE, "forged")]));
+    let letter = |answer: &[u8]| {
+        let letter = dead("why").with_response(bytes::Bytes::copy_from_slice(answer));
+        dead_letter(&job, "d", &letter, Micros(0), FRAME)
+    };
+    let kept = |answer: &[u8]| letter(answer).headers().as_ref().unwrap().inner().get(RESPONSE).cloned();
+    let bytes = |bytes: &[u8]| Some(AMQPValue::LongString(LongString::from(bytes)));
+    for answer in [&b"no such customer"[..], b"\x1b[2J\0\n", b"\xff\xfe", &[0xff; MAX_EXCERPT]] {
+        assert_eq!(kept(answer), bytes(answer));
+    }
+    assert_eq!(kept(&[b'x'; 5000]), bytes(&[b'x'; MAX_EXCERPT]));
+    assert_eq!(kept(b""), None, "nor is the one that the producer sent believed");
+    let letter = letter(b"no\xff");
+    assert_eq!(response(&letter).as_deref(), Some("no\u{fffd}"));
+    assert_eq!(names(&replay(&letter, &Edits::default()).unwrap()), ["mine"]);
+    assert_eq!(
+        names(&parked(&letter, "d", &Stay { throttled: 0, refused: 0, unreadable: 0, ..a_stay() })).len(),
+        6
+    );
+}
+
+#[test]
+fn an_answer_that_others_put_into_a_letter_is_read_within_its_bound() {
+    let with = |value| {
+        let mut headers = FieldTable::default();
+        headers.insert(RESPONSE.into(), value);
+        response(&BasicProperties::default().with_headers(headers))
+    };
+    assert_eq!(with(text(&"x".repeat(100_000))), Some("x".repeat(MAX_EXCERPT)));
+    assert_eq!(with(AMQPValue::LongInt(1)), None);
+    assert_eq!(response(&BasicProperties::default()), None);
 }
 
 #[test]
@@ -152,6 +185,7 @@ fn a_parked_copy_has_nothing_that_the_broker_trips_over() {
         (UNREADABLE, "9"),
         (REASON, "status"),
         (DEAD_AT, "1"),
+        (RESPONSE, "x"),
         (EXPIRATION, "1"),
     ]);
     for name in brokers {
@@ -220,6 +254,16 @@ fn headers_that_fill_a_frame_make_way_for_the_report() {
     let letter = dead_letter(&job, "d", &dead("why"), Micros(0), FRAME);
     assert!(size(&letter) <= FRAME);
     assert_eq!(names(&letter), [ATTEMPTS, DEAD_AT, DETAIL, "paced-lane", REASON, ROUTING_KEY, STATUS]);
+}
+
+#[test]
+fn an_answer_makes_way_for_the_headers_of_the_job() {
+    let large = "x".repeat(FRAME - OTHER_PROPERTIES - 1000);
+    let job = BasicProperties::default().with_headers(table(&[("large", &large)]));
+    let told = dead("why").with_response(bytes::Bytes::from(vec![b'x'; MAX_EXCERPT]));
+    let letter = dead_letter(&job, "d", &told, Micros(0), FRAME);
+    assert!(size(&letter) <= FRAME);
+    assert_eq!(names(&letter), ["large", ATTEMPTS, DEAD_AT, DETAIL, REASON, ROUTING_KEY, STATUS]);
 }
 
 #[test]

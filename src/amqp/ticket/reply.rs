@@ -61,6 +61,8 @@ mod tests {
             status: 201,
             headers: vec![header("x-a", "1"), header("x-b", "2"), header("x-a", "3")],
             body: Bytes::from("ok\n"),
+            // It is for the dead letter.
+            excerpt: Bytes::from_static(b"kept"),
         };
         let expected = json!({ "status": 201, "headers": { "x-a": "1, 3", "x-b": "2" }, "body": "ok\n" });
         assert_eq!(read(&response), expected);

@@ -24,6 +24,7 @@ pub(super) fn report(letter: &Letter) -> Value {
         "attempts": number(&letter.attempts),
         "routing_key": letter.routing_key,
         "dead_at": number(&letter.dead_at),
+        "response": letter.response,
     })
 }
 

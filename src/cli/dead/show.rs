@@ -13,8 +13,15 @@ use super::list::{report, when};
 use crate::cli::out;
 
 /// The headers that are shown by names of their own.
-const REPORT: [&str; 6] =
-    ["paced-reason", "paced-detail", "paced-status", "paced-attempts", "paced-routing-key", "paced-dead-at"];
+const REPORT: [&str; 7] = [
+    "paced-reason",
+    "paced-detail",
+    "paced-status",
+    "paced-attempts",
+    "paced-routing-key",
+    "paced-dead-at",
+    "paced-response",
+];
 
 /// A letter as one object. Its `job` is a line for `paced publish`; without one there is the body in base64.
 pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
@@ -38,7 +45,7 @@ pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
     shown
 }
 
-/// A letter as lines. The body comes last and is indented, so that it can feign none of the others.
+/// A letter as lines. The response and the body come last and are indented, so that they can feign none of the others.
 pub(super) fn text(letter: &Letter) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -65,6 +72,12 @@ pub(super) fn text(letter: &Letter) -> String {
     let headers = letter.properties.headers().iter().flatten();
     for (name, value) in headers.filter(|(name, _)| !REPORT.contains(&name.as_str())) {
         line("header", &format!("{name}: {}", plain(&value_of(value))));
+    }
+    if let Some(response) = &letter.response {
+        text.push_str("response\n");
+        for line in response.lines() {
+            let _ = writeln!(text, "  {}", out::printable(line));
+        }
     }
     let body = &letter.message.body;
     match std::str::from_utf8(body).ok().filter(|body| is_printable(body)) {
@@ -181,6 +194,7 @@ mod tests {
             attempts: None,
             routing_key: Some("billing".to_owned()),
             dead_at: Some("1700000000000".to_owned()),
+            response: Some("{\r\n\"error\": \"\u{1b}[2J\u{202e}\"\nbody (0 bytes)".to_owned()),
         }
     }
 
@@ -189,6 +203,7 @@ mod tests {
         let mut headers = FieldTable::default();
         headers.insert("mine".into(), AMQPValue::LongInt(7));
         headers.insert("paced-reason".into(), AMQPValue::LongString("status".into()));
+        headers.insert("paced-response".into(), AMQPValue::LongString("{".into()));
         let text = text(&letter(b"one\nreason  forged\r\n", headers));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -202,6 +217,10 @@ mod tests {
                 "message id          a\\u{1b}[2J",
                 "priority            4",
                 "header              mine: 7",
+                "response",
+                "  {",
+                "  \"error\": \"\\u{1b}[2J\\u{202e}\"",
+                "  body (0 bytes)",
                 "body (20 bytes)",
                 "  one",
                 "  reason  forged",
@@ -231,6 +250,7 @@ mod tests {
         );
         assert!(paced::job::ndjson::parse(job.to_string().as_bytes()).is_ok());
         assert_eq!(shown["report"]["status"], 422);
+        assert!(shown["report"]["response"].as_str().unwrap().starts_with("{\r\n\"error\""), "{shown}");
         assert_eq!(shown["properties"]["priority"], 4);
         assert_eq!(shown["headers"]["bytes"]["base64"], "/w==");
         let shown = json(&letter(b"\xff", headers), None);

@@ -1,8 +1,10 @@
 //! The settlement of a job: it is tried again, settled, or refused.
 
+use bytes::Bytes;
+
 use super::*;
 use crate::dispatch::Report;
-use crate::sink::Outcome;
+use crate::sink::{Outcome, Response};
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_job_is_tried_again_at_a_new_slot() {
@@ -36,6 +38,48 @@ async fn the_last_failure_and_a_final_status_are_dead_letters() {
     let [Settled::Dead(letter)] = &bench.ledger.of("1")[..] else { panic!("{:?}", bench.ledger) };
     assert_eq!((letter.reason, letter.report.attempts), (Reason::Status, 1));
     assert!(matches!(bench.ledger.of("2")[..], [Settled::Acked(_)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_has_the_answer_that_its_job_died_of() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.max_throttled = Some(1);
+    let told = |status, excerpt: &'static str| {
+        let excerpt = Bytes::from_static(excerpt.as_bytes());
+        Some(Response { status, excerpt, ..Response::default() })
+    };
+    let failed = |excerpt| {
+        let (detail, response) = ("status 503".to_owned(), told(503, excerpt));
+        Outcome::Retry { reason: "status", detail, status: Some(503), after: None, response }
+    };
+    for excerpt in ["first", "second", "third"] {
+        bench.sink.answer("worn", failed(excerpt));
+    }
+    bench.sink.answer("silent", failed("first"));
+    bench.sink.answer("silent", failed("second"));
+    let detail = "no answer".to_owned();
+    let timed_out = Outcome::Retry { reason: "timeout", detail, status: None, after: None, response: None };
+    bench.sink.answer("silent", timed_out);
+    let (reason, detail) = (Reason::Status, "status 404".to_owned());
+    let response = told(404, "no such thing");
+    bench.sink.answer("final", Outcome::Dead { reason, detail, status: Some(404), response });
+    let (detail, response) = ("slow down".to_owned(), told(200, "not now"));
+    bench.sink.answer("throttled", Outcome::Throttled { detail, status: 200, after: None, response });
+    let jobs = [
+        ("worn", Some(503), "third"),
+        ("silent", None, ""),
+        ("final", Some(404), "no such thing"),
+        // The status of a success does not tell of a death, but the body does.
+        ("throttled", None, "not now"),
+    ];
+    jobs.iter().for_each(|(id, ..)| bench.publish(message(id)));
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    for (id, status, response) in jobs {
+        let letter = bench.ledger.letter(id);
+        assert_eq!((letter.report.status, &letter.response[..]), (status, response.as_bytes()), "{id}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -53,6 +53,6 @@ impl Worker {
             return Some((intake::queue_full(bound, retry_after, report), Some(retry_after)));
         }
         let detail = self.admission.fits(entry.job.plan, entry.job.cost).err()?;
-        Some((DeadLetter { reason: Reason::CostTooLarge, detail, report }, None))
+        Some((DeadLetter::new(Reason::CostTooLarge, detail, report), None))
     }
 }

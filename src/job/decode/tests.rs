@@ -350,7 +350,7 @@ fn unknown_headers_name_the_nearest() {
 
 #[test]
 fn what_dead_letters_carry_is_stripped() {
-    let names = ["reason", "detail", "status", "attempts", "routing-key", "dead-at"];
+    let names = ["reason", "detail", "status", "attempts", "routing-key", "dead-at", "response"];
     let headers = names.map(|name| (format!("paced-{name}"), Value::Other("void"))).to_vec();
     assert!(job(&Message { headers, ..Message::default() }).headers.is_empty());
 }

@@ -26,7 +26,7 @@ use connection::Outgoing;
 use options::Target;
 pub use options::{HttpError, HttpOptions};
 use pool::Pool;
-use response::Answer;
+use response::{Answer, Wanted};
 
 /// The longest time-out, which can be added to any instant.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
@@ -44,6 +44,7 @@ pub struct HttpSink {
     target: Target,
     timeout: Duration,
     throttled_when: Option<BodyMatch>,
+    keep_response: bool,
 }
 
 /// Reads the headers of every request again from their files. It may block. The error is a text for people, without any
@@ -77,10 +78,11 @@ impl HttpSink {
     fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let max_age = options.max_connection_age;
-        let throttled_when = options.throttled_when.clone();
+        let (throttled_when, keep_response) = (options.throttled_when.clone(), options.keep_response);
         let target = Target::new(options)?;
         let connector = Connector::new(&target.base, timeout, lookup, tls)?;
-        Ok(Self { pool: Pool::new(connector, max_age), target, timeout, read_headers: None, throttled_when })
+        let pool = Pool::new(connector, max_age);
+        Ok(Self { pool, target, timeout, read_headers: None, throttled_when, keep_response })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
@@ -91,8 +93,12 @@ impl HttpSink {
         match self.exchange(request, look).await {
             Ok(None) => Outcome::Missed,
             Ok(Some(answer)) => {
-                let (outcome, reusable) =
-                    response::outcome(answer, job.reply.is_some(), self.throttled_when.as_ref()).await;
+                let wanted = Wanted {
+                    reply: job.reply.is_some(),
+                    excerpt: self.keep_response,
+                    throttled_when: self.throttled_when.as_ref(),
+                };
+                let (outcome, reusable) = response::outcome(answer, wanted).await;
                 if let Some(aging) = reusable {
                     self.pool.put(aging);
                 }

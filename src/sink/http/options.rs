@@ -31,10 +31,13 @@ pub struct HttpOptions {
     pub max_connection_age: Duration,
     /// The body of a success by which the downstream throttles: at most 64 KiB of it are read.
     pub throttled_when: Option<BodyMatch>,
+    /// Whether the beginning of an answer that is no delivery is kept, for the dead letter
+    /// ([`Response::excerpt`](crate::sink::Response::excerpt)).
+    pub keep_response: bool,
 }
 
 impl HttpOptions {
-    /// Options with a time-out of 30 s, connections of at most 90 s, and no headers.
+    /// Options with a time-out of 30 s, connections of at most 90 s, and no headers. The beginnings of answers are kept.
     #[must_use]
     pub fn new(base_url: impl Into<String>) -> Self {
         Self {
@@ -43,6 +46,7 @@ impl HttpOptions {
             headers: Vec::new(),
             max_connection_age: Duration::from_secs(90),
             throttled_when: None,
+            keep_response: true,
         }
     }
 

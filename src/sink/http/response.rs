@@ -1,4 +1,4 @@
-//! Classifies an answer. The status decides; the body is for replies only.
+//! Classifies an answer. The status decides; the body is for replies and dead letters.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::time::{Instant, timeout_at};
 use super::pool::Aging;
 use super::retry_after;
 use crate::job::Reason;
-use crate::sink::{BodyMatch, MAX_ANSWER, Outcome, Receipt, Response};
+use crate::sink::{BodyMatch, MAX_ANSWER, MAX_EXCERPT, Outcome, Receipt, Response, excerpt_len};
 
 /// The most bytes that are read of a body, for a reply or to reuse the connection.
 const MAX_BODY: usize = MAX_ANSWER;
 
-/// How long reading the rest of an unwanted body may take; beyond that a new connection is cheaper.
+/// How long reading a body that no reply needs may take; beyond that a new connection is cheaper.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 /// The most headers of a reply.
@@ -48,31 +48,47 @@ impl Answer {
     }
 }
 
-/// The outcome of `answer`, and its connection if it can be used again. With `wanted` the response is kept, within its
-/// bounds. A success with a body such as `throttled_when` throttles.
+/// What is wanted of the body of an answer.
+pub(super) struct Wanted<'a> {
+    /// The response, within its bounds, for a reply.
+    pub(super) reply: bool,
+    /// The beginning of an answer that is no delivery, for a dead letter.
+    pub(super) excerpt: bool,
+    /// Whether a success has a body such as this one, which means that the downstream throttles.
+    pub(super) throttled_when: Option<&'a BodyMatch>,
+}
+
+/// The outcome of `answer`, and its connection if it can be used again.
 ///
 /// An answer may come before its request was written. A 2xx counts only once the request is written: a part of a job is
 /// no delivery, whatever the server answers. Any other status is the answer at once.
-pub(super) async fn outcome(
-    mut answer: Answer,
-    wanted: bool,
-    throttled_when: Option<&BodyMatch>,
-) -> (Outcome, Option<Aging>) {
+pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome, Option<Aging>) {
     let is_success = answer.head.status().is_success();
-    let throttled_when = throttled_when.filter(|_| is_success);
-    let is_kept = wanted || throttled_when.is_some();
-    let response = if is_kept { Some(keep(&mut answer).await) } else { None };
+    let throttled_when = wanted.throttled_when.filter(|_| is_success);
+    let is_kept = wanted.reply || throttled_when.is_some();
+    let kept = if is_kept { Some(keep(&mut answer).await) } else { None };
     if is_success && let Err(cut_off) = finish_sending(&mut answer).await {
         return (cut_off, None);
     }
     let is_sent = answer.aging.connection.has_sent();
-    if is_sent && !is_kept {
-        drain(&mut answer).await;
-    }
-    let throttles = |kept: &Response| throttled_when.is_some_and(|when| when.is_in(&kept.body));
-    let outcome = match response {
-        Some(kept) if throttles(&kept) => throttled_by_body(&answer.head, wanted.then_some(kept)),
-        kept => judge(&answer.head, kept.filter(|_| wanted)),
+    let throttles =
+        kept.as_ref().is_some_and(|kept| throttled_when.is_some_and(|when| when.is_in(&kept.body)));
+    // A delivery makes no dead letter: nothing is copied of its body.
+    let most = if wanted.excerpt && (throttles || !is_success) { MAX_EXCERPT } else { 0 };
+    let excerpt = match &kept {
+        Some(kept) if most > 0 => Bytes::copy_from_slice(&kept.body[..excerpt_len(&kept.body)]),
+        Some(_) => Bytes::new(),
+        None => drain(&mut answer, is_sent, most).await,
+    };
+    let status = answer.head.status().as_u16();
+    let response = match kept {
+        Some(kept) if wanted.reply => Some(Response { excerpt, ..kept }),
+        _ if excerpt.is_empty() => None,
+        _ => Some(Response { status, excerpt, ..Response::default() }),
+    };
+    let outcome = match throttles {
+        true => throttled_by_body(&answer.head, response),
+        false => judge(&answer.head, response),
     };
     let Answer { head, mut aging, .. } = answer;
     // The rest of the body stays unread, so the connection ends.
@@ -154,22 +170,30 @@ async fn keep(answer: &mut Answer) -> Response {
         let room = MAX_BODY - body.len();
         body.extend_from_slice(&chunk[..chunk.len().min(room)]);
     }
-    Response { status: answer.head.status().as_u16(), headers, body: Bytes::from(body) }
+    let (status, body) = (answer.head.status().as_u16(), Bytes::from(body));
+    Response { status, headers, body, ..Response::default() }
 }
 
-/// Reads the body to its end, so that the connection can be used again, unless the end is far. A time-out is no error:
-/// the connection is closed instead.
-async fn drain(answer: &mut Answer) {
-    let mut room = MAX_BODY as u64;
-    if answer.is_read() || answer.head.body().size_hint().lower() > room {
-        return;
+/// Reads the body to its end, so that the connection can be used again, unless the end is far or the request is not written
+/// yet; returns the beginning of the body, `most` bytes at most. What does not come in time is no error: the connection
+/// is closed instead.
+async fn drain(answer: &mut Answer, is_sent: bool, most: usize) -> Bytes {
+    let is_near = is_sent && answer.head.body().size_hint().lower() <= MAX_BODY as u64;
+    let mut room = if is_near { MAX_BODY } else { most };
+    if room == 0 || answer.is_read() {
+        return Bytes::new();
     }
     let by = answer.deadline.min(Instant::now() + LONGEST_DRAIN);
+    let mut start = BytesMut::new();
     while room > 0
         && let Some(chunk) = answer.chunk(by).await
     {
-        room = room.saturating_sub(chunk.len() as u64);
+        // It is copied, since a chunk may hold much more memory than its beginning has bytes.
+        start.extend_from_slice(&chunk[..chunk.len().min(most - start.len())]);
+        room = room.saturating_sub(chunk.len());
     }
+    start.truncate(excerpt_len(&start));
+    start.freeze()
 }
 
 /// The text headers in lower case, within the bounds; cookies are left out, as they do not concern the requester.

@@ -12,6 +12,7 @@ use crate::sink::{Receipt, Response};
 
 mod age;
 mod body;
+mod excerpt;
 mod secrets;
 mod server;
 mod tls;

@@ -9,9 +9,13 @@ use crate::support::publish;
 #[tokio::test]
 async fn dead_letters_are_listed_replayed_and_purged() {
     let site = Site::shared("apidead", "rate = '100/s'").await;
-    site.api.rule(
-        |arrival| if arrival.id().starts_with("bad") { Answer::status(404) } else { Answer::status(410) },
-    );
+    site.api.rule(|arrival| {
+        if arrival.id().starts_with("bad") {
+            Answer::status(404).body("<b>no</b>\n\u{1b}[2J")
+        } else {
+            Answer::status(410)
+        }
+    });
     let replica = AdminReplica::with_token(&site).await;
     site.publish(Job::many("bad", 4)).await;
     site.publish(Job::many("gone", 3)).await;
@@ -24,6 +28,9 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     let is_bad = |letter: &Value| letter["id"].as_str().unwrap().starts_with("bad-");
     assert!(letters.iter().all(is_bad) && letters[0]["reason"] == "status", "{told}");
     assert_eq!((&letters[0]["status"], &letters[0]["attempts"]), (&json!(404), &json!(1)), "{told}");
+    assert_eq!(letters[0]["response"], "<b>no</b>\n\u{1b}[2J", "{told}");
+    let (_, told) = replica.send(Method::GET, "/dead?limit=1&status=410", &[], "").await;
+    assert_eq!(told["letters"][0]["response"], Value::Null, "{told}");
 
     // With the token for reading nothing is changed, and no letters are held.
     for (method, what) in

@@ -22,11 +22,7 @@ async fn dead_letter(options: &Options, numbers: std::ops::Range<u32>) {
         let (reason, status) =
             if number.is_multiple_of(2) { (Reason::Expired, None) } else { (Reason::Status, Some(422)) };
         let report = Report { attempts: 1, status, released_at: None };
-        within(
-            "the burial",
-            delivery.ticket.dead_letter(DeadLetter { reason, detail: "why".into(), report }),
-        )
-        .await;
+        within("the burial", delivery.ticket.dead_letter(DeadLetter::new(reason, "why", report))).await;
     }
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
@@ -126,7 +122,7 @@ async fn a_replayed_job_can_die_and_be_replayed_again() {
         let delivery = next(&mut source).await;
         assert_eq!(delivery.message.routing_key, "billing.1");
         let report = Report { attempts: 1, status: None, released_at: None };
-        let letter = DeadLetter { reason: Reason::Expired, detail: String::new(), report };
+        let letter = DeadLetter::new(Reason::Expired, "", report);
         within("the burial", delivery.ticket.dead_letter(letter)).await;
         assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
     }

@@ -90,7 +90,7 @@ async fn a_parked_job_comes_back_as_it_was() {
     assert!(message.headers.iter().any(|(name, _)| name == "paced-cost"), "{:?}", message.headers);
 
     // A dead letter has its own routing key again, and nothing of the stay.
-    let letter = DeadLetter { reason: Reason::Status, detail: "final".to_owned(), report: Report::UNSENT };
+    let letter = DeadLetter::new(Reason::Status, "final", Report::UNSENT);
     within("the letter", home.ticket.dead_letter(letter)).await;
     assert!(amqp.shutdown(LONG).await);
     let (_connection, channel) = open(&rabbit.url()).await;

@@ -52,7 +52,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 async fn dead_letter(delivery: Delivery) {
     let report = Report { attempts: 1, status: Some(400), released_at: None };
-    let letter = DeadLetter { reason: Reason::BadId, detail: "too bad".into(), report };
+    let letter = DeadLetter::new(Reason::BadId, "too bad", report);
     within("the dead letter", delivery.ticket.dead_letter(letter)).await;
 }
 

@@ -185,11 +185,9 @@ async fn a_buried_message_lies_in_the_dead_letters_and_nowhere_else() {
     let body = Bytes::from_static(b"payload");
     amqp.publisher().publish(&options.jobs_exchange(), "billing.x", properties, &body).await.unwrap();
     let delivery = next(&mut source).await;
-    let letter = DeadLetter {
-        reason: Reason::Status,
-        detail: "the downstream says 422".into(),
-        report: Report { attempts: 2, status: Some(422), released_at: None },
-    };
+    let report = Report { attempts: 2, status: Some(422), released_at: None };
+    let letter = DeadLetter::new(Reason::Status, "the downstream says 422", report)
+        .with_response(Bytes::from_static(b"\xff{\0"));
     within("the burial", delivery.ticket.dead_letter(letter)).await;
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 
@@ -211,6 +209,7 @@ async fn a_buried_message_lies_in_the_dead_letters_and_nowhere_else() {
         ("paced-detail", text("the downstream says 422")),
         ("paced-lane", text("acme")),
         ("paced-reason", text("status")),
+        ("paced-response", AMQPValue::LongString(b"\xff{\0".to_vec().into())),
         ("paced-routing-key", text("billing.x")),
         ("paced-status", AMQPValue::LongLongInt(422)),
     ];
@@ -228,7 +227,7 @@ async fn a_letter_whose_queue_was_deleted_is_not_lost() {
     let (_connection, channel) = open(&rabbit.url()).await;
     channel.queue_delete("nodead.dead.billing".into(), Default::default()).await.unwrap();
     let report = Report { attempts: 0, status: None, released_at: None };
-    let letter = DeadLetter { reason: Reason::BadId, detail: String::new(), report };
+    let letter = DeadLetter::new(Reason::BadId, "", report);
     within("the burial", delivery.ticket.dead_letter(letter)).await;
     assert_eq!(pop(&channel, "nodead.dead.billing").await.data, b"x");
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
@@ -246,6 +245,7 @@ async fn the_outcome_goes_to_who_waits_for_it() {
         status: 201,
         headers: vec![("x-a".into(), "1".into())],
         body: Bytes::from_static(b"made"),
+        ..Response::default()
     };
     for queue in ["reply.inbox", "reply.gone"] {
         let properties =

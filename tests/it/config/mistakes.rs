@@ -71,6 +71,7 @@ fn each_wrong_value_is_told_with_what_is_right() {
         ),
         ("http.max_body = \"0B\"", "`0B` is out of range; use 1B to 128MiB"),
         ("http.max_body = \"129MiB\"", "`129MiB` is out of range; use 1B to 128MiB"),
+        ("http.keep_response = 0", "an integer where a boolean belongs; write true or false"),
         (
             "http.allow_headers = \"accept\"",
             "a string where an array of strings belongs; write [\"x-request-id\"]",
