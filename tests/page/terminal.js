@@ -14,8 +14,8 @@ const THEME = { background: "#14181d", foreground: "#d5dbe1", cursor: "#14181d" 
 const quoted = (word) => `'${word.replaceAll("'", "'\\''")}'`;
 
 /**
- * Runs a program in a terminal of this size, and gives what it wrote. It is ended with SIGTERM after so many seconds, if it
- * has not ended by itself; without them it is waited for.
+ * Runs a program in a terminal of this size, and gives what it wrote. After so many seconds it is told to end, by
+ * the key q; without them it is waited for.
  */
 export function record(command, { columns, rows, seconds, env = {} }) {
   const line = `stty cols ${columns} rows ${rows}; exec ${command.map(quoted).join(" ")}`;
@@ -27,12 +27,12 @@ export function record(command, { columns, rows, seconds, env = {} }) {
   child.stdout.on("data", (data) => written.push(data));
   // What is drawn at the end counts, so that what a program writes when it is told to end is left out.
   let length;
-  const timer = seconds && setTimeout(() => ((length = written.length), child.kill("SIGTERM")), seconds * 1000);
+  const timer = seconds && setTimeout(() => ((length = written.length), child.stdin.write("q")), seconds * 1000);
   return new Promise((resolve, reject) => {
     child.on("error", reject);
     child.on("exit", (code, signal) => {
       clearTimeout(timer);
-      if (length === undefined && code !== 0) reject(new Error(`${command[0]} ended with ${code ?? signal}`));
+      if (code !== 0) reject(new Error(`${command[0]} ended with ${code ?? signal}`));
       else resolve(Buffer.concat(written.slice(0, length)));
     });
   });
