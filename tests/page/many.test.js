@@ -10,8 +10,9 @@ import { browser, scene, stage } from "./scene.js";
 const DOWNSTREAMS = 500;
 /** The downstreams that have jobs all the time, one a second each. */
 const BUSY = 50;
-/** How long the daemon's processor time is measured, in s. */
+/** How long the daemon's processor time is measured, in s, and how often with a page. */
 const SECONDS = 30;
+const ROUNDS = 2;
 /** After how long without a look the daemon takes it that nobody looks any more, and a little more, in s. */
 const UNSEEN = 18;
 
@@ -50,25 +51,29 @@ scene("500 downstreams are drawn within 300 ms, ordered and filtered", async (co
 scene("an open page with 500 downstreams costs the daemon less than 0.6 s of processor time a minute", async (context) => {
   const { url, pid } = await many();
   const busy = Array.from({ length: BUSY }, (_, n) => `partner-${n * 10}`);
-  await stage.publish("many", busy, 8 * SECONDS);
+  await stage.publish("many", busy, 12 * SECONDS);
   const wait = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
   await wait(UNSEEN);
-  const before = await perMinute(pid);
-  const page = await browser.page(url);
-  await isDrawn(page);
-  await wait(3);
-  const open = await perMinute(pid);
-  // A stream ends after 50 s. The page opens another one, and does not say a word.
-  await wait(55 - SECONDS);
-  const streams = () => performance.getEntriesByType("resource").filter(({ name }) => name.endsWith("/events")).length;
-  assert.ok((await page.evaluate(streams)) >= 1, "a stream has ended");
-  assert.ok(!(await page.locator("#cut").isVisible()));
-  await page.context().close();
-  await wait(UNSEEN);
-  const after = await perMinute(pid);
-  const cost = open - (before + after) / 2;
-  const figures = [before, open, after].map((seconds) => seconds.toFixed(2)).join(", ");
-  context.diagnostic(`before, with and after an open page ${figures} s a minute: it costs ${cost.toFixed(2)} s`);
+  // Both kinds of phases take turns, since the daemon's other work is not the same all the time.
+  const [unseen, seen] = [[await perMinute(pid)], []];
+  for (let round = 0; round < ROUNDS; round += 1) {
+    const page = await browser.page(url);
+    await isDrawn(page);
+    await wait(3);
+    seen.push(await perMinute(pid));
+    // A stream ends after 50 s. The page opens another one, and does not say a word.
+    await wait(55 - SECONDS);
+    const streams = () => performance.getEntriesByType("resource").filter(({ name }) => name.endsWith("/events")).length;
+    assert.ok((await page.evaluate(streams)) >= 1, "a stream has ended");
+    assert.ok(!(await page.locator("#cut").isVisible()));
+    await page.context().close();
+    await wait(UNSEEN);
+    unseen.push(await perMinute(pid));
+  }
+  const costs = seen.map((open, round) => open - (unseen[round] + unseen[round + 1]) / 2);
+  const cost = costs.reduce((sum, one) => sum + one) / ROUNDS;
+  const figures = (all) => all.map((seconds) => seconds.toFixed(2)).join(", ");
+  context.diagnostic(`without a page ${figures(unseen)} s a minute, with one ${figures(seen)}: it costs ${cost.toFixed(2)} s`);
   context.diagnostic(`${BUSY} of ${DOWNSTREAMS} downstreams released a job a second meanwhile`);
   if (process.env.PAGE_PROFILE === "dev") context.diagnostic("the cost is not judged: this is no release build");
   else assert.ok(cost < 0.6, `${cost} s`);
