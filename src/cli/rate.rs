@@ -81,7 +81,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Exit {
     outcome.await.err().unwrap_or(Exit::Ok)
 }
 
-/// The columns of the table. What is in force is from the replica in `FROM`, since then.
+/// The columns of the table. `FROM` names the replica that put a rate in force, and `SINCE` says when.
 const COLUMNS: [&str; 7] = ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"];
 
 fn table(told: &Value) -> Result<(), Exit> {
@@ -106,7 +106,11 @@ fn table(told: &Value) -> Result<(), Exit> {
         out::say(format_args!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it"));
     }
     if let Some(own) = told["own_limits"].as_array() {
-        let limit = |limit: &Value| format!("{} {}", text(&limit["name"]), text(&limit["rate"]));
+        let limit = |limit: &Value| {
+            let burst = limit["burst"].as_u64().filter(|burst| *burst > 1);
+            let burst = burst.map(|burst| format!(" with a burst of {burst}")).unwrap_or_default();
+            format!("{} {}{burst}", text(&limit["name"]), text(&limit["rate"]))
+        };
         let (replica, limits) =
             (text(&told["replica"]), own.iter().map(limit).collect::<Vec<_>>().join(", "));
         out::say(format_args!(

@@ -1,6 +1,6 @@
 //! The calls to the store: this replica's summary is left there, and what is wanted is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,14 +127,16 @@ impl Exchange {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
         let replicas: Vec<&Summary> = known.others.iter().chain([&*own]).collect();
         let views = self.shared.parts.views.iter();
-        let strays: BTreeMap<&str, Vec<String>> = views
+        let strays: BTreeMap<&str, HashSet<String>> = views
             .filter_map(|(name, view)| {
                 let in_force = view.snapshot().fingerprint?;
-                Some((name.as_str(), fleet::strays(name, in_force, &replicas)))
+                Some((name.as_str(), fleet::strays(name, in_force, &replicas).into_iter().collect()))
             })
             .collect();
         let identities: Vec<&Identity> = replicas.iter().map(|summary| &summary.replica).collect();
         let lines = self.strays.sample(Instant::now(), &identities, &strays);
+        // Writing may take long, and others wait for the locks.
+        drop((own, known));
         lines.iter().for_each(Line::tell);
     }
 

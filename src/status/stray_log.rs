@@ -1,6 +1,6 @@
 //! Decides when the log names a replica whose file has other limits than those in force. It has no I/O but the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -64,7 +64,7 @@ impl StrayLog {
         &mut self,
         now: Instant,
         replicas: &[&Identity],
-        strays: &BTreeMap<&str, Vec<String>>,
+        strays: &BTreeMap<&str, HashSet<String>>,
     ) -> Vec<Line> {
         let mut lines = self.ended(now, replicas, strays);
         for replica in replicas {
@@ -97,11 +97,12 @@ impl StrayLog {
         &mut self,
         now: Instant,
         replicas: &[&Identity],
-        strays: &BTreeMap<&str, Vec<String>>,
+        strays: &BTreeMap<&str, HashSet<String>>,
     ) -> Vec<Line> {
         let mut lines = Vec::new();
+        let here: HashSet<&str> = replicas.iter().map(|replica| replica.id.as_str()).collect();
         for (id, stray) in &mut self.strays {
-            let is_here = replicas.iter().any(|replica| replica.id == *id);
+            let is_here = here.contains(id.as_str());
             let missing_since = (!is_here).then(|| stray.missing_since.unwrap_or(now));
             stray.missing_since = missing_since;
             let is_gone = missing_since.is_some_and(|since| now.saturating_duration_since(since) >= LASTING);

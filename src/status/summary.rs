@@ -12,6 +12,10 @@ const VERSION: u32 = 1;
 /// The longest text with failures, in bytes.
 const LONGEST: usize = 512 * 1024;
 
+/// The longest id of a replica and the longest name of its machine, in bytes.
+const MAX_ID: usize = 64;
+const MAX_HOST: usize = 255;
+
 /// The name and origin of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
@@ -100,7 +104,9 @@ impl Summary {
         let summary = serde_json::from_str::<Self>(text).ok()?;
         // Sums of what others tell must stay numbers that have a form in JSON.
         let is_sound = summary.downstreams.values().all(|own| own.rate.is_finite() && own.rate.abs() < 1e12);
-        (summary.v == VERSION && is_sound).then_some(summary)
+        // These are written into the log.
+        let is_named = summary.replica.id.len() <= MAX_ID && summary.replica.host.len() <= MAX_HOST;
+        (summary.v == VERSION && is_sound && is_named).then_some(summary)
     }
 }
 
@@ -125,6 +131,8 @@ mod tests {
         let text = summary.text();
         assert_eq!(Summary::read(&text), Some(summary));
         assert!(Summary::read(&text.replace("\"v\":1", "\"v\":2")).is_none());
+        let long = "x".repeat(65);
+        assert!(Summary::read(&text.replace("\"id\":\"one\"", &format!("\"id\":\"{long}\""))).is_none());
         assert!(Summary::read(&text.replacen('{', "{\"new\":[1],", 1)).is_some(), "a later one may say more");
         for text in ["", "{}", "[]", "{\"v\":1}"] {
             assert!(Summary::read(text).is_none(), "{text}");

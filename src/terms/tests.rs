@@ -78,13 +78,17 @@ fn the_text_stays_what_it_is() {
     terms.set_rate(None, over("20/s", Some(17))).unwrap();
     assert_eq!(
         terms.to_text(),
-        r#"{"version":1,"revision":3,"#.to_owned()
+        r#"{"version":2,"revision":3,"#.to_owned()
             + r#""limits":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}}]},"#
             + r#""plans":{"pro":{"combine":"all","limits":[{"name":"leaky-bucket-0","algorithm":"leaky-bucket","numbers":{"burst":3,"count":50,"period":1000000}},"#
             + r#"{"name":"plan.pro.sliding-window-0","algorithm":"sliding-window","numbers":{"buckets":10,"count":1000,"period":60000000}}]}},"#
             + r#""overrides":{"leaky-bucket-0":{"rate":"20/s","until":17,"reason":"the \"API\" moved","by":"10.0.0.7","set_at":5}}}"#,
         "stores hold such texts: another form is another version",
     );
+    let older = terms.to_text().replace("\"version\":2", "\"version\":1").replace(r#","by":"10.0.0.7""#, "");
+    let mut unsigned = usual();
+    unsigned.set_rate(None, Override { by: None, ..over("20/s", Some(17)) }).unwrap();
+    assert_eq!((Terms::parse(&older).as_ref(), unsigned.to_text()), (Ok(&unsigned), older));
 }
 
 #[test]
@@ -116,7 +120,7 @@ fn texts_that_are_no_terms() {
         assert!(text.contains(from), "{from}");
         Terms::parse(&text.replace(from, to)).unwrap_err()
     };
-    assert_eq!(with("\"version\":1", "\"version\":2"), TermsError::Version { found: 2, known: 1 });
+    assert_eq!(with("\"version\":1", "\"version\":3"), TermsError::Version { found: 3, known: 2 });
     let leaky = with("\"leaky-bucket\"", "\"sieve\"");
     assert_eq!(leaky, TermsError::Algorithm { limit: RATE_LIMIT.to_owned(), algorithm: "sieve".to_owned() });
     assert!(leaky.to_string().contains("run the same version of paced everywhere"), "{leaky}");

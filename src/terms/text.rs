@@ -12,7 +12,9 @@ use crate::limit::{Algorithm, Calendar, Combine, Edges, Limit, LimitError, Limit
 use crate::rate::{Amount, Rate};
 use crate::time::Micros;
 
-const VERSION: u64 = 1;
+/// The version in which terms say where they come from. Those that do not say so are written in the first one, so that
+/// their text stays the same.
+const VERSION: u64 = 2;
 
 #[derive(Deserialize)]
 struct Versioned {
@@ -147,8 +149,11 @@ pub(super) fn write(terms: &Terms) -> String {
         by: one.by.clone(),
         set_at: one.set_at.0,
     };
+    let has_origins = terms.loaded.is_some()
+        || !terms.since.is_empty()
+        || terms.overrides.values().any(|one| one.by.is_some());
     let text = Text {
-        version: VERSION,
+        version: if has_origins { VERSION } else { 1 },
         revision: terms.revision,
         limits: set(&terms.limits),
         plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
@@ -241,7 +246,7 @@ fn json(numbers: &impl Serialize) -> Value {
 
 pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
     let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
-    if version != VERSION {
+    if !(1..=VERSION).contains(&version) {
         return Err(TermsError::Version { found: version, known: VERSION });
     }
     let text: Text = serde_json::from_str(text).map_err(malformed)?;

@@ -21,6 +21,7 @@ export function record(command, { columns, rows, seconds, env = {} }) {
   const line = `stty cols ${columns} rows ${rows}; exec ${command.map(quoted).join(" ")}`;
   const child = spawn("script", ["-qefc", line, "/dev/null"], {
     stdio: ["pipe", "pipe", "inherit"],
+    timeout: 180_000,
     env: { ...process.env, TERM: "xterm-256color", LC_ALL: "C.UTF-8", SHELL: "/bin/sh", ...env },
   });
   const written = [];
@@ -30,7 +31,7 @@ export function record(command, { columns, rows, seconds, env = {} }) {
   const timer = seconds && setTimeout(() => ((length = written.length), child.stdin.write("q")), seconds * 1000);
   return new Promise((resolve, reject) => {
     child.on("error", reject);
-    child.on("exit", (code, signal) => {
+    child.on("close", (code, signal) => {
       clearTimeout(timer);
       if (code !== 0) reject(new Error(`${command[0]} ended with ${code ?? signal}`));
       else resolve(Buffer.concat(written.slice(0, length)));

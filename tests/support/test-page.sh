@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests of the live page in a headless Chromium, against real daemons: tests/page/main.js, or the program of that
 # folder that is named first, such as `screenshots`, which wants the programs of the demo, too. What follows is for Node, such as --test-name-pattern=keyboard.
-# Installs what is missing: Chromium and Node by apt, and two npm packages into the target folder.
+# Installs what is missing: Chromium and Node by apt, and three npm packages into the target folder.
 #
 # PAGE_PROFILE=dev takes the build of `make test` instead of a release build; then the cost of a page is not judged.
 set -eu

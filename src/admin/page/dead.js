@@ -146,5 +146,5 @@ function drawLetter(row, letter) {
   setTime(row.when, at, at == null ? "" : `· ${clock(at)}`);
   setShown(row.answer, Boolean(response));
   setText(row.response, response ?? "");
-  row.answerSummary.setAttribute("aria-label", `Answer of the API to ${id}`);
+  row.answerSummary.setAttribute("aria-label", `Answer of the API to ${id ?? "a job without id"}`);
 }

@@ -148,7 +148,10 @@ mod tests {
     #[test]
     fn a_panic_is_reported_on_the_terminal_as_it_was() {
         let program = std::env::current_exe().unwrap();
-        let line = format!("{} --exact --ignored --nocapture {PANICS}; stty -a", program.display());
+        let line = format!(
+            "timeout --foreground 60 {} --exact --ignored --nocapture {PANICS}; stty -a",
+            program.display()
+        );
         // It is part of Debian's base system.
         let mut script = Command::new("script");
         script.args(["-q", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");

@@ -255,7 +255,7 @@ async fn terms_that_cannot_be_read_hold_all_until_there_are_others() {
     bench.sink.arrived(10).await;
     let generation = look(&bench).await.status.generation;
     let own = look(&bench).await.terms.unwrap();
-    let newer = own.replacen("\"version\":1", "\"version\":99", 1);
+    let newer = own.replacen("\"version\":2", "\"version\":99", 1);
     assert_ne!(own, newer, "{own}");
     bench
         .store

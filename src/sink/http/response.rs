@@ -61,7 +61,8 @@ pub(super) struct Wanted<'a> {
 /// The outcome of `answer`, and its connection if it can be used again.
 ///
 /// An answer may come before its request was written. A 2xx counts only once the request is written: a part of a job is
-/// no delivery, whatever the server answers. Any other status is the answer at once.
+/// no delivery, whatever the server answers. Any other status is the answer, whether or not the rest of the request is
+/// written; the beginning of its body is waited for within [`LONGEST_DRAIN`].
 pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome, Option<Aging>) {
     let is_success = answer.head.status().is_success();
     let throttled_when = wanted.throttled_when.filter(|_| is_success);

