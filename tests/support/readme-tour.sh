@@ -171,7 +171,7 @@ after() {
     watch) said "WHAT BINDS" && said "nothing to do" && said "readyz check passed" && said 'outcome="delivered"} 5' ;;
     control)
         said "billing is paused until" && said "paused until" && said "billing is resumed"
-        grep -q 'leaky-bucket-0 .* 20/s .* over 50/s' "$folder/out" || fail "the rate that was set is not shown"
+        grep -q 'leaky-bucket-0 .* 50/s  *20/s .* by 127.0.0.1 at ' "$folder/out" || fail "the rate that was set is not shown"
         until_so 20 "the jobs behind the pause arrive" has_sent 8
         ;;
     quota)
