@@ -46,7 +46,7 @@ pub struct Override {
     pub until: Option<Micros>,
     /// The operator's reason.
     pub reason: Option<String>,
-    /// Who set it: the operator's address, or the process that embeds paced.
+    /// The rate was set from this address by an operator, or by this process that embeds paced.
     pub by: Option<String>,
     /// When it was set, on the store's clock.
     pub set_at: Micros,

@@ -169,7 +169,7 @@ fn row(limit: &Value, overrides: &[Value]) -> [String; 7] {
     ]
 }
 
-/// Who set a rate and when, for how long and why.
+/// This tells who set a rate and when, for how long it applies, and why.
 fn set_by(set: &Value) -> String {
     let by = set["by"].as_str().map(|by| format!("by {} ", out::printable(by))).unwrap_or_default();
     let at = set["set_at"].as_i64().map(|at| format!("at {}, ", out::rfc3339(at))).unwrap_or_default();

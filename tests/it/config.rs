@@ -13,6 +13,7 @@ use tempfile::{TempDir, tempdir};
 
 mod limits;
 mod mistakes;
+mod plans;
 mod reload;
 mod retries;
 mod sources;

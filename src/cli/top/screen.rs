@@ -134,22 +134,19 @@ mod tests {
 
     use super::*;
 
-    /// This test by its name, for the one that runs it.
-    const PANICS: &str = "cli::top::screen::tests::a_panic_while_the_terminal_is_taken";
-
-    #[test]
-    #[ignore = "takes the whole terminal; the other test runs it on one of its own"]
-    #[should_panic(expected = "on purpose")]
-    fn a_panic_while_the_terminal_is_taken() {
-        let (_screen, _input) = Screen::open().unwrap();
-        panic!("on purpose");
-    }
+    /// In a process with this variable in its environment the test below takes the terminal, and panics.
+    const TAKES: &str = "PACED_TEST_TAKES_TERMINAL";
+    const NAME: &str = "cli::top::screen::tests::a_panic_is_reported_on_the_terminal_as_it_was";
 
     #[test]
     fn a_panic_is_reported_on_the_terminal_as_it_was() {
+        if std::env::var_os(TAKES).is_some() {
+            let (_screen, _input) = Screen::open().unwrap();
+            panic!("on purpose");
+        }
         let program = std::env::current_exe().unwrap();
         let line = format!(
-            "timeout --foreground 60 {} --exact --ignored --nocapture {PANICS}; stty -a",
+            "{TAKES}=1 timeout --foreground 60 {} --exact --nocapture {NAME}; stty -a",
             program.display()
         );
         // It is part of Debian's base system.
@@ -164,7 +161,7 @@ mod tests {
         let parts: Vec<&str> = written.split("\x1b[?1049l").collect();
         let [before, after] = parts[..] else { panic!("the screen is left once: {written:?}") };
         assert!(before.contains("\x1b[?1049h") && !before.contains("on purpose"), "{written:?}");
-        assert!(after.contains("on purpose") && after.contains("1 passed"), "{written:?}");
+        assert!(after.contains("on purpose") && after.contains("1 failed"), "{written:?}");
         // The terminal is not in raw mode.
         assert!(after.contains(" icanon") && !after.contains("-icanon"), "{written:?}");
     }
