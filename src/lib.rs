@@ -27,6 +27,7 @@
 //! | [`store`] | the stores of the state, and the mapping of slots to the local clock |
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
 //! | `headers` | HTTP header fields from a decision |
+//! | `tls` | certificates for connections to Redis |
 //!
 //! | feature | addition |
 //! |---|---|
@@ -50,6 +51,12 @@ mod retry_after;
 pub mod shaper;
 pub mod store;
 pub mod time;
+#[cfg(any(feature = "config", feature = "tls"))]
+#[cfg_attr(
+    not(all(feature = "amqp", feature = "http", feature = "redis")),
+    allow(dead_code, unused_imports, reason = "each kind of connection uses a part of it")
+)]
+pub mod tls;
 
 // The daemon's parts, for its binary, tests and benches. They are not a stable interface.
 #[cfg(feature = "amqp")]
@@ -66,6 +73,8 @@ pub mod config;
 pub mod dispatch;
 #[cfg(any(feature = "amqp", feature = "redis"))]
 mod failpoint;
+#[cfg(feature = "tls")]
+mod files;
 #[cfg(feature = "headers")]
 pub mod headers;
 #[cfg(feature = "dispatch")]

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 
+use crate::tls::Tls;
+
 /// The seconds between heartbeats unless the URL sets them: a dead peer is noticed after twice that time.
 const HEARTBEAT: u16 = 10;
 
@@ -15,6 +17,8 @@ pub(super) const SHORT: usize = 255;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     uri: AMQPUri,
+    /// What a connection over TLS is opened with; `None` where the URL has no TLS.
+    tls: Option<Tls>,
 }
 
 /// The reason why a text is no address. It never repeats the text, which may hold a password.
@@ -23,8 +27,22 @@ pub struct Address {
 pub struct AddressError(String);
 
 impl Address {
+    /// The same address, with this TLS instead of that which trusts the system's authorities. A URL with `amqp` stays
+    /// without TLS.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = self.tls.map(|_| tls);
+        self
+    }
+
     pub(super) fn uri(&self) -> AMQPUri {
         self.uri.clone()
+    }
+
+    /// What connections over TLS are opened with; `None` where the URL has no TLS.
+    #[must_use]
+    pub const fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
     }
 }
 
@@ -45,7 +63,8 @@ impl FromStr for Address {
             uri.authority.host = host.to_owned();
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
-        Ok(Self { uri })
+        let tls = matches!(uri.scheme, AMQPScheme::AMQPS).then(Tls::system);
+        Ok(Self { uri, tls })
     }
 }
 

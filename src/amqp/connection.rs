@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
-use lapin::uri::AMQPScheme;
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 
 use super::address::Address;
 use super::error::Error;
 use super::guard::{self, FrameMax, GuardedStream};
+use super::socket;
 use super::valve::{Meter, Valve};
 
 /// The time-out for connecting: TCP, TLS and the AMQP handshake.
@@ -54,38 +53,22 @@ pub(super) async fn connect(
     if guard::IS_OFF {
         tracing::error!("built for a benchmark: one malformed message can end this process");
     }
-    // lapin runs on this runtime; the sockets are opened on tokio itself and passed to lapin guarded.
-    let runtime =
-        lapin::runtime::default_runtime().map_err(|e| Error::connecting(address.to_string(), &e))?;
+    // The sockets are opened on this runtime, whatever thread lapin does that in, and passed to lapin guarded.
+    let runtime = async_rs::Runtime::tokio_current();
     let guard = CutUnlessTaken::default();
     let attempt = Arc::clone(&guard.0);
     let frame_max = FrameMax::default();
     let guards = frame_max.clone();
-    let meter = meter.cloned();
+    let (meter, broker) = (meter.cloned(), address.clone());
     let connecting = Connection::connector(
         address.uri(),
         guard::runtime(),
-        async move |uri, _| {
-            // Connecting has two steps, so that the plain socket can be closed while it belongs to lapin's thread.
-            let mut plain = uri.clone();
-            plain.scheme = AMQPScheme::AMQP;
-            let dialled = plain.connect_with_config_async(TLSConfig::default(), &runtime);
-            let stream = tokio::time::timeout(CONNECT, dialled).await.map_err(std::io::Error::from)??;
-            if let AsyncTcpStream::Plain(socket) = &stream {
-                let socket = socket.get_ref().as_fd().try_clone_to_owned()?;
-                #[cfg(target_os = "linux")]
-                rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS)
-                    .map_err(std::io::Error::from)?;
-                let mut attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner);
-                if matches!(*attempt, Attempt::Abandoned) {
-                    return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-                }
-                *attempt = Attempt::Held(socket.into());
-            }
-            let stream = match uri.scheme {
-                AMQPScheme::AMQP => stream,
-                AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, TLSConfig::default()).await?,
-            };
+        async move |_, _| {
+            let dialled = tokio::time::timeout(CONNECT, socket::dial(&broker, &runtime)).await;
+            let socket = dialled.map_err(std::io::Error::from)??;
+            hold(&attempt, socket.get_ref())?;
+            // The plain socket is known by now, so that it can be closed while it belongs to lapin's thread.
+            let stream = socket::wrap(&broker, socket).await?;
             let stream = match meter.clone() {
                 Some(meter) => Valve::metered(stream, meter),
                 None => Valve::open(stream),
@@ -105,6 +88,19 @@ pub(super) async fn connect(
             Err(Error::Unreachable { address: address.to_string(), detail: "no answer in time".to_owned() })
         }
     }
+}
+
+/// Keeps what is needed to close the socket, unless the attempt was given up.
+fn hold(attempt: &Mutex<Attempt>, socket: &impl AsFd) -> std::io::Result<()> {
+    let socket = socket.as_fd().try_clone_to_owned()?;
+    #[cfg(target_os = "linux")]
+    rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS).map_err(std::io::Error::from)?;
+    let mut attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(*attempt, Attempt::Abandoned) {
+        return Err(std::io::ErrorKind::TimedOut.into());
+    }
+    *attempt = Attempt::Held(socket.into());
+    Ok(())
 }
 
 /// Closes the socket of a handshake that is given up: lapin's thread would wait for its peer for ever.

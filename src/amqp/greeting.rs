@@ -6,10 +6,10 @@ use std::io;
 use std::pin::Pin;
 
 use futures_io::{AsyncRead, AsyncWrite};
-use lapin::tcp::{AMQPUriTcpExt, TLSConfig};
 
 use super::address::Address;
 use super::connection::ANSWER;
+use super::socket;
 
 /// The header with which a client opens AMQP 0-9-1.
 const HEADER: &[u8] = b"AMQP\x00\x00\x09\x01";
@@ -64,8 +64,8 @@ pub(super) async fn greeting(address: &Address) -> Option<Server> {
 
 /// The payload of the first frame that the broker sends.
 async fn first_frame(address: &Address) -> io::Result<Vec<u8>> {
-    let runtime = lapin::runtime::default_runtime().map_err(io::Error::other)?;
-    let mut stream = address.uri().connect_with_config_async(TLSConfig::default(), &runtime).await?;
+    let mut stream =
+        socket::wrap(address, socket::dial(address, &async_rs::Runtime::tokio_current()).await?).await?;
     let mut unsent = HEADER;
     while !unsent.is_empty() {
         let sent = poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, unsent)).await?;

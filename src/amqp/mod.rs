@@ -53,6 +53,7 @@ mod properties;
 mod publisher;
 mod replies;
 mod rights;
+mod socket;
 mod source;
 mod status;
 mod supervisor;

@@ -2,6 +2,7 @@
 
 mod ask;
 mod cancel;
+mod certificates;
 mod check;
 mod config;
 mod confirm;

@@ -7,7 +7,8 @@ use paced::config::{self, Downstream, Loaded, Secret, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, ReadHeaders};
-use paced::{MemoryStore, RedisOptions, RedisStore, Store, StoreError};
+use paced::tls::Tls;
+use paced::{MemoryStore, RedisStore, Store, StoreError};
 
 use super::exit::Exit;
 use super::{Global, out};
@@ -45,22 +46,31 @@ pub(super) fn span(text: &str) -> Result<String, String> {
     config::duration(text).map(|_| text.to_owned())
 }
 
-/// The store that the settings name. Nothing is connected yet.
-pub(super) fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+/// The store that the settings name, and its TLS, if there are files for it. Nothing is connected yet.
+pub(super) fn store(settings: &Settings) -> Result<(Arc<dyn Store>, Option<Tls>), StoreError> {
     let url = settings.store.url.expose();
     if url == MEMORY {
-        return Ok(Arc::new(MemoryStore::new()));
+        return Ok((Arc::new(MemoryStore::new()), None));
     }
-    let options = RedisOptions::default().with_key_prefix(&settings.store.key_prefix);
-    Ok(Arc::new(RedisStore::open(url, options)?))
+    let options = settings.store.redis_options()?;
+    let tls = options.tls.clone();
+    Ok((Arc::new(RedisStore::open(url, options)?), tls))
 }
 
 /// The options of the connections to the broker.
 pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
-    let address = settings.amqp.url.expose().parse().map_err(|error: amqp::AddressError| {
-        out::say(format_args!("paced: amqp.url: {error}"));
-        Exit::Config
-    })?;
+    let mut address: amqp::Address =
+        settings.amqp.url.expose().parse().map_err(|error: amqp::AddressError| {
+            out::say(format_args!("paced: amqp.url: {error}"));
+            Exit::Config
+        })?;
+    if let Some(tls) = &settings.amqp.tls {
+        let tls = Tls::load(tls.clone()).map_err(|error| {
+            out::say(format_args!("paced: amqp.tls: {error}"));
+            Exit::Config
+        })?;
+        address = address.with_tls(tls);
+    }
     let downstreams = settings.downstreams.iter().map(|(name, downstream)| amqp::Downstream {
         name: name.clone(),
         queue: downstream.queue.name.clone(),
@@ -136,15 +146,16 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
     }
 }
 
-/// The dispatcher of one downstream.
+/// The dispatcher of one downstream, and its TLS, if there are files for it.
 pub(super) fn dispatcher(
     settings: &Settings,
     name: &str,
     downstream: &Downstream,
     store: Arc<dyn Store>,
     clock: Arc<dyn ReleaseClock>,
-) -> Result<Dispatcher, HttpError> {
+) -> Result<(Dispatcher, Option<Tls>), HttpError> {
     let http = &downstream.http;
+    let tls = downstream.tls.clone().map(Tls::load_for_http).transpose()?;
     let headers = http.headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned()));
     let sink = HttpSink::new(HttpOptions {
         base_url: http.base_url.expose().to_owned(),
@@ -153,12 +164,14 @@ pub(super) fn dispatcher(
         max_connection_age: http.max_connection_age,
         throttled_when: downstream.throttled_when.clone(),
         keep_response: http.keep_response,
+        tls: tls.clone(),
+        proxy: http.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
     })?;
     let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
         true => sink.reading_headers_again(read_headers(http.headers.clone())),
         false => sink,
     };
-    Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
+    Ok((Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock), tls))
 }
 
 /// Reads the headers again that have files of their own.

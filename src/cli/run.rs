@@ -10,11 +10,13 @@ use paced::limit::{Limit, rate_text};
 use paced::store::Store;
 use paced::terms::Replica;
 use paced::time::wall_now;
+use paced::tls::Tls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::certificates::Certificates;
 use super::exit::Exit;
 use super::reload::Live;
 use super::signals::{Hangups, Signals};
@@ -49,7 +51,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let (mut signals, mut hangups) = (Signals::new()?, Hangups::new()?);
     // The exporter comes first: metrics that are recorded before it exists are lost.
     let watched = watched(&settings).await?;
-    let store = parts::store(&settings).map_err(|error| {
+    let (store, store_tls) = parts::store(&settings).map_err(|error| {
         tracing::error!(%error, "no store");
         Exit::Config
     })?;
@@ -59,9 +61,12 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         );
     }
     tell_start(&loaded);
-    let dispatchers = dispatchers(&settings, &store)?;
+    let (dispatchers, mut handles) = dispatchers(&settings, &store)?;
     let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
-    let amqp = Amqp::start(parts::amqp(&settings)?);
+    let broker = parts::amqp(&settings)?;
+    handles.extend(broker.address.tls().cloned().into_iter().chain(store_tls));
+    let certificates = Certificates::new(handles);
+    let amqp = Amqp::start(broker.clone());
     let stop = CancellationToken::new();
     let observer = Observer::start(status::Parts {
         identity: identity(),
@@ -75,7 +80,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     });
     let operations = Operations::new(Arc::clone(&store), live.terms());
     let access = Arc::new(Access::new(&settings.admin));
-    let letters = Letters::new(parts::amqp(&settings)?);
+    let letters = Letters::new(broker);
     let api = Api::new(Arc::clone(&access), operations, observer.watch(), letters);
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
@@ -91,18 +96,23 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
 
     let failed = {
         let mut announcing = std::pin::pin!(announce(&amqp, probe));
+        let mut watching = std::pin::pin!(certificates.clone().watch());
         loop {
             tokio::select! {
                 signal = signals.next() => {
                     tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
                     break false;
                 }
-                () = hangups.next() => live.reload().await,
+                () = hangups.next() => {
+                    live.reload().await;
+                    certificates.refresh().await;
+                }
                 ended = running.join_next() => {
                     tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
                     break true;
                 }
                 () = announcing.as_mut() => {}
+                () = watching.as_mut() => {}
             }
         }
     };
@@ -234,18 +244,25 @@ fn serve(
     Ok(Some(server))
 }
 
-fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<Vec<(String, Dispatcher)>, Exit> {
+/// The dispatchers, each with the name of its downstream.
+type Dispatchers = Vec<(String, Dispatcher)>;
+
+/// The dispatcher of each downstream, and the TLS of those that have files for it.
+fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<(Dispatchers, Vec<Tls>), Exit> {
+    let mut handles = Vec::new();
     let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
-        let dispatcher = parts::dispatcher(settings, name, downstream, store, clock).map_err(|error| {
-            tracing::error!(downstream = name, %error, "no sink");
-            Exit::Config
-        })?;
+        let (dispatcher, tls) =
+            parts::dispatcher(settings, name, downstream, store, clock).map_err(|error| {
+                tracing::error!(downstream = name, %error, "no sink");
+                Exit::Config
+            })?;
+        handles.extend(tls);
         dispatchers.push((name.clone(), dispatcher));
     }
-    Ok(dispatchers)
+    Ok((dispatchers, handles))
 }
 
 /// Logs when the store answers and every consumer is attached; never returns.

@@ -16,6 +16,7 @@ mod settings;
 mod shaper;
 mod show;
 mod source;
+mod tls;
 mod unknown;
 mod url;
 mod value;

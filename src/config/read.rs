@@ -7,6 +7,7 @@ use super::retry::{Retry, retry};
 use super::settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
+use super::tls::tls;
 use super::{limits, url, value, warnings};
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::job::nearest;
@@ -69,7 +70,8 @@ fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {
     let prefix = reader.parsed(&table, "prefix", Absent::Default("paced"), value::prefix);
     let declare = reader.boolean(&table, "declare", true);
     let window_bytes = reader.parsed(&table, "window_bytes", Absent::Default("256MiB"), value::window_size);
-    Some(Amqp { url: url?, prefix: prefix?, declare: declare?, window_bytes: window_bytes? })
+    let tls = tls(reader, &table, url.as_ref(), "amqps://HOST:5671/VHOST");
+    Some(Amqp { url: url?, prefix: prefix?, declare: declare?, window_bytes: window_bytes?, tls })
 }
 
 fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
@@ -78,7 +80,8 @@ fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
     let key_prefix = reader.parsed(&table, "key_prefix", Absent::Default("paced"), value::prefix);
     let absent = Absent::Default("hold");
     let on_unavailable = reader.parsed(&table, "on_unavailable", absent, value::on_unavailable);
-    Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable? })
+    let tls = tls(reader, &table, url.as_ref(), "rediss instead of redis");
+    Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable?, tls })
 }
 
 fn reply<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Reply> {
@@ -157,6 +160,8 @@ fn downstream<'v>(
     let http = http(reader, &table);
     let retry = retry(reader, &table);
     let lanes = lanes(reader, &table, plans);
+    let base_url = http.as_ref().map(|http| &http.base_url);
+    let tls = tls(reader, &table, base_url, "https://");
     named.ok()?;
     let Retry { policy: retry, max_pause, throttled_when } = retry?;
     let settings = Downstream {
@@ -176,6 +181,7 @@ fn downstream<'v>(
         max_pause,
         throttled_when,
         lanes: lanes?,
+        tls,
     };
     warnings::downstream(reader, &table, &named_limits, &settings);
     warnings::unacked(reader, &table, &named_limits, &settings.http, declare);
@@ -292,6 +298,7 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
     let allow_headers =
         reader.texts(&table, "allow_headers", &[], "[\"x-request-id\"]", value::allowed_header);
     let keep_response = reader.boolean(&table, "keep_response", true);
+    let proxy = reader.secret(&table, "proxy", Absent::Unset, url::proxy);
     // They come last, since they are a table of their own.
     let headers = headers(reader, &table);
     Some(Http {
@@ -301,6 +308,7 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
         max_body: max_body?,
         allow_headers: allow_headers?,
         keep_response: keep_response?,
+        proxy,
         headers: headers?,
     })
 }

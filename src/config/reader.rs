@@ -320,7 +320,9 @@ impl<'v> Reader<'v> {
 
     pub fn note(&mut self, table: &Table<'v>, key: &str, value: String, found: Option<&Found<'v>>) {
         let origin = found.map_or("default".to_owned(), |found| {
-            let file = if found.path.ends_with("_file") { ", from the file it names" } else { "" };
+            // A key that is itself a path is shown as it is.
+            let is_read = found.path.ends_with("_file") && !key.ends_with("_file");
+            let file = if is_read { ", from the file it names" } else { "" };
             format!("{}{file}", self.place(found))
         });
         let (table, key) = (table.path().to_owned(), join("", key));

@@ -9,6 +9,7 @@ use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::LimitSet;
 use crate::sink::BodyMatch;
+use crate::tls::TlsOptions;
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct Amqp {
     pub declare: bool,
     /// The bytes of messages that this process holds unsettled, over all downstreams.
     pub window_bytes: u64,
+    /// `[amqp.tls]`
+    pub tls: Option<TlsOptions>,
 }
 
 /// `[store]`
@@ -51,6 +54,23 @@ pub struct Store {
     pub key_prefix: String,
     /// The policy of downstreams that set none.
     pub on_unavailable: OnUnavailable,
+    /// `[store.tls]`
+    pub tls: Option<TlsOptions>,
+}
+
+impl Store {
+    /// The options of a store in Redis. It reads the files of its TLS, so it blocks for a moment.
+    ///
+    /// # Errors
+    /// A file was good when the settings were read, and is not any more.
+    #[cfg(feature = "redis")]
+    pub fn redis_options(&self) -> Result<crate::RedisOptions, crate::StoreError> {
+        let options = crate::RedisOptions::default().with_key_prefix(&self.key_prefix);
+        let Some(tls) = &self.tls else { return Ok(options) };
+        let tls = crate::tls::Tls::load(tls.clone());
+        tls.map(|tls| options.with_tls(tls))
+            .map_err(|error| crate::StoreError::Invalid(format!("store.tls: {error}")))
+    }
 }
 
 /// `[reply]`
@@ -117,6 +137,8 @@ pub struct Downstream {
     pub throttled_when: Option<BodyMatch>,
     /// `[downstreams.NAME.lanes]`
     pub lanes: Lanes,
+    /// `[downstreams.NAME.tls]`
+    pub tls: Option<TlsOptions>,
 }
 
 /// A plan of `[plans.NAME]`, as it applies to one downstream.
@@ -163,6 +185,8 @@ pub struct Http {
     pub allow_headers: Vec<String>,
     /// Whether a dead letter has the beginning of the answer that its job died of.
     pub keep_response: bool,
+    /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached; `None` if directly.
+    pub proxy: Option<Secret>,
     /// Request headers of every request; names in lower case.
     pub headers: Vec<(String, Secret)>,
 }
@@ -362,12 +386,14 @@ mod tests {
                     max_body: 1,
                     allow_headers: Vec::new(),
                     keep_response: true,
+                    proxy: None,
                     headers: Vec::new(),
                 },
                 retry: RetryPolicy::default(),
                 max_pause: Duration::ZERO,
                 throttled_when: None,
                 lanes: Lanes { default_plan: None },
+                tls: None,
             };
             downstream.effective_prefetch()
         };

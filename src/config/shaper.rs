@@ -89,8 +89,7 @@ fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     let url = settings.store.url.expose();
     #[cfg(feature = "redis")]
     if url != "memory:" {
-        let options = crate::RedisOptions::default().with_key_prefix(&settings.store.key_prefix);
-        return Ok(Arc::new(crate::RedisStore::open(url, options)?));
+        return Ok(Arc::new(crate::RedisStore::open(url, settings.store.redis_options()?)?));
     }
     if url == "memory:" {
         tracing::warn!(

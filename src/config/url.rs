@@ -115,6 +115,22 @@ pub(super) fn base(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(text))
 }
 
+/// `http://[USER:PASSWORD@]HOST:PORT`, which is never shown with its credentials.
+pub(super) fn proxy(text: &str) -> Result<Secret, String> {
+    const RIGHT: &str = "write http://USER:PASSWORD@HOST:PORT, or without credentials http://HOST:PORT";
+    let parts = Parts::of(text, RIGHT)?;
+    if parts.scheme != "http" {
+        return Err(format!("not the URL of an HTTP proxy that is reached without TLS; {RIGHT}"));
+    }
+    parts.no_fragment()?;
+    if !["", "/"].contains(&parts.path) || parts.query.is_some() {
+        return Err(format!("has a path or a query; {RIGHT}"));
+    }
+    #[cfg(feature = "http")]
+    super::value::proxy_option(text)?;
+    Ok(Secret::new(text))
+}
+
 impl<'a> Parts<'a> {
     fn of(text: &'a str, right: &str) -> Result<Self, String> {
         if text.is_empty() {
@@ -350,6 +366,33 @@ mod tests {
             "redis+sentinel://a/m?sentinel_user=hunter2",
         ];
         wrong(store, &urls);
+    }
+
+    #[test]
+    fn proxies() {
+        right(
+            proxy,
+            &[
+                "http://proxy:3128",
+                "http://me:hunter2@proxy.example:3128/",
+                "http://[::1]:3128",
+                "http://10.0.0.1",
+            ],
+        );
+        wrong(
+            proxy,
+            &[
+                "",
+                "proxy:3128",
+                "https://u:hunter2@proxy/",
+                "socks5://proxy:1080",
+                "http://u:hunter2@proxy/path",
+                "http://proxy/?x=hunter2",
+                "http://proxy#x",
+                "http://u:hun/ter2@proxy:3128",
+                "http://169.254.169.254:80",
+            ],
+        );
     }
 
     #[test]

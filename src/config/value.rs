@@ -250,6 +250,14 @@ pub(super) fn http_options(base_url: &str, header: Option<&str>) -> Result<(), S
     options.check().map_err(|error| error.to_string())
 }
 
+/// Checks that the HTTP sink accepts this proxy.
+#[cfg(feature = "http")]
+pub(super) fn proxy_option(url: &str) -> Result<(), String> {
+    let options = crate::sink::http::HttpOptions::new("http://localhost/");
+    let options = crate::sink::http::HttpOptions { proxy: Some(url.to_owned()), ..options };
+    options.check().map_err(|error| error.to_string())
+}
+
 /// The value of a header.
 pub(super) fn header_value(text: &str) -> Result<Secret, String> {
     if text.is_empty() {

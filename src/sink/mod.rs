@@ -73,7 +73,8 @@ pub enum Outcome {
     /// The last look refused: nothing was sent, and no attempt was made.
     Missed,
     /// The downstream was not reached: not a byte of a request was written (refused, unresolved, no TLS, no connection
-    /// in time, no file descriptor). This says nothing about the job, and does not count as an attempt.
+    /// in time, no file descriptor), or what was written was not taken (it refused the client's certificate, or a proxy
+    /// on the way refused its credentials). This says nothing about the job, and does not count as an attempt.
     Unreachable {
         /// The error, for people.
         detail: String,

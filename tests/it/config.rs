@@ -17,6 +17,8 @@ mod plans;
 mod reload;
 mod retries;
 mod sources;
+#[cfg(feature = "daemon")]
+mod tls;
 mod warnings;
 
 /// A directory with a `paced.toml`, from which a configuration is loaded.

@@ -10,6 +10,10 @@
 mod support;
 
 #[cfg(feature = "daemon")]
+#[path = "../support/authority.rs"]
+mod authority;
+
+#[cfg(feature = "daemon")]
 mod admin;
 #[cfg(feature = "daemon")]
 mod amqp;
@@ -49,6 +53,8 @@ mod strangers;
 mod support_selftest;
 #[cfg(feature = "daemon")]
 mod systems;
+#[cfg(feature = "daemon")]
+mod tls;
 #[cfg(feature = "daemon")]
 mod tools;
 #[cfg(feature = "daemon")]

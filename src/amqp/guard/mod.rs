@@ -22,4 +22,4 @@ mod tests;
 
 pub(super) use mark::take_mark;
 pub(super) use runtime::runtime;
-pub(super) use stream::{FrameMax, GuardedStream, IS_OFF};
+pub(super) use stream::{FrameMax, GuardedStream, IS_OFF, Wire};

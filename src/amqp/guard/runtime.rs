@@ -11,10 +11,9 @@ use async_rs::traits::Reactor;
 use async_rs::util::RuntimeParts;
 use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
-use lapin::AsyncTcpStream;
 
 use super::super::valve::Valve;
-use super::{FrameMax, GuardedStream};
+use super::{FrameMax, GuardedStream, Wire};
 
 /// tokio's timers and sockets; each socket is guarded.
 #[derive(Clone, Debug)]
@@ -52,8 +51,8 @@ impl Reactor for Sockets {
     ) -> impl Future<Output = io::Result<GuardedStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
         async move {
-            let socket = Valve::open(AsyncTcpStream::Plain(connecting.await?));
-            Ok(GuardedStream::new(socket, FrameMax::default()))
+            let socket: Box<dyn Wire> = Box::new(connecting.await?);
+            Ok(GuardedStream::new(Valve::open(socket), FrameMax::default()))
         }
     }
 }

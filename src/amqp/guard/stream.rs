@@ -7,15 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, ready};
 
-use async_rs::traits::Reactor;
 use futures_io::{AsyncRead, AsyncWrite};
-use lapin::AsyncTcpStream;
 
 use super::super::valve::Valve;
 use super::filter::Filter;
 
-/// The socket as it was opened, with or without TLS, behind the valve that stops reading it.
-type Socket = Valve<AsyncTcpStream<<async_rs::Tokio as Reactor>::TcpStream>>;
+/// A socket as it was opened, with or without TLS.
+pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
+
+/// A socket behind the valve that stops reading it.
+type Socket = Valve<Box<dyn Wire>>;
 
 /// How many held bytes are copied to the beginning of the reader's buffer. More stay in their own buffer, so that they
 /// are not moved again for every segment that arrives.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use paced::amqp::{Findings, Server};
 use paced::config::{Loaded, Settings};
 use paced::store::Keeping;
-use paced::{RedisOptions, RedisStore, Store as _, StoreError};
+use paced::{RedisStore, Store as _, StoreError};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -90,8 +90,7 @@ async fn store(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
 /// Asks the store, warns of its settings, and returns how long an answer takes.
 async fn redis(loaded: &Loaded, report: &mut Report) -> Result<Duration, StoreError> {
     let settings = &loaded.settings;
-    let options = RedisOptions::default().with_key_prefix(&settings.store.key_prefix);
-    let store = RedisStore::open(settings.store.url.expose(), options)?;
+    let store = RedisStore::open(settings.store.url.expose(), settings.store.redis_options()?)?;
     store.ping().await?;
     let mut fastest = Duration::MAX;
     for _ in 0..TIMED {

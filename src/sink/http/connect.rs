@@ -2,22 +2,20 @@
 
 use std::error::Error;
 use std::future::poll_fn;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tower_service::Service as _;
 use url::Url;
 
 use super::connection::Connection;
 use super::guard::{Lookup, Resolver};
+use super::proxy::Proxy;
 use super::{HttpError, chain};
+use crate::tls::{Tls, TlsOptions};
 
 /// A host that does not answer within this time counts as away; the rest of a long time-out is left for the answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
@@ -33,32 +31,51 @@ const PROBES: u32 = 3;
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
-/// Provides the TLS configuration; called for https alone.
-pub(super) type Tls = fn() -> Result<Arc<ClientConfig>, HttpError>;
+/// How the host is reached.
+pub(super) struct Route {
+    /// For https; by default the system's authorities are trusted.
+    pub(super) tls: Option<Tls>,
+    pub(super) proxy: Option<Proxy>,
+}
 
 /// Opens connections to one host.
 pub(super) struct Connector {
     tcp: HttpConnector<Resolver>,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// TLS, and the host.
+    tls: Option<(Tls, String)>,
+    /// The host that is dialled: that of the downstream, or the proxy.
     origin: Uri,
+    /// The proxy that is to be asked for a tunnel, and the `HOST:PORT` at its other end.
+    tunnel: Option<(Proxy, String)>,
     timeout: Duration,
 }
 
 impl Connector {
     /// A connector to the host of `base`. Nothing is connected or looked up.
-    pub(super) fn new(base: &Url, timeout: Duration, lookup: Lookup, tls: Tls) -> Result<Self, HttpError> {
+    pub(super) fn new(
+        base: &Url,
+        timeout: Duration,
+        lookup: Lookup,
+        route: Route,
+    ) -> Result<Self, HttpError> {
         let host = base.host_str().unwrap_or_default();
         let port = base.port_or_known_default().unwrap_or_default();
-        let origin = format!("{}://{host}:{port}/", base.scheme())
+        let origin = format!("{}://{host}:{port}/", base.scheme());
+        let origin = route.proxy.as_ref().map_or(&*origin, Proxy::origin);
+        let origin = origin
             .parse()
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
-        let tls = if base.scheme() == "https" {
-            let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
-                .map_err(|_| HttpError::BaseUrl("has a host that no certificate can name".to_owned()))?;
-            Some((TlsConnector::from(tls()?), name))
+        let is_https = base.scheme() == "https";
+        let tls = if is_https {
+            let tls = route.tls.map_or_else(|| Tls::load_for_http(TlsOptions::default()), Ok)?;
+            Some((tls, host.to_owned()))
+        } else if route.tls.is_some() {
+            return Err(HttpError::BaseUrl("has no TLS, for which there are options".to_owned()));
         } else {
             None
         };
+        // A request over http names its host itself, so a proxy needs no tunnel for it, and may not allow one.
+        let tunnel = route.proxy.filter(|_| is_https).map(|proxy| (proxy, format!("{host}:{port}")));
         let timeout = timeout.min(LONGEST_CONNECT);
         let mut tcp = HttpConnector::new_with_resolver(Resolver::new(lookup));
         tcp.enforce_http(false);
@@ -70,7 +87,7 @@ impl Connector {
         tcp.set_keepalive_retries(Some(PROBES));
         #[cfg(target_os = "linux")]
         tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        Ok(Self { tcp, tls, origin, timeout })
+        Ok(Self { tcp, tls, origin, tunnel, timeout })
     }
 
     /// Opens a connection that is ready for a request; the error is a text for people.
@@ -86,32 +103,12 @@ impl Connector {
         let mut tcp = self.tcp.clone();
         poll_fn(|cx| tcp.poll_ready(cx)).await?;
         let stream = tcp.call(self.origin.clone()).await?;
-        let Some((tls, name)) = &self.tls else { return Ok(Connection::new(stream).await?) };
-        let stream = tls.connect(name.clone(), stream.into_inner()).await?;
+        let Some((tls, host)) = &self.tls else { return Ok(Connection::new(stream).await?) };
+        let mut stream = stream.into_inner();
+        if let Some((proxy, target)) = &self.tunnel {
+            proxy.open_tunnel(&mut stream, target).await?;
+        }
+        let stream = tls.connect(host, stream).await?;
         Ok(Connection::new(TokioIo::new(stream)).await?)
     }
-}
-
-/// The system's certificate authorities, read once for all sinks.
-pub(super) fn system() -> Result<Arc<ClientConfig>, HttpError> {
-    static SHARED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    if let Some(config) = SHARED.get() {
-        return Ok(Arc::clone(config));
-    }
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    let (usable, _) = roots.add_parsable_certificates(found.certs);
-    if usable == 0 {
-        let why = found.errors.first().map_or_else(|| "none was found".to_owned(), ToString::to_string);
-        return Err(HttpError::Client(format!("the system has no certificate authorities ({why})")));
-    }
-    Ok(Arc::clone(SHARED.get_or_init(|| Arc::new(trusting(roots)))))
-}
-
-/// TLS that trusts `roots`.
-pub(super) fn trusting(roots: RootCertStore) -> ClientConfig {
-    super::install_crypto_provider();
-    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    config
 }

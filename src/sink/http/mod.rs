@@ -5,6 +5,7 @@ mod connection;
 mod guard;
 mod options;
 mod pool;
+mod proxy;
 mod request;
 mod response;
 mod retry_after;
@@ -20,8 +21,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{BodyMatch, LastLook, Outcome, Sink};
 use crate::job::{Job, shown};
 use crate::store::BoxFuture;
+use crate::tls;
 
-use connect::Connector;
+use connect::{Connector, Route};
 use connection::Outgoing;
 use options::Target;
 pub use options::{HttpError, HttpOptions};
@@ -37,7 +39,8 @@ const MAX_ERROR: usize = 200;
 /// Sends jobs to the downstream below one base URL.
 ///
 /// It follows no redirect, reads no proxy from the environment, keeps connections alive, and never connects to a
-/// link-local or metadata address. It need not be cloned: share it by reference.
+/// link-local or metadata address; where there is a proxy, it is the proxy that resolves the host. It need not be
+/// cloned: share it by reference.
 pub struct HttpSink {
     pool: Pool,
     read_headers: Option<ReadHeaders>,
@@ -65,7 +68,7 @@ impl HttpSink {
     /// [`HttpError`] when an option is wrong, or the system has no certificate authorities and the
     /// base URL is `https`.
     pub fn new(options: HttpOptions) -> Result<Self, HttpError> {
-        Self::with(options, guard::system, connect::system)
+        Self::with(options, guard::system)
     }
 
     /// Sets how the headers of every request can be read again, for [`Sink::read_secrets`].
@@ -75,12 +78,14 @@ impl HttpSink {
         self
     }
 
-    fn with(options: HttpOptions, lookup: guard::Lookup, tls: connect::Tls) -> Result<Self, HttpError> {
+    fn with(options: HttpOptions, lookup: guard::Lookup) -> Result<Self, HttpError> {
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let max_age = options.max_connection_age;
         let (throttled_when, keep_response) = (options.throttled_when.clone(), options.keep_response);
+        let tls = options.tls.clone();
         let target = Target::new(options)?;
-        let connector = Connector::new(&target.base, timeout, lookup, tls)?;
+        let route = Route { tls, proxy: target.proxy.clone() };
+        let connector = Connector::new(&target.base, timeout, lookup, route)?;
         let pool = Pool::new(connector, max_age);
         Ok(Self { pool, target, timeout, read_headers: None, throttled_when, keep_response })
     }
@@ -92,6 +97,10 @@ impl HttpSink {
         };
         match self.exchange(request, look).await {
             Ok(None) => Outcome::Missed,
+            Ok(Some(answer)) if self.target.is_refused_by_proxy(answer.head.status()) => {
+                let detail = "the proxy refuses the credentials (407); correct the user and the password in http.proxy";
+                Outcome::Unreachable { detail: detail.to_owned() }
+            }
             Ok(Some(answer)) => {
                 let wanted = Wanted {
                     reply: job.reply.is_some(),
@@ -158,6 +167,10 @@ impl Failed {
     /// Classifies an error that occurred after a part of the request was written.
     fn after_sending(error: &hyper::Error) -> Self {
         let detail = chain(error);
+        // In TLS 1.3 the server looks at the client's certificate when the first request may be under way.
+        if tls::refusal(error).is_some_and(tls::Refusal::is_of_client) {
+            return Self::Unreachable(detail);
+        }
         if error.is_parse() {
             return Self::Unreadable(format!("the answer cannot be parsed: {detail}"));
         }
@@ -186,12 +199,6 @@ impl Sink for HttpSink {
             self.target.replace_headers(headers).map_err(|error| error.to_string())
         })
     }
-}
-
-/// Makes ring the process's provider of cryptography for TLS, unless there is one already.
-pub fn install_crypto_provider() {
-    // An error means that a provider was installed before, which is no problem.
-    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// An error and its causes on one line. None of them contains the request.

@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
 use url::{Position, Url};
 
 use super::guard;
+use super::proxy::Proxy;
 use crate::job::shown;
 use crate::sink::BodyMatch;
+use crate::tls::{Tls, TlsError};
 
 /// The options of an HTTP sink.
 #[derive(Clone)]
@@ -34,10 +37,17 @@ pub struct HttpOptions {
     /// Whether the beginning of an answer that is no delivery is kept, for the dead letter
     /// ([`Response::excerpt`](crate::sink::Response::excerpt)).
     pub keep_response: bool,
+    /// Whom to trust, and the certificate to show, for `https`: made by [`Tls::load_for_http`]. By default the system's
+    /// authorities are trusted, and no certificate is shown.
+    pub tls: Option<Tls>,
+    /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached. By default it is reached directly, whatever the
+    /// environment says.
+    pub proxy: Option<String>,
 }
 
 impl HttpOptions {
-    /// Options with a time-out of 30 s, connections of at most 90 s, and no headers. The beginnings of answers are kept.
+    /// Options with a time-out of 30 s, connections of at most 90 s, no headers and no proxy. The beginnings of answers
+    /// are kept.
     #[must_use]
     pub fn new(base_url: impl Into<String>) -> Self {
         Self {
@@ -47,6 +57,8 @@ impl HttpOptions {
             max_connection_age: Duration::from_secs(90),
             throttled_when: None,
             keep_response: true,
+            tls: None,
+            proxy: None,
         }
     }
 
@@ -91,9 +103,12 @@ pub enum HttpError {
     /// The time-out is zero.
     #[error("a time-out of zero lets no request through; use one such as 30s")]
     NoTimeout,
-    /// The HTTP client cannot be set up.
-    #[error("no HTTP client: {0}; for https, install the system's certificates (ca-certificates)")]
-    Client(String),
+    /// The proxy cannot be used.
+    #[error("the proxy {0}; write http://USER:PASSWORD@HOST:PORT, or without credentials http://HOST:PORT")]
+    Proxy(&'static str),
+    /// The certificates cannot be used.
+    #[error("no TLS: {0}")]
+    Tls(#[from] TlsError),
 }
 
 /// Headers that are set from the connection, the body or the job; another value would break requests.
@@ -121,6 +136,7 @@ pub(super) struct Target {
     authorization: Option<HeaderValue>,
     /// The headers of every request, which take precedence over a job's.
     headers: RwLock<Arc<HeaderMap>>,
+    pub(super) proxy: Option<Proxy>,
 }
 
 impl Target {
@@ -132,7 +148,18 @@ impl Target {
         let headers = RwLock::new(Arc::new(headers(authorization.as_ref(), options.headers)?));
         let host = HeaderValue::from_str(&base[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
-        Ok(Self { base, host, authorization, headers })
+        let proxy = options.proxy.as_deref().map(Proxy::parse).transpose()?;
+        Ok(Self { base, host, authorization, headers, proxy })
+    }
+
+    /// The proxy that gets requests as they are; over https it sees a tunnel alone.
+    pub(super) fn forwarding_proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref().filter(|_| self.base.scheme() == "http")
+    }
+
+    /// Whether an answer of this status is a proxy's, which has forwarded nothing.
+    pub(super) fn is_refused_by_proxy(&self, status: StatusCode) -> bool {
+        status == StatusCode::PROXY_AUTHENTICATION_REQUIRED && self.forwarding_proxy().is_some()
     }
 
     /// The headers of every request, which take precedence over a job's.
@@ -190,17 +217,22 @@ fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {
     split_credentials(url)
 }
 
+/// The header value for the user information of a URL; `None` if it is not UTF-8.
+pub(super) fn basic(url: &Url) -> Option<HeaderValue> {
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from).ok();
+    let pair = format!("{}:{}", decoded(url.username())?, decoded(url.password().unwrap_or_default())?);
+    let mut value = HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair))).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
 /// Removes the user information from the URL, and returns the header that it stands for.
 fn split_credentials(mut url: Url) -> Result<(Url, Option<HeaderValue>), HttpError> {
     if url.username().is_empty() && url.password().is_none() {
         return Ok((url, None));
     }
     let wrong = || HttpError::BaseUrl("has user information that is not UTF-8".to_owned());
-    let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong());
-    let pair = format!("{}:{}", decoded(url.username())?, decoded(url.password().unwrap_or_default())?);
-    let mut authorization =
-        HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair))).map_err(|_| wrong())?;
-    authorization.set_sensitive(true);
+    let authorization = basic(&url).ok_or_else(wrong)?;
     // A URL with a host can always be changed in this way.
     url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
     Ok((url, Some(authorization)))

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use hyper::header::{
     ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
-    USER_AGENT,
+    PROXY_AUTHORIZATION, USER_AGENT,
 };
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
@@ -11,6 +11,7 @@ use url::{Position, Url};
 
 use super::connection::Outgoing;
 use super::options::Target;
+use super::proxy::Proxy;
 use super::upload::Payload;
 use crate::job::{self, Job, Reason, shown};
 
@@ -48,9 +49,12 @@ impl Target {
         } else {
             self.normalised(path)
         };
-        text.and_then(|text| PathAndQuery::from_maybe_shared(Bytes::from(text)).ok())
-            .map(Uri::from)
-            .ok_or_else(|| (Reason::ForbiddenPath, "the path leads out of the base URL".to_owned()))
+        text.and_then(|text| match self.forwarding_proxy() {
+            None => PathAndQuery::from_maybe_shared(Bytes::from(text)).ok().map(Uri::from),
+            // A proxy learns from the request where it goes.
+            Some(_) => format!("{}{text}", &self.base[..Position::BeforePath]).parse().ok(),
+        })
+        .ok_or_else(|| (Reason::ForbiddenPath, "the path leads out of the base URL".to_owned()))
     }
 
     /// The base and the path as a URL parser normalises them. It resolves dots and backslashes, so that a path that
@@ -63,7 +67,7 @@ impl Target {
 
     fn headers_of(&self, job: &Job) -> Result<HeaderMap, Refusal> {
         let fixed = self.headers();
-        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 7);
+        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 8);
         headers.insert(HOST, self.host.clone());
         for (name, value) in &job.headers {
             let shown = || shown(name.as_bytes(), 60);
@@ -85,6 +89,9 @@ impl Target {
         headers.entry(ACCEPT).or_insert(ANYTHING);
         for (name, value) in &*fixed {
             headers.insert(name, value.clone());
+        }
+        if let Some(value) = self.forwarding_proxy().and_then(Proxy::authorization) {
+            headers.insert(PROXY_AUTHORIZATION, value.clone());
         }
         let id = text(&job.id).map_err(|()| (Reason::BadId, "the job's id is no header value".to_owned()))?;
         headers.insert(IDEMPOTENCY_KEY, id);

@@ -13,6 +13,7 @@ use crate::sink::{Receipt, Response};
 mod age;
 mod body;
 mod excerpt;
+mod proxy;
 mod secrets;
 mod server;
 mod tls;
@@ -353,7 +354,10 @@ async fn a_connection_that_breaks() {
 async fn a_server_that_speaks_no_tls() {
     let server = Server::always(200).await;
     match HttpSink::new(options(&server.base.replace("http:", "https:"))) {
-        Ok(sink) => assert!(!unreachable(sink.send(&job()).await).is_empty()),
+        Ok(sink) => {
+            let detail = unreachable(sink.send(&job()).await);
+            assert!(detail.contains("does not speak TLS on this port"), "{detail}");
+        }
         // The machine has no certificate authorities, without which https does not work.
         Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
     }
@@ -370,7 +374,7 @@ async fn names_are_resolved_and_checked() {
     fn metadata(_: &str) -> std::io::Result<Vec<SocketAddr>> {
         Ok(vec![SocketAddr::new(IpAddr::from([169, 254, 169, 254]), 0)])
     }
-    let sink = HttpSink::with(options(&named), metadata, connect::system).expect("a sink");
+    let sink = HttpSink::with(options(&named), metadata).expect("a sink");
     let detail = unreachable(sink.send(&job()).await);
     assert!(detail.contains("link-local or metadata"), "{detail}");
 }

@@ -1,10 +1,13 @@
 //! New connections: time-outs for opening one, and hedged requests to several servers that know the same answer.
 
 use std::future::Future;
+use std::io;
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use redis::aio::{MultiplexedConnection, PubSub};
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, RedisError, Value};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -12,6 +15,7 @@ use tokio::time::timeout;
 use super::address::Address;
 use super::errors::ServerAddress;
 use crate::store::StoreError;
+use crate::tls::{Stream, Tls};
 
 /// How long one of several servers may be silent before the next one is asked as well.
 const HEDGE_DELAY: Duration = Duration::from_millis(100);
@@ -21,15 +25,24 @@ const HEDGE_DELAY: Duration = Duration::from_millis(100);
 pub(super) struct Dialer {
     config: AsyncConnectionConfig,
     connect_timeout: Duration,
+    tls: Tls,
     reopened: watch::Sender<()>,
 }
 
+/// An open connection.
+pub(super) struct Opened {
+    pub(super) connection: MultiplexedConnection,
+    /// The task that reads and writes it, unless the redis crate has started it; it is aborted when this is dropped,
+    /// and the connection is of no more use then.
+    pub(super) driver: JoinSet<()>,
+}
+
 impl Dialer {
-    pub(super) fn new(connect: Duration, response: Duration) -> Self {
+    pub(super) fn new(connect: Duration, response: Duration, tls: Tls) -> Self {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect))
             .set_response_timeout(Some(response));
-        Self { config, connect_timeout: connect, reopened: watch::Sender::new(()) }
+        Self { config, connect_timeout: connect, tls, reopened: watch::Sender::new(()) }
     }
 
     /// Reports that a connection for calls was opened, the first one or one that replaces a broken one.
@@ -47,20 +60,53 @@ impl Dialer {
         self.connect_timeout
     }
 
-    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
-        Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&self.config).await
+    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
+        let mut driver = JoinSet::new();
+        let connection = match self.open_tls(info).await? {
+            None => {
+                Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&self.config).await?
+            }
+            Some(stream) => {
+                let (login, config) = (info.redis_settings(), self.config.clone());
+                let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+                let (connection, drive) = opened?;
+                driver.spawn(drive);
+                connection
+            }
+        };
+        Ok(Opened { connection, driver })
+    }
+
+    /// Opens a connection over TLS, which the redis crate knows too little of: it has no name of the server besides its
+    /// host, and reads the system's authorities for each connection. `None` where the server is to be reached without.
+    async fn open_tls(&self, info: &ConnectionInfo) -> Result<Option<Stream<TcpStream>>, RedisError> {
+        let ConnectionAddr::TcpTls { host, port, .. } = info.addr() else { return Ok(None) };
+        let addresses: Vec<_> = lookup_host((host.as_str(), *port)).await?.collect();
+        if addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address").into());
+        }
+        let dialled = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
+        let (stream, _) = select_ok(dialled).await?;
+        stream.set_nodelay(true)?;
+        Ok(Some(self.tls.connect(host, stream).await?))
     }
 
     /// Sends one command on a new connection, within the time-out for connecting.
     pub(super) async fn ask(self, info: ConnectionInfo, question: Cmd) -> Result<Value, RedisError> {
-        let answer = async { question.query_async(&mut self.open(&info).await?).await };
+        let answer = async {
+            let mut opened = self.open(&info).await?;
+            question.query_async(&mut opened.connection).await
+        };
         timeout(self.connect_timeout, answer).await.unwrap_or_else(|_| Err(too_late()))
     }
 
     /// Opens a connection that subscribes to the channel.
     pub(super) async fn listen(self, info: ConnectionInfo, channel: String) -> Result<PubSub, StoreError> {
         let opened = async {
-            let mut subscriber = Client::open(info.clone())?.get_async_pubsub().await?;
+            let mut subscriber = match self.open_tls(&info).await? {
+                None => Client::open(info.clone())?.get_async_pubsub().await?,
+                Some(stream) => PubSub::new(info.redis_settings(), stream).await?,
+            };
             subscriber.subscribe(channel).await.map(|()| subscriber)
         };
         let opened = timeout(self.connect_timeout, opened).await.unwrap_or_else(|_| Err(too_late()));

@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 
 use super::address::Address;
-use super::dial::Dialer;
+use super::dial::{Dialer, Opened};
 use super::errors::{ServerAddress, ends_connection, is_transient};
 use super::fit;
 use super::scripts::{Call, preloaded};
@@ -52,6 +53,8 @@ struct Opening {
 /// An open connection, with the id of the server's process.
 struct Peer {
     connection: MultiplexedConnection,
+    /// Ends with this, whatever the server still owes.
+    _driver: JoinSet<()>,
     at: ServerAddress,
     /// As much of the server's run_id as a double holds; 0 where INFO is not permitted.
     run: i64,
@@ -209,7 +212,8 @@ impl Link {
     }
 
     async fn open(&self, info: &ConnectionInfo, at: &ServerAddress, number: u64) -> Result<Peer, StoreError> {
-        let mut connection = self.dial.open(info).await.map_err(|error| at.explain(&error))?;
+        let opened = self.dial.open(info).await.map_err(|error| at.explain(&error))?;
+        let Opened { mut connection, driver } = opened;
         // All commands go in one round trip, so that even a distant server answers within the time-out for connecting.
         let mut opening = redis::pipe();
         for section in ["server", "memory", "replication"] {
@@ -238,7 +242,7 @@ impl Link {
         for loaded in answers {
             loaded.map_err(|error| at.explain(&error))?;
         }
-        Ok(Peer { connection, at: at.clone(), run: fit::run(&server), number })
+        Ok(Peer { connection, _driver: driver, at: at.clone(), run: fit::run(&server), number })
     }
 
     /// A server that wants a password closes the connection on such a long request, and its error is lost. A short

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-/// The key prefix and the time-outs of a store in Redis.
+use crate::tls::Tls;
+
+/// The key prefix, the time-outs and the TLS of a store in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
@@ -12,6 +14,9 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// The time-out for one answer. A reservation whose answer comes later is lost, never taken twice.
     pub response_timeout: Duration,
+    /// Whom to trust, and the certificate to show, for URLs with `rediss`. By default the system's authorities are
+    /// trusted, and no certificate is shown.
+    pub tls: Option<Tls>,
 }
 
 impl Options {
@@ -19,6 +24,13 @@ impl Options {
     #[must_use]
     pub fn with_key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
+        self
+    }
+
+    /// The same options with this TLS, for URLs with `rediss`.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -36,6 +48,6 @@ impl Default for Options {
     /// each that is silent.
     fn default() -> Self {
         let half = Duration::from_millis(500);
-        Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half }
+        Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half, tls: None }
     }
 }

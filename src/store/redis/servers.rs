@@ -15,6 +15,7 @@ use super::sentinel::Sentinels;
 use super::url::Deployment;
 use crate::store::StoreError;
 use crate::time::Micros;
+use crate::tls::Tls;
 
 pub(super) enum Servers {
     /// All downstreams are on one server, which may be the master of sentinels.
@@ -27,13 +28,20 @@ impl Servers {
     /// The servers of a URL. It does not connect yet.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] when the URL is wrong; the text does not repeat it.
-    pub(super) fn open(url: &str, connect: Duration, response: Duration) -> Result<Self, StoreError> {
+    /// [`StoreError::Invalid`] when the URL is wrong, or has no TLS where there are options for it; the text does not
+    /// repeat it.
+    pub(super) fn open(
+        url: &str,
+        (connect, response): (Duration, Duration),
+        tls: Option<Tls>,
+    ) -> Result<Self, StoreError> {
         let deployment = Deployment::parse(url)?;
-        if url.starts_with("rediss") {
-            install_tls();
+        if tls.is_some() && !url.starts_with("rediss") {
+            let text =
+                "the store's URL has no TLS, for which there are options; write rediss instead of redis";
+            return Err(StoreError::Invalid(text.to_owned()));
         }
-        let dial = Dialer::new(connect, response);
+        let dial = Dialer::new(connect, response, tls.unwrap_or_else(Tls::system));
         Ok(match deployment {
             Deployment::One(info) => Self::One(Box::new(Link::fixed(dial, info))),
             Deployment::Sentinels { sentinels, name, master } => {
@@ -107,14 +115,5 @@ impl Servers {
             Self::One(link) => link.at(),
             Self::Cluster(cluster) => cluster.at(),
         }
-    }
-}
-
-/// Installs a provider of cryptography for the process, without which rustls panics; one that is installed already is
-/// kept.
-fn install_tls() {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // It fails only if another thread was faster, which is no problem.
-        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }

@@ -20,14 +20,19 @@ pub struct Cluster {
 impl Cluster {
     /// A cluster for the caller alone; it ends with the last clone.
     pub async fn dedicated() -> Self {
-        let options = || {
-            let bus = free_port();
+        Self::with(String::new).await
+    }
+
+    /// As [`Cluster::dedicated`], with more options, which are computed for each node.
+    pub async fn with(more: impl Fn() -> String + Clone + Send + Sync + 'static) -> Self {
+        let options = move || {
+            let (bus, more) = (free_port(), more());
             format!(
                 "--cluster-enabled yes --cluster-port {bus} --cluster-node-timeout {NODE_TIMEOUT} \
-                 --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0"
+                 --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {more}"
             )
         };
-        let node = || Redis::with(options);
+        let node = || Redis::with(options.clone());
         let (a, b, c, d, e, f) = tokio::join!(node(), node(), node(), node(), node(), node());
         let cluster = Self { nodes: vec![a, b, c, d, e, f] };
         cluster.form().await;

@@ -35,17 +35,23 @@ impl Rabbit {
 
     /// As [`Rabbit::dedicated`], for callers that report errors themselves.
     pub async fn try_dedicated() -> Result<Self, String> {
-        let server = launch(Self::server).await?;
+        let server = launch(|| Self::server("")).await?;
         Ok(Self(Arc::new(server)))
+    }
+
+    /// A node for the caller alone, with more lines in its `rabbitmq.conf`.
+    pub async fn with(lines: String) -> Self {
+        let server = launch(move || Self::server(&lines)).await;
+        Self(Arc::new(server.unwrap_or_else(|error| panic!("{error}"))))
     }
 
     /// A node for the caller alone that is not up yet: [`Rabbit::start`] starts it for the first time.
     pub async fn down() -> Self {
-        let server = blocking(Self::server).await.unwrap_or_else(|error| panic!("{error}"));
+        let server = blocking(|| Self::server("")).await.unwrap_or_else(|error| panic!("{error}"));
         Self(Arc::new(server))
     }
 
-    fn server() -> Result<Server, String> {
+    fn server(lines: &str) -> Result<Server, String> {
         let server = format!("{RABBITMQ}/rabbitmq-server");
         if !root::path(&server).exists() {
             return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
@@ -61,7 +67,7 @@ impl Rabbit {
         };
         put("enabled_plugins", "[].\n")?;
         put("empty.conf", "")?;
-        put("rabbitmq.conf", &rabbitmq_conf(port))?;
+        put("rabbitmq.conf", &(rabbitmq_conf(port) + lines))?;
         put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
         // A node that finds no epmd starts one that nobody ends; this one is the guardian's.
         let daemon = root::shell("epmd");

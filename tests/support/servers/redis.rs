@@ -40,7 +40,7 @@ impl Redis {
     }
 
     /// A server with more options, which are computed for each attempt to start it: ports may be taken.
-    pub(super) async fn with(options: impl Fn() -> String + Clone + Send + Sync + 'static) -> Self {
+    pub async fn with(options: impl Fn() -> String + Clone + Send + Sync + 'static) -> Self {
         Self::try_with(options).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -50,7 +50,7 @@ impl Redis {
     }
 
     /// A sentinel with these lines in its configuration, which it writes to.
-    pub(super) async fn sentinel(lines: String) -> Self {
+    pub async fn sentinel(lines: String) -> Self {
         let server = launch(move || Self::sentinel_server(&lines)).await;
         Self(Arc::new(server.unwrap_or_else(|error| panic!("{error}"))))
     }

@@ -24,7 +24,7 @@ async fn two_servers(max_connection_age: Duration) -> (Server, Server, HttpSink)
     let listener = TcpListener::bind(format!("127.0.0.2:{port}")).await.expect("the same port");
     let new = Server::on(listener, None, |_| future::ready(empty(200)));
     let options = HttpOptions { max_connection_age, ..options(&format!("http://api.test:{port}/")) };
-    let sink = HttpSink::with(options, scripted, connect::system).expect("a sink");
+    let sink = HttpSink::with(options, scripted).expect("a sink");
     (old, new, sink)
 }
 

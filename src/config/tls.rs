@@ -1,0 +1,98 @@
+//! Reads a table of TLS, and checks what is in its files.
+
+use std::path::PathBuf;
+
+use super::document::quote;
+use super::reader::{Absent, IN_QUOTES, Reader, Table};
+use super::settings::Secret;
+use crate::tls::TlsOptions;
+
+const KEYS: [&str; 4] = ["ca_file", "cert_file", "key_file", "server_name"];
+
+/// The table `tls` for the connections to `url`; `None` if nothing is set in it, or the reader has noted a mistake.
+/// `right` is what a URL with TLS looks like.
+pub(super) fn tls<'v>(
+    reader: &mut Reader<'v>,
+    parent: &Table<'v>,
+    url: Option<&Secret>,
+    right: &str,
+) -> Option<TlsOptions> {
+    let table = reader.table(parent, "tls");
+    let [ca_file, cert_file, key_file] =
+        ["ca_file", "cert_file", "key_file"].map(|key| reader.path(&table, key));
+    let server_name = reader.parsed(&table, "server_name", Absent::Unset, name);
+    let given = [ca_file.is_some(), cert_file.is_some(), key_file.is_some(), server_name.is_some()];
+    let options = TlsOptions { ca_file, cert_file, key_file, server_name };
+    if KEYS.iter().zip(given).any(|(key, is_read)| table.has(key) != is_read) {
+        // What is read of the table is not all of it.
+        return None;
+    }
+    let first = KEYS.into_iter().find(|key| table.has(key))?;
+    if let Some(url) = url
+        && let Some(scheme) = without_tls(url)
+        && let Some(found) = reader.given(&table, first)
+    {
+        let problem = format!(
+            "would not be used, since the URL is {scheme} and has no TLS; write {right}, or remove it"
+        );
+        reader.wrong(&found, problem);
+        return None;
+    }
+    check(reader, &table, first, options)
+}
+
+/// The scheme of a URL that has no TLS.
+fn without_tls(url: &Secret) -> Option<&str> {
+    let scheme = url.expose().split_once(':').map_or("memory", |(scheme, _)| scheme);
+    let has_tls = ["amqps", "rediss", "rediss+sentinel", "rediss+cluster", "https"].contains(&scheme);
+    (!has_tls).then_some(scheme)
+}
+
+/// Whether the files can be used: it is told here rather than by the first connection.
+#[cfg(feature = "tls")]
+fn check<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    first: &str,
+    options: TlsOptions,
+) -> Option<TlsOptions> {
+    let error = match crate::tls::Tls::load(options.clone()) {
+        Ok(_) => return Some(options),
+        Err(error) => error,
+    };
+    let key = if table.has(error.key()) { error.key() } else { first };
+    if let Some(found) = reader.given(table, key) {
+        let about = if key == error.key() { String::new() } else { format!("{} ", error.key()) };
+        reader.wrong(&found, format!("{about}{}", error.problem()));
+    }
+    None
+}
+
+#[cfg(not(feature = "tls"))]
+fn check<'v>(_: &mut Reader<'v>, _: &Table<'v>, _: &str, options: TlsOptions) -> Option<TlsOptions> {
+    Some(options)
+}
+
+/// A name that a certificate may have.
+fn name(text: &str) -> Result<String, String> {
+    const RIGHT: &str = "write a host name, or an address without a port, such as api.internal";
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+    if text.is_empty() || !text.chars().all(is_plain) {
+        return Err(format!("no name that a certificate can have; {RIGHT}"));
+    }
+    Ok(text.to_owned())
+}
+
+impl<'v> Reader<'v> {
+    /// The path under `key`, which starts at the directory of its source.
+    fn path(&mut self, table: &Table<'v>, key: &str) -> Option<PathBuf> {
+        let found = self.find(table, key)?;
+        let text = self.text(&found, IN_QUOTES)?;
+        if text.is_empty() {
+            self.wrong(&found, "empty; give the path of a file in PEM format, or remove it");
+            return None;
+        }
+        self.note(table, key, quote(&text), Some(&found));
+        Some(self.layers[found.layer].dir.join(text))
+    }
+}

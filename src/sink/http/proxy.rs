@@ -1,0 +1,198 @@
+//! The HTTP proxy by which a downstream is reached.
+
+use std::fmt;
+use std::io;
+
+use hyper::header::HeaderValue;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use url::{Position, Url};
+
+use super::options::basic;
+use super::{HttpError, guard};
+
+/// The longest head of the answer to CONNECT.
+const MAX_HEAD: usize = 8 * 1024;
+
+/// An HTTP proxy. It is never shown with its credentials.
+#[derive(Clone)]
+pub(super) struct Proxy {
+    /// `http://HOST:PORT/`
+    origin: String,
+    /// `HOST:PORT`, for errors.
+    address: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Proxy").field(&self.address).finish()
+    }
+}
+
+impl Proxy {
+    /// Parses `http://[USER:PASSWORD@]HOST:PORT`. The error does not repeat it.
+    pub(super) fn parse(text: &str) -> Result<Self, HttpError> {
+        let url = Url::parse(text).map_err(|_| HttpError::Proxy("is no URL"))?;
+        if url.scheme() != "http" {
+            return Err(HttpError::Proxy(
+                "is not an http URL (the connection to the proxy itself is without TLS)",
+            ));
+        }
+        let Some(host) = url.host_str() else { return Err(HttpError::Proxy("has no host")) };
+        if let Ok(address) = host.trim_matches(['[', ']']).parse()
+            && guard::is_forbidden(address)
+        {
+            return Err(HttpError::ForbiddenAddress(address));
+        }
+        if url[Position::BeforePath..] != *"/" {
+            return Err(HttpError::Proxy("has a path, a query or a fragment"));
+        }
+        let has_login = !url.username().is_empty() || url.password().is_some();
+        let authorization = has_login
+            .then(|| basic(&url).ok_or(HttpError::Proxy("has user information that is not UTF-8")))
+            .transpose()?;
+        let address = format!("{host}:{}", url.port_or_known_default().unwrap_or(80));
+        Ok(Self { origin: format!("http://{address}/"), address, authorization })
+    }
+
+    /// Where it is dialled.
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The credentials for it.
+    pub(super) const fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
+    /// Asks for a tunnel to `target`, a `HOST:PORT`, on a new connection to the proxy.
+    ///
+    /// Not cancel safe: a connection whose future was dropped is of no more use.
+    pub(super) async fn open_tunnel(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        target: &str,
+    ) -> io::Result<()> {
+        let mut request = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n").into_bytes();
+        if let Some(value) = &self.authorization {
+            request.extend_from_slice(b"proxy-authorization: ");
+            request.extend_from_slice(value.as_bytes());
+            request.extend_from_slice(b"\r\n");
+        }
+        request.extend_from_slice(b"\r\n");
+        stream.write_all(&request).await?;
+        stream.flush().await?;
+        let mut answer = vec![0; MAX_HEAD];
+        let mut length = 0;
+        let end = loop {
+            let count = stream.read(&mut answer[length..]).await?;
+            if count == 0 {
+                return Err(self.failed(format_args!("closed the connection when it was asked for {target}")));
+            }
+            length += count;
+            if let Some(end) = answer[..length].windows(4).position(|part| part == b"\r\n\r\n") {
+                break end + 4;
+            }
+            if length == MAX_HEAD {
+                return Err(self.failed(format_args!("answers more than {MAX_HEAD} bytes to CONNECT")));
+            }
+        };
+        match status(&answer) {
+            // In TLS the client speaks first.
+            Some(200..=299) if end < length => {
+                Err(self.failed(format_args!("sends more than its answer when it is asked for {target}")))
+            }
+            Some(200..=299) => Ok(()),
+            Some(407) => Err(self.failed(format_args!(
+                "refuses the credentials (407); correct the user and the password in http.proxy"
+            ))),
+            Some(status) => Err(self.failed(format_args!("answers {status} when it is asked for {target}"))),
+            None => Err(self.failed(format_args!("does not answer as an HTTP proxy does"))),
+        }
+    }
+
+    fn failed(&self, what: fmt::Arguments<'_>) -> io::Error {
+        io::Error::other(format!("the proxy {} {what}", self.address))
+    }
+}
+
+/// The status in the head of an answer.
+fn status(head: &[u8]) -> Option<u16> {
+    let line = head.strip_prefix(b"HTTP/1.")?;
+    let [b'0' | b'1', b' ', digits @ ..] = line else { return None };
+    let (digits, rest) = digits.split_at_checked(3)?;
+    let ends = matches!(rest.first(), Some(b' ' | b'\r'));
+    std::str::from_utf8(digits).ok().filter(|_| ends)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    #[test]
+    fn what_a_proxy_is_given_as() {
+        let proxy = Proxy::parse("http://me:hunter%202@proxy.example:3128").unwrap();
+        assert_eq!(proxy.origin(), "http://proxy.example:3128/");
+        // "me:hunter 2"
+        assert_eq!(proxy.authorization().unwrap(), "Basic bWU6aHVudGVyIDI=");
+        assert_eq!(format!("{proxy:?}"), "Proxy(\"proxy.example:3128\")");
+        let proxy = Proxy::parse("http://[::1]/").unwrap();
+        assert_eq!((proxy.origin(), proxy.authorization()), ("http://[::1]:80/", None));
+        for text in [
+            "",
+            "proxy:3128",
+            "https://hunter2@proxy/",
+            "socks5://proxy/",
+            "http://proxy/hunter2",
+            "http://p/?x",
+        ] {
+            let error = Proxy::parse(text).unwrap_err().to_string();
+            assert!(error.contains("; write http://") && !error.contains("hunter2"), "{text}: {error}");
+        }
+    }
+
+    /// What comes of an answer to CONNECT, and the request.
+    async fn tunnel(answer: &[u8]) -> (Result<(), String>, String) {
+        let (mut near, mut far) = duplex(64 * 1024);
+        far.write_all(answer).await.unwrap();
+        far.shutdown().await.unwrap();
+        let proxy = Proxy::parse("http://me:pw@proxy:3128").unwrap();
+        let opened = proxy.open_tunnel(&mut near, "api.example:443").await;
+        drop(near);
+        let mut request = String::new();
+        far.read_to_string(&mut request).await.unwrap();
+        (opened.map_err(|error| error.to_string()), request)
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_is_asked_for() {
+        let (opened, request) = tunnel(b"HTTP/1.1 200 Connection established\r\nvia: x\r\n\r\n").await;
+        assert_eq!(opened, Ok(()));
+        assert_eq!(
+            request,
+            "CONNECT api.example:443 HTTP/1.1\r\nhost: api.example:443\r\nproxy-authorization: Basic bWU6cHc=\r\n\r\n"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_a_proxy_refuses_is_told() {
+        let long = [b"HTTP/1.1 200 OK\r\nx: ".to_vec(), vec![b'x'; MAX_HEAD]].concat();
+        for (answer, part) in [
+            (&b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..], "correct the user"),
+            (b"HTTP/1.0 403 Forbidden\r\n\r\n", "answers 403 when it is asked for api.example:443"),
+            (b"HTTP/1.1 502\r\n\r\n", "answers 502"),
+            (b"HTTP/1.1 403 No\r\ncontent-length: 2\r\n\r\nno", "answers 403"),
+            (b"HTTP/1.1 200 OK\r\n\r\nhello", "sends more than its answer"),
+            (b"HTTP/1.1 2000 x\r\n\r\n", "does not answer as"),
+            (b"SSH-2.0-OpenSSH\r\n\r\n", "does not answer as"),
+            (b"", "closed the connection"),
+            (&long, "more than 8192 bytes"),
+        ] {
+            let error = tunnel(answer).await.0.unwrap_err();
+            assert!(error.starts_with("the proxy proxy:3128 ") && error.contains(part), "{error}");
+            assert!(!error.contains("pw"), "{error}");
+        }
+    }
+}

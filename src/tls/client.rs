@@ -1,0 +1,259 @@
+//! The handle by which connections are opened, and the replacement of what it read.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+
+use super::error::TlsError;
+use super::load;
+use super::options::TlsOptions;
+use super::refusal::Refusal;
+use super::stream::Stream;
+use crate::files::Stamp;
+
+/// The least time between two looks at the files.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// What connections over TLS are opened with. It is cheap to clone, and all clones use the same files.
+///
+/// When a connection is opened, the files are looked at, once a second at most, and read again if one of them was
+/// replaced or rewritten; [`Tls::refresh`] does so at once. While what they hold cannot be used, as between the
+/// replacement of a certificate and that of its key, what was read before stays in use, and an error is logged once.
+#[derive(Clone)]
+pub struct Tls(Arc<Shared>);
+
+struct Shared {
+    options: TlsOptions,
+    /// The protocols that are offered to servers (ALPN).
+    alpn: &'static [&'static [u8]],
+    /// What was read last; `None` until it is needed for the first time.
+    current: RwLock<Option<Arc<ClientConfig>>>,
+    /// Held by the one that looks at the files, which may take long.
+    watch: Mutex<Watch>,
+    /// When the files are to be looked at next.
+    next_look: Mutex<Instant>,
+}
+
+/// What is known of the files.
+#[derive(Default)]
+struct Watch {
+    /// The stamps of the files when they were read into what is in use.
+    loaded: Stamps,
+    /// The files that cannot be used, if what is there now cannot.
+    failed: Option<Failed>,
+}
+
+/// Files that cannot be used.
+struct Failed {
+    stamps: Stamps,
+    since: Instant,
+    is_logged: bool,
+}
+
+/// The stamp of each file; `None` where there is no such file.
+type Stamps = Vec<Option<Stamp>>;
+
+impl Tls {
+    /// Reads the files. It blocks while it does.
+    ///
+    /// # Errors
+    /// [`TlsError`] where a file cannot be read or used, or the system has no authorities and there is no `ca_file`.
+    pub fn load(options: TlsOptions) -> Result<Self, TlsError> {
+        let tls = Self::unread(options, &[]);
+        tls.config().map(|_| tls)
+    }
+
+    /// As [`Tls::load`], for HTTP/1.1.
+    ///
+    /// # Errors
+    /// As of [`Tls::load`].
+    pub fn load_for_http(options: TlsOptions) -> Result<Self, TlsError> {
+        let tls = Self::unread(options, &[b"http/1.1"]);
+        tls.config().map(|_| tls)
+    }
+
+    /// Trusts the system's authorities, which are read when the first connection is opened.
+    pub(crate) fn system() -> Self {
+        Self::unread(TlsOptions::default(), &[])
+    }
+
+    fn unread(options: TlsOptions, alpn: &'static [&'static [u8]]) -> Self {
+        let (current, watch) = (RwLock::default(), Mutex::default());
+        Self(Arc::new(Shared { options, alpn, current, watch, next_look: Mutex::new(Instant::now()) }))
+    }
+
+    /// The options that it was made with.
+    #[must_use]
+    pub fn options(&self) -> &TlsOptions {
+        &self.0.options
+    }
+
+    /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
+    pub fn refresh(&self) {
+        self.0.look();
+    }
+
+    /// Opens TLS over a connection to `host`.
+    ///
+    /// Cancel safe: a dropped future closes the connection.
+    pub(crate) async fn connect<S>(&self, host: &str, io: S) -> io::Result<Stream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let config = self.current().await?;
+        let name = self.0.options.server_name.as_deref().unwrap_or(host);
+        let Some(name) = load::server_name(name) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, Refusal::NoName));
+        };
+        let peer = Peer { tls: self.clone(), name: name.to_str().into_owned() };
+        match TlsConnector::from(config).connect(name, io).await {
+            Ok(stream) => Ok(Stream::new(stream, peer)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(io::Error::new(error.kind(), Refusal::Closed))
+            }
+            Err(error) => Err(peer.explain(error)),
+        }
+    }
+
+    /// What the next connection is opened with. The files are looked at first if that was not done for a while.
+    async fn current(&self) -> io::Result<Arc<ClientConfig>> {
+        if self.0.is_due() {
+            let shared = Arc::clone(&self.0);
+            // Only a runtime that shuts down does not run it.
+            let _ = tokio::task::spawn_blocking(move || shared.look()).await;
+        }
+        if let Some(config) = self.0.read() {
+            return Ok(config);
+        }
+        let tls = self.clone();
+        let loaded = tokio::task::spawn_blocking(move || tls.config()).await.map_err(io::Error::other)?;
+        loaded.map_err(io::Error::other)
+    }
+
+    /// What is in use. It is read the first time, which blocks.
+    fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        if let Some(config) = self.0.read() {
+            return Ok(config);
+        }
+        let mut watch = self.0.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(config) = self.0.read() {
+            return Ok(config);
+        }
+        // A file that changes while it is read has another stamp at the next look.
+        let stamps = self.0.stamps();
+        let config = Arc::new(load::client_config(&self.0.options, self.0.alpn)?);
+        watch.loaded = stamps;
+        self.0.replace(Arc::clone(&config));
+        Ok(config)
+    }
+}
+
+impl Shared {
+    fn read(&self) -> Option<Arc<ClientConfig>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, config: Arc<ClientConfig>) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
+    }
+
+    fn stamps(&self) -> Stamps {
+        self.options.files().map(|file| Stamp::of(file).ok()).collect()
+    }
+
+    /// Whether the files are to be looked at now; true for one caller only.
+    fn is_due(&self) -> bool {
+        if self.options.files().next().is_none() {
+            return false;
+        }
+        let now = Instant::now();
+        let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = *next <= now;
+        if is_due {
+            *next = now + INTERVAL;
+        }
+        is_due
+    }
+
+    /// Reads the files again if one has changed. What was read before stays in use if the files cannot be used; that is
+    /// logged once it has been so for a while, since files are rarely replaced all at once.
+    fn look(&self) {
+        let mut watch = match self.watch.try_lock() {
+            Ok(watch) => watch,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another thread is looking, perhaps at a file system that does not answer.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if self.read().is_none() {
+            return;
+        }
+        let stamps = self.stamps();
+        if stamps == watch.loaded {
+            watch.failed = None;
+            return;
+        }
+        let error = match load::client_config(&self.options, self.alpn) {
+            Ok(config) => {
+                self.replace(Arc::new(config));
+                *watch = Watch { loaded: stamps, failed: None };
+                tracing::info!(files = self.shown(), "certificates read again: new connections use them");
+                return;
+            }
+            Err(error) => error,
+        };
+        let known = watch.failed.take().filter(|failed| failed.stamps == stamps);
+        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_logged: false });
+        if !failed.is_logged && failed.since.elapsed() >= INTERVAL {
+            failed.is_logged = true;
+            tracing::error!(
+                %error,
+                "certificates cannot be read again: those read before stay in use until they can"
+            );
+        }
+        watch.failed = Some(failed);
+    }
+
+    fn shown(&self) -> String {
+        let files: Vec<String> = self.options.files().map(|file| file.display().to_string()).collect();
+        files.join(", ")
+    }
+}
+
+impl PartialEq for Tls {
+    /// Whether both are clones of one handle.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Tls {}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tls").field(&self.0.options).finish()
+    }
+}
+
+/// The server of a connection, for errors.
+#[derive(Debug)]
+pub(super) struct Peer {
+    tls: Tls,
+    name: String,
+}
+
+impl Peer {
+    /// The same error, in words that tell what to do, if it is one of TLS.
+    pub(super) fn explain(&self, error: io::Error) -> io::Error {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match inner {
+            Some(inner) => io::Error::new(error.kind(), Refusal::of(inner, &self.tls.0.options, &self.name)),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Makes a TLS configuration of what is in the files.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem};
+use rustls::{ClientConfig, RootCertStore};
+
+use super::error::{TlsError, TlsProblem};
+use super::options::TlsOptions;
+
+/// The longest file: a system's whole bundle of authorities has some 200 KiB.
+const LONGEST: u64 = 4 << 20;
+
+const CA_FILE: &str = "ca_file";
+const CERT_FILE: &str = "cert_file";
+const KEY_FILE: &str = "key_file";
+const SERVER_NAME: &str = "server_name";
+
+/// The configuration for these options. It blocks while it reads the files.
+pub(super) fn client_config(options: &TlsOptions, alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+    if let Some(name) = &options.server_name
+        && server_name(name).is_none()
+    {
+        return Err(TlsError::new(SERVER_NAME, None, TlsProblem::Name));
+    }
+    let roots = match &options.ca_file {
+        Some(file) => Arc::new(authorities(file)?),
+        None => system()?,
+    };
+    let unusable =
+        |key, error: &rustls::Error| TlsError::new(key, None, TlsProblem::Unusable(error.to_string()));
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(CA_FILE, &error))?
+        .with_root_certificates(roots);
+    let mut config = match (&options.cert_file, &options.key_file) {
+        (None, None) => builder.with_no_client_auth(),
+        (Some(file), None) => return Err(TlsError::new(CERT_FILE, Some(file), TlsProblem::WithoutKey)),
+        (None, Some(file)) => {
+            return Err(TlsError::new(KEY_FILE, Some(file), TlsProblem::WithoutCertificate));
+        }
+        (Some(cert_file), Some(key_file)) => {
+            let (chain, key) = (certificates(CERT_FILE, cert_file)?, private_key(key_file)?);
+            builder.with_client_auth_cert(chain, key).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => {
+                    TlsError::new(KEY_FILE, Some(key_file), TlsProblem::OtherKey)
+                }
+                rustls::Error::InvalidCertificate(error) => {
+                    let problem = TlsProblem::Malformed(format!("{error:?}"));
+                    TlsError::new(CERT_FILE, Some(cert_file), problem)
+                }
+                other => TlsError::new(KEY_FILE, Some(key_file), TlsProblem::UnusableKey(other.to_string())),
+            })?
+        }
+    };
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
+}
+
+/// The name as a certificate has it; an IPv6 address may be in brackets.
+pub(super) fn server_name(name: &str) -> Option<ServerName<'static>> {
+    ServerName::try_from(name.trim_matches(['[', ']']).to_owned()).ok()
+}
+
+/// The authorities in a file.
+fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(CA_FILE, file)? {
+        roots
+            .add(certificate)
+            .map_err(|error| TlsError::new(CA_FILE, Some(file), TlsProblem::Malformed(error.to_string())))?;
+    }
+    Ok(roots)
+}
+
+/// The system's authorities, read once: they are some hundred, and all connections share them.
+fn system() -> Result<Arc<RootCertStore>, TlsError> {
+    static SHARED: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    if let Some(roots) = SHARED.get() {
+        return Ok(Arc::clone(roots));
+    }
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    if usable == 0 {
+        let why = found.errors.first().map_or_else(|| "none was found".to_owned(), ToString::to_string);
+        return Err(TlsError::new(CA_FILE, None, TlsProblem::NoAuthorities(why)));
+    }
+    Ok(Arc::clone(SHARED.get_or_init(|| Arc::new(roots))))
+}
+
+/// The certificates in a file; there is at least one.
+fn certificates(key: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |problem| TlsError::new(key, Some(file), problem);
+    let text = read(file).map_err(wrong)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let all = all.map_err(|error| wrong(TlsProblem::Malformed(error.to_string())))?;
+    if all.is_empty() { Err(wrong(TlsProblem::NoCertificate)) } else { Ok(all) }
+}
+
+fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let wrong = |problem| TlsError::new(KEY_FILE, Some(file), problem);
+    let text = read(file).map_err(wrong)?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
+        let is_encrypted = |line: &[u8]| line.starts_with(b"-----BEGIN ENCRYPTED PRIVATE KEY");
+        wrong(match error {
+            pem::Error::NoItemsFound if text.split(|byte| *byte == b'\n').any(is_encrypted) => {
+                TlsProblem::EncryptedKey
+            }
+            pem::Error::NoItemsFound => TlsProblem::NoKey,
+            // The text of the error has nothing of the key in it but a line that should begin or end a section.
+            pem::Error::Base64Decode(_) => TlsProblem::UnusableKey("its Base64 is malformed".to_owned()),
+            _ => TlsProblem::UnusableKey("it is malformed".to_owned()),
+        })
+    })
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, TlsProblem> {
+    let unreadable = |error: std::io::Error| {
+        let text = error.to_string();
+        TlsProblem::Unreadable(text.split(" (os error").next().unwrap_or_default().to_owned())
+    };
+    let mut text = Vec::new();
+    // A directory, and a pipe that nobody writes to, are no files with certificates.
+    if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
+        return Err(TlsProblem::Unreadable("it is no file".to_owned()));
+    }
+    File::open(file).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut text)).map_err(unreadable)?;
+    if text.len() as u64 > LONGEST { Err(TlsProblem::TooLong) } else { Ok(text) }
+}

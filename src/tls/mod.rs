@@ -1,0 +1,34 @@
+//! TLS of the connections that this process opens: to the store, to the broker and to the downstreams.
+//!
+//! [`Tls`] is what connections are opened with. It reads its files again when they change, so that certificates can be
+//! replaced while the process runs: connections opened from then on use the new ones, and open ones are kept.
+
+#[cfg(feature = "tls")]
+mod client;
+#[cfg(feature = "tls")]
+mod error;
+#[cfg(feature = "tls")]
+mod load;
+mod options;
+#[cfg(feature = "tls")]
+mod refusal;
+#[cfg(feature = "tls")]
+mod stream;
+
+#[cfg(feature = "tls")]
+pub use client::Tls;
+#[cfg(feature = "tls")]
+pub use error::{TlsError, TlsProblem};
+pub use options::TlsOptions;
+#[cfg(feature = "tls")]
+pub(crate) use refusal::{Refusal, refusal};
+#[cfg(feature = "tls")]
+pub(crate) use stream::Stream;
+
+#[cfg(feature = "tls")]
+#[cfg(test)]
+#[path = "../../tests/support/authority.rs"]
+pub(crate) mod authority;
+#[cfg(feature = "tls")]
+#[cfg(test)]
+mod tests;

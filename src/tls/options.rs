@@ -1,0 +1,52 @@
+//! What is configured of TLS.
+
+#[cfg(feature = "tls")]
+use std::path::Path;
+use std::path::PathBuf;
+
+/// Whom to trust, and who this process is. By default servers are trusted whose certificates the system's authorities
+/// have signed, and this process shows no certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TlsOptions {
+    /// The certificates of the authorities that servers' certificates may be signed by, in a file in PEM format. They
+    /// are trusted instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate that this process shows to a server that asks for one, and then those that lead to its
+    /// authority, in a file in PEM format. It needs a `key_file`.
+    pub cert_file: Option<PathBuf>,
+    /// The private key of the certificate, unencrypted, in a file in PEM format (PKCS #8, PKCS #1 or SEC1).
+    pub key_file: Option<PathBuf>,
+    /// The name that the server's certificate must have, and that the server is asked for (SNI), instead of the host
+    /// that is connected to.
+    pub server_name: Option<String>,
+}
+
+impl TlsOptions {
+    /// The same options, with the authorities in this file instead of the system's.
+    #[must_use]
+    pub fn with_ca_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(file.into());
+        self
+    }
+
+    /// The same options, with a certificate to show, and its key.
+    #[must_use]
+    pub fn with_certificate(mut self, cert_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
+        (self.cert_file, self.key_file) = (Some(cert_file.into()), Some(key_file.into()));
+        self
+    }
+
+    /// The same options, with the name that the server's certificate must have.
+    #[must_use]
+    pub fn with_server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// All files, in a fixed order.
+    #[cfg(feature = "tls")]
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.ca_file, &self.cert_file, &self.key_file].into_iter().flatten().map(PathBuf::as_path)
+    }
+}

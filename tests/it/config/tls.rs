@@ -1,0 +1,157 @@
+//! The tables of TLS, and proxies.
+
+use super::*;
+use crate::authority::{Authority, Issued};
+
+/// A configuration with TLS everywhere, and a proxy. The files are those of [`scene`].
+const ALL: &str = "\
+[amqp]
+url = 'amqps://rabbit/'
+[amqp.tls]
+ca_file = 'ca.pem'
+cert_file = 'certs/one.pem'
+key_file = 'certs/one-key.pem'
+[store]
+url = 'rediss+cluster://a,b'
+[store.tls]
+server_name = 'redis.internal'
+ca_file = 'ca.pem'
+[downstreams.a]
+rate = '1/s'
+tls = { ca_file = 'ca.pem' }
+[downstreams.a.http]
+base_url = 'https://api.internal/'
+proxy = 'http://me:hunter2@proxy.internal:3128'
+";
+
+fn scene(text: &str) -> (Scene, Authority) {
+    let authority = Authority::new("ours");
+    let Issued { certificate, key } = authority.issue(&["one"]);
+    let scene = Scene::new(text).file("ca.pem", &authority.pem);
+    fs::create_dir(scene.dir.path().join("certs")).unwrap();
+    let scene = scene.file("certs/one.pem", &certificate).file("certs/one-key.pem", &key);
+    (scene.file("certs/two-key.pem", &authority.issue(&["two"]).key), authority)
+}
+
+#[test]
+fn every_url_may_have_tls_of_its_own() {
+    let (scene, _) = scene(ALL);
+    let loaded = scene.right();
+    let dir = scene.dir.path();
+    let amqp = loaded.settings.amqp.tls.as_ref().unwrap();
+    assert_eq!(amqp.cert_file, Some(dir.join("certs/one.pem")), "paths start at the file's directory");
+    assert_eq!(amqp.key_file, Some(dir.join("certs/one-key.pem")));
+    let store = loaded.settings.store.tls.as_ref().unwrap();
+    assert_eq!((store.server_name.as_deref(), &store.cert_file), (Some("redis.internal"), &None));
+    let downstream = &loaded.settings.downstreams["a"];
+    assert_eq!(downstream.tls.as_ref().unwrap().ca_file, Some(dir.join("ca.pem")));
+    let proxy = downstream.http.proxy.as_ref().unwrap();
+    assert_eq!(proxy.expose(), "http://me:hunter2@proxy.internal:3128");
+    let shown = show(&loaded);
+    for line in [
+        "ca_file = \"ca.pem\"",
+        "cert_file = \"certs/one.pem\"",
+        "server_name = \"redis.internal\"",
+        "proxy = \"http://proxy.internal:3128\"",
+    ] {
+        assert!(shown.contains(line), "{line} in {shown}");
+    }
+    assert!(!shown.contains("hunter2") && !shown.contains("PRIVATE"), "{shown}");
+    assert!(!shown.contains("from the file it names"), "a path is shown as it was given: {shown}");
+    assert_eq!(Scene::new(LEAST).right().settings.amqp.tls, None);
+}
+
+#[test]
+fn a_proxy_may_be_in_a_file_of_its_own() {
+    let text = format!("{LEAST}http.proxy_file = 'proxy'\n");
+    let loaded = Scene::new(&text).file("proxy", "http://me:hunter2@proxy:3128\n").right();
+    let proxy = loaded.settings.downstreams["a"].http.proxy.as_ref().unwrap();
+    assert_eq!((proxy.expose(), &*proxy.to_string()), ("http://me:hunter2@proxy:3128", "***"));
+}
+
+#[test]
+fn what_contradicts_itself_is_a_mistake_with_the_way_out() {
+    for (from, to, expected) in [
+        (
+            "amqps://",
+            "amqp://",
+            "paced.toml:4:11: amqp.tls.ca_file: would not be used, since the URL is amqp and has no TLS; write amqps://HOST:5671/VHOST, or remove it",
+        ),
+        (
+            "rediss+cluster://",
+            "redis+cluster://",
+            "paced.toml:11:11: store.tls.ca_file: would not be used, since the URL is redis+cluster and has no TLS; write rediss instead of redis, or remove it",
+        ),
+        (
+            "rediss+cluster://a,b",
+            "memory:",
+            "paced.toml:11:11: store.tls.ca_file: would not be used, since the URL is memory and has no TLS; write rediss instead of redis, or remove it",
+        ),
+        (
+            "https://",
+            "http://",
+            "paced.toml:14:19: downstreams.a.tls.ca_file: would not be used, since the URL is http and has no TLS; write https://, or remove it",
+        ),
+        (
+            "key_file = 'certs/one-key.pem'\n",
+            "",
+            "paced.toml:5:13: amqp.tls.cert_file: needs key_file, the private key of the certificate, as well; give both, or neither",
+        ),
+        (
+            "cert_file = 'certs/one.pem'\n",
+            "",
+            "paced.toml:5:12: amqp.tls.key_file: needs cert_file, the certificate of the key, as well; give both, or neither",
+        ),
+        (
+            "certs/one-key.pem",
+            "certs/two-key.pem",
+            "paced.toml:6:12: amqp.tls.key_file: has a private key in it that does not fit the certificate in cert_file; give the two of one pair",
+        ),
+        (
+            "ca_file = 'ca.pem'\ncert",
+            "ca_file = 'certs/one-key.pem'\ncert",
+            "paced.toml:4:11: amqp.tls.ca_file: has no certificate in it; give a file in PEM format, which has a line -----BEGIN CERTIFICATE-----",
+        ),
+        (
+            "{ ca_file = 'ca.pem' }",
+            "{ ca_file = 'missing.pem' }",
+            "paced.toml:14:19: downstreams.a.tls.ca_file: cannot be read (No such file or directory); give the path of a file in PEM format that this process may read",
+        ),
+        (
+            "redis.internal",
+            "redis internal",
+            "paced.toml:10:15: store.tls.server_name: no name that a certificate can have; write a host name, or an address without a port, such as api.internal",
+        ),
+        (
+            "server_name = 'redis.internal'",
+            "server_names = 'x'",
+            "paced.toml:10:1: store.tls.server_names: unknown key; did you mean `server_name`?",
+        ),
+        (
+            "ca_file = 'ca.pem'\ncert",
+            "ca_file = true\ncert",
+            "paced.toml:4:11: amqp.tls.ca_file: a boolean where a string belongs; write it in quotes",
+        ),
+        (
+            "http://me:hunter2@proxy.internal:3128",
+            "https://me:hunter2@proxy.internal:3128",
+            "paced.toml:17:9: downstreams.a.http.proxy: not the URL of an HTTP proxy that is reached without TLS; write http://USER:PASSWORD@HOST:PORT, or without credentials http://HOST:PORT",
+        ),
+    ] {
+        assert!(ALL.contains(from), "{from}");
+        let (scene, _) = scene(&ALL.replacen(from, to, 1));
+        assert_eq!(scene.wrong(), [expected]);
+    }
+}
+
+#[test]
+fn another_path_needs_a_restart() {
+    let (scene, authority) = scene(ALL);
+    let before = scene.right();
+    let scene = scene.file("other.pem", &authority.pem);
+    let text = ALL.replace("tls = { ca_file = 'ca.pem' }", "tls = { ca_file = 'other.pem' }");
+    let after = scene.file("paced.toml", &text.replace("hunter2", "hunter3")).right();
+    let reload = before.reload(&after);
+    assert_eq!(reload.changed, [""; 0]);
+    assert_eq!(reload.restart, ["downstreams.a.http.proxy", "downstreams.a.tls.ca_file"]);
+}

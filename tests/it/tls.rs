@@ -1,0 +1,64 @@
+//! TLS against real servers, with authorities of the tests' own.
+
+use std::path::PathBuf;
+
+use paced::tls::{Tls, TlsOptions};
+use tempfile::TempDir;
+
+use crate::authority::{Authority, put};
+
+mod broker;
+mod replaced;
+mod store;
+
+/// Two authorities, and the files of one server and of its clients.
+struct Files {
+    folder: TempDir,
+    ours: Authority,
+    theirs: Authority,
+}
+
+impl Files {
+    /// `ca.pem` and `theirs.pem`: the authorities. `server`: for `localhost`. `client`, and `stranger` of the other
+    /// authority, and `late`, which has expired: for clients.
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+        let path = folder.path();
+        put(path, "ca.pem", &ours.pem);
+        put(path, "theirs.pem", &theirs.pem);
+        ours.issue(&["localhost"]).put(path, "server");
+        ours.issue(&["paced"]).put(path, "client");
+        ours.issue_expired(&["paced"]).put(path, "late");
+        theirs.issue(&["paced"]).put(path, "stranger");
+        Self { folder, ours, theirs }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// TLS that trusts the authority in this file, and shows this certificate.
+    fn tls(&self, authority: &str, client: Option<&str>) -> Tls {
+        let options = TlsOptions::default().with_ca_file(self.path(authority));
+        Tls::load(match client {
+            Some(client) => {
+                let file = |end: &str| self.path(&format!("{client}{end}"));
+                options.with_certificate(file(".pem"), file("-key.pem"))
+            }
+            None => options,
+        })
+        .unwrap()
+    }
+
+    /// The lines of a table of TLS in a configuration.
+    fn lines(&self) -> String {
+        let path = |name: &str| self.path(name).display().to_string();
+        format!(
+            "ca_file = '{}'\ncert_file = '{}'\nkey_file = '{}'\n",
+            path("ca.pem"),
+            path("client.pem"),
+            path("client-key.pem")
+        )
+    }
+}

@@ -1,0 +1,95 @@
+//! Certificates that are replaced while jobs flow, with TLS on every side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ALL_VERSIONS;
+
+use super::*;
+use crate::support::api::Api;
+use crate::support::daemon::Paced;
+use crate::support::publish::{self, Job};
+use crate::support::servers::{Redis, free_port};
+use crate::support::site::{NAME, compare};
+use crate::support::tls::Front;
+use crate::support::{eventually, unique};
+
+const LONG: Duration = Duration::from_secs(60);
+/// More than are sent while certificates are replaced.
+const JOBS: usize = 3000;
+
+/// The server trusts whoever is called so in the test.
+fn front_config(shown: &Authority, trusted: &Authority) -> Arc<rustls::ServerConfig> {
+    shown.issue(&["localhost"]).server(Some(trusted), ALL_VERSIONS)
+}
+
+/// How often the daemon has read files again.
+fn reads(paced: &Paced) -> usize {
+    paced.log().iter().filter(|line| line.contains("certificates read again")).count()
+}
+
+#[tokio::test]
+async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
+    let files = Files::new();
+    let (rabbit, amqps) = super::broker::rabbit(&files).await;
+    let rediss = free_port();
+    let path = |name: &str| files.path(name).display().to_string();
+    let options = format!(
+        "--tls-port {rediss} --tls-cert-file '{}' --tls-key-file '{}' --tls-ca-cert-file '{}' --tls-auth-clients yes",
+        path("server.pem"),
+        path("server-key.pem"),
+        path("ca.pem")
+    );
+    let _redis = Redis::with(move || options.clone()).await;
+    let api = Api::start();
+    // The API has files of its own, which are replaced; those of the servers stay.
+    let own = Files::new();
+    let front = Front::start_with(api.port(), front_config(&own.ours, &own.ours)).await;
+    let prefix = unique("replaced");
+    let config = format!(
+        "[amqp]\nurl = 'amqps://localhost:{amqps}/%2f'\nprefix = '{prefix}'\n[amqp.tls]\n{tls}\
+         [store]\nurl = 'rediss://localhost:{rediss}'\nkey_prefix = '{prefix}'\n[store.tls]\n{tls}\
+         [downstreams.{NAME}]\nrate = '60/s'\nconcurrency = 8\n\
+         [downstreams.{NAME}.http]\nbase_url = 'https://localhost:{front}/'\nmax_connection_age = '500ms'\n\
+         [downstreams.{NAME}.tls]\n{own}",
+        tls = files.lines(),
+        front = front.port(),
+        own = own.lines()
+    );
+    // No proxy is taken from the environment.
+    let nobody = "http://127.0.0.1:1";
+    let envs =
+        [("HTTP_PROXY", nobody), ("HTTPS_PROXY", nobody), ("ALL_PROXY", nobody), ("https_proxy", nobody)];
+    let paced = Paced::start(&config, &[], &envs).await;
+    paced.wait_ready().await;
+    publish::publish(&rabbit.url(), &prefix, NAME, Job::many("job", JOBS)).await;
+    eventually("the first jobs", LONG, || api.count() > 50).await;
+
+    // Both authorities are trusted before either side shows a certificate of the new one.
+    put(own.folder.path(), "ca.pem", &format!("{}{}", own.ours.pem, own.theirs.pem));
+    eventually("the authorities are read", LONG, || reads(&paced) == 1).await;
+    front.replace(front_config(&own.theirs, &own.ours));
+    eventually("a connection with the server's new certificate", LONG, || front.accepted()[1] > 0).await;
+    // The key follows the certificate after a while in which neither can be used.
+    let client = own.theirs.issue(&["paced"]);
+    put(own.folder.path(), "client.pem", &client.certificate);
+    let told = paced.wait_line("certificates cannot be read again", LONG).await;
+    assert!(told.contains("does not fit the certificate in cert_file"), "{told}");
+    front.replace(front_config(&own.theirs, &own.ours));
+    eventually("the old certificate is still shown", LONG, || front.accepted()[2] > 0).await;
+    put(own.folder.path(), "client-key.pem", &client.key);
+    paced.hangup();
+    eventually("the certificate is read", LONG, || reads(&paced) == 2).await;
+    front.replace(front_config(&own.theirs, &own.theirs));
+    eventually("a connection with the client's new certificate", LONG, || front.accepted()[3] > 0).await;
+    put(own.folder.path(), "ca.pem", &own.theirs.pem);
+    eventually("the old authority is gone", LONG, || reads(&paced) == 3).await;
+
+    // The rest need not take as long.
+    std::fs::write(paced.config_file(), config.replace("60/s", "1000/s")).unwrap();
+    paced.hangup();
+    eventually("all jobs", LONG, || api.count() >= JOBS).await;
+    assert_eq!(paced.stop().await, 0);
+    let tally = compare("job", JOBS, &api.end());
+    assert!(tally.is_clean(), "{tally:?}");
+}
