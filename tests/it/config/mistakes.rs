@@ -308,7 +308,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "burts = 1",
             "downstreams.a.burts",
-            "known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`, `tls`",
         ),
         ("horizn = 1", "downstreams.a.horizn", "did you mean `horizon`?"),
         ("timeout = 1", "downstreams.a.timeout", "did you mean `downstreams.a.http.timeout`?"),
@@ -347,11 +347,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         Scene::new(&format!("{beyond}burst = 5\n")).wrong(),
         [
             "paced.toml:2:8: downstreams.a.rate: `2_000_000/s` is more than 1000000/s, the highest rate",
-            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`",
+            "paced.toml:4:1: downstreams.a.burst: unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`, `tls`",
         ]
     );
     let overridden = Scene::new(&format!("{LEAST}x = 1\n")).set("downstreams.a.x=2").wrong();
-    let hint = "unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`";
+    let hint = "unknown key; known here are `concurrency`, `hold_max`, `horizon`, `http`, `lanes`, `limits`, `max_cost`, `max_wait`, `on_limit`, `on_unavailable`, `queue`, `rate`, `retry`, `revision`, `tls`";
     assert_eq!(
         overridden,
         [format!("paced.toml:4:1: downstreams.a.x: {hint}"), format!("--set: downstreams.a.x: {hint}")]

@@ -58,7 +58,7 @@ fn the_environment_gives_every_type() {
         lines,
         [
             "env PACED_AMQP__: no key; write PACED_SECTION__KEY, with a name on each side of `__`",
-            "env PACED_AMQP__PASSWORD: amqp.password: unknown key; known here are `declare`, `prefix`, `url`, `url_file`, `window_bytes`",
+            "env PACED_AMQP__PASSWORD: amqp.password: unknown key; known here are `declare`, `prefix`, `tls`, `url`, `url_file`, `window_bytes`",
             "env PACED_AMQP__URL: amqp.url: no URL; write amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://",
             "env PACED_DOWNSTREAMS__A__CONCURRENCY: downstreams.a.concurrency: a string where an integer belongs; write such as 64",
             "env PACED_DOWNSTREAMS__A__RATE: downstreams.a.rate: `50` is no rate; write its unit too, such as 50/s",
