@@ -1,7 +1,7 @@
 # `make` lists what there is.
 
 CARGO ?= cargo
-FEATURES = redis headers amqp http config dispatch redis,http failpoints demo
+FEATURES = redis headers amqp http tls config dispatch redis,http failpoints demo
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
 
 .DEFAULT_GOAL := help

@@ -74,7 +74,7 @@ pub mod dispatch;
 #[cfg(any(feature = "amqp", feature = "redis"))]
 mod failpoint;
 #[cfg(feature = "tls")]
-mod files;
+pub(crate) mod files;
 #[cfg(feature = "headers")]
 pub mod headers;
 #[cfg(feature = "dispatch")]
