@@ -78,10 +78,14 @@ lint-licences:
 		echo "cargo-deny is not installed: its check is skipped (tests/it/house.rs reads the licences too)"; \
 	fi
 
+# Where promtool cannot be installed, the checks that need it are skipped; tests/it/monitoring.rs still reads each query.
 lint-metrics:
+	@tests/support/install-servers.sh promtool || true
 	@if command -v promtool >/dev/null 2>&1 && command -v curl >/dev/null 2>&1; then \
+		promtool check rules deploy/monitoring/rules.yml && \
+		promtool test rules deploy/monitoring/rules_test.yml && \
 		$(CARGO) build --locked --features daemon --bin paced && \
 		tests/support/check-metrics.sh $(CARGO) run --locked --quiet --features daemon --bin paced --; \
 	else \
-		echo "promtool (Debian's prometheus) or curl is not installed: the check of the metrics is skipped"; \
+		echo "promtool (Debian's prometheus) or curl is not installed: the checks of metrics, rules and alerts are skipped"; \
 	fi

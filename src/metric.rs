@@ -62,6 +62,10 @@ const fn gauge(name: &'static str, help: &'static str) -> Metric {
     Metric { name, kind: Kind::Gauge, unit: Unit::Count, help }
 }
 
+const fn gauge_of_seconds(name: &'static str, help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Gauge, unit: Unit::Seconds, help }
+}
+
 const fn seconds(name: &'static str, bounds: &'static [f64], help: &'static str) -> Metric {
     Metric { name, kind: Kind::Histogram(bounds), unit: Unit::Seconds, help }
 }
@@ -168,6 +172,26 @@ pub const LIMIT_REMAINING: Metric = gauge(
     "paced_limit_remaining",
     "Units that are left of a window, a quota or a burst, by limit. Shared by all replicas: take the minimum, not the sum.",
 );
+/// How much a limit has when nothing is taken.
+pub const LIMIT_CAPACITY: Metric = gauge(
+    "paced_limit_capacity",
+    "Units that a window, a quota or a burst has when it is whole, by limit. Shared by all replicas: take the maximum, not the sum.",
+);
+/// When a limit is whole again.
+pub const LIMIT_RESET: Metric = gauge_of_seconds(
+    "paced_limit_reset_seconds",
+    "Seconds until a window, a quota or a burst is whole again if nothing more is taken, by limit. Shared by all replicas: take the maximum, not the sum.",
+);
+/// The jobs that no replica has taken yet.
+pub const JOBS_READY: Metric = gauge(
+    "paced_jobs_ready",
+    "Jobs that lie in the downstream's queues and that no replica has taken, looked at once a minute; not a number while that is unknown. Replicas see the same queues: take the maximum, not the sum.",
+);
+/// The dead letters that lie in their queue.
+pub const DEAD_LETTERS: Metric = gauge(
+    "paced_dead_letters",
+    "Dead letters of the downstream that lie in their queue, looked at once a minute; not a number while that is unknown. Replicas see the same queue: take the maximum, not the sum.",
+);
 /// Whether the downstream is paused.
 pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
 /// Whether this replica takes jobs.
@@ -190,7 +214,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 28] = [
+pub const ALL: [Metric; 32] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -213,6 +237,10 @@ pub const ALL: [Metric; 28] = [
     JOBS_IN_FLIGHT,
     BINDING_SECONDS,
     LIMIT_REMAINING,
+    LIMIT_CAPACITY,
+    LIMIT_RESET,
+    JOBS_READY,
+    DEAD_LETTERS,
     PAUSED,
     STOPPED,
     STORE_CONNECTED,

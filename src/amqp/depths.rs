@@ -21,8 +21,10 @@ use super::ladder::Rung;
 use super::parking::Rungs;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::find_queue;
+use gauges::Gauges;
 use length::{Emptiness, Length};
 
+mod gauges;
 mod length;
 
 /// The least time between two looks at queues: 20 a second.
@@ -178,6 +180,7 @@ struct Queues {
     jobs: Queue,
     home: Queue,
     dead: Queue,
+    gauges: Gauges,
 }
 
 impl Queues {
@@ -255,6 +258,7 @@ impl Sweeper {
             jobs: Queue::new(names.queue(downstream)),
             home: Queue::new(names.home_queue(&downstream.name)),
             dead: Queue::new(names.dead(&downstream.name)),
+            gauges: Gauges::new(&downstream.name),
         };
         let ladder = Rung::above(Duration::ZERO, options.rung_unit);
         Self {
@@ -270,7 +274,11 @@ impl Sweeper {
     async fn run(mut self, mut current: ConnectionWatch, stop: CancellationToken) {
         let mut pace = interval(PACE);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while let Some(Some(connection)) = stop.run_until_cancelled(up(&mut current)).await {
+        loop {
+            if !current.borrow().as_ref().is_some_and(|connection| connection.status().connected()) {
+                self.show_unknown();
+            }
+            let Some(Some(connection)) = stop.run_until_cancelled(up(&mut current)).await else { return };
             let began = Instant::now();
             let mut probe = Probe { connection: &connection, channel: None, pace: &mut pace, stop: &stop };
             let swept = self.sweep(&mut probe).await;
@@ -279,10 +287,16 @@ impl Sweeper {
                 debug!(%error, "a sweep over the lengths of queues has ended early");
                 self.emptiness = Emptiness::default();
                 self.depths.0.seen().rungs_are_empty = None;
+                self.show_unknown();
             }
             drop(connection);
             stop.run_until_cancelled(self.depths.0.rest(began)).await;
         }
+    }
+
+    /// Has the metrics tell no lengths, since those last seen may be long past.
+    fn show_unknown(&self) {
+        self.downstreams.iter().for_each(|queues| queues.gauges.show(None));
     }
 
     /// Looks at each queue once.
@@ -292,6 +306,7 @@ impl Sweeper {
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
         for queues in &mut self.downstreams {
             let depth = queues.look(probe).await?;
+            queues.gauges.show(depth);
             let mut seen = self.depths.0.seen();
             match depth {
                 Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),

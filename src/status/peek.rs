@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use paced::StoreError;
 use paced::dispatch::Snapshot;
 use paced::limit::{Costs, Limit, LimitSet};
+use paced::metric::{self, Metric};
 use paced::store::{Check, Scope, Store};
-use paced::{StoreError, metric};
 
 use super::model::Millis;
 
@@ -48,10 +49,22 @@ pub(super) async fn peek(
         whole_at: checked.now.plus(standing.reset_after).0 / 1000,
     };
     let all: Vec<Left> = limits.iter().zip(&verdict.standings).map(left).collect();
-    for Left { name, remaining, .. } in &all {
-        #[expect(clippy::cast_precision_loss, reason = "a count, for people")]
-        metrics::gauge!(metric::LIMIT_REMAINING.name, "downstream" => downstream.to_owned(), "limit" => name.clone())
-            .set(*remaining as f64);
+    for Left { name, remaining, of, .. } in &all {
+        set(metric::LIMIT_REMAINING, downstream, name, count(*remaining));
+        set(metric::LIMIT_CAPACITY, downstream, name, count(*of));
+    }
+    for (limit, standing) in limits.iter().zip(&verdict.standings) {
+        set(metric::LIMIT_RESET, downstream, limit.name(), standing.reset_after.as_secs_f64());
     }
     Ok(all)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count, for people")]
+fn count(units: u64) -> f64 {
+    units as f64
+}
+
+fn set(metric: Metric, downstream: &str, limit: &str, value: f64) {
+    let (downstream, limit) = (downstream.to_owned(), limit.to_owned());
+    metrics::gauge!(metric.name, "downstream" => downstream, "limit" => limit).set(value);
 }

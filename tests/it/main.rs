@@ -35,6 +35,8 @@ mod log;
 #[cfg(feature = "daemon")]
 mod messages;
 #[cfg(feature = "daemon")]
+mod monitoring;
+#[cfg(feature = "daemon")]
 mod pace;
 #[cfg(feature = "daemon")]
 mod park;

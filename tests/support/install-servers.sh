@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what the demo and the tests start privately, where it is missing: redis-server and
 # rabbitmq-server; with the argument `tests` also python3-pika, with `chaos` also libfaketime, with
-# `page` also chromium, nodejs and npm, with `mmdebstrap` also that. Debian and Ubuntu, by apt.
+# `page` also chromium, nodejs and npm, with `mmdebstrap` also that. With `promtool` it installs only
+# that (20 MB, in Debian's prometheus) and curl. Debian and Ubuntu, by apt.
 # Leaves no system service behind. Says nothing when everything is there.
 set -eu
 
@@ -25,8 +26,10 @@ faketime_is_there() {
 }
 
 missing=
-redis_is_there || missing="$missing redis-server"
-rabbitmq_is_there || missing="$missing rabbitmq-server"
+if [ "${1:-}" != promtool ]; then
+    redis_is_there || missing="$missing redis-server"
+    rabbitmq_is_there || missing="$missing rabbitmq-server"
+fi
 case ${1:-} in
 tests) pika_is_there || missing="$missing python3-pika" ;;
 chaos) faketime_is_there || missing="$missing libfaketime" ;;
@@ -36,6 +39,10 @@ page)
     command -v npm >/dev/null 2>&1 || missing="$missing npm"
     ;;
 mmdebstrap) command -v mmdebstrap >/dev/null 2>&1 || missing="$missing mmdebstrap" ;;
+promtool)
+    command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
+    command -v curl >/dev/null 2>&1 || missing="$missing curl"
+    ;;
 esac
 [ -n "$missing" ] || exit 0
 
@@ -127,5 +134,6 @@ if command -v systemctl >/dev/null 2>&1; then
     done <"$work/units"
 fi
 
+[ "${1:-}" != promtool ] || exit 0
 redis_is_there || fail "redis-server is installed, but not to be found"
 rabbitmq_is_there || fail "rabbitmq-server is installed, but not where Debian puts it"

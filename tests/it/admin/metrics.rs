@@ -4,17 +4,19 @@ use super::*;
 use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 27] = [
+const METRICS: [(&str, &str); 29] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_amqp_separations_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
     ("paced_build_info", "gauge"),
+    ("paced_dead_letters", "gauge"),
     ("paced_dispatch_duration_seconds", "histogram"),
     ("paced_job_queue_wait_seconds", "histogram"),
     ("paced_job_retries_total", "counter"),
     ("paced_job_shaping_delay_seconds", "histogram"),
     ("paced_jobs_in_flight", "gauge"),
+    ("paced_jobs_ready", "gauge"),
     ("paced_jobs_received_total", "counter"),
     ("paced_jobs_rejected_total", "counter"),
     ("paced_jobs_released_total", "counter"),
