@@ -10,6 +10,7 @@ mod dead;
 mod exit;
 mod facts;
 mod input;
+mod manager;
 mod out;
 mod parts;
 mod pause;

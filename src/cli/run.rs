@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::certificates::Certificates;
 use super::exit::Exit;
+use super::manager::Manager;
 use super::reload::Live;
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
@@ -49,6 +50,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let loaded = parts::load(global)?;
     let settings = loaded.settings.clone();
     let (mut signals, mut hangups) = (Signals::new()?, Hangups::new()?);
+    let manager = Manager::from_env();
     // The exporter comes first: metrics that are recorded before it exists are lost.
     let watched = watched(&settings).await?;
     let (store, store_tls) = parts::store(&settings).map_err(|error| {
@@ -85,6 +87,8 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
     let server = serve(watched, readiness, (api, access))?;
+    let controls =
+        dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control())).collect();
     let mut running = JoinSet::new();
     for (name, dispatcher) in dispatchers {
         let source = amqp.source(&name).map_err(|error| {
@@ -93,9 +97,10 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         })?;
         running.spawn(dispatcher.run(source, stop.clone()));
     }
+    manager.watch(amqp.status(), controls, stop.clone());
 
     let failed = {
-        let mut announcing = std::pin::pin!(announce(&amqp, probe));
+        let mut announcing = std::pin::pin!(announce(&amqp, probe, &manager));
         let mut watching = std::pin::pin!(certificates.clone().watch());
         loop {
             tokio::select! {
@@ -104,8 +109,10 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                     break false;
                 }
                 () = hangups.next() => {
+                    manager.reloading();
                     live.reload().await;
                     certificates.refresh().await;
+                    manager.reloaded();
                 }
                 ended = running.join_next() => {
                     tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
@@ -116,6 +123,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
             }
         }
     };
+    manager.stopping(settings.shutdown.drain_timeout + CLOSING + OBSERVER_STOP);
     stop.cancel();
     let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
     let ended = tokio::select! {
@@ -265,8 +273,8 @@ fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<(Dispatche
     Ok((dispatchers, handles))
 }
 
-/// Logs when the store answers and every consumer is attached; never returns.
-async fn announce(amqp: &Amqp, store: Arc<StoreProbe>) {
+/// Logs when the store answers and every consumer is attached, and tells the service manager; never returns.
+async fn announce(amqp: &Amqp, store: Arc<StoreProbe>, manager: &Manager) {
     tokio::spawn(async move {
         if let Err(error) = store.check().await {
             tracing::warn!(error, "jobs are held until there is a store");
@@ -275,5 +283,6 @@ async fn announce(amqp: &Amqp, store: Arc<StoreProbe>) {
     amqp.ready().await;
     // Tests and operators wait for this log line.
     tracing::info!("ready");
+    manager.ready();
     std::future::pending().await
 }

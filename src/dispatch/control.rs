@@ -1,16 +1,20 @@
-//! Changes the options of a running dispatcher.
+//! Changes the options of a running dispatcher, and asks whether it still turns.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::Options;
+use super::pulse::{Beat, Pulse};
 
 type Latest = Option<Arc<Options>>;
 
 /// A handle on a dispatcher, which may outlive the dispatcher.
 #[derive(Clone, Debug)]
-pub struct Control(watch::Sender<Latest>);
+pub struct Control {
+    options: watch::Sender<Latest>,
+    pulse: Pulse,
+}
 
 /// The dispatcher's end of its handles.
 #[derive(Debug)]
@@ -26,20 +30,32 @@ impl Control {
     ///
     /// The last of several calls in quick succession applies. Nothing happens once the dispatcher has ended.
     pub fn reload(&self, options: Options) {
-        self.0.send_replace(Some(Arc::new(options)));
+        self.options.send_replace(Some(Arc::new(options)));
+    }
+
+    /// Waits for a turn of the dispatcher's loop that begins after this call. A dispatcher that is not stuck takes one at
+    /// once, whatever its jobs wait for; before [`Dispatcher::run`](super::Dispatcher::run), while it drains and after its
+    /// end there is none, and this never returns. Cancel safe.
+    pub async fn turn(&self) {
+        self.pulse.turn().await;
     }
 }
 
 impl Default for OptionsReceiver {
     fn default() -> Self {
         let (tell, latest) = watch::channel(None);
-        Self { control: Control(tell), latest }
+        Self { control: Control { options: tell, pulse: Pulse::default() }, latest }
     }
 }
 
 impl OptionsReceiver {
     pub(super) fn control(&self) -> Control {
         self.control.clone()
+    }
+
+    /// The loop's side of [`Control::turn`].
+    pub(super) fn beat(&self) -> Beat {
+        self.control.pulse.beat()
     }
 
     /// Waits for options that were given since the last call. Cancel safe.

@@ -22,6 +22,7 @@ mod intake;
 mod job_log;
 mod meters;
 mod preflight;
+mod pulse;
 mod retry;
 mod sending;
 mod source;

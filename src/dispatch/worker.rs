@@ -18,6 +18,7 @@ use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{Intake, MaxAges, intake};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
+use super::pulse::Beat;
 use super::source::{DeadLetter, Delivery, ParkReason, Source, Ticket};
 use super::{Dispatcher, Drained};
 use crate::job::Rules;
@@ -80,6 +81,7 @@ struct Inputs {
     /// The asynchronous steps of a halt.
     steps: Steps,
     news: OptionsReceiver,
+    beat: Beat,
 }
 
 impl Flights {
@@ -101,7 +103,8 @@ impl Worker {
         let clock = Arc::clone(&parts.clock);
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
-        let inputs = Inputs { stop, wakeups, events, steps: Steps::new(), news };
+        let beat = news.beat();
+        let inputs = Inputs { stop, wakeups, events, steps: Steps::new(), news, beat };
         let span = worker.engine.span();
         worker.listen(source, inputs).instrument(span).await
     }
@@ -149,6 +152,8 @@ impl Worker {
     async fn listen(mut self, mut source: impl Source, mut inputs: Inputs) -> Drained {
         let mut is_open = true;
         loop {
+            // Not a branch below: inputs that come all the time would put it off.
+            inputs.beat.answer();
             let now = Instant::now();
             if source.can_park() {
                 self.park_unreachable(now);
@@ -169,7 +174,7 @@ impl Worker {
             let look = self.look_wake_at().filter(|_| source.can_park());
             self.report(now);
             let own = self.trial_wake_at().into_iter().chain(look).chain(self.report_wake_at()).min();
-            let Inputs { stop, wakeups, events, steps, news } = &mut inputs;
+            let Inputs { stop, wakeups, events, steps, news, beat } = &mut inputs;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -181,6 +186,7 @@ impl Worker {
                 }
                 Some(step) = steps.next() => self.stepped(step),
                 options = news.next() => self.reload((*options).clone()),
+                () = beat.asked() => {}
                 () = self.engine.next(wakeups, own) => self.apply(),
                 delivery = source.next(), if is_open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());

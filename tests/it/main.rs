@@ -37,6 +37,8 @@ mod messages;
 #[cfg(feature = "daemon")]
 mod monitoring;
 #[cfg(feature = "daemon")]
+mod notify;
+#[cfg(feature = "daemon")]
 mod pace;
 #[cfg(feature = "daemon")]
 mod park;

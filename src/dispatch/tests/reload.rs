@@ -40,3 +40,18 @@ async fn places_and_attempts_follow_what_is_reloaded() {
     assert_eq!(bench.sink.most.load(Ordering::SeqCst), 20);
     assert!(start.elapsed() < Duration::from_millis(700), "{:?}", start.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dispatcher_takes_turns_whatever_it_waits_for_until_its_end() {
+    let mut bench = Bench::new("1/h", QUICK);
+    bench.publish_many(0..5);
+    let done = bench.start();
+    let control = bench.control();
+    for _ in 0..3 {
+        tokio::time::timeout(QUICK, control.turn()).await.expect("a turn at once");
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
+    bench.end();
+    assert_eq!(done.await.unwrap().unfinished, 0);
+    assert!(tokio::time::timeout(Duration::from_secs(3600), control.turn()).await.is_err());
+}

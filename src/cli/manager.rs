@@ -1,0 +1,280 @@
+//! What the service manager is told (`sd_notify(3)`): that jobs are consumed, that a reload is under way, that the daemon
+//! ends, and again and again that it still turns. Without `NOTIFY_SOCKET` nothing is told.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use paced::amqp::Status;
+use paced::dispatch::Control;
+use sd_notify::NotifyState;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How many messages wait for a manager that reads slowly.
+const QUEUE: usize = 16;
+
+/// How many of these places are left to what is told once: what is told again and again must not take them all.
+const RESERVED: usize = 8;
+
+/// How often the status is looked at where the manager watches nothing.
+const UNWATCHED: Duration = Duration::from_secs(5);
+
+/// The shortest time between two looks, however closely the manager watches.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// The service manager.
+#[derive(Clone, Debug)]
+pub(super) struct Manager {
+    messages: Option<mpsc::Sender<Message>>,
+    /// Whether it knows that jobs are consumed.
+    is_ready: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Message {
+    Ready,
+    Reloading,
+    /// The end begins, and takes this long at most.
+    Stopping(Duration),
+    /// The runtime and all dispatchers turn.
+    Turning,
+    /// What is waited for at the start may take this long from now on.
+    Extend(Duration),
+    Status(String),
+}
+
+impl Manager {
+    /// The manager that the environment names. Must be called on a tokio runtime.
+    pub(super) fn from_env() -> Self {
+        let is_ready = Arc::default();
+        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+            return Self { messages: None, is_ready };
+        }
+        let (messages, queue) = mpsc::channel(QUEUE);
+        tokio::spawn(send_all(queue));
+        Self { messages: Some(messages), is_ready }
+    }
+
+    /// Tells that every queue is consumed.
+    pub(super) fn ready(&self) {
+        self.is_ready.store(true, Ordering::Relaxed);
+        self.tell(Message::Ready);
+    }
+
+    /// Tells that the configuration is being read again; [`Manager::reloaded`] ends it.
+    pub(super) fn reloading(&self) {
+        self.tell_if_ready(Message::Reloading);
+    }
+
+    /// Tells that the reload is over, whatever came of it.
+    pub(super) fn reloaded(&self) {
+        self.tell_if_ready(Message::Ready);
+    }
+
+    /// Tells that the daemon ends, within this time.
+    pub(super) fn stopping(&self, within: Duration) {
+        self.tell(Message::Stopping(within));
+    }
+
+    /// Until `stop`, tells how the daemon stands, and at half of the time that the manager allows that the runtime and
+    /// all of these dispatchers turn. If one of them does not, it stays silent, and the manager starts the daemon anew.
+    pub(super) fn watch(&self, amqp: Status, controls: Vec<(String, Control)>, stop: CancellationToken) {
+        if self.messages.is_none() {
+            return;
+        }
+        let watched = sd_notify::watchdog_enabled().filter(|period| !period.is_zero());
+        let every = watched.map_or(UNWATCHED, |period| (period / 2).max(SHORTEST));
+        let manager = self.clone();
+        tokio::spawn(async move {
+            stop.run_until_cancelled(manager.beat(every, &amqp, &controls)).await;
+        });
+    }
+
+    async fn beat(&self, every: Duration, amqp: &Status, controls: &[(String, Control)]) {
+        let mut ticks = interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut told = String::new();
+        loop {
+            ticks.tick().await;
+            let status = status(amqp);
+            if status != told {
+                self.tell(Message::Status(status.clone()));
+                told = status;
+            }
+            if all_turn(controls, every).await {
+                self.tell_again(Message::Turning);
+                // The broker may be away for as long as it takes: waiting for it is no failed start.
+                if !self.is_ready.load(Ordering::Relaxed) {
+                    self.tell_again(Message::Extend(every * 4));
+                }
+            }
+        }
+    }
+
+    /// Before the manager knows of readiness, a message that implies it would tell it too early.
+    fn tell_if_ready(&self, message: Message) {
+        if self.is_ready.load(Ordering::Relaxed) {
+            self.tell(message);
+        }
+    }
+
+    fn tell_again(&self, message: Message) {
+        if self.messages.as_ref().is_some_and(|messages| messages.capacity() > RESERVED) {
+            self.tell(message);
+        }
+    }
+
+    fn tell(&self, message: Message) {
+        if let Some(messages) = &self.messages
+            && let Err(error) = messages.try_send(message)
+        {
+            tracing::warn!(%error, "the service manager does not read what it is told");
+        }
+    }
+}
+
+/// Whether each of these dispatchers takes a turn within this time; those that do not are logged.
+async fn all_turn(controls: &[(String, Control)], within: Duration) -> bool {
+    let turns = controls.iter().map(|(name, control)| async move {
+        let turned = timeout(within, control.turn()).await.is_ok();
+        if !turned {
+            tracing::error!(
+                downstream = name,
+                "the dispatcher is stuck: until it turns, the service manager is not told that the daemon works"
+            );
+        }
+        turned
+    });
+    join_all(turns).await.into_iter().all(|turned| turned)
+}
+
+/// How the daemon stands, in one line.
+fn status(amqp: &Status) -> String {
+    let lost = amqp.lost();
+    if !lost.is_empty() {
+        return format!("waits for RabbitMQ; no connection for {}", lost.join(", "));
+    }
+    let (consumed, missing): (Vec<_>, Vec<_>) = amqp.downstreams().partition(|(_, attached)| *attached);
+    if !missing.is_empty() {
+        let names: Vec<&str> = missing.into_iter().map(|(name, _)| name).collect();
+        return format!("waits for the queues of {}", names.join(", "));
+    }
+    format!("consumes jobs; downstreams: {}", consumed.len())
+}
+
+/// Passes the messages on in their order. What cannot be passed on is logged once.
+async fn send_all(mut queue: mpsc::Receiver<Message>) {
+    let mut is_deaf = false;
+    while let Some(message) = queue.recv().await {
+        // A datagram waits for its reader, who may be slow.
+        let sent = tokio::task::spawn_blocking(move || message.send()).await;
+        let error = match sent {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let (Some(error), false) = (&error, is_deaf) {
+            tracing::warn!(error, "the service manager cannot be told how the daemon stands (NOTIFY_SOCKET)");
+        }
+        is_deaf = error.is_some();
+    }
+}
+
+impl Message {
+    /// Sends it; may block.
+    fn send(&self) -> io::Result<()> {
+        match self {
+            Self::Ready => sd_notify::notify(&[NotifyState::Ready]),
+            Self::Reloading => {
+                sd_notify::notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now()?])
+            }
+            Self::Stopping(within) => sd_notify::notify(&[
+                NotifyState::Stopping,
+                NotifyState::ExtendTimeoutUsec(micros(*within)),
+                NotifyState::Status("stopping: what is being sent may end"),
+            ]),
+            Self::Turning => sd_notify::notify(&[NotifyState::Watchdog]),
+            Self::Extend(within) => sd_notify::notify(&[NotifyState::ExtendTimeoutUsec(micros(*within))]),
+            Self::Status(text) => sd_notify::notify(&[NotifyState::Status(text)]),
+        }
+    }
+}
+
+/// The longest that can be said is over an hour.
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use paced::config::{self, Sources};
+    use paced::{MemoryStore, Store};
+
+    use super::super::parts;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dispatcher_that_takes_no_turn_keeps_the_manager_uninformed() {
+        let text = ["rate='1/s'", "http.base_url='http://127.0.0.1:1/'"];
+        let set = text.map(|key| format!("downstreams.a.{key}")).to_vec();
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, "").unwrap();
+        let settings =
+            config::load(Sources { files: vec![file], set, ..Sources::default() }).unwrap().settings;
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let clock = parts::clock(paced::dispatch::Precision::Coarse);
+        // It is never run.
+        let dispatcher = parts::dispatcher(&settings, "a", &settings.downstreams["a"], store, clock).unwrap();
+        let controls = vec![("a".to_owned(), dispatcher.0.control())];
+        let (messages, mut queue) = mpsc::channel(QUEUE);
+        let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
+        let amqp = Status::default();
+        assert!(timeout(Duration::from_secs(60), manager.beat(UNWATCHED, &amqp, &controls)).await.is_err());
+        assert_eq!(queue.try_recv(), Ok(Message::Status("consumes jobs; downstreams: 0".to_owned())));
+        assert!(queue.try_recv().is_err());
+        // With none that is stuck, it is told; the start may last, until it is over.
+        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &[])).await.is_err());
+        assert!(matches!(queue.try_recv(), Ok(Message::Status(_))));
+        assert_eq!(queue.try_recv(), Ok(Message::Turning));
+        assert_eq!(queue.try_recv(), Ok(Message::Extend(UNWATCHED * 4)));
+        manager.ready();
+        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &[])).await.is_err());
+        assert_eq!(queue.try_recv(), Ok(Message::Ready));
+        assert!(matches!(queue.try_recv(), Ok(Message::Status(_))));
+        assert_eq!(queue.try_recv(), Ok(Message::Turning));
+        assert!(queue.try_recv().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manager_that_does_not_read_still_has_room_for_what_is_told_once() {
+        let (messages, mut queue) = mpsc::channel(QUEUE);
+        let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
+        for _ in 0..100 {
+            manager.tell_again(Message::Turning);
+        }
+        manager.ready();
+        manager.reloading();
+        manager.reloaded();
+        manager.stopping(Duration::from_secs(1));
+        let told: Vec<Message> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
+        let once = told.iter().filter(|message| **message != Message::Turning).cloned();
+        let stopping = Message::Stopping(Duration::from_secs(1));
+        assert_eq!(once.collect::<Vec<_>>(), [Message::Ready, Message::Reloading, Message::Ready, stopping]);
+    }
+
+    #[test]
+    fn before_it_is_ready_a_reload_is_not_told() {
+        let (messages, mut queue) = mpsc::channel(QUEUE);
+        let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
+        manager.reloading();
+        manager.reloaded();
+        assert!(queue.try_recv().is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! What the daemon tells its service manager, read from the socket as systemd does.
+
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::support::daemon::Paced;
+use crate::support::eventually;
+use crate::support::site::Site;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The manager's end of the socket, and all that came over it.
+struct Heard {
+    folder: tempfile::TempDir,
+    messages: Arc<Mutex<Vec<Vec<String>>>>,
+}
+
+impl Heard {
+    fn listen() -> Self {
+        let folder = tempfile::TempDir::new().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        let messages: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+        let heard = Arc::clone(&messages);
+        // It ends with the test program.
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length) = socket.recv(&mut buffer) {
+                let text = std::str::from_utf8(&buffer[..length]).unwrap();
+                heard.lock().unwrap().push(text.lines().map(str::to_owned).collect());
+            }
+        });
+        Self { folder, messages }
+    }
+
+    /// Starts a daemon that tells what it does, and is to give a sign of life each second.
+    async fn start(&self, config: &str) -> Paced {
+        let socket = self.folder.path().join("notify");
+        let envs = [("NOTIFY_SOCKET", socket.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
+        Paced::start(config, &[], &envs).await
+    }
+
+    /// All lines so far, in their order.
+    fn lines(&self) -> Vec<String> {
+        self.messages.lock().unwrap().concat()
+    }
+
+    fn count(&self, line: &str) -> usize {
+        self.lines().iter().filter(|told| *told == line).count()
+    }
+
+    /// Waits until this line was told so often.
+    async fn wait(&self, line: &str, times: usize) {
+        eventually(line, LONG, || self.count(line) >= times).await;
+    }
+}
+
+/// The number after the name, in the lines of one message.
+fn number(message: &[String], name: &str) -> Option<u64> {
+    let line = message.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+    Some(line.parse().unwrap())
+}
+
+#[tokio::test]
+async fn it_tells_of_readiness_life_reloads_and_its_end() {
+    let site = Site::shared("notify", "rate = '100/s'").await;
+    let heard = Heard::listen();
+    let paced = heard.start(&site.config()).await;
+    heard.wait("READY=1", 1).await;
+    paced.wait_ready().await;
+    let beats = heard.count("WATCHDOG=1");
+    heard.wait("WATCHDOG=1", beats + 2).await;
+    heard.wait("STATUS=consumes jobs; downstreams: 1", 1).await;
+
+    let before = clock();
+    paced.hangup();
+    heard.wait("RELOADING=1", 1).await;
+    heard.wait("READY=1", 2).await;
+    let messages = heard.messages.lock().unwrap().clone();
+    let reloading = messages.iter().position(|message| message.contains(&"RELOADING=1".to_owned())).unwrap();
+    let since = number(&messages[reloading], "MONOTONIC_USEC").unwrap();
+    assert!((before..=clock()).contains(&since), "{since} is not after {before}");
+    let ready = messages.iter().rposition(|message| message.contains(&"READY=1".to_owned())).unwrap();
+    assert!(ready > reloading, "{messages:?}");
+
+    assert_eq!(paced.stop().await, 0);
+    heard.wait("STOPPING=1", 1).await;
+    let messages = heard.messages.lock().unwrap().clone();
+    let last = messages.iter().find(|message| message.contains(&"STOPPING=1".to_owned())).unwrap();
+    // The drain and what follows it: a longer `drain_timeout` needs no other unit.
+    assert!(number(last, "EXTEND_TIMEOUT_USEC").unwrap() > 25_000_000, "{last:?}");
+}
+
+#[tokio::test]
+async fn without_a_broker_it_asks_for_more_time_and_is_not_ready() {
+    let mut site = Site::shared("notifyaway", "rate = '100/s'").await;
+    "amqp://127.0.0.1:1/%2f".clone_into(&mut site.amqp);
+    let heard = Heard::listen();
+    let paced = heard.start(&site.config()).await;
+    heard.wait("EXTEND_TIMEOUT_USEC=2000000", 3).await;
+    heard.wait("WATCHDOG=1", 3).await;
+    // A reload meanwhile must not say that it is ready.
+    paced.hangup();
+    paced.wait_line("configuration reloaded", LONG).await;
+    let beats = heard.count("WATCHDOG=1");
+    heard.wait("WATCHDOG=1", beats + 2).await;
+    assert!(
+        heard.lines().iter().any(|line| line.starts_with("STATUS=waits for RabbitMQ")),
+        "{:?}",
+        heard.lines()
+    );
+    assert_eq!(heard.count("READY=1"), 0);
+    assert_eq!(heard.count("RELOADING=1"), 0);
+    paced.term();
+    paced.wait_exit(LONG).await;
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_ends_with_78_and_is_never_ready() {
+    let heard = Heard::listen();
+    let paced = heard.start("[downstreams.a]\nrate = 'fast'\n").await;
+    assert_eq!(paced.wait_exit(LONG).await, 78);
+    assert_eq!(heard.lines(), Vec::<String>::new());
+}
+
+/// The monotonic clock in µs, as in MONOTONIC_USEC.
+fn clock() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1000
+}
