@@ -2,16 +2,37 @@
 
 CARGO ?= cargo
 FEATURES = redis headers amqp http tls config dispatch redis,http failpoints demo
-SCRIPTS = $(shell git ls-files '*.sh' .ci/run 2>/dev/null || ls .ci/run tests/support/*.sh)
+SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/postinst 2>/dev/null || ls .ci/run tests/support/*.sh deploy/*.sh)
+PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo tour bench footprint test test-servers test-page chaos lint lint-code lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
+.PHONY: help build deb demo tour bench footprint packages sbom tarball test test-packages test-servers test-page chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: ## Build the release binary
 	$(CARGO) build --release --locked --features daemon --bin paced
+
+deb: build ## Make the .deb (target/packages)
+	@deploy/package.sh deb
+
+tarball: build ## Make the tarball (target/packages)
+	@deploy/package.sh tarball
+
+sbom: ## List all that is in the binary, as CycloneDX (target/packages; needs cargo-cyclonedx)
+	@deploy/sbom.sh
+
+packages: build ## Make .deb, tarball and SBOM, with checksums
+	@rm -rf $(PACKAGES)
+	@deploy/package.sh deb tarball
+	@if $(CARGO) cyclonedx --version >/dev/null 2>&1; then deploy/sbom.sh; else \
+		echo "cargo-cyclonedx is not installed (cargo install --locked cargo-cyclonedx): there is no SBOM"; \
+	fi
+	@deploy/package.sh sums
+
+test-packages: deb ## Check the .deb with lintian; install, upgrade, remove and purge it in a root folder
+	@tests/support/test-packages.sh $$(ls -t $(PACKAGES)/*.deb | head -n 1)
 
 demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
 	@echo "Building paced with the release profile; the first time takes a few minutes."
@@ -45,7 +66,7 @@ chaos: ## Run the long fault tests, one by one; nothing else should run meanwhil
 	@tests/support/install-servers.sh chaos
 	$(CARGO) test --locked --all-features --test chaos -- --test-threads=1 --nocapture $(ARGS)
 
-lint: lint-scripts lint-code lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
+lint: lint-scripts lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
 
 servers:
 	@tests/support/install-servers.sh
@@ -73,10 +94,19 @@ lint-features:
 
 lint-licences:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
-		$(CARGO) deny --all-features check bans licenses sources; \
+		$(CARGO) deny --all-features check bans licenses sources && \
+		if ls -d "$${CARGO_HOME:-$$HOME/.cargo}"/advisory-db* >/dev/null 2>&1; then \
+			$(CARGO) deny --all-features check --disable-fetch advisories; \
+		else \
+			echo "there is no database of advisories (cargo deny fetch db): its check is skipped"; \
+		fi; \
 	else \
 		echo "cargo-deny is not installed: its check is skipped (tests/it/house.rs reads the licences too)"; \
 	fi
+
+# Each check with the tools that are at hand; it says which are not.
+lint-deploy:
+	@tests/support/check-deploy.sh
 
 # Where promtool cannot be installed, the checks that need it are skipped; tests/it/monitoring.rs still reads each query.
 lint-metrics:

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what the demo and the tests start privately, where it is missing: redis-server and
 # rabbitmq-server; with the argument `tests` also python3-pika, with `chaos` also libfaketime, with
-# `page` also chromium, nodejs and npm, with `mmdebstrap` also that. With `promtool` it installs only
-# that (20 MB, in Debian's prometheus) and curl. Debian and Ubuntu, by apt.
+# `page` also chromium, nodejs and npm, with `mmdebstrap` also that, with `packages` also what makes and checks
+# a .deb. With `promtool` it installs only that (20 MB, in Debian's prometheus) and curl. Debian and Ubuntu, by apt.
 # Leaves no system service behind. Says nothing when everything is there.
 set -eu
 
@@ -42,6 +42,12 @@ mmdebstrap) command -v mmdebstrap >/dev/null 2>&1 || missing="$missing mmdebstra
 promtool)
     command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
     command -v curl >/dev/null 2>&1 || missing="$missing curl"
+    ;;
+packages)
+    command -v mmdebstrap >/dev/null 2>&1 || missing="$missing mmdebstrap"
+    command -v lintian >/dev/null 2>&1 || missing="$missing lintian"
+    command -v dpkg-shlibdeps >/dev/null 2>&1 || missing="$missing dpkg-dev"
+    command -v strip >/dev/null 2>&1 || missing="$missing binutils"
     ;;
 esac
 [ -n "$missing" ] || exit 0
