@@ -23,6 +23,8 @@ mod config;
 #[cfg(feature = "daemon")]
 mod dead;
 #[cfg(feature = "daemon")]
+mod deploy;
+#[cfg(feature = "daemon")]
 mod fault;
 #[cfg(feature = "config")]
 mod house;

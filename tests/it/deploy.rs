@@ -1,0 +1,121 @@
+//! What is shipped in deploy/: its configurations are right, and its versions are those of the program.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::daemon::run_cli;
+
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The literal block under this key of a YAML file.
+fn block(yaml: &str, key: &str) -> String {
+    let mut lines = yaml.lines().skip_while(|line| line.trim() != format!("{key}: |")).skip(1).peekable();
+    let first = lines.peek().unwrap_or_else(|| panic!("no {key}"));
+    let indent = first.len() - first.trim_start().len();
+    assert!(indent > 0, "{key}");
+    let inside = lines.take_while(|line| line.is_empty() || line.starts_with(&" ".repeat(indent)));
+    inside.map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect()
+}
+
+/// A folder with the secrets that the manifests mount.
+fn secrets() -> tempfile::TempDir {
+    let folder = tempfile::TempDir::new().unwrap();
+    for (name, value) in [
+        ("amqp-url", "amqp://paced:secret@rabbitmq/%2f"),
+        ("store-url", "redis://:secret@redis"),
+        ("admin-token", "0123456789abcdef"),
+    ] {
+        std::fs::write(folder.path().join(name), value).unwrap();
+    }
+    folder
+}
+
+fn write(folder: &tempfile::TempDir, toml: &str) -> PathBuf {
+    let file = folder.path().join("paced.toml");
+    std::fs::write(&file, toml).unwrap();
+    file
+}
+
+#[tokio::test]
+async fn the_manifests_configuration_passes_the_check() {
+    let folder = secrets();
+    let toml = block(&read("deploy/kubernetes/paced.yaml"), "paced.toml");
+    assert_eq!(toml.matches("\"/secrets/").count(), 3, "{toml}");
+    let toml = toml.replace("\"/secrets/", &format!("\"{}/", folder.path().display()));
+    let file = write(&folder, &toml);
+    let output = run_cli(&["check", "-c", file.to_str().unwrap()], b"").await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn the_charts_configuration_passes_the_check_with_what_the_pod_adds() {
+    let folder = secrets();
+    let file = write(&folder, &block(&read("deploy/helm/paced/values.yaml"), "config"));
+    // The environment variables that the template sets, as what overrides a file just the same.
+    let pod = read("deploy/helm/paced/templates/deployment.yaml");
+    let mut args = vec!["check".to_owned(), "-c".to_owned(), file.display().to_string()];
+    for (name, key, value) in [
+        ("PACED_ADMIN__LISTEN", "admin.listen", "0.0.0.0:9750".to_owned()),
+        ("PACED_ADMIN__ALLOW_HOSTS", "admin.allow_hosts", "[\"paced\",\"paced.jobs.svc\"]".to_owned()),
+        ("PACED_AMQP__URL_FILE", "amqp.url_file", "amqp-url".to_owned()),
+        ("PACED_STORE__URL_FILE", "store.url_file", "store-url".to_owned()),
+        ("PACED_ADMIN__TOKEN_FILE", "admin.token_file", "admin-token".to_owned()),
+        ("PACED_ADMIN__READ_TOKEN_FILE", "admin.read_token_file", "admin-token".to_owned()),
+    ] {
+        assert!(pod.contains(&format!("- name: {name}\n")), "{name}");
+        let is_file = key.ends_with("_file");
+        let value = if is_file { folder.path().join(value).display().to_string() } else { value };
+        args.extend(["--set".to_owned(), format!("{key}={value}")]);
+    }
+    assert_eq!(pod.matches("- name: PACED_").count(), 6, "a variable that is not tried here");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let output = run_cli(&args, b"").await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn the_packages_configuration_asks_for_an_api_and_its_example_is_right() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let toml = read("deploy/debian/paced.toml");
+    let file = write(&folder, &toml);
+    let output = run_cli(&["run", "-c", file.to_str().unwrap()], b"").await;
+    assert_eq!(output.code, 78, "{}", output.stderr);
+    assert!(output.stderr.contains("add a downstream"), "{}", output.stderr);
+    let (head, example) = toml.split_once("# [downstreams.billing]\n").unwrap();
+    let example: String =
+        example.lines().map(|line| format!("{}\n", line.trim_start_matches(['#', ' ']))).collect();
+    let file = write(&folder, &format!("{head}[downstreams.billing]\n{example}"));
+    let output = run_cli(&["check", "-c", file.to_str().unwrap()], b"").await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+}
+
+#[test]
+fn all_have_the_version_of_the_program() {
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = read("deploy/helm/paced/Chart.yaml");
+    assert!(chart.contains(&format!("\nversion: {version}\n")), "{chart}");
+    assert!(chart.contains(&format!("\nappVersion: \"{version}\"\n")), "{chart}");
+    assert!(read("deploy/kubernetes/paced.yaml").contains(&format!("image: paced:{version}\n")));
+    assert!(read("deploy/Dockerfile").contains(&format!("ARG VERSION={version}\n")));
+}
+
+/// A limit of systemd's that the daemon's own does not fit into ends drains and starts that are well.
+#[test]
+fn the_unit_leaves_the_daemon_its_time() {
+    let unit = read("deploy/paced.service");
+    let value = |key: &str| {
+        let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_else(|| panic!("no {key}")).to_owned()
+    };
+    let seconds = |key: &str| value(key).parse::<u32>().unwrap();
+    // The default of shutdown.drain_timeout, and what follows the drain.
+    assert!(seconds("TimeoutStopSec") > 25 + 6);
+    // Until the first sign of life, at half of the watchdog's time.
+    assert!(seconds("TimeoutStartSec") > seconds("WatchdogSec"));
+    assert_eq!(value("Type"), "notify");
+    assert_eq!(value("RestartPreventExitStatus"), "78");
+    // Whose exit status 78 systemd would answer by a restart.
+    assert!(!unit.contains("\nExecStartPre="));
+}
