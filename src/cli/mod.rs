@@ -11,6 +11,7 @@ mod exit;
 mod facts;
 mod input;
 mod manager;
+mod manual;
 mod out;
 mod parts;
 mod pause;
@@ -120,6 +121,10 @@ enum Command {
     /// Shows the configuration
     #[command(subcommand)]
     Config(config::Command),
+    /// Prints the completions of a shell
+    Completions(manual::CompletionsArgs),
+    /// Writes the manual pages, one for each command
+    Man(manual::ManArgs),
 }
 
 /// Runs the command that the arguments name.
@@ -159,6 +164,8 @@ pub(crate) fn main() -> ExitCode {
             Command::Reset(args) => reset::run(&global, args).await,
             Command::Rate(command) => rate::run(&global, command).await,
             Command::Config(command) => config::run(&global, &command),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::pages(&global, &args),
         }
     });
     // A pending read of stdin must not keep the process alive.

@@ -44,9 +44,19 @@ pub(super) fn json(value: &Value) -> Result<(), Exit> {
     write(&text::escaped_json(&value.to_string()))
 }
 
+/// Writes bytes of this program's own as they are, as [`line`] does.
+pub(super) fn raw(bytes: &[u8]) -> Result<(), Exit> {
+    let mut out = stdout().lock();
+    written(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
 fn write(text: &str) -> Result<(), Exit> {
     let mut out = stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    written(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+fn written(result: std::io::Result<()>) -> Result<(), Exit> {
+    match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             say(format_args!("paced: cannot write to stdout: {error}"));
             Err(Exit::Failed)

@@ -35,6 +35,8 @@ mod limits;
 #[cfg(feature = "daemon")]
 mod log;
 #[cfg(feature = "daemon")]
+mod manual;
+#[cfg(feature = "daemon")]
 mod messages;
 #[cfg(feature = "daemon")]
 mod monitoring;
