@@ -42,7 +42,7 @@ async fn each_shell_completes_each_command() {
             let last = command.rsplit('-').next().unwrap();
             assert!(output.stdout.contains(last), "{shell}: {command}");
         }
-        for option in ["log-jobs", "downstream", "set"] {
+        for option in ["log-jobs", "online", "set"] {
             assert!(output.stdout.contains(option), "{shell}: {option}");
         }
         // Where the shell is there, it says whether it understands.

@@ -180,6 +180,8 @@ async fn exported() -> String {
     let line = paced.wait_line("probes and metrics are served", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let base = format!("http://{}", line["address"].as_str().unwrap());
+    // The exchange is there.
+    paced.wait_ready().await;
     let client = Client::new();
     let mut jobs = vec![Job::new("dies").header("paced-nonsense", "1")];
     jobs.extend(Job::many("job", 20));
