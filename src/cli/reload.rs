@@ -7,8 +7,31 @@ use paced::config::{self, Loaded, Reload, Settings, Sources};
 use paced::dispatch::{Control, Dispatcher};
 use tokio::sync::watch;
 
+use super::certificates::Certificates;
+use super::manager::Manager;
 use super::parts;
+use super::signals::Hangups;
 use crate::admin::OwnTerms;
+
+/// Reads the configuration and the certificates again at each SIGHUP, and tells the manager of it; never returns. One read
+/// follows another: all signals that come during one cause one more.
+///
+/// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
+/// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
+pub(super) async fn on_hangup(
+    mut hangups: Hangups,
+    mut live: Live,
+    certificates: Certificates,
+    manager: Manager,
+) {
+    loop {
+        hangups.next().await;
+        manager.reloading();
+        live.reload().await;
+        certificates.refresh().await;
+        manager.reloaded();
+    }
+}
 
 /// The configuration in effect, and the parts that depend on it.
 pub(super) struct Live {
@@ -33,7 +56,7 @@ impl Live {
 
     /// Reads the same sources again. If they have any mistake, nothing changes.
     ///
-    /// Not cancel safe: a dropped future may have changed some downstreams and not others.
+    /// Cancel safe: nothing changes before all is read, and then all changes at once.
     pub(super) async fn reload(&mut self) {
         let sources = self.sources.clone();
         let read = tokio::task::spawn_blocking(move || config::load(sources)).await;

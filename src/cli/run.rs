@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::certificates::Certificates;
 use super::exit::Exit;
 use super::manager::Manager;
-use super::reload::Live;
+use super::reload::{self, Live};
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
 use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
@@ -49,7 +49,7 @@ pub(super) async fn run(global: &Global) -> Exit {
 async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let loaded = parts::load(global)?;
     let settings = loaded.settings.clone();
-    let (mut signals, mut hangups) = (Signals::new()?, Hangups::new()?);
+    let (mut signals, hangups) = (Signals::new()?, Hangups::new()?);
     let manager = Manager::from_env();
     // The exporter comes first: metrics that are recorded before it exists are lost.
     let watched = watched(&settings).await?;
@@ -64,7 +64,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     }
     tell_start(&loaded);
     let (dispatchers, mut handles) = dispatchers(&settings, &store)?;
-    let mut live = Live::new(parts::sources(global), loaded, &dispatchers);
+    let live = Live::new(parts::sources(global), loaded, &dispatchers);
     let broker = parts::amqp(&settings)?;
     handles.extend(broker.address.tls().cloned().into_iter().chain(store_tls));
     let certificates = Certificates::new(handles);
@@ -99,20 +99,17 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     }
     manager.watch(amqp.status(), controls, stop.clone());
 
+    // It outlives the loop, since the admin API looks at the terms that it keeps until the end.
+    let reloading = reload::on_hangup(hangups, live, certificates.clone(), manager.clone());
+    let mut reloading = std::pin::pin!(reloading);
     let failed = {
         let mut announcing = std::pin::pin!(announce(&amqp, probe, &manager));
-        let mut watching = std::pin::pin!(certificates.clone().watch());
+        let mut watching = std::pin::pin!(certificates.watch());
         loop {
             tokio::select! {
                 signal = signals.next() => {
                     tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
                     break false;
-                }
-                () = hangups.next() => {
-                    manager.reloading();
-                    live.reload().await;
-                    certificates.refresh().await;
-                    manager.reloaded();
                 }
                 ended = running.join_next() => {
                     tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
@@ -120,6 +117,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                 }
                 () = announcing.as_mut() => {}
                 () = watching.as_mut() => {}
+                () = reloading.as_mut() => {}
             }
         }
     };

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::daemon::Paced;
-use crate::support::eventually;
 use crate::support::site::Site;
+use crate::support::{blocking, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -113,6 +113,45 @@ async fn without_a_broker_it_asks_for_more_time_and_is_not_ready() {
     assert_eq!(heard.count("RELOADING=1"), 0);
     paced.term();
     paced.wait_exit(LONG).await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_yet_holds_up_no_signal() {
+    let site = Site::shared("notifyhung", "rate = '100/s'").await;
+    let heard = Heard::listen();
+    let paced = heard.start(&site.config()).await;
+    heard.wait("READY=1", 1).await;
+    // Who opens a pipe waits until somebody writes to it, as for a file system that is away.
+    let file = paced.config_file();
+    std::fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
+    assert!(made.success());
+    let answer = async || {
+        let (file, text) = (file.clone(), site.config());
+        blocking(move || std::fs::write(file, text)).await.unwrap();
+    };
+    paced.hangup();
+    heard.wait("RELOADING=1", 1).await;
+    // These come during that read: they cause one more.
+    paced.hangup();
+    paced.hangup();
+    let beats = heard.count("WATCHDOG=1");
+    heard.wait("WATCHDOG=1", beats + 2).await;
+    assert_eq!(heard.count("RELOADING=1"), 1);
+    answer().await;
+    heard.wait("RELOADING=1", 2).await;
+    assert_eq!(heard.count("READY=1"), 2);
+    answer().await;
+    heard.wait("READY=1", 3).await;
+    let beats = heard.count("WATCHDOG=1");
+    heard.wait("WATCHDOG=1", beats + 2).await;
+    assert_eq!(heard.count("RELOADING=1"), 2);
+
+    paced.hangup();
+    heard.wait("RELOADING=1", 3).await;
+    assert_eq!(paced.stop().await, 0);
+    heard.wait("STOPPING=1", 1).await;
+    assert_eq!(heard.count("READY=1"), 3, "the last one has not ended");
 }
 
 #[tokio::test]
