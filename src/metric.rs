@@ -2,7 +2,7 @@
 //!
 //! Values go through the `metrics` facade, so that they cost nothing unless a recorder is
 //! installed: the daemon's own where `admin.listen` is set, or that of a program that embeds paced.
-//! The one label for what a series belongs to is `downstream`: never a job, a lane or a URL.
+//! The one label for what a series belongs to is `downstream`, and for certificates `setting`: never a job, a lane or a URL.
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
@@ -199,6 +199,16 @@ pub const STOPPED: Metric = gauge(
     "paced_stopped",
     "1 while this replica takes no jobs for the downstream, by reason: it cannot connect (unreachable), or its credentials are refused (unauthorized).",
 );
+/// When certificates begin to be valid.
+pub const CERTIFICATE_START: Metric = gauge_of_seconds(
+    "paced_certificate_start_timestamp_seconds",
+    "When the certificate that this process shows begins to be valid, in Unix time, by the setting that names its file.",
+);
+/// When certificates end.
+pub const CERTIFICATE_EXPIRY: Metric = gauge_of_seconds(
+    "paced_certificate_expiry_timestamp_seconds",
+    "When the certificate that this process shows ends, or one that leads to its authority if that ends first, in Unix time, by the setting that names its file.",
+);
 /// Whether the store answers.
 pub const STORE_CONNECTED: Metric =
     gauge("paced_store_connected", "1 if the store answered the last call to it.");
@@ -214,7 +224,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 32] = [
+pub const ALL: [Metric; 34] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -243,6 +253,8 @@ pub const ALL: [Metric; 32] = [
     DEAD_LETTERS,
     PAUSED,
     STOPPED,
+    CERTIFICATE_START,
+    CERTIFICATE_EXPIRY,
     STORE_CONNECTED,
     AMQP_CONNECTED,
     LOG_DROPPED,

@@ -1,33 +1,121 @@
-//! The certificates of the daemon's connections, which may be replaced while it runs.
+//! The certificates of the daemon's connections, which may be replaced while it runs, and when they end.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use paced::tls::Tls;
-use tokio::time::MissedTickBehavior;
+use metrics::{Gauge, gauge};
+use paced::metric;
+use paced::time::{Micros, wall_now};
+use paced::tls::{Concern, Tls, TlsError, TlsOptions, Validity};
+use tokio::time::{Instant, MissedTickBehavior};
 
 /// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The handles of all connections that have files.
+/// How often the same is logged of the same certificate.
+const REPEAT: Duration = Duration::from_secs(86_400);
+
+/// Files with a certificate that this process shows, which may be replaced while it runs.
+pub(super) trait Files: Send + Sync {
+    /// Looks at the files, and reads again what has changed; what comes of it is logged. It blocks while it does.
+    fn refresh(&self);
+
+    /// When the certificate in use is valid; `None` if there is none.
+    fn validity(&self) -> Option<Validity>;
+}
+
+impl Files for Tls {
+    fn refresh(&self) {
+        Self::refresh(self);
+    }
+
+    fn validity(&self) -> Option<Validity> {
+        Self::validity(self)
+    }
+}
+
+/// Collects the files of all settings before the daemon begins to watch them.
+#[derive(Default)]
+pub(super) struct Handles {
+    all: Vec<(Vec<String>, Box<dyn Files>)>,
+    /// The handles for HTTP, each with its place in `all`.
+    http: HashMap<TlsOptions, (Tls, usize)>,
+}
+
+/// The files of all settings.
 #[derive(Clone)]
-pub(super) struct Certificates(Arc<Vec<Tls>>);
+pub(super) struct Certificates(Arc<Vec<Watched>>);
+
+/// The files that one or more settings name.
+struct Watched {
+    files: Box<dyn Files>,
+    settings: Vec<String>,
+    shown: Mutex<Shown>,
+}
+
+/// What the metrics and the log say of a certificate.
+#[derive(Default)]
+struct Shown {
+    validity: Option<Validity>,
+    /// Whether it has been replaced since the start.
+    is_renewed: bool,
+    /// The concern that is known, and when it was logged.
+    told: Option<(Told, Instant)>,
+}
+
+/// A kind of concern about one certificate, however much time is left.
+type Told = (Validity, std::mem::Discriminant<Concern>);
+
+impl Handles {
+    /// Adds the files of a setting, such as `amqp.tls`.
+    pub(super) fn add(&mut self, setting: &str, files: impl Files + 'static) {
+        self.all.push((vec![setting.to_owned()], Box::new(files)));
+    }
+
+    /// TLS for HTTP with these options, which a setting has. All settings with equal options share one handle, so that
+    /// their files are looked at and read once.
+    pub(super) fn http(&mut self, setting: String, options: &TlsOptions) -> Result<Tls, TlsError> {
+        if let Some((tls, place)) = self.http.get(options) {
+            self.all[*place].0.push(setting);
+            return Ok(tls.clone());
+        }
+        let tls = Tls::load_for_http(options.clone())?;
+        self.http.insert(options.clone(), (tls.clone(), self.all.len()));
+        self.all.push((vec![setting], Box::new(tls.clone())));
+        Ok(tls)
+    }
+}
 
 impl Certificates {
-    pub(super) fn new(handles: Vec<Tls>) -> Self {
-        Self(Arc::new(handles))
+    /// Exports when the certificates are valid. What is to be told of them at the start is a warning of the configuration.
+    pub(super) fn new(handles: Handles) -> Self {
+        let watched = handles.all.into_iter().map(|(settings, files)| {
+            let watched = Watched { files, settings, shown: Mutex::default() };
+            let _ = watched.show();
+            watched
+        });
+        Self(Arc::new(watched.collect()))
     }
 
     /// Looks at all files, and reads again what has changed; what comes of it is logged.
     pub(super) async fn refresh(&self) {
-        let handles = Arc::clone(&self.0);
-        let look = move || handles.iter().for_each(Tls::refresh);
+        let all = Arc::clone(&self.0);
+        let look = move || {
+            for watched in all.iter() {
+                watched.files.refresh();
+                if let Some(concern) = watched.show() {
+                    watched.log(concern);
+                }
+            }
+        };
         // Only a runtime that shuts down does not run it.
         let _ = tokio::task::spawn_blocking(look).await;
     }
 
     /// Looks at all files each second, and never returns. Connections look themselves when they are opened; this tells
-    /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later.
+    /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later, and of a
+    /// certificate that ends.
     pub(super) async fn watch(self) {
         if self.0.is_empty() {
             return std::future::pending().await;
@@ -38,5 +126,158 @@ impl Certificates {
             ticks.tick().await;
             self.refresh().await;
         }
+    }
+}
+
+impl Watched {
+    /// Exports when the certificate is valid, and returns what is to be logged of it now.
+    fn show(&self) -> Option<Concern> {
+        let validity = self.files.validity()?;
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown.validity != Some(validity) {
+            for setting in &self.settings {
+                gauge_of(metric::CERTIFICATE_START.name, setting).set(float(validity.not_before()));
+                gauge_of(metric::CERTIFICATE_EXPIRY.name, setting).set(float(validity.not_after()));
+            }
+        }
+        shown.news(validity, wall_now(), Instant::now())
+    }
+
+    fn log(&self, concern: Concern) {
+        let setting = match self.settings.as_slice() {
+            [first, more @ ..] if !more.is_empty() => format!("{first} and {} more", more.len()),
+            settings => settings.concat(),
+        };
+        match concern {
+            Concern::Expired(_) => tracing::error!(setting, "the certificate in cert_file {concern}"),
+            _ => tracing::warn!(setting, "the certificate in cert_file {concern}"),
+        }
+    }
+}
+
+impl Shown {
+    /// What is to be logged of the certificate that is in use now: what is new, and once a day what is not. Nothing is at
+    /// the first call, since the configuration has told it then.
+    ///
+    /// A certificate that was replaced while the process runs may live for less than the two weeks in which others are to
+    /// be renewed: it is told of only once it should have been replaced.
+    fn news(&mut self, validity: Validity, wall: Micros, now: Instant) -> Option<Concern> {
+        let is_first = self.validity.is_none();
+        self.is_renewed |= !is_first && self.validity != Some(validity);
+        self.validity = Some(validity);
+        let is_in_time = |concern: &Concern| {
+            let ends = matches!(concern, Concern::EndsSoon { .. });
+            ends && self.is_renewed && !validity.is_overdue(wall)
+        };
+        let Some(concern) = validity.concern(wall).filter(|concern| !is_in_time(concern)) else {
+            self.told = None;
+            return None;
+        };
+        let kind = (validity, std::mem::discriminant(&concern));
+        if let Some((told, at)) = self.told
+            && told == kind
+            && now.saturating_duration_since(at) < REPEAT
+        {
+            return None;
+        }
+        self.told = Some((kind, now));
+        (!is_first).then_some(concern)
+    }
+}
+
+fn gauge_of(name: &'static str, setting: &str) -> Gauge {
+    gauge!(name, "setting" => setting.to_owned())
+}
+
+/// Seconds of Unix time as metrics have them: exact until long after the last date that a certificate can have.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn float(seconds: u64) -> f64 {
+    seconds as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 86_400;
+    const START: u64 = 1_700_000_000;
+
+    /// A certificate as it is shown, and a clock.
+    struct Bench {
+        shown: Shown,
+        start: Instant,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self { shown: Shown::default(), start: Instant::now() }
+        }
+
+        /// What is logged this long after the start, in seconds, of a certificate that is valid in this time.
+        fn news(&mut self, from: u64, until: u64, after: u64) -> Option<Concern> {
+            let wall = Micros(i64::try_from(START + after).unwrap() * 1_000_000);
+            let validity = Validity::new(START + from, START + until);
+            self.shown.news(validity, wall, self.start + Duration::from_secs(after))
+        }
+    }
+
+    #[test]
+    fn each_thing_is_logged_once_and_again_each_day() {
+        let mut bench = Bench::new();
+        let end = 20 * DAY;
+        assert_eq!(bench.news(0, end, 0), None);
+        assert_eq!(bench.news(0, end, 6 * DAY), None, "two weeks are left");
+        let soon = bench.news(0, end, 6 * DAY + 1);
+        assert!(matches!(soon, Some(Concern::EndsSoon { .. })), "{soon:?}");
+        assert_eq!(bench.news(0, end, 6 * DAY + 2), None);
+        assert_eq!(bench.news(0, end, 7 * DAY), None);
+        let again = bench.news(0, end, 7 * DAY + 1);
+        assert!(matches!(again, Some(Concern::EndsSoon { .. })), "{again:?}");
+        assert_eq!(bench.news(0, end, end + 1), Some(Concern::Expired(START + end)));
+        assert_eq!(bench.news(0, end, end + 2), None);
+        // It is renewed, too early at first.
+        let next = (end + 10, end + 90 * DAY);
+        assert_eq!(bench.news(next.0, next.1, end + 3), Some(Concern::NotYetValid(START + next.0)));
+        assert_eq!(bench.news(next.0, next.1, end + 10), None);
+    }
+
+    #[test]
+    fn what_the_configuration_has_told_is_logged_the_day_after() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.news(0, 0, 5), None);
+        assert_eq!(bench.news(0, 0, 6), None);
+        assert_eq!(bench.news(0, 0, 5 + DAY), Some(Concern::Expired(START)));
+    }
+
+    #[test]
+    fn what_is_renewed_by_itself_is_told_of_when_that_ends() {
+        let mut bench = Bench::new();
+        let hours = |count: u64| count * 3600;
+        assert_eq!(bench.news(0, DAY, 0), None);
+        for renewed in (16..160).step_by(16) {
+            let (from, until) = (hours(renewed), hours(renewed) + DAY);
+            assert_eq!(bench.news(from, until, from), None, "{renewed}");
+            assert_eq!(bench.news(from, until, from + hours(16)), None, "{renewed}");
+        }
+        // Nobody renews the last one.
+        let last = hours(144);
+        let told = bench.news(last, last + DAY, last + hours(16) + 1);
+        assert!(matches!(told, Some(Concern::EndsSoon { within, .. }) if within < hours(8)), "{told:?}");
+    }
+
+    #[test]
+    fn settings_with_equal_options_share_their_files() {
+        let mut handles = Handles::default();
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/tls/ca.pem");
+        let options = TlsOptions::default().with_ca_file(file);
+        let other = options.clone().with_server_name("a.example");
+        let one = handles.http("downstreams.a.tls".to_owned(), &options).unwrap();
+        handles.add("amqp.tls", Tls::load(options.clone()).unwrap());
+        let two = handles.http("downstreams.b.tls".to_owned(), &options).unwrap();
+        let three = handles.http("downstreams.c.tls".to_owned(), &other).unwrap();
+        assert!(one == two && one != three);
+        let names: Vec<&[String]> = handles.all.iter().map(|(names, _)| names.as_slice()).collect();
+        let shared = &["downstreams.a.tls", "downstreams.b.tls"][..];
+        assert_eq!(names, [shared, &["amqp.tls"], &["downstreams.c.tls"]]);
     }
 }

@@ -146,16 +146,16 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
     }
 }
 
-/// The dispatcher of one downstream, and its TLS, if there are files for it.
+/// The dispatcher of one downstream, with its TLS, if there are files for it.
 pub(super) fn dispatcher(
     settings: &Settings,
     name: &str,
     downstream: &Downstream,
+    tls: Option<Tls>,
     store: Arc<dyn Store>,
     clock: Arc<dyn ReleaseClock>,
-) -> Result<(Dispatcher, Option<Tls>), HttpError> {
+) -> Result<Dispatcher, HttpError> {
     let http = &downstream.http;
-    let tls = downstream.tls.clone().map(Tls::load_for_http).transpose()?;
     let headers = http.headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned()));
     let sink = HttpSink::new(HttpOptions {
         base_url: http.base_url.expose().to_owned(),
@@ -164,14 +164,14 @@ pub(super) fn dispatcher(
         max_connection_age: http.max_connection_age,
         throttled_when: downstream.throttled_when.clone(),
         keep_response: http.keep_response,
-        tls: tls.clone(),
+        tls,
         proxy: http.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
     })?;
     let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
         true => sink.reading_headers_again(read_headers(http.headers.clone())),
         false => sink,
     };
-    Ok((Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock), tls))
+    Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
 }
 
 /// Reads the headers again that have files of their own.

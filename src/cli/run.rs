@@ -7,16 +7,16 @@ use paced::amqp::Amqp;
 use paced::config::{Loaded, Settings};
 use paced::dispatch::{Dispatcher, Drained};
 use paced::limit::{Limit, rate_text};
+use paced::sink::http::HttpError;
 use paced::store::Store;
 use paced::terms::Replica;
 use paced::time::wall_now;
-use paced::tls::Tls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::certificates::Certificates;
+use super::certificates::{Certificates, Handles};
 use super::exit::Exit;
 use super::manager::Manager;
 use super::reload::{self, Live};
@@ -63,10 +63,15 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         );
     }
     tell_start(&loaded);
-    let (dispatchers, mut handles) = dispatchers(&settings, &store)?;
+    let mut handles = Handles::default();
+    let dispatchers = dispatchers(&settings, &store, &mut handles)?;
     let live = Live::new(parts::sources(global), loaded, &dispatchers);
     let broker = parts::amqp(&settings)?;
-    handles.extend(broker.address.tls().cloned().into_iter().chain(store_tls));
+    for (setting, tls) in [("amqp.tls", broker.address.tls().cloned()), ("store.tls", store_tls)] {
+        if let Some(tls) = tls {
+            handles.add(setting, tls);
+        }
+    }
     let certificates = Certificates::new(handles);
     let amqp = Amqp::start(broker.clone());
     let stop = CancellationToken::new();
@@ -253,22 +258,28 @@ fn serve(
 /// The dispatchers, each with the name of its downstream.
 type Dispatchers = Vec<(String, Dispatcher)>;
 
-/// The dispatcher of each downstream, and the TLS of those that have files for it.
-fn dispatchers(settings: &Settings, store: &Arc<dyn Store>) -> Result<(Dispatchers, Vec<Tls>), Exit> {
-    let mut handles = Vec::new();
+/// The dispatcher of each downstream. The TLS of those that have files for it is added to `handles`.
+fn dispatchers(
+    settings: &Settings,
+    store: &Arc<dyn Store>,
+    handles: &mut Handles,
+) -> Result<Dispatchers, Exit> {
     let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
-        let (dispatcher, tls) =
-            parts::dispatcher(settings, name, downstream, store, clock).map_err(|error| {
+        let setting = format!("downstreams.{name}.tls");
+        let tls = downstream.tls.as_ref().map(|options| handles.http(setting, options)).transpose();
+        let dispatcher = tls
+            .map_err(HttpError::from)
+            .and_then(|tls| parts::dispatcher(settings, name, downstream, tls, store, clock))
+            .map_err(|error| {
                 tracing::error!(downstream = name, %error, "no sink");
                 Exit::Config
             })?;
-        handles.extend(tls);
         dispatchers.push((name.clone(), dispatcher));
     }
-    Ok((dispatchers, handles))
+    Ok(dispatchers)
 }
 
 /// Logs when the store answers and every consumer is attached, and tells the service manager; never returns.

@@ -57,7 +57,15 @@ fn check<'v>(
     options: TlsOptions,
 ) -> Option<TlsOptions> {
     let error = match crate::tls::Tls::load(options.clone()) {
-        Ok(_) => return Some(options),
+        Ok(tls) => {
+            let concern = tls.validity().and_then(|validity| validity.concern(crate::time::wall_now()));
+            if let Some(concern) = concern
+                && let Some(found) = reader.given(table, "cert_file")
+            {
+                reader.warn(&found, &concern.to_string());
+            }
+            return Some(options);
+        }
         Err(error) => error,
     };
     let key = if table.has(error.key()) { error.key() } else { first };

@@ -15,6 +15,7 @@ use super::load;
 use super::options::TlsOptions;
 use super::refusal::Refusal;
 use super::stream::Stream;
+use super::validity::Validity;
 use crate::files::Stamp;
 
 /// The least time between two looks at the files.
@@ -33,11 +34,19 @@ struct Shared {
     /// The protocols that are offered to servers (ALPN).
     alpn: &'static [&'static [u8]],
     /// What was read last; `None` until it is needed for the first time.
-    current: RwLock<Option<Arc<ClientConfig>>>,
+    current: RwLock<Option<Read>>,
     /// Held by the one that looks at the files, which may take long.
     watch: Mutex<Watch>,
     /// When the files are to be looked at next.
     next_look: Mutex<Instant>,
+}
+
+/// What was read of the files.
+#[derive(Clone)]
+struct Read {
+    config: Arc<ClientConfig>,
+    /// When the certificate is valid that it shows, if it shows one.
+    validity: Option<Validity>,
 }
 
 /// What is known of the files.
@@ -94,6 +103,12 @@ impl Tls {
         &self.0.options
     }
 
+    /// When the certificate in use is valid, and those with it that lead to its authority; `None` if it shows none.
+    #[must_use]
+    pub fn validity(&self) -> Option<Validity> {
+        self.0.read()?.validity
+    }
+
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
         self.0.look();
@@ -128,8 +143,8 @@ impl Tls {
             // Only a runtime that shuts down does not run it.
             let _ = tokio::task::spawn_blocking(move || shared.look()).await;
         }
-        if let Some(config) = self.0.read() {
-            return Ok(config);
+        if let Some(read) = self.0.read() {
+            return Ok(read.config);
         }
         let tls = self.clone();
         let loaded = tokio::task::spawn_blocking(move || tls.config()).await.map_err(io::Error::other)?;
@@ -138,29 +153,35 @@ impl Tls {
 
     /// What is in use. It is read the first time, which blocks.
     fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
-        if let Some(config) = self.0.read() {
-            return Ok(config);
+        if let Some(read) = self.0.read() {
+            return Ok(read.config);
         }
         let mut watch = self.0.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(config) = self.0.read() {
-            return Ok(config);
+        if let Some(read) = self.0.read() {
+            return Ok(read.config);
         }
         // A file that changes while it is read has another stamp at the next look.
         let stamps = self.0.stamps();
-        let config = Arc::new(load::client_config(&self.0.options, self.0.alpn)?);
+        let read = self.0.load()?;
+        let config = Arc::clone(&read.config);
         watch.loaded = stamps;
-        self.0.replace(Arc::clone(&config));
+        self.0.replace(read);
         Ok(config)
     }
 }
 
 impl Shared {
-    fn read(&self) -> Option<Arc<ClientConfig>> {
+    fn read(&self) -> Option<Read> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace(&self, config: Arc<ClientConfig>) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
+    fn load(&self) -> Result<Read, TlsError> {
+        let (config, validity) = load::client_config(&self.options, self.alpn)?;
+        Ok(Read { config: Arc::new(config), validity })
+    }
+
+    fn replace(&self, read: Read) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(read);
     }
 
     fn stamps(&self) -> Stamps {
@@ -198,9 +219,9 @@ impl Shared {
             watch.failed = None;
             return;
         }
-        let error = match load::client_config(&self.options, self.alpn) {
-            Ok(config) => {
-                self.replace(Arc::new(config));
+        let error = match self.load() {
+            Ok(read) => {
+                self.replace(read);
                 *watch = Watch { loaded: stamps, failed: None };
                 tracing::info!(files = self.shown(), "certificates read again: new connections use them");
                 return;

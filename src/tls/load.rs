@@ -12,6 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::error::{TlsError, TlsProblem};
 use super::options::TlsOptions;
+use super::validity::Validity;
 
 /// The longest file: a system's whole bundle of authorities has some 200 KiB.
 const LONGEST: u64 = 4 << 20;
@@ -21,8 +22,12 @@ const CERT_FILE: &str = "cert_file";
 const KEY_FILE: &str = "key_file";
 const SERVER_NAME: &str = "server_name";
 
-/// The configuration for these options. It blocks while it reads the files.
-pub(super) fn client_config(options: &TlsOptions, alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+/// The configuration for these options, and when the certificate is valid that it shows, if it shows one. It blocks while
+/// it reads the files.
+pub(super) fn client_config(
+    options: &TlsOptions,
+    alpn: &[&[u8]],
+) -> Result<(ClientConfig, Option<Validity>), TlsError> {
     if let Some(name) = &options.server_name
         && server_name(name).is_none()
     {
@@ -38,15 +43,16 @@ pub(super) fn client_config(options: &TlsOptions, alpn: &[&[u8]]) -> Result<Clie
         .with_safe_default_protocol_versions()
         .map_err(|error| unusable(CA_FILE, &error))?
         .with_root_certificates(roots);
-    let mut config = match (&options.cert_file, &options.key_file) {
-        (None, None) => builder.with_no_client_auth(),
+    let (mut config, validity) = match (&options.cert_file, &options.key_file) {
+        (None, None) => (builder.with_no_client_auth(), None),
         (Some(file), None) => return Err(TlsError::new(CERT_FILE, Some(file), TlsProblem::WithoutKey)),
         (None, Some(file)) => {
             return Err(TlsError::new(KEY_FILE, Some(file), TlsProblem::WithoutCertificate));
         }
         (Some(cert_file), Some(key_file)) => {
             let (chain, key) = (certificates(CERT_FILE, cert_file)?, private_key(key_file)?);
-            builder.with_client_auth_cert(chain, key).map_err(|error| match error {
+            let validity = Validity::of(&chain);
+            let config = builder.with_client_auth_cert(chain, key).map_err(|error| match error {
                 rustls::Error::InconsistentKeys(_) => {
                     TlsError::new(KEY_FILE, Some(key_file), TlsProblem::OtherKey)
                 }
@@ -55,11 +61,12 @@ pub(super) fn client_config(options: &TlsOptions, alpn: &[&[u8]]) -> Result<Clie
                     TlsError::new(CERT_FILE, Some(cert_file), problem)
                 }
                 other => TlsError::new(KEY_FILE, Some(key_file), TlsProblem::UnusableKey(other.to_string())),
-            })?
+            })?;
+            (config, validity)
         }
     };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    Ok(config)
+    Ok((config, validity))
 }
 
 /// The name as a certificate has it; an IPv6 address may be in brackets.

@@ -14,6 +14,8 @@ mod options;
 mod refusal;
 #[cfg(feature = "tls")]
 mod stream;
+#[cfg(feature = "tls")]
+mod validity;
 
 #[cfg(feature = "tls")]
 pub use client::Tls;
@@ -24,6 +26,8 @@ pub use options::TlsOptions;
 pub(crate) use refusal::{Refusal, refusal};
 #[cfg(feature = "tls")]
 pub(crate) use stream::Stream;
+#[cfg(feature = "tls")]
+pub use validity::{Concern, Validity};
 
 #[cfg(feature = "tls")]
 #[cfg(test)]

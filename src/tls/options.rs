@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// Whom to trust, and who this process is. By default servers are trusted whose certificates the system's authorities
 /// have signed, and this process shows no certificate.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TlsOptions {
     /// The certificates of the authorities that servers' certificates may be signed by, in a file in PEM format. They

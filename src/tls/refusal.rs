@@ -160,7 +160,8 @@ fn names(presented: &[String]) -> String {
     if shown.is_empty() { "no name".to_owned() } else { shown.join(", ") }
 }
 
-fn instant(time: UnixTime) -> String {
+/// An instant as people write it.
+pub(super) fn instant(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).ok();
     let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     instant.map_or_else(|| format!("{} s since 1970", time.as_secs()), |instant| instant.to_string())

@@ -66,6 +66,7 @@ async fn each_side_proves_who_it_is() {
     let plain = Tls::load(options.clone()).unwrap();
     let mutual = with_certificate(options.clone(), folder.path(), &ours.issue(&["paced"]));
     let mutual = Tls::load(mutual).unwrap();
+    assert!(plain.validity().is_none() && mutual.validity().is_some());
     let issued = ours.issue(&["localhost", "127.0.0.1", "::1"]);
     for versions in [BOTH, OLD] {
         let open = server(&issued, None, versions);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use paced::metric::{self, Kind};
 use serde_json::Value;
 
+use crate::authority::Authority;
 use crate::support::client::Client;
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
@@ -24,7 +25,7 @@ const LONG: Duration = Duration::from_secs(60);
 const TARGET: [&str; 3] = ["namespace", "job", "instance"];
 
 /// Labels whose values are names that people give, or bounds.
-const FREE: [&str; 6] = ["namespace", "job", "instance", "downstream", "limit", "le"];
+const FREE: [&str; 7] = ["namespace", "job", "instance", "downstream", "limit", "setting", "le"];
 
 fn file(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
@@ -170,12 +171,22 @@ fn problem(name: &str, known: &Labels, matcher: &Matcher) -> Option<String> {
     Some(format!("{name} never has {label}=\"{missing}\""))
 }
 
-/// The metrics of a daemon that has a quota used up, jobs that wait and a dead letter.
+/// The metrics of a daemon that has a quota used up, jobs that wait, a dead letter, and a certificate.
 async fn exported() -> String {
     let downstream =
         "rate = '100/s'\nlimits = [{ algorithm = 'quota', rate = '5/day' }]\nqueue = { prefetch = 5 }";
     let site = Site::shared("monitoring", downstream).await;
-    let config = format!("{}[admin]\nlisten = '127.0.0.1:0'\n", site.config());
+    let folder = tempfile::TempDir::new().unwrap();
+    let (certificate, key) = Authority::new("ours").issue(&["paced"]).put(folder.path(), "client");
+    let config = format!(
+        "{}[downstreams.secure]\nrate = '1/s'\nhttp.base_url = 'https://127.0.0.1:1/'\n\
+         [downstreams.secure.tls]\ncert_file = '{}'\nkey_file = '{}'\nca_file = '{}'\n\
+         [admin]\nlisten = '127.0.0.1:0'\n",
+        site.config(),
+        certificate.display(),
+        key.display(),
+        crate::support::tls::CA,
+    );
     let paced = Paced::start(&config, &[], &[]).await;
     let line = paced.wait_line("probes and metrics are served", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use crate::authority::{Authority, put};
 
 mod broker;
+mod expiry;
 mod replaced;
 mod store;
 

@@ -49,8 +49,14 @@ impl Authority {
 
     /// A certificate for these names that was valid until 2021.
     pub fn issue_expired(&self, names: &[&str]) -> Issued {
+        self.issue_between(names, (2020, 1, 1), (2021, 1, 1))
+    }
+
+    /// A certificate for these names that is valid between these dates: year, month and day.
+    pub fn issue_between(&self, names: &[&str], from: (i32, u8, u8), until: (i32, u8, u8)) -> Issued {
         let mut params = params(names, "leaf");
-        params.not_after = date_time_ymd(2021, 1, 1);
+        params.not_before = date_time_ymd(from.0, from.1, from.2);
+        params.not_after = date_time_ymd(until.0, until.1, until.2);
         self.sign(params)
     }
 

@@ -1,5 +1,7 @@
 //! The tables of TLS, and proxies.
 
+use paced::time::wall_now;
+
 use super::*;
 use crate::authority::{Authority, Issued};
 
@@ -154,4 +156,38 @@ fn another_path_needs_a_restart() {
     let reload = before.reload(&after);
     assert_eq!(reload.changed, [""; 0]);
     assert_eq!(reload.restart, ["downstreams.a.http.proxy", "downstreams.a.tls.ca_file"]);
+}
+
+/// The date in this many days from now: year, month and day, and as it is written.
+fn in_days(days: i64) -> ((i32, u8, u8), String) {
+    let at = jiff::Timestamp::from_microsecond(wall_now().0).unwrap()
+        + jiff::SignedDuration::from_hours(24 * days);
+    let text = at.to_string()[..10].to_owned();
+    let [year, month, day] = [&text[..4], &text[5..7], &text[8..]].map(|part| part.parse::<i32>().unwrap());
+    ((year, u8::try_from(month).unwrap(), u8::try_from(day).unwrap()), text)
+}
+
+#[test]
+fn a_certificate_that_ends_is_warned_of_and_no_mistake() {
+    let (scene, authority) = scene(ALL);
+    let warnings = |issued: &Issued| {
+        issued.put(&scene.dir.path().join("certs"), "one");
+        scene.right().warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(&authority.issue(&["one"])), [""; 0]);
+    let past = "paced.toml:5:13: amqp.tls.cert_file: warning: expired at 2021-01-01T00:00:00Z; renew it";
+    assert_eq!(warnings(&authority.issue_expired(&["one"])), [past]);
+    let ((today, _), (soon, soon_text)) = (in_days(0), in_days(5));
+    let ((later, _), (far, far_text)) = (in_days(20), in_days(40));
+    assert_eq!(warnings(&authority.issue_between(&["one"], (2020, 1, 1), later)), [""; 0]);
+    for (from, until, expected) in [
+        (today, soon, format!("ends at {soon_text}T00:00:00Z, in ")),
+        (far, (2049, 1, 1), format!("is not valid before {far_text}T00:00:00Z; wait until then")),
+    ] {
+        let [warning] = &warnings(&authority.issue_between(&["one"], from, until))[..] else {
+            panic!("not one")
+        };
+        let place = "paced.toml:5:13: amqp.tls.cert_file: warning: ";
+        assert!(warning.strip_prefix(place).is_some_and(|rest| rest.starts_with(&expected)), "{warning}");
+    }
 }
