@@ -10,6 +10,7 @@ use crate::authority::{Authority, put};
 mod broker;
 mod expiry;
 mod replaced;
+mod servers;
 mod store;
 
 /// Two authorities, and the files of one server and of its clients.

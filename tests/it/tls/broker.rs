@@ -25,7 +25,7 @@ pub(super) async fn rabbit(files: &Files) -> (Rabbit, u16) {
     (Rabbit::with(lines).await, port)
 }
 
-fn options(host: &str, port: u16, tls: Tls) -> Options {
+pub(super) fn options(host: &str, port: u16, tls: Tls) -> Options {
     let address: paced::amqp::Address = format!("amqps://{host}:{port}").parse().unwrap();
     Options {
         address: address.with_tls(tls),

@@ -22,13 +22,13 @@ fn listens(files: &Files, port: u16, server: &str) -> String {
     )
 }
 
-async fn redis(files: &Files) -> (Redis, u16) {
+pub(super) async fn redis(files: &Files) -> (Redis, u16) {
     let port = free_port();
     let options = listens(files, port, "server");
     (Redis::with(move || options.clone()).await, port)
 }
 
-fn options(tls: Tls) -> RedisOptions {
+pub(super) fn options(tls: Tls) -> RedisOptions {
     RedisOptions::default().with_timeouts(LONG, LONG).with_key_prefix(unique("tls")).with_tls(tls)
 }
 
