@@ -96,6 +96,8 @@ pub mod text;
 
 #[cfg(feature = "config")]
 pub use config::{ConfigError, ConfigErrors, FromConfigError};
+#[cfg(feature = "tls")]
+pub use files::ReadSecret;
 pub use limit::{Combine, Costs, Decision, Limit, LimitError, LimitSet, Standing};
 pub use pace::OnUnavailable;
 pub use pace::release::clock::Precision;

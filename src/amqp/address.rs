@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 
+use crate::files::{FreshSecret, ReadSecret};
 use crate::tls::Tls;
 
 /// The seconds between heartbeats unless the URL sets them: a dead peer is noticed after twice that time.
@@ -14,11 +16,13 @@ const HEARTBEAT: u16 = 10;
 pub(super) const SHORT: usize = 255;
 
 /// A broker's address with its credentials, which are never shown.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Address {
     uri: AMQPUri,
     /// What a connection over TLS is opened with; `None` where the URL has no TLS.
     tls: Option<Tls>,
+    /// The URL as it is now, where it has a file.
+    url: Option<Arc<FreshSecret>>,
 }
 
 /// The reason why a text is no address. It never repeats the text, which may hold a password.
@@ -33,6 +37,28 @@ impl Address {
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = self.tls.map(|_| tls);
         self
+    }
+
+    /// The same address, whose URL, now this one, is read again for each connection: the user and the password are taken
+    /// from it.
+    #[must_use]
+    pub fn reading_login_again(mut self, url: &str, read: ReadSecret) -> Self {
+        self.url = Some(Arc::new(FreshSecret::new("amqp.url", url.to_owned(), read)));
+        self
+    }
+
+    /// The same address with the user and the password as they are now.
+    ///
+    /// Cancel safe.
+    pub(super) async fn with_fresh_login(&self) -> Self {
+        let mut address = self.clone();
+        if let Some(url) = &self.url
+            // A text that is no URL was refused when it was read.
+            && let Ok(fresh) = url.current().await.parse::<Self>()
+        {
+            address.uri.authority.userinfo = fresh.uri.authority.userinfo;
+        }
+        address
     }
 
     pub(super) fn uri(&self) -> AMQPUri {
@@ -64,9 +90,17 @@ impl FromStr for Address {
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let tls = matches!(uri.scheme, AMQPScheme::AMQPS).then(Tls::system);
-        Ok(Self { uri, tls })
+        Ok(Self { uri, tls, url: None })
     }
 }
+
+impl PartialEq for Address {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.uri, &self.tls) == (&other.uri, &other.tls)
+    }
+}
+
+impl Eq for Address {}
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

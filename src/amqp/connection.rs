@@ -48,6 +48,7 @@ pub(super) async fn connect(
     purpose: &str,
     meter: Option<&Arc<Meter>>,
 ) -> Result<Connection, Error> {
+    let address = &address.with_fresh_login().await;
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     if guard::IS_OFF {

@@ -12,7 +12,7 @@ mod online;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Connects to the broker and the store too; changes nothing there
+    /// Connects to the broker and the store too, and fetches a token of each OAuth2 client; changes nothing there
     #[arg(long)]
     online: bool,
 }

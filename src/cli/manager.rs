@@ -231,9 +231,9 @@ mod tests {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let clock = parts::clock(paced::dispatch::Precision::Coarse);
         // It is never run.
-        let downstream = &settings.downstreams["a"];
-        let dispatcher = parts::dispatcher(&settings, "a", downstream, None, store, clock).unwrap();
-        let controls = vec![("a".to_owned(), dispatcher.control())];
+        let downstream = ("a", &settings.downstreams["a"]);
+        let built = parts::dispatcher(&settings, downstream, parts::Shared::default(), store, clock).unwrap();
+        let controls = vec![("a".to_owned(), built.0.control())];
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         let amqp = Status::default();

@@ -21,6 +21,7 @@ mod rate;
 mod reload;
 mod reset;
 mod run;
+mod secrets;
 mod signals;
 mod status;
 mod top;

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use paced::amqp;
-use paced::config::{self, Downstream, Loaded, Secret, Settings, Sources};
+use paced::config::{self, Downstream, Loaded, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{ReplyRules, Rules};
-use paced::sink::http::{HttpError, HttpOptions, HttpSink, ReadHeaders};
+use paced::sink::http::{Headers, HttpError, HttpOptions, HttpSink, OAuth2Client};
 use paced::tls::Tls;
 use paced::{MemoryStore, RedisStore, Store, StoreError};
 
 use super::exit::Exit;
+use super::secrets;
 use super::{Global, out};
 
 /// The URL of a store in this process's memory.
@@ -64,6 +65,9 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
             out::say(format_args!("paced: amqp.url: {error}"));
             Exit::Config
         })?;
+    if let Some(read) = settings.amqp.url.reader() {
+        address = address.reading_login_again(settings.amqp.url.expose(), read);
+    }
     if let Some(tls) = &settings.amqp.tls {
         let tls = Tls::load(tls.clone()).map_err(|error| {
             out::say(format_args!("paced: amqp.tls: {error}"));
@@ -146,43 +150,43 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
     }
 }
 
-/// The dispatcher of one downstream, with its TLS, if there are files for it.
+/// What the sink of a downstream has in common with other ones.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Its TLS, if there are files for it.
+    pub(super) tls: Option<Tls>,
+    /// The client whose tokens its requests have, if they have tokens.
+    pub(super) client: Option<OAuth2Client>,
+}
+
+/// The dispatcher of one downstream, and the headers of its requests.
 pub(super) fn dispatcher(
     settings: &Settings,
-    name: &str,
-    downstream: &Downstream,
-    tls: Option<Tls>,
+    (name, downstream): (&str, &Downstream),
+    shared: Shared,
     store: Arc<dyn Store>,
     clock: Arc<dyn ReleaseClock>,
-) -> Result<Dispatcher, HttpError> {
+) -> Result<(Dispatcher, Headers), HttpError> {
     let http = &downstream.http;
-    let headers = http.headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned()));
-    let sink = HttpSink::new(HttpOptions {
+    let mut sink = HttpSink::new(HttpOptions {
         base_url: http.base_url.expose().to_owned(),
         timeout: http.timeout,
-        headers: headers.collect(),
+        headers: secrets::texts(http),
         max_connection_age: http.max_connection_age,
         throttled_when: downstream.throttled_when.clone(),
         keep_response: http.keep_response,
-        tls,
+        tls: shared.tls,
         proxy: http.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
     })?;
-    let sink = match http.headers.iter().any(|(_, value)| value.file().is_some()) {
-        true => sink.reading_headers_again(read_headers(http.headers.clone())),
-        false => sink,
-    };
-    Ok(Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock))
-}
-
-/// Reads the headers again that have files of their own.
-fn read_headers(headers: Vec<(String, Secret)>) -> ReadHeaders {
-    Arc::new(move || {
-        let read = |(name, value): &(String, Secret)| match value.read_again() {
-            Ok(value) => Ok((name.clone(), value.expose().to_owned())),
-            Err(why) => Err(format!("the header `{name}`: {why}")),
-        };
-        headers.iter().map(read).collect()
-    })
+    if let Some(files) = secrets::files(name, http) {
+        sink = sink.reading_headers_again(files);
+    }
+    if let Some(client) = shared.client {
+        sink = sink.with_tokens_of(client);
+    }
+    let headers = sink.headers();
+    let dispatcher = Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock);
+    Ok((dispatcher, headers))
 }
 
 /// A span of milliseconds, as people say it.

@@ -10,10 +10,11 @@ use tokio::sync::watch;
 use super::certificates::Certificates;
 use super::manager::Manager;
 use super::parts;
+use super::secrets::Secrets;
 use super::signals::Hangups;
 use crate::admin::OwnTerms;
 
-/// Reads the configuration and the certificates again at each SIGHUP, and tells the manager of it; never returns. One read
+/// Reads the configuration, the certificates and the headers again at each SIGHUP, and tells the manager of it; never returns. One read
 /// follows another: all signals that come during one cause one more.
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
@@ -28,7 +29,7 @@ pub(super) async fn on_hangup(
         hangups.next().await;
         manager.reloading();
         live.reload().await;
-        certificates.refresh().await;
+        tokio::join!(certificates.refresh(), live.secrets.refresh());
         manager.reloaded();
     }
 }
@@ -40,13 +41,19 @@ pub(super) struct Live {
     controls: BTreeMap<String, Control>,
     /// The terms of the file for the admin API, where a store has none.
     terms: watch::Sender<OwnTerms>,
+    secrets: Secrets,
 }
 
 impl Live {
-    pub(super) fn new(sources: Sources, loaded: Loaded, dispatchers: &[(String, Dispatcher)]) -> Self {
+    pub(super) fn new(
+        sources: Sources,
+        loaded: Loaded,
+        dispatchers: &[(String, Dispatcher)],
+        secrets: Secrets,
+    ) -> Self {
         let controls = dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control()));
         let (terms, _) = watch::channel(terms(&loaded.settings));
-        Self { sources, loaded, controls: controls.collect(), terms }
+        Self { sources, loaded, controls: controls.collect(), terms, secrets }
     }
 
     /// The terms of the configuration in effect.
@@ -85,6 +92,7 @@ impl Live {
             if let Some(control) = self.controls.get(name) {
                 control.reload(parts::options(settings, name, downstream));
             }
+            self.secrets.replace(name, downstream);
         }
         self.terms.send_replace(terms(settings));
         if changed.is_empty() {

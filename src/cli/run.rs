@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Amqp;
-use paced::config::{Loaded, Settings};
+use paced::config::{Downstream, Loaded, Settings};
 use paced::dispatch::{Dispatcher, Drained};
 use paced::limit::{Limit, rate_text};
 use paced::sink::http::HttpError;
@@ -20,6 +20,7 @@ use super::certificates::{Certificates, Handles};
 use super::exit::Exit;
 use super::manager::Manager;
 use super::reload::{self, Live};
+use super::secrets::{Clients, Secrets};
 use super::signals::{Hangups, Signals};
 use super::{Global, parts};
 use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
@@ -64,8 +65,8 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     }
     tell_start(&loaded);
     let mut handles = Handles::default();
-    let dispatchers = dispatchers(&settings, &store, &mut handles)?;
-    let live = Live::new(parts::sources(global), loaded, &dispatchers);
+    let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
+    let live = Live::new(parts::sources(global), loaded, &dispatchers, secrets.clone());
     let broker = parts::amqp(&settings)?;
     for (setting, tls) in [("amqp.tls", broker.address.tls().cloned()), ("store.tls", store_tls)] {
         if let Some(tls) = tls {
@@ -110,6 +111,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let failed = {
         let mut announcing = std::pin::pin!(announce(&amqp, probe, &manager));
         let mut watching = std::pin::pin!(certificates.watch());
+        let mut watching_secrets = std::pin::pin!(secrets.watch());
         loop {
             tokio::select! {
                 signal = signals.next() => {
@@ -122,6 +124,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                 }
                 () = announcing.as_mut() => {}
                 () = watching.as_mut() => {}
+                () = watching_secrets.as_mut() => {}
                 () = reloading.as_mut() => {}
             }
         }
@@ -258,28 +261,40 @@ fn serve(
 /// The dispatchers, each with the name of its downstream.
 type Dispatchers = Vec<(String, Dispatcher)>;
 
-/// The dispatcher of each downstream. The TLS of those that have files for it is added to `handles`.
+/// The dispatcher of each downstream, and what its requests have of secrets. The TLS of those that have files for it is
+/// added to `handles`.
 fn dispatchers(
     settings: &Settings,
     store: &Arc<dyn Store>,
     handles: &mut Handles,
-) -> Result<Dispatchers, Exit> {
+) -> Result<(Dispatchers, Secrets), Exit> {
+    let (mut all_headers, mut clients) = (Vec::new(), Clients::default());
     let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
-        let setting = format!("downstreams.{name}.tls");
-        let tls = downstream.tls.as_ref().map(|options| handles.http(setting, options)).transpose();
-        let dispatcher = tls
-            .map_err(HttpError::from)
-            .and_then(|tls| parts::dispatcher(settings, name, downstream, tls, store, clock))
-            .map_err(|error| {
-                tracing::error!(downstream = name, %error, "no sink");
-                Exit::Config
-            })?;
+        let built = shared(name, downstream, &mut clients, handles)
+            .and_then(|shared| parts::dispatcher(settings, (name, downstream), shared, store, clock));
+        let (dispatcher, headers) = built.map_err(|error| {
+            tracing::error!(downstream = name, %error, "no sink");
+            Exit::Config
+        })?;
+        all_headers.push((name.clone(), headers));
         dispatchers.push((name.clone(), dispatcher));
     }
-    Ok(dispatchers)
+    Ok((dispatchers, Secrets::new(all_headers)))
+}
+
+/// The TLS of a downstream and its client of OAuth2, which others may have too.
+fn shared(
+    name: &str,
+    downstream: &Downstream,
+    clients: &mut Clients,
+    handles: &mut Handles,
+) -> Result<parts::Shared, HttpError> {
+    let setting = format!("downstreams.{name}.tls");
+    let tls = downstream.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
+    Ok(parts::Shared { tls, client: clients.of(name, &downstream.http, handles)? })
 }
 
 /// Logs when the store answers and every consumer is attached, and tells the service manager; never returns.

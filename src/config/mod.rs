@@ -6,6 +6,7 @@
 mod document;
 mod error;
 mod limits;
+mod oauth2;
 mod place;
 mod read;
 mod reader;
@@ -29,7 +30,8 @@ use figment::Provider as _;
 pub use error::{ConfigError, ConfigErrors};
 pub use reload::Reload;
 pub use settings::{
-    Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
+    Admin, Amqp, ClientAuth, Downstream, Http, Lanes, OAuth2, Plan, Queue, Reply, Secret, Settings, Shutdown,
+    Store,
 };
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};
@@ -86,6 +88,7 @@ pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
     let mut merged = figment.data().unwrap_or_default();
     let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
     let mut reader = Reader::new(&figment, &layers.all, &root);
+    reader.credentials = sources.credentials();
     let root = reader.root();
     let admin = read::admin(&mut reader, &root);
     layers.errors.extend(std::mem::take(&mut reader.errors));
@@ -101,6 +104,7 @@ fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
     let mut merged = figment.data().unwrap_or_default();
     let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
     let mut reader = Reader::new(&figment, &layers.all, &root);
+    reader.credentials = sources.credentials();
     let settings = read::settings(&mut reader);
     reader.reject_unknown(&layers.all);
     let mut warnings = warnings::environment(&reader, sources);

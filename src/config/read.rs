@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::oauth2::{self, oauth2};
 use super::reader::{Absent, Reader, Table};
 use super::retry::{Retry, retry};
 use super::settings::{
@@ -97,6 +98,9 @@ pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     let listen = reader.parsed(&table, "listen", Absent::Unset, value::listen);
     let token = reader.secret(&table, "token", Absent::Unset, value::token);
     let read_token = reader.secret(&table, "read_token", Absent::Unset, value::token);
+    for (key, token) in [("token", &token), ("read_token", &read_token)] {
+        warnings::short_token(reader, &table, key, token.as_ref());
+    }
     let hosts = ("[\"paced.internal\"]", value::allowed_host);
     let allow_hosts = reader.texts(&table, "allow_hosts", &[], hosts.0, hosts.1).unwrap_or_default();
     Admin { listen, token, read_token, allow_hosts }
@@ -157,11 +161,14 @@ fn downstream<'v>(
     let own_unavailable = reader.parsed(&table, "on_unavailable", Absent::Unset, value::on_unavailable);
     let revision = reader.whole(&table, "revision", 0..=MAX_REVISION);
     let queue = queue(reader, &table);
-    let http = http(reader, &table);
+    let mut http = http(reader, &table);
     let retry = retry(reader, &table);
     let lanes = lanes(reader, &table, plans);
     let base_url = http.as_ref().map(|http| &http.base_url);
     let tls = tls(reader, &table, base_url, "https://");
+    if let Some(client) = http.as_mut().and_then(|http| http.oauth2.as_mut()) {
+        oauth2::inherit(client, tls.as_ref());
+    }
     named.ok()?;
     let Retry { policy: retry, max_pause, throttled_when } = retry?;
     let settings = Downstream {
@@ -299,8 +306,10 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
         reader.texts(&table, "allow_headers", &[], "[\"x-request-id\"]", value::allowed_header);
     let keep_response = reader.boolean(&table, "keep_response", true);
     let proxy = reader.secret(&table, "proxy", Absent::Unset, url::proxy);
-    // They come last, since they are a table of their own.
+    // They come last, since they are tables of their own.
     let headers = headers(reader, &table);
+    let names: Vec<&str> = headers.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    let oauth2 = oauth2(reader, &table, &names);
     Some(Http {
         base_url: base_url?,
         timeout: timeout?,
@@ -309,6 +318,7 @@ fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
         allow_headers: allow_headers?,
         keep_response: keep_response?,
         proxy,
+        oauth2: oauth2?,
         headers: headers?,
     })
 }

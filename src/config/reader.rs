@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use figment::Figment;
 use figment::value::{Dict, Value};
@@ -30,13 +31,16 @@ pub(super) struct Reader<'v> {
     pub opened: BTreeSet<String>,
     /// Hints for keys that are known elsewhere, by path.
     pub hints: BTreeMap<String, String>,
+    /// The directory of the credentials that systemd made for this service.
+    pub credentials: Option<PathBuf>,
 }
 
 impl<'v> Reader<'v> {
     pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
         let (errors, warnings, entries) = (Vec::new(), Vec::new(), Vec::new());
         let (asked, hints) = (BTreeMap::new(), BTreeMap::new());
-        Self { figment, layers, root, errors, warnings, entries, asked, opened: BTreeSet::new(), hints }
+        let (opened, credentials) = (BTreeSet::new(), None);
+        Self { figment, layers, root, errors, warnings, entries, asked, opened, hints, credentials }
     }
 
     pub fn root(&mut self) -> Table<'v> {

@@ -7,7 +7,7 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-pub(super) const LIVE: [&str; 24] = [
+pub(super) const LIVE: [&str; 26] = [
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -19,6 +19,8 @@ pub(super) const LIVE: [&str; 24] = [
     "downstreams.*.hold_max",
     "downstreams.*.horizon",
     "downstreams.*.on_unavailable",
+    "downstreams.*.http.headers",
+    "downstreams.*.http.headers.*",
     "downstreams.*.retry.max_attempts",
     "downstreams.*.retry.max_throttled",
     "downstreams.*.retry.max_age",
@@ -33,6 +35,9 @@ pub(super) const LIVE: [&str; 24] = [
     "downstreams.*.retry.status.*.max_backoff",
     "downstreams.*.lanes.default_plan",
 ];
+
+/// The keys whose files are read again by those that use them, for each connection or token.
+const FOLLOWED: [&str; 3] = ["amqp.url", "store.url", "downstreams.*.http.oauth2.client_secret"];
 
 /// The result of reading the sources of the configuration in effect again.
 #[derive(Clone, Debug)]
@@ -56,6 +61,7 @@ impl Loaded {
         for path in differing(&self.entries, &new.entries) {
             let whole = lone(&path, old, new_settings);
             match whole {
+                None if self.follows(new, &path) => false,
                 Some(whole) => restart.insert(whole),
                 None if is_live(&path) && !stuck.contains(&path) => changed.insert(path),
                 None => restart.insert(path),
@@ -67,11 +73,34 @@ impl Loaded {
         let loaded = Self { settings, files, warnings, entries };
         Reload { loaded, changed: changed.into_iter().collect(), restart: restart.into_iter().collect() }
     }
+
+    /// Whether a change of this key is one of the contents of its file, and is noticed where they are used. Of a URL the
+    /// user and the password are.
+    fn follows(&self, new: &Self, path: &str) -> bool {
+        let secret = |loaded: &Self| {
+            let entry = loaded.entries.iter().find(|entry| entry.path() == path);
+            entry.and_then(|entry| entry.secret.clone())
+        };
+        let (Some(old), Some(new)) = (secret(self), secret(new)) else { return false };
+        let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
+        old.file().is_some() && old.file() == new.file() && is_same_place && is_one_of(&FOLLOWED, path)
+    }
+}
+
+/// A URL without what may be a login.
+fn place(url: &str) -> (&str, &str) {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let rest = rest.split('?').next().unwrap_or_default();
+    (scheme, rest.rsplit_once('@').map_or(rest, |(_, place)| place))
 }
 
 fn is_live(path: &str) -> bool {
+    is_one_of(&LIVE, path)
+}
+
+fn is_one_of(patterns: &[&str], path: &str) -> bool {
     let parts: Vec<&str> = path.split('.').collect();
-    LIVE.iter().any(|pattern| {
+    patterns.iter().any(|pattern| {
         let pattern: Vec<&str> = pattern.split('.').collect();
         pattern.len() == parts.len()
             && pattern.iter().zip(&parts).all(|(wanted, part)| *wanted == "*" || wanted == part)
@@ -167,6 +196,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         downstream.horizon = new.horizon;
         downstream.max_wait = new.max_wait;
         downstream.hold_max = new.hold_max;
+        downstream.http.headers.clone_from(&new.http.headers);
         downstream.retry = new.retry.clone();
         downstream.max_pause = new.max_pause;
     }

@@ -1,12 +1,136 @@
 //! Secrets, which are given directly or in files of their own.
 
+use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::system_text;
 use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
-use super::settings::Secret;
 use super::source::read_text;
+use super::warnings;
+
+/// A text that may hold credentials: it is shown as `***`, or as a URL without its user information. One from a file of
+/// its own is always shown as `***`.
+#[derive(Clone)]
+pub struct Secret {
+    text: String,
+    hidden: bool,
+    /// The file that it was read from, if it has one of its own.
+    file: Option<PathBuf>,
+    /// What a text in that file must be.
+    check: Option<Check>,
+}
+
+/// Returns the secret that a text is, or a problem that does not show it.
+pub(super) type Check = fn(&str) -> Result<Secret, String>;
+
+impl Secret {
+    /// Wraps a text; if it is a URL, it is shown without user information and query.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), hidden: false, file: None, check: None }
+    }
+
+    /// Wraps a text of which nothing is ever shown.
+    #[must_use]
+    pub fn hidden(text: impl Into<String>) -> Self {
+        Self { text: text.into(), hidden: true, file: None, check: None }
+    }
+
+    /// Wraps the text of a file, of which nothing is ever shown.
+    #[must_use]
+    pub fn of_file(text: impl Into<String>, file: PathBuf) -> Self {
+        Self { text: text.into(), hidden: true, file: Some(file), check: None }
+    }
+
+    /// The file that it was read from, if it has one of its own.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Reads the secret from its file again; a secret without a file is returned unchanged. It blocks while it reads.
+    ///
+    /// # Errors
+    /// The file cannot be read, or what is in it cannot be used. The text shows neither the file's name nor what is in it.
+    pub fn read_again(&self) -> Result<Self, String> {
+        let Some(file) = self.file() else { return Ok(self.clone()) };
+        let text = read(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
+        let text = match self.check {
+            Some(check) => {
+                check(&text).map_err(|problem| format!("its file cannot be used: {problem}"))?.text
+            }
+            None => text,
+        };
+        Ok(Self { text, ..self.clone() })
+    }
+
+    /// How it is read again, if it has a file of its own.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn reader(&self) -> Option<crate::ReadSecret> {
+        let secret = self.clone();
+        let read = move || secret.read_again().map(|secret| secret.text);
+        self.file().is_some().then(|| crate::ReadSecret::new(read))
+    }
+
+    /// The text itself: for the connection, never for a log.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+
+    /// The part of a URL that may be shown; `None` if anything about it is odd, such as a password with an unencoded
+    /// `/`, `?` or `#`, or a password without `@`.
+    fn shown(&self) -> Option<String> {
+        const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
+        const SEVERAL: [&str; 4] = ["redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
+        let (scheme, rest) = self.text.split_once("://").filter(|_| !self.hidden)?;
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        let path = tail.split(['?', '#']).next().unwrap_or_default();
+        let known = match SEVERAL.contains(&scheme) {
+            true => hosts.split(',').all(is_host),
+            false => SCHEMES.contains(&scheme) && is_host(hosts),
+        };
+        let odd = tail.contains('@') || self.text.contains(|c: char| c.is_whitespace() || c.is_control());
+        (known && !odd).then(|| format!("{scheme}://{hosts}{path}"))
+    }
+}
+
+/// Whether the text is a host, with a valid port if it has one; a password without a host has none.
+fn is_host(host: &str) -> bool {
+    let port = match host.strip_prefix('[') {
+        Some(inner) => inner.split_once(']').map(|(_, port)| port),
+        None => Some(&host[host.find(':').unwrap_or(host.len())..]),
+    };
+    port.is_some_and(|port| {
+        port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok())
+    })
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.text, self.hidden, &self.file) == (&other.text, other.hidden, &other.file)
+    }
+}
+
+impl Eq for Secret {}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.text == "memory:" && !self.hidden {
+            return f.write_str(&self.text);
+        }
+        f.write_str(self.shown().as_deref().unwrap_or("***"))
+    }
+}
 
 /// The contents of a secret file, without one newline at its end.
 fn read(file: &Path) -> io::Result<String> {
@@ -18,28 +142,10 @@ fn read(file: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-impl Secret {
-    /// Reads the secret from its file again; a secret without a file is returned unchanged. It blocks while it reads.
-    ///
-    /// # Errors
-    /// The file cannot be read. The text names neither the file nor what is in it.
-    pub fn read_again(&self) -> Result<Self, String> {
-        let Some(file) = self.file() else { return Ok(self.clone()) };
-        let text = read(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
-        Ok(Self::of_file(text, file.to_owned()))
-    }
-}
-
 impl<'v> Reader<'v> {
     /// The secret under `key`, or in the file that `key_file` names. `check` returns the text to
     /// use, or a problem that does not show it.
-    pub fn secret(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        absent: Absent,
-        check: impl Fn(&str) -> Result<Secret, String>,
-    ) -> Option<Secret> {
+    pub fn secret(&mut self, table: &Table<'v>, key: &str, absent: Absent, check: Check) -> Option<Secret> {
         let names = [key.to_owned(), format!("{key}_file")];
         self.secret_under(table, key, &names, absent, check)
     }
@@ -51,7 +157,7 @@ impl<'v> Reader<'v> {
         key: &str,
         names: &[String],
         absent: Absent,
-        check: impl Fn(&str) -> Result<Secret, String>,
+        check: Check,
     ) -> Option<Secret> {
         let mut given: Vec<(&String, Found<'v>)> = Vec::new();
         for name in names {
@@ -70,13 +176,16 @@ impl<'v> Reader<'v> {
             return Some(secret);
         };
         let mut text = self.text(&found, IN_QUOTES)?;
-        let file = name.ends_with("_file").then(|| self.layers[found.layer].dir.join(&text));
+        let file = match name.ends_with("_file") {
+            true => Some(self.file(&found, &text)?),
+            false => None,
+        };
         if let Some(file) = &file {
             text = self.contents(&found, file)?;
         }
         let checked = check(&text).map(|secret| match file {
             // A value from a file of its own is hidden as a whole: a path may be a key.
-            Some(file) => Secret::of_file(secret.expose(), file),
+            Some(file) => Secret { check: Some(check), ..Secret::of_file(secret.text, file) },
             None => secret,
         });
         match checked {
@@ -97,7 +206,10 @@ impl<'v> Reader<'v> {
     fn contents(&mut self, found: &Found<'v>, file: &Path) -> Option<String> {
         let dir = &self.layers[found.layer].dir;
         match read(file) {
-            Ok(text) => Some(text),
+            Ok(text) => {
+                warnings::readable(self, found, file);
+                Some(text)
+            }
             Err(error) => {
                 let problem = format!(
                     "the file it names cannot be read ({}); give a path, absolute or from {}",
@@ -107,6 +219,110 @@ impl<'v> Reader<'v> {
                 self.wrong(found, problem);
                 None
             }
+        }
+    }
+    /// The file that `text` names, at `found`: it starts at the directory of its source, or at that of the credentials
+    /// which systemd made for the service.
+    pub fn file(&mut self, found: &Found<'v>, text: &str) -> Option<PathBuf> {
+        let Some(rest) = in_credentials(text) else {
+            return Some(self.layers[found.layer].dir.join(text));
+        };
+        match self.credentials.as_deref().filter(|dir| dir.is_absolute()) {
+            Some(dir) => Some(dir.join(rest)),
+            None => {
+                self.wrong(
+                    found,
+                    "begins with $CREDENTIALS_DIRECTORY, which systemd has not set here; give the service a \
+                     LoadCredential= (and run tools with that variable), or name the file by its path",
+                );
+                None
+            }
+        }
+    }
+}
+
+/// The rest of a path that begins with the directory of credentials.
+fn in_credentials(path: &str) -> Option<&str> {
+    ["$CREDENTIALS_DIRECTORY/", "${CREDENTIALS_DIRECTORY}/"].iter().find_map(|start| path.strip_prefix(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_shown_without_what_is_secret() {
+        for (text, shown) in [
+            ("memory:", "memory:"),
+            ("amqp://guest:hunter2@rabbit:5672/%2f", "amqp://rabbit:5672/%2f"),
+            ("amqps://rabbit", "amqps://rabbit"),
+            ("redis://:hunter2@[::1]:6379/3", "redis://[::1]:6379/3"),
+            ("redis://hunter2@cache", "redis://cache"),
+            ("rediss://u:hunter2@p@cache/", "rediss://cache/"),
+            ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/"),
+            ("redis+cluster://u:hunter2@a:7000,[::1]:7000,b", "redis+cluster://a:7000,[::1]:7000,b"),
+            (
+                "rediss+sentinel://:hunter2@a,b:1/my-master/3?sentinel_password=hunter2",
+                "rediss+sentinel://a,b:1/my-master/3",
+            ),
+            // The password has an unencoded delimiter.
+            ("redis+cluster://u:hunter2,b", "***"),
+            ("redis+cluster://a,u:hun/ter2@b", "***"),
+            ("amqp://u:hun/ter2@rabbit/", "***"),
+            ("amqp://u:hun?ter2@rabbit/", "***"),
+            ("amqp://u:hun#ter2@rabbit/", "***"),
+            ("amqp://u:5672/hunter2@rabbit/", "***"),
+            // The URL has a password without a host.
+            ("amqp://guest:hunter2", "***"),
+            ("amqp://guest:hunter2/", "***"),
+            ("amqp://[::1:hunter2", "***"),
+            ("amqp://[::1]hunter2", "***"),
+            // The text is none of the accepted URLs.
+            ("guest:hunter2@rabbit", "***"),
+            ("hunter2://rabbit", "***"),
+            ("Bearer hunter2", "***"),
+            ("https://api/ hunter2", "***"),
+            ("memory:hunter2", "***"),
+            ("", "***"),
+        ] {
+            let secret = Secret::new(text);
+            assert_eq!(secret.to_string(), shown, "{text}");
+            assert_eq!(format!("{secret:?}"), shown, "{text}");
+            assert_eq!(secret.expose(), text);
+            assert_eq!(Secret::hidden(text).to_string(), "***");
+        }
+    }
+
+    #[test]
+    fn what_a_file_holds_now_is_checked_as_it_was_at_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let check: Check = super::super::value::header_value;
+        let secret = Secret { check: Some(check), ..Secret::of_file("old", file.clone()) };
+        for (text, read) in [("new", Some("new")), ("new\r\n", Some("new")), ("", None), ("two\nlines", None)]
+        {
+            std::fs::write(&file, text).unwrap();
+            let again = secret.read_again();
+            assert_eq!(again.as_ref().ok().map(Secret::expose), read, "{text}");
+            assert!(again.is_err() || again.is_ok_and(|again| again.to_string() == "***"));
+        }
+        std::fs::remove_file(&file).unwrap();
+        let error = secret.read_again().unwrap_err();
+        assert!(!error.contains("token"), "{error}");
+        assert_eq!(Secret::hidden("x").read_again(), Ok(Secret::hidden("x")));
+    }
+
+    #[test]
+    fn a_path_may_begin_at_the_credentials() {
+        for (path, rest) in [
+            ("$CREDENTIALS_DIRECTORY/paced_token", Some("paced_token")),
+            ("${CREDENTIALS_DIRECTORY}/a/b", Some("a/b")),
+            ("$CREDENTIALS_DIRECTORY", None),
+            ("$CREDENTIALS_DIRECTORYx/a", None),
+            ("/run/$CREDENTIALS_DIRECTORY/a", None),
+            ("secrets/token", None),
+        ] {
+            assert_eq!(in_credentials(path), rest, "{path}");
         }
     }
 }

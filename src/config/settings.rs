@@ -1,10 +1,9 @@
 //! The settings, which are valid.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use super::secret::Secret;
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::LimitSet;
@@ -65,7 +64,10 @@ impl Store {
     /// A file was good when the settings were read, and is not any more.
     #[cfg(feature = "redis")]
     pub fn redis_options(&self) -> Result<crate::RedisOptions, crate::StoreError> {
-        let options = crate::RedisOptions::default().with_key_prefix(&self.key_prefix);
+        let mut options = crate::RedisOptions::default().with_key_prefix(&self.key_prefix);
+        if let Some(read) = self.url.reader() {
+            options = options.reading_login_again(read);
+        }
         let Some(tls) = &self.tls else { return Ok(options) };
         let tls = crate::tls::Tls::load(tls.clone());
         tls.map(|tls| options.with_tls(tls))
@@ -187,93 +189,56 @@ pub struct Http {
     pub keep_response: bool,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached; `None` if directly.
     pub proxy: Option<Secret>,
+    /// `[downstreams.NAME.http.oauth2]`
+    pub oauth2: Option<OAuth2>,
     /// Request headers of every request; names in lower case.
     pub headers: Vec<(String, Secret)>,
 }
 
-/// A text that may hold credentials: it is shown as `***`, or as a URL without its user information. One from a file of
-/// its own is always shown as `***`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
-    text: String,
-    hidden: bool,
-    /// The file that it was read from, if it has one of its own.
-    file: Option<PathBuf>,
+/// `[downstreams.NAME.http.oauth2]`: the client whose token every request has.
+#[derive(Clone, Debug)]
+pub struct OAuth2 {
+    /// `https://` or `http://`, without credentials, query and fragment.
+    pub token_url: String,
+    /// The name of the client.
+    pub client_id: String,
+    /// Its secret.
+    pub client_secret: Secret,
+    /// What the token is to be good for; it may be empty.
+    pub scopes: Vec<String>,
+    /// How the client shows its secret.
+    pub client_auth: ClientAuth,
+    /// The time-out for one token.
+    pub timeout: Duration,
+    /// `[downstreams.NAME.http.oauth2.tls]`, or else the authorities of the downstream's own.
+    pub tls: Option<TlsOptions>,
 }
 
-impl Secret {
-    /// Wraps a text; if it is a URL, it is shown without user information and query.
+impl OAuth2 {
+    /// Whether the other client is this one, so that both may use one token.
     #[must_use]
-    pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), hidden: false, file: None }
-    }
-
-    /// Wraps a text of which nothing is ever shown.
-    #[must_use]
-    pub fn hidden(text: impl Into<String>) -> Self {
-        Self { text: text.into(), hidden: true, file: None }
-    }
-
-    /// Wraps the text of a file, of which nothing is ever shown.
-    #[must_use]
-    pub fn of_file(text: impl Into<String>, file: PathBuf) -> Self {
-        Self { text: text.into(), hidden: true, file: Some(file) }
-    }
-
-    /// The file that it was read from, if it has one of its own.
-    #[must_use]
-    pub fn file(&self) -> Option<&Path> {
-        self.file.as_deref()
-    }
-
-    /// The text itself: for the connection, never for a log.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.text
-    }
-
-    /// The part of a URL that may be shown; `None` if anything about it is odd, such as a password with an unencoded
-    /// `/`, `?` or `#`, or a password without `@`.
-    fn shown(&self) -> Option<String> {
-        const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
-        const SEVERAL: [&str; 4] = ["redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
-        let (scheme, rest) = self.text.split_once("://").filter(|_| !self.hidden)?;
-        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-        let path = tail.split(['?', '#']).next().unwrap_or_default();
-        let known = match SEVERAL.contains(&scheme) {
-            true => hosts.split(',').all(is_host),
-            false => SCHEMES.contains(&scheme) && is_host(hosts),
+    pub fn is_same_client(&self, other: &Self) -> bool {
+        let is_same_secret = match (self.client_secret.file(), other.client_secret.file()) {
+            (Some(file), Some(other)) => file == other,
+            (None, None) => self.client_secret == other.client_secret,
+            _ => false,
         };
-        let odd = tail.contains('@') || self.text.contains(|c: char| c.is_whitespace() || c.is_control());
-        (known && !odd).then(|| format!("{scheme}://{hosts}{path}"))
+        let parts = |client: &Self| {
+            let Self { token_url, client_id, scopes, client_auth, timeout, tls, .. } = client.clone();
+            (token_url, client_id, scopes, client_auth, timeout, tls)
+        };
+        is_same_secret && parts(self) == parts(other)
     }
 }
 
-/// Whether the text is a host, with a valid port if it has one; a password without a host has none.
-fn is_host(host: &str) -> bool {
-    let port = match host.strip_prefix('[') {
-        Some(inner) => inner.split_once(']').map(|(_, port)| port),
-        None => Some(&host[host.find(':').unwrap_or(host.len())..]),
-    };
-    port.is_some_and(|port| {
-        port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.parse::<u16>().is_ok())
-    })
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.text == "memory:" && !self.hidden {
-            return f.write_str(&self.text);
-        }
-        f.write_str(self.shown().as_deref().unwrap_or("***"))
-    }
+/// How a client shows its secret to the token server (RFC 6749, section 2.3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// By HTTP Basic authentication (`client_secret_basic`).
+    #[default]
+    Basic,
+    /// In the body (`client_secret_post`), for servers that take nothing else.
+    Post,
 }
 
 impl Downstream {
@@ -319,49 +284,6 @@ mod tests {
     use crate::limit::Limit;
 
     #[test]
-    fn urls_are_shown_without_what_is_secret() {
-        for (text, shown) in [
-            ("memory:", "memory:"),
-            ("amqp://guest:hunter2@rabbit:5672/%2f", "amqp://rabbit:5672/%2f"),
-            ("amqps://rabbit", "amqps://rabbit"),
-            ("redis://:hunter2@[::1]:6379/3", "redis://[::1]:6379/3"),
-            ("redis://hunter2@cache", "redis://cache"),
-            ("rediss://u:hunter2@p@cache/", "rediss://cache/"),
-            ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/"),
-            ("redis+cluster://u:hunter2@a:7000,[::1]:7000,b", "redis+cluster://a:7000,[::1]:7000,b"),
-            (
-                "rediss+sentinel://:hunter2@a,b:1/my-master/3?sentinel_password=hunter2",
-                "rediss+sentinel://a,b:1/my-master/3",
-            ),
-            // The password has an unencoded delimiter.
-            ("redis+cluster://u:hunter2,b", "***"),
-            ("redis+cluster://a,u:hun/ter2@b", "***"),
-            ("amqp://u:hun/ter2@rabbit/", "***"),
-            ("amqp://u:hun?ter2@rabbit/", "***"),
-            ("amqp://u:hun#ter2@rabbit/", "***"),
-            ("amqp://u:5672/hunter2@rabbit/", "***"),
-            // The URL has a password without a host.
-            ("amqp://guest:hunter2", "***"),
-            ("amqp://guest:hunter2/", "***"),
-            ("amqp://[::1:hunter2", "***"),
-            ("amqp://[::1]hunter2", "***"),
-            // The text is none of the accepted URLs.
-            ("guest:hunter2@rabbit", "***"),
-            ("hunter2://rabbit", "***"),
-            ("Bearer hunter2", "***"),
-            ("https://api/ hunter2", "***"),
-            ("memory:hunter2", "***"),
-            ("", "***"),
-        ] {
-            let secret = Secret::new(text);
-            assert_eq!(secret.to_string(), shown, "{text}");
-            assert_eq!(format!("{secret:?}"), shown, "{text}");
-            assert_eq!(secret.expose(), text);
-            assert_eq!(Secret::hidden(text).to_string(), "***");
-        }
-    }
-
-    #[test]
     fn the_window_is_what_a_minute_releases() {
         let prefetch = |limits: &[(&str, u32)], prefetch: u16| {
             let limits = limits.iter().enumerate().map(|(index, (rate, burst))| {
@@ -387,6 +309,7 @@ mod tests {
                     allow_headers: Vec::new(),
                     keep_response: true,
                     proxy: None,
+                    oauth2: None,
                     headers: Vec::new(),
                 },
                 retry: RetryPolicy::default(),

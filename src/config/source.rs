@@ -36,6 +36,12 @@ impl Sources {
         let cwd = std::env::current_dir().unwrap_or_default();
         Self { files, env: std::env::vars_os().collect(), set, cwd }
     }
+
+    /// The directory of the credentials that systemd made for this service (`LoadCredential=`).
+    pub(super) fn credentials(&self) -> Option<PathBuf> {
+        let given = self.env.iter().find(|(name, _)| name == "CREDENTIALS_DIRECTORY");
+        given.map(|(_, dir)| PathBuf::from(dir))
+    }
 }
 
 impl fmt::Debug for Sources {

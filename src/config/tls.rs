@@ -101,6 +101,6 @@ impl<'v> Reader<'v> {
             return None;
         }
         self.note(table, key, quote(&text), Some(&found));
-        Some(self.layers[found.layer].dir.join(text))
+        self.file(&found, &text)
     }
 }

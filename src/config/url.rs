@@ -131,6 +131,32 @@ pub(super) fn proxy(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(text))
 }
 
+/// `http://` or `https://`, without credentials and query: where a token is had.
+pub(super) fn token(text: &str) -> Result<String, String> {
+    const RIGHT: &str = "write https://HOST/PATH, or http://";
+    let parts = Parts::of(text, RIGHT)?;
+    if !["http", "https"].contains(&parts.scheme) {
+        return Err(format!("not the URL of a token server; {RIGHT}"));
+    }
+    if parts.user.is_some() {
+        return Err("has credentials in it; give them as client_id and client_secret_file".to_owned());
+    }
+    if parts.query.is_some() {
+        return Err(format!("has a query; {RIGHT}"));
+    }
+    parts.no_fragment()?;
+    #[cfg(feature = "http")]
+    super::value::token_url(text)?;
+    Ok(text.to_owned())
+}
+
+/// Whether what is sent to this URL crosses a network without TLS.
+pub(super) fn is_open_to_eavesdroppers(url: &str) -> bool {
+    let Ok(Parts { scheme: "http", host, .. }) = Parts::of(url, "") else { return false };
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    !address.map_or(host == "localhost", |address| address.is_loopback())
+}
+
 impl<'a> Parts<'a> {
     fn of(text: &'a str, right: &str) -> Result<Self, String> {
         if text.is_empty() {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::settings::Secret;
+use super::settings::{ClientAuth, Secret};
 use crate::dispatch::{OnLimit, OnUnavailable, Precision};
 use crate::job;
 use crate::rate::RateError;
@@ -273,6 +273,49 @@ pub(super) fn header_value(text: &str) -> Result<Secret, String> {
         return Err("has a character that no header can hold; use visible ASCII".to_owned());
     }
     Ok(Secret::hidden(text))
+}
+
+/// The name of a client of OAuth2.
+pub(super) fn client_id(text: &str) -> Result<String, String> {
+    if (1..=256).contains(&text.len()) && text.chars().all(|c| matches!(c, ' '..='~')) {
+        return Ok(text.to_owned());
+    }
+    Err("no name of a client; use 1 to 256 visible ASCII characters".to_owned())
+}
+
+/// The secret of a client of OAuth2.
+pub(super) fn client_secret(text: &str) -> Result<Secret, String> {
+    if !(1..=8192).contains(&text.len()) || !text.chars().all(|c| matches!(c, ' '..='~')) {
+        return Err("no secret of a client; use 1 to 8192 visible ASCII characters, on one line".to_owned());
+    }
+    if text.trim() != text {
+        return Err("begins or ends with white space; remove it".to_owned());
+    }
+    Ok(Secret::hidden(text))
+}
+
+/// One scope of OAuth2 (RFC 6749, section 3.3).
+pub(super) fn scope(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| matches!(c, '!'..='~') && !matches!(c, '"' | '\\');
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return Ok(text.to_owned());
+    }
+    Err("no scope; use visible ASCII characters without spaces, and list each scope by itself".to_owned())
+}
+
+/// How a client of OAuth2 shows its secret.
+pub(super) fn client_auth(text: &str) -> Result<ClientAuth, String> {
+    match text {
+        "basic" => Ok(ClientAuth::Basic),
+        "post" => Ok(ClientAuth::Post),
+        other => Err(format!("{} is no way to show a secret; use basic or post", shown(other))),
+    }
+}
+
+/// Checks that the HTTP sink accepts this URL of a token server.
+#[cfg(feature = "http")]
+pub(super) fn token_url(url: &str) -> Result<(), String> {
+    crate::sink::http::check_token_url(url).map_err(|error| error.to_string())
 }
 
 /// The text as it appears in a message: quoted, short, and without anything that looks like a secret.

@@ -1,11 +1,12 @@
 //! Warns of what is valid and will not do what it seems to.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::error::{ConfigError, Place};
 use super::limits::NamedLimit;
-use super::reader::{Reader, Table};
-use super::settings::{Downstream, Http};
+use super::reader::{Found, Reader, Table};
+use super::settings::{Downstream, Http, Secret};
 use super::source::Sources;
 use crate::limit::Limit;
 use crate::terms::rate_text;
@@ -141,6 +142,54 @@ pub(super) fn unacked<'v>(
                  false create what docs/parking.md lists, or raise consumer_timeout"
             );
             reader.warn(&given.at, &problem);
+        }
+    }
+}
+
+/// The shortest token that cannot be guessed.
+const MIN_TOKEN: usize = 16;
+
+/// Warns of a secret file, read for `found`, that every user of this machine can read. Its name is not shown, since it
+/// may be the secret itself, under the wrong key.
+#[cfg(unix)]
+pub(super) fn readable<'v>(reader: &mut Reader<'v>, found: &Found<'v>, file: &Path) {
+    if let Some(mode) = mode_for_all(file) {
+        let problem = format!(
+            "every user of this machine can read the file it names (mode {mode:03o}); take that right away (chmod o-r), \
+             or that of entering one of its directories"
+        );
+        reader.warn(found, &problem);
+    }
+}
+
+#[cfg(not(unix))]
+pub(super) const fn readable<'v>(_: &mut Reader<'v>, _: &Found<'v>, _: &Path) {}
+
+/// The mode of a file that every user can read; `None` if not all can, or the system does not say so. Links are followed,
+/// and whoever may not enter one of the directories on the way cannot read the file either.
+#[cfg(unix)]
+fn mode_for_all(file: &Path) -> Option<u32> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let file = std::fs::canonicalize(file).ok()?;
+    let mode = |path: &Path| std::fs::metadata(path).ok().map(|data| data.permissions().mode() & 0o777);
+    let is_open = |dir: &Path| mode(dir).is_some_and(|mode| mode & 0o001 != 0);
+    mode(&file).filter(|mode| mode & 0o004 != 0 && file.ancestors().skip(1).all(is_open))
+}
+
+/// Warns of a token under `key` that may be guessed.
+pub(super) fn short_token<'v>(reader: &mut Reader<'v>, table: &Table<'v>, key: &str, token: Option<&Secret>) {
+    let Some(length) = token.map(|token| token.expose().chars().count()).filter(|length| *length < MIN_TOKEN)
+    else {
+        return;
+    };
+    for key in [key.to_owned(), format!("{key}_file")] {
+        if let Some(found) = reader.given(table, &key) {
+            let problem = format!(
+                "a token of {length} character{} may be guessed; use {MIN_TOKEN} or more, such as from openssl rand -hex \
+                 32",
+                if length == 1 { "" } else { "s" }
+            );
+            reader.warn(&found, &problem);
         }
     }
 }

@@ -123,6 +123,7 @@ impl Ending {
             Outcome::Unreadable { detail } => Self::Failed(attempt("answer", detail)),
             Outcome::Throttled { detail, status, .. } => Self::Refused(attempt(&status.to_string(), detail)),
             Outcome::Retry { status: Some(status), detail, .. }
+            | Outcome::Outdated { status, detail, .. }
             | Outcome::Dead { status: Some(status), detail, .. } => of_status(*status, detail),
             Outcome::Retry { reason, detail, .. } => Self::Failed(attempt(reason, detail)),
         }

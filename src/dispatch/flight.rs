@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+mod event;
 mod letter;
 mod outcome;
 
@@ -26,11 +26,15 @@ use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
+pub(super) use event::{Contact, Event, FlightGuard, Refused};
 pub(super) use letter::{dead_letter, letter_log};
 use outcome::{contact, is_answered, judged};
 
 /// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
+
+/// How often a refusal of credentials that have been replaced is taken not to be about the job.
+const MAX_OUTDATED: u32 = 3;
 
 /// The parts that all flights of a downstream share.
 pub(super) struct FlightContext {
@@ -48,96 +52,6 @@ pub(super) struct FlightContext {
     pub(super) sending: Arc<Sending>,
     /// Whether attempt after attempt fails, which the log tells of: then it need not tell of each job.
     pub(super) is_failing: Arc<AtomicBool>,
-}
-
-/// An event that a flight reports to its dispatcher.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// The slot was given up: the job waits for another one, in its old position.
-    Back(Entry),
-    /// The job failed and is tried again later.
-    Retry(Instant, Entry),
-    /// A job is parked, or its message is not live any more.
-    Parked,
-    /// The job cannot be parked: it waits here until this instant.
-    Unparked(Instant, Entry),
-    /// The downstream asks for a pause until this instant.
-    Pause(Deadline),
-    /// The downstream refused the credentials of the request.
-    Refused(Box<Refused>),
-    /// The send is over.
-    Ended(FlightEnd),
-}
-
-/// A job that was refused, and the dead letter that it becomes if the job itself is at fault.
-#[derive(Debug)]
-pub(super) struct Refused {
-    pub(super) entry: Entry,
-    pub(super) sent: Instant,
-    pub(super) letter: DeadLetter,
-    pub(super) response: Response,
-}
-
-/// The end of a flight.
-#[derive(Debug)]
-pub(super) struct FlightEnd {
-    /// The instant at which it began.
-    pub(super) since: Instant,
-    /// How long the downstream took, if it answered.
-    pub(super) took: Option<Duration>,
-    pub(super) contact: Contact,
-    /// Whether the downstream worked.
-    pub(super) ending: Ending,
-}
-
-/// How far a job got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contact {
-    /// The job was not sent.
-    None,
-    /// There was no connection.
-    Unreachable,
-    /// The job was sent, and not delivered.
-    Sent,
-    Delivered,
-}
-
-/// Reports to the dispatcher that the send is over, however the flight ends.
-pub(super) struct FlightGuard {
-    events: mpsc::UnboundedSender<Event>,
-    end: FlightEnd,
-}
-
-impl Event {
-    /// The job that was put back with it, if any.
-    pub(super) fn into_entry(self) -> Option<Entry> {
-        match self {
-            Self::Back(entry) | Self::Retry(_, entry) | Self::Unparked(_, entry) => Some(entry),
-            Self::Refused(refused) => Some(refused.entry),
-            Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
-        }
-    }
-}
-
-impl FlightGuard {
-    pub(super) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
-        let (contact, ending) = (Contact::None, Ending::Other);
-        let end = FlightEnd { since: Instant::now(), took: None, contact, ending };
-        Self { events, end }
-    }
-
-    fn send(&self, event: Event) {
-        // Without a dispatcher nobody receives the event; the job returns to its broker with the connection.
-        let _ = self.events.send(event);
-    }
-}
-
-impl Drop for FlightGuard {
-    fn drop(&mut self) {
-        let FlightEnd { since, took, contact, .. } = self.end;
-        let ending = std::mem::take(&mut self.end.ending);
-        self.send(Event::Ended(FlightEnd { since, took, contact, ending }));
-    }
 }
 
 /// A job whose slot has come.
@@ -328,6 +242,16 @@ impl Flight {
                 let wait = retry.backoff(self.entry.attempts.failed(), None, None);
                 self.try_again(wait, detail, None, None).await;
             }
+            Outcome::Outdated { detail, status, replaced, response } => {
+                self.entry.attempts.refused += 1;
+                self.entry.attempts.outdated += 1;
+                if replaced && self.entry.attempts.outdated <= MAX_OUTDATED {
+                    context.meters.retry("unauthorized");
+                    return self.try_again(Some(Duration::ZERO), detail, Some(status), response).await;
+                }
+                let letter = (Reason::Status, detail, Some(status));
+                self.refuse(letter, response, !replaced);
+            }
             Outcome::Retry { reason, detail, status, after, response } => {
                 context.meters.retry(reason);
                 let after = after.map(|after| after.min(context.max_pause));
@@ -348,16 +272,36 @@ impl Flight {
         response: Option<Response>,
     ) {
         let is_refused = status.is_some_and(|status| self.context.retry.on_unauthorized.contains(status));
-        self.entry.attempts.refused += u32::from(is_refused);
-        let mut response = response.unwrap_or_else(|| Response::without_body(status));
-        let excerpt = std::mem::take(&mut response.excerpt);
-        let letter = DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt);
-        if !is_refused {
-            return self.dead_letter(letter, response).await;
+        if is_refused {
+            self.entry.attempts.refused += 1;
+            return self.refuse((reason, detail, status), response, false);
         }
+        let (letter, response) = self.letter((reason, detail, status), response);
+        self.dead_letter(letter, response).await;
+    }
+
+    /// Reports that the credentials were refused, with the dead letter that the job becomes if it is at fault itself.
+    fn refuse(
+        self: Box<Self>,
+        why: (Reason, String, Option<u16>),
+        response: Option<Response>,
+        is_blameless: bool,
+    ) {
+        let (letter, response) = self.letter(why, response);
         let Self { place, entry, .. } = *self;
         let sent = place.end.since;
-        place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response })));
+        place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response, is_blameless })));
+    }
+
+    /// The dead letter that the job would be, and the answer for whoever waits for a reply.
+    fn letter(
+        &self,
+        (reason, detail, status): (Reason, String, Option<u16>),
+        response: Option<Response>,
+    ) -> (DeadLetter, Response) {
+        let mut response = response.unwrap_or_else(|| Response::without_body(status));
+        let excerpt = std::mem::take(&mut response.excerpt);
+        (DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt), response)
     }
 
     /// The reply is confirmed first, then the job is acked.

@@ -143,6 +143,7 @@ impl Meters {
             Outcome::Retry { .. }
             | Outcome::Throttled { .. }
             | Outcome::Unreachable { .. }
+            | Outcome::Outdated { .. }
             | Outcome::Unreadable { .. } => &self.retrying,
             Outcome::Dead { .. } => &self.dying,
             Outcome::Missed => return,

@@ -98,6 +98,18 @@ pub enum Outcome {
         /// The error, for people.
         detail: String,
     },
+    /// The downstream refused the credentials of the request (401), and that says nothing about the job: they have been
+    /// replaced since, or they are not known to be good any more. The job is tried again at a new slot.
+    Outdated {
+        /// The error, for people.
+        detail: String,
+        /// The status.
+        status: u16,
+        /// Whether other credentials are in use now. Otherwise they were to be replaced, and could not be.
+        replaced: bool,
+        /// The response, for `reply_to` and the dead letter, when no attempt is left.
+        response: Option<Response>,
+    },
     /// The job may be tried again, at a new slot.
     Retry {
         /// One of [`RETRY_REASONS`], for a metric.

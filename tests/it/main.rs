@@ -54,6 +54,8 @@ mod readme;
 mod reference;
 mod reload;
 #[cfg(feature = "daemon")]
+mod secrets;
+#[cfg(feature = "daemon")]
 mod store;
 #[cfg(feature = "daemon")]
 mod strangers;

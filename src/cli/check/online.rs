@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Report;
+use crate::cli::certificates::Handles;
 use crate::cli::exit::Exit;
 use crate::cli::parts;
+use crate::cli::secrets::Clients;
 
 /// The answers of the store that are timed; the fastest counts, since others waited for something else.
 const TIMED: usize = 5;
@@ -21,7 +23,31 @@ const LONG_WINDOW: Duration = Duration::from_secs(3600);
 
 pub(super) async fn check(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     broker(&loaded.settings, report).await?;
-    store(loaded, report).await
+    store(loaded, report).await?;
+    tokens(&loaded.settings, report).await
+}
+
+/// Asks for a token of each client of OAuth2.
+async fn tokens(settings: &Settings, report: &mut Report) -> Result<(), Exit> {
+    let (mut clients, mut handles) = (Clients::default(), Handles::default());
+    for (name, downstream) in &settings.downstreams {
+        if let Err(error) = clients.of(name, &downstream.http, &mut handles) {
+            report.error(format_args!("paced: downstreams.{name}.http.oauth2: {error}"), Exit::Config);
+        }
+    }
+    let mut servers = Vec::new();
+    for (settings, client) in clients.iter() {
+        let (url, client_id) = (&settings.token_url, &settings.client_id);
+        match client.check().await {
+            Ok(()) => report.line(format_args!("token ok: {url} (client {client_id})"))?,
+            Err(error) => report.error(format_args!("paced: {url}: {error}"), Exit::Unavailable),
+        }
+        servers.push(url.as_str());
+    }
+    if !servers.is_empty() {
+        report.set("token_servers", json!(servers));
+    }
+    Ok(())
 }
 
 async fn broker(settings: &Settings, report: &mut Report) -> Result<(), Exit> {

@@ -14,6 +14,7 @@ pub(super) const fn contact(outcome: &Outcome) -> Contact {
         Outcome::Dead { status: None, .. } => Contact::None,
         Outcome::Throttled { .. }
         | Outcome::Unreadable { .. }
+        | Outcome::Outdated { .. }
         | Outcome::Retry { .. }
         | Outcome::Dead { .. } => Contact::Sent,
     }
@@ -24,7 +25,7 @@ pub(super) const fn is_answered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Delivered(_) => true,
         Outcome::Missed | Outcome::Unreachable { .. } => false,
-        Outcome::Throttled { .. } | Outcome::Unreadable { .. } => true,
+        Outcome::Throttled { .. } | Outcome::Unreadable { .. } | Outcome::Outdated { .. } => true,
         Outcome::Retry { status, .. } | Outcome::Dead { status, .. } => status.is_some(),
     }
 }

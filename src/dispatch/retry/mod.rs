@@ -163,6 +163,8 @@ pub(super) struct Attempts {
     pub(super) unreachable: u32,
     /// The number of unintelligible answers.
     pub(super) unreadable: u32,
+    /// How many of the refusals were of credentials that had been replaced, or were about to be.
+    pub(super) outdated: u32,
     /// The mark of the row of refused jobs that it was in, if the credentials may be at fault.
     pub(super) suspicion: Option<Suspicion>,
     /// The instant of its first refusal since the last other answer.

@@ -5,6 +5,7 @@ mod cancel;
 mod dear;
 mod drain;
 mod halt;
+mod outdated;
 mod parking;
 pub(super) mod parts;
 mod pauses;

@@ -263,15 +263,18 @@ impl Worker {
     }
 
     /// Handles a refusal of a job's credentials: the job waits until it is clear what is at fault.
-    pub(super) fn refused(&mut self, Refused { mut entry, sent, letter, response }: Refused) {
+    pub(super) fn refused(&mut self, refused: Refused) {
+        let Refused { mut entry, sent, letter, response, is_blameless } = refused;
         if !entry.ticket.is_live() {
             return;
         }
         let now = Instant::now();
-        let (verdict, change) = self.halt.health.refused(entry.attempts.suspicion, sent, now);
+        let suspicion = entry.attempts.suspicion.filter(|_| !is_blameless);
+        let (verdict, change) = self.halt.health.refused(suspicion, sent, now);
         let since = *entry.attempts.refused_since.get_or_insert(now);
         let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
-        let is_worn = entry.attempts.refused >= self.context.retry.max_attempts && now - since >= patience;
+        let is_often = entry.attempts.refused >= self.context.retry.max_attempts;
+        let is_worn = !is_blameless && is_often && now - since >= patience;
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);

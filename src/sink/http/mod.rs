@@ -3,6 +3,8 @@
 mod connect;
 mod connection;
 mod guard;
+mod headers;
+mod oauth2;
 mod options;
 mod pool;
 mod proxy;
@@ -13,21 +15,25 @@ mod upload;
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use tokio::time::{Instant, timeout_at};
 
 use super::{BodyMatch, LastLook, Outcome, Sink};
-use crate::job::{Job, shown};
+use crate::job::{Job, Reason, shown};
 use crate::store::BoxFuture;
 use crate::tls;
 
 use connect::{Connector, Route};
 use connection::Outgoing;
+pub use headers::{HeaderFiles, Headers, ReadHeaders};
+use oauth2::Replacement;
+pub use oauth2::{ClientAuth, OAuth2Client, OAuth2Options, check_token_url};
 use options::Target;
 pub use options::{HttpError, HttpOptions};
 use pool::Pool;
+use request::Credentials;
 use response::{Answer, Wanted};
 
 /// The longest time-out, which can be added to any instant.
@@ -43,16 +49,13 @@ const MAX_ERROR: usize = 200;
 /// cloned: share it by reference.
 pub struct HttpSink {
     pool: Pool,
-    read_headers: Option<ReadHeaders>,
     target: Target,
+    /// Whose token every request has.
+    tokens: Option<OAuth2Client>,
     timeout: Duration,
     throttled_when: Option<BodyMatch>,
     keep_response: bool,
 }
-
-/// Reads the headers of every request again from their files. It may block. The error is a text for people, without any
-/// secret.
-pub type ReadHeaders = Arc<dyn Fn() -> Result<Vec<(String, String)>, String> + Send + Sync>;
 
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,11 +74,25 @@ impl HttpSink {
         Self::with(options, guard::system)
     }
 
-    /// Sets how the headers of every request can be read again, for [`Sink::read_secrets`].
+    /// Sets where the headers of every request can be read again: for [`Sink::read_secrets`], for requests that are
+    /// refused (401), and for [`Headers::refresh`].
     #[must_use]
-    pub fn reading_headers_again(mut self, read: ReadHeaders) -> Self {
-        self.read_headers = Some(read);
+    pub fn reading_headers_again(self, files: HeaderFiles) -> Self {
+        self.target.headers.follow(files);
         self
+    }
+
+    /// Sets the client whose token every request has, as `Authorization: Bearer`.
+    #[must_use]
+    pub fn with_tokens_of(mut self, client: OAuth2Client) -> Self {
+        self.tokens = Some(client);
+        self
+    }
+
+    /// The headers of every request, which may be replaced while it sends.
+    #[must_use]
+    pub fn headers(&self) -> Headers {
+        self.target.headers.clone()
     }
 
     fn with(options: HttpOptions, lookup: guard::Lookup) -> Result<Self, HttpError> {
@@ -87,21 +104,27 @@ impl HttpSink {
         let route = Route { tls, proxy: target.proxy.clone() };
         let connector = Connector::new(&target.base, timeout, lookup, route)?;
         let pool = Pool::new(connector, max_age);
-        Ok(Self { pool, target, timeout, read_headers: None, throttled_when, keep_response })
+        Ok(Self { pool, target, tokens: None, timeout, throttled_when, keep_response })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
-        let request = match self.target.request(job) {
+        let deadline = Instant::now() + self.timeout;
+        let credentials = match self.credentials(deadline).await {
+            Ok(credentials) => credentials,
+            Err(detail) => return Outcome::Unreachable { detail },
+        };
+        let request = match self.target.request(job, &credentials) {
             Ok(request) => request,
             Err((reason, detail)) => return Outcome::Dead { reason, detail, status: None, response: None },
         };
-        match self.exchange(request, look).await {
+        match self.exchange(request, look, deadline).await {
             Ok(None) => Outcome::Missed,
             Ok(Some(answer)) if self.target.is_refused_by_proxy(answer.head.status()) => {
                 let detail = "the proxy refuses the credentials (407); correct the user and the password in http.proxy";
                 Outcome::Unreachable { detail: detail.to_owned() }
             }
             Ok(Some(answer)) => {
+                let is_refused = answer.head.status() == StatusCode::UNAUTHORIZED;
                 let wanted = Wanted {
                     reply: job.reply.is_some(),
                     excerpt: self.keep_response,
@@ -111,7 +134,8 @@ impl HttpSink {
                 if let Some(aging) = reusable {
                     self.pool.put(aging);
                 }
-                outcome
+                // Its future is large, and few requests need it.
+                if is_refused { Box::pin(self.judge_refusal(outcome, &credentials)).await } else { outcome }
             }
             Err(Failed::Unreachable(detail)) => Outcome::Unreachable { detail },
             Err(Failed::Unreadable(detail)) => Outcome::Unreadable { detail },
@@ -121,9 +145,60 @@ impl HttpSink {
         }
     }
 
+    /// What a request is authorized with now; the error is why there is no token, for people.
+    async fn credentials(&self, deadline: Instant) -> Result<Credentials, String> {
+        let token = match self.tokens.as_ref().map(|tokens| (tokens, tokens.current())) {
+            None => None,
+            Some((_, Some(token))) => Some(token),
+            Some((tokens, None)) => {
+                let token = timeout_at(deadline, tokens.wait()).await;
+                Some(token.map_err(|_| self.too_late("no OAuth2 token"))??)
+            }
+        };
+        Ok(Credentials { headers: self.target.headers.current(), token })
+    }
+
+    /// Decides whether a refusal (401) is about the credentials alone, since they were replaced meanwhile, or should be:
+    /// the files of the headers are read now, and a token of OAuth2 is replaced.
+    async fn judge_refusal(&self, outcome: Outcome, used: &Credentials) -> Outcome {
+        let Outcome::Dead { status: Some(status), .. } = outcome else { return outcome };
+        let is_replaced = self.replace(used).await;
+        let Outcome::Dead { mut detail, response, .. } = outcome else { return outcome };
+        let Some(replaced) = is_replaced else {
+            return Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response };
+        };
+        detail.push_str(match replaced {
+            true => "; the credentials that it refused have been replaced since",
+            false => "; and there is no new OAuth2 token",
+        });
+        Outcome::Outdated { detail, status, replaced, response }
+    }
+
+    /// Replaces credentials that were refused, if that can be done: returns whether there are others now, or `None` if
+    /// they are what is to be used.
+    async fn replace(&self, used: &Credentials) -> Option<bool> {
+        if let (Some(tokens), Some(token)) = (&self.tokens, &used.token) {
+            match timeout_at(Instant::now() + self.timeout, tokens.replace(token)).await {
+                Ok(Replacement::Done) => return Some(true),
+                Ok(Replacement::Failed) | Err(_) => return Some(false),
+                Ok(Replacement::Useless) => {}
+            }
+        }
+        let headers = &self.target.headers;
+        if !headers.has_replaced(&used.headers) {
+            // What is wrong with the files is logged by whoever looks at them all the time.
+            let _ = headers.read().await;
+        }
+        headers.has_replaced(&used.headers).then_some(true)
+    }
+
     /// Sends the request up to the head of its answer; `None` when the last look refuses.
-    async fn exchange(&self, mut request: Outgoing, look: LastLook<'_>) -> Result<Option<Answer>, Failed> {
-        let deadline = Instant::now() + self.timeout;
+    async fn exchange(
+        &self,
+        mut request: Outgoing,
+        look: LastLook<'_>,
+        deadline: Instant,
+    ) -> Result<Option<Answer>, Failed> {
         loop {
             let taken = timeout_at(deadline, self.pool.take()).await;
             let (mut aging, reused) = taken
@@ -184,19 +259,29 @@ impl Sink for HttpSink {
     }
 
     fn warm(&self, connections: usize) {
+        if let Some(tokens) = &self.tokens {
+            // It is asked for before a job has to wait for it.
+            let _ = tokens.current();
+        }
         self.pool.warm(connections);
     }
 
     fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(self.pool.open_another())
+        Box::pin(async move {
+            if let Some(tokens) = &self.tokens {
+                tokens.check().await?;
+            }
+            self.pool.open_another().await
+        })
     }
 
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
         Box::pin(async move {
-            let Some(read) = self.read_headers.clone() else { return Ok(false) };
-            let read = tokio::task::spawn_blocking(move || read()).await;
-            let headers = read.map_err(|error| format!("reading was broken off: {error}"))??;
-            self.target.replace_headers(headers).map_err(|error| error.to_string())
+            let read = self.target.headers.read().await;
+            match &self.tokens {
+                Some(tokens) => Ok(tokens.renew().await? | read?),
+                None => read,
+            }
         })
     }
 }

@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::HeaderValue;
 use percent_encoding::percent_decode_str;
 use url::{Position, Url};
 
 use super::guard;
+use super::headers::Headers;
 use super::proxy::Proxy;
-use crate::job::shown;
 use crate::sink::BodyMatch;
 use crate::tls::{Tls, TlsError};
 
@@ -103,6 +102,9 @@ pub enum HttpError {
     /// The time-out is zero.
     #[error("a time-out of zero lets no request through; use one such as 30s")]
     NoTimeout,
+    /// The URL of the token server is invalid.
+    #[error("the URL of the token server {0}; use one such as https://login.example.com/oauth2/token")]
+    TokenUrl(&'static str),
     /// The proxy cannot be used.
     #[error("the proxy {0}; write http://USER:PASSWORD@HOST:PORT, or without credentials http://HOST:PORT")]
     Proxy(&'static str),
@@ -110,18 +112,6 @@ pub enum HttpError {
     #[error("no TLS: {0}")]
     Tls(#[from] TlsError),
 }
-
-/// Headers that are set from the connection, the body or the job; another value would break requests.
-const OWN: [&str; 8] = [
-    "connection",
-    "content-length",
-    "idempotency-key",
-    "keep-alive",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 /// A longer base URL leaves no room for paths: an HTTP target ends at 64 KiB.
 const MAX_BASE: usize = 8192;
@@ -132,10 +122,8 @@ pub(super) struct Target {
     pub(super) base: Url,
     /// The `Host` of every request, unless one is configured.
     pub(super) host: HeaderValue,
-    /// The header for the base URL's user information.
-    authorization: Option<HeaderValue>,
     /// The headers of every request, which take precedence over a job's.
-    headers: RwLock<Arc<HeaderMap>>,
+    pub(super) headers: Headers,
     pub(super) proxy: Option<Proxy>,
 }
 
@@ -145,11 +133,11 @@ impl Target {
             return Err(HttpError::NoTimeout);
         }
         let (base, authorization) = base(&options.base_url)?;
-        let headers = RwLock::new(Arc::new(headers(authorization.as_ref(), options.headers)?));
+        let headers = Headers::new(authorization, options.headers)?;
         let host = HeaderValue::from_str(&base[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
         let proxy = options.proxy.as_deref().map(Proxy::parse).transpose()?;
-        Ok(Self { base, host, authorization, headers, proxy })
+        Ok(Self { base, host, headers, proxy })
     }
 
     /// The proxy that gets requests as they are; over https it sees a tunnel alone.
@@ -161,36 +149,6 @@ impl Target {
     pub(super) fn is_refused_by_proxy(&self, status: StatusCode) -> bool {
         status == StatusCode::PROXY_AUTHENTICATION_REQUIRED && self.forwarding_proxy().is_some()
     }
-
-    /// The headers of every request, which take precedence over a job's.
-    pub(super) fn headers(&self) -> Arc<HeaderMap> {
-        Arc::clone(&self.headers.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces the headers of later requests; returns whether they changed.
-    pub(super) fn replace_headers(&self, given: Vec<(String, String)>) -> Result<bool, HttpError> {
-        let new = headers(self.authorization.as_ref(), given)?;
-        let mut headers = self.headers.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = **headers != new;
-        *headers = Arc::new(new);
-        Ok(changed)
-    }
-}
-
-/// The headers of every request: the given ones take precedence over the base URL's user information.
-fn headers(
-    authorization: Option<&HeaderValue>,
-    given: Vec<(String, String)>,
-) -> Result<HeaderMap, HttpError> {
-    let mut headers = HeaderMap::with_capacity(given.len() + 1);
-    if let Some(value) = authorization {
-        headers.insert(AUTHORIZATION, value.clone());
-    }
-    for (name, value) in given {
-        let (name, value) = header(name, &value)?;
-        headers.insert(name, value);
-    }
-    Ok(headers)
 }
 
 fn base(text: &str) -> Result<(Url, Option<HeaderValue>), HttpError> {
@@ -236,17 +194,4 @@ fn split_credentials(mut url: Url) -> Result<(Url, Option<HeaderValue>), HttpErr
     // A URL with a host can always be changed in this way.
     url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
     Ok((url, Some(authorization)))
-}
-
-fn header(name: String, value: &str) -> Result<(HeaderName, HeaderValue), HttpError> {
-    let wrong = |why| HttpError::Header { name: shown(name.as_bytes(), 60), why };
-    let parsed = HeaderName::from_bytes(name.as_bytes())
-        .map_err(|_| wrong("is no name of a header; use letters, digits and `-`"))?;
-    if OWN.contains(&parsed.as_str()) {
-        return Err(wrong("is set by paced itself; leave it out"));
-    }
-    let mut value = HeaderValue::from_str(value)
-        .map_err(|_| wrong("has a value that no header may have; use visible ASCII"))?;
-    value.set_sensitive(true);
-    Ok((parsed, value))
 }

@@ -1,36 +1,47 @@
 //! Builds the request of a job.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use hyper::header::{
-    ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHORIZATION, USER_AGENT,
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
+    HeaderValue, PROXY_AUTHORIZATION, USER_AGENT,
 };
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
 use url::{Position, Url};
 
 use super::connection::Outgoing;
+use super::oauth2::Token;
 use super::options::Target;
 use super::proxy::Proxy;
 use super::upload::Payload;
 use crate::job::{self, Job, Reason, shown};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
+pub(super) const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
 
 const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
 
 type Refusal = (Reason, String);
 
+/// What a request is authorized with, as of the time when it was made.
+pub(super) struct Credentials {
+    /// The headers of every request.
+    pub(super) headers: Arc<HeaderMap>,
+    /// The token of OAuth2, if there is a client.
+    pub(super) token: Option<Arc<Token>>,
+}
+
 impl Target {
     /// The request of a job, or the reason why there can be none. A decoded job always has one; the checks are repeated
     /// because jobs can be built by hand.
-    pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
+    pub(super) fn request(&self, job: &Job, credentials: &Credentials) -> Result<Outgoing, Refusal> {
         let mut request = Request::new(Payload::new(job.body.clone()));
         *request.method_mut() = Method::from_bytes(job.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
         *request.uri_mut() = self.uri(&job.path)?;
-        *request.headers_mut() = self.headers_of(job)?;
+        *request.headers_mut() = self.headers_of(job, credentials)?;
         if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
             // hyper omits the header for an empty body, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
@@ -65,8 +76,8 @@ impl Target {
         Some(url[Position::BeforePath..Position::AfterQuery].to_owned())
     }
 
-    fn headers_of(&self, job: &Job) -> Result<HeaderMap, Refusal> {
-        let fixed = self.headers();
+    fn headers_of(&self, job: &Job, credentials: &Credentials) -> Result<HeaderMap, Refusal> {
+        let Credentials { headers: fixed, token } = credentials;
         let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 8);
         headers.insert(HOST, self.host.clone());
         for (name, value) in &job.headers {
@@ -87,8 +98,11 @@ impl Target {
         }
         headers.entry(USER_AGENT).or_insert(AGENT);
         headers.entry(ACCEPT).or_insert(ANYTHING);
-        for (name, value) in &*fixed {
+        for (name, value) in &**fixed {
             headers.insert(name, value.clone());
+        }
+        if let Some(token) = token {
+            headers.insert(AUTHORIZATION, token.header.clone());
         }
         if let Some(value) = self.forwarding_proxy().and_then(Proxy::authorization) {
             headers.insert(PROXY_AUTHORIZATION, value.clone());

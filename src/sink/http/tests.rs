@@ -13,6 +13,7 @@ use crate::sink::{Receipt, Response};
 mod age;
 mod body;
 mod excerpt;
+mod oauth2;
 mod proxy;
 mod secrets;
 mod server;

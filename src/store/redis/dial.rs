@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_ok;
@@ -14,6 +15,8 @@ use tokio::time::timeout;
 
 use super::address::Address;
 use super::errors::ServerAddress;
+use super::url::Deployment;
+use crate::files::{FreshSecret, ReadSecret};
 use crate::store::StoreError;
 use crate::tls::{Stream, Tls};
 
@@ -27,6 +30,10 @@ pub(super) struct Dialer {
     connect_timeout: Duration,
     tls: Tls,
     reopened: watch::Sender<()>,
+    /// The URL as it is now, where it is read again.
+    url: Option<Arc<FreshSecret>>,
+    /// Whether it connects to sentinels, which may have a login of their own.
+    to_sentinels: bool,
 }
 
 /// An open connection.
@@ -42,7 +49,30 @@ impl Dialer {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect))
             .set_response_timeout(Some(response));
-        Self { config, connect_timeout: connect, tls, reopened: watch::Sender::new(()) }
+        let reopened = watch::Sender::new(());
+        Self { config, connect_timeout: connect, tls, reopened, url: None, to_sentinels: false }
+    }
+
+    /// The same, with the login of the URL, now this one, as it is whenever a connection is opened.
+    pub(super) fn reading_login_again(mut self, url: &str, read: ReadSecret) -> Self {
+        self.url = Some(Arc::new(FreshSecret::new("store.url", url.to_owned(), read)));
+        self
+    }
+
+    /// The same, for connections to sentinels.
+    pub(super) fn to_sentinels(&self) -> Self {
+        Self { to_sentinels: true, ..self.clone() }
+    }
+
+    /// The server with the user and the password as they are now.
+    async fn with_fresh_login(&self, info: &ConnectionInfo) -> ConnectionInfo {
+        let Some(url) = &self.url else { return info.clone() };
+        // A text that is no URL was refused when it was read.
+        let Ok(deployment) = Deployment::parse(&url.current().await) else { return info.clone() };
+        match deployment.login(self.to_sentinels) {
+            Some(login) => info.clone().set_redis_settings(login.clone().set_db(info.redis_settings().db())),
+            None => info.clone(),
+        }
     }
 
     /// Reports that a connection for calls was opened, the first one or one that replaces a broken one.
@@ -61,11 +91,10 @@ impl Dialer {
     }
 
     pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
+        let info = self.with_fresh_login(info).await;
         let mut driver = JoinSet::new();
-        let connection = match self.open_tls(info).await? {
-            None => {
-                Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&self.config).await?
-            }
+        let connection = match self.open_tls(&info).await? {
+            None => Client::open(info)?.get_multiplexed_async_connection_with_config(&self.config).await?,
             Some(stream) => {
                 let (login, config) = (info.redis_settings(), self.config.clone());
                 let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
@@ -103,8 +132,9 @@ impl Dialer {
     /// Opens a connection that subscribes to the channel.
     pub(super) async fn listen(self, info: ConnectionInfo, channel: String) -> Result<PubSub, StoreError> {
         let opened = async {
+            let info = self.with_fresh_login(&info).await;
             let mut subscriber = match self.open_tls(&info).await? {
-                None => Client::open(info.clone())?.get_async_pubsub().await?,
+                None => Client::open(info)?.get_async_pubsub().await?,
                 Some(stream) => PubSub::new(info.redis_settings(), stream).await?,
             };
             subscriber.subscribe(channel).await.map(|()| subscriber)

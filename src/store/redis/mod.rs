@@ -77,12 +77,12 @@ impl RedisStore {
     /// # Errors
     /// [`StoreError::Invalid`] when the URL or the prefix is wrong, or there is TLS for a URL without it.
     pub fn open(url: &str, options: Options) -> Result<Self, StoreError> {
-        let Options { key_prefix: prefix, connect_timeout, response_timeout, tls } = options;
+        let Options { key_prefix: prefix, connect_timeout, response_timeout, tls, read_url } = options;
         if prefix.contains(['{', '}']) {
             let text = "a key prefix with braces would break the hash tag of every key; leave them out";
             return Err(StoreError::Invalid(text.to_owned()));
         }
-        let servers = Servers::open(url, (connect_timeout, response_timeout), tls)?;
+        let servers = Servers::open(url, (connect_timeout, response_timeout), tls, read_url)?;
         Ok(Self {
             servers: Arc::new(servers),
             scripts: Scripts::new(),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::files::ReadSecret;
 use crate::tls::Tls;
 
 /// The key prefix, the time-outs and the TLS of a store in Redis.
@@ -17,6 +18,8 @@ pub struct Options {
     /// Whom to trust, and the certificate to show, for URLs with `rediss`. By default the system's authorities are
     /// trusted, and no certificate is shown.
     pub tls: Option<Tls>,
+    /// Reads the URL again for each connection: the users and the passwords are taken from it. By default they stay.
+    pub read_url: Option<ReadSecret>,
 }
 
 impl Options {
@@ -40,6 +43,13 @@ impl Options {
         (self.connect_timeout, self.response_timeout) = (connect, response);
         self
     }
+
+    /// The same options, with a way to read the URL again for each connection.
+    #[must_use]
+    pub fn reading_login_again(mut self, read: ReadSecret) -> Self {
+        self.read_url = Some(read);
+        self
+    }
 }
 
 impl Default for Options {
@@ -48,6 +58,7 @@ impl Default for Options {
     /// each that is silent.
     fn default() -> Self {
         let half = Duration::from_millis(500);
-        Self { key_prefix: "paced".to_owned(), connect_timeout: half, response_timeout: half, tls: None }
+        let (connect_timeout, response_timeout) = (half, half);
+        Self { key_prefix: "paced".to_owned(), connect_timeout, response_timeout, tls: None, read_url: None }
     }
 }

@@ -32,6 +32,7 @@ impl Sentinels {
     pub(super) async fn master(&self, dial: &Dialer) -> Result<ConnectionInfo, StoreError> {
         let start = self.rotation.fetch_add(1, Ordering::Relaxed) % self.sentinels.len().max(1);
         let (late, early) = self.sentinels.split_at(start);
+        let dial = dial.to_sentinels();
         let asked =
             early.iter().chain(late).map(|info| ask(dial.clone(), info.clone(), self.name.clone())).collect();
         let address: Address = first(asked).await.map_err(|errors| self.no_answer(&errors))?;

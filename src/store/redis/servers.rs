@@ -13,6 +13,7 @@ use super::link::Link;
 use super::scripts::Call;
 use super::sentinel::Sentinels;
 use super::url::Deployment;
+use crate::files::ReadSecret;
 use crate::store::StoreError;
 use crate::time::Micros;
 use crate::tls::Tls;
@@ -34,6 +35,7 @@ impl Servers {
         url: &str,
         (connect, response): (Duration, Duration),
         tls: Option<Tls>,
+        read_url: Option<ReadSecret>,
     ) -> Result<Self, StoreError> {
         let deployment = Deployment::parse(url)?;
         if tls.is_some() && !url.starts_with("rediss") {
@@ -41,7 +43,10 @@ impl Servers {
                 "the store's URL has no TLS, for which there are options; write rediss instead of redis";
             return Err(StoreError::Invalid(text.to_owned()));
         }
-        let dial = Dialer::new(connect, response, tls.unwrap_or_else(Tls::system));
+        let mut dial = Dialer::new(connect, response, tls.unwrap_or_else(Tls::system));
+        if let Some(read) = read_url {
+            dial = dial.reading_login_again(url, read);
+        }
         Ok(match deployment {
             Deployment::One(info) => Self::One(Box::new(Link::fixed(dial, info))),
             Deployment::Sentinels { sentinels, name, master } => {

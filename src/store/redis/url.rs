@@ -1,7 +1,7 @@
 //! Parses the store's URL: one server, servers behind sentinels, or a cluster. No error repeats the URL, since it may
 //! hold a password.
 
-use redis::{ConnectionInfo, IntoConnectionInfo as _};
+use redis::{ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 
 use super::address::Address;
 use crate::store::StoreError;
@@ -34,6 +34,17 @@ impl Deployment {
     /// [`StoreError::Invalid`] with the correct form.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         parse(url).map_err(|problem| StoreError::Invalid(problem.to_owned()))
+    }
+
+    /// The login to the servers, or to the sentinels if there are any.
+    pub(super) fn login(&self, to_sentinels: bool) -> Option<&RedisConnectionInfo> {
+        match self {
+            Self::Sentinels { sentinels, .. } if to_sentinels => sentinels.first(),
+            Self::One(info) | Self::Sentinels { master: info, .. } | Self::Cluster { login: info, .. } => {
+                Some(info)
+            }
+        }
+        .map(ConnectionInfo::redis_settings)
     }
 }
 

@@ -391,3 +391,54 @@ fn files_that_cannot_be_read_are_told() {
         ]
     );
 }
+
+#[test]
+fn clients_of_oauth2() {
+    let given = |lines: &str| {
+        Scene::new(&format!(
+            "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'http://a/'\n{lines}\n"
+        ))
+    };
+    const AT: &str = "downstreams.a.http.oauth2";
+    let client = |more: &str| {
+        format!("[{AT}]\ntoken_url = 'https://l/t'\nclient_id = 'c'\nclient_secret = 's'\n{more}")
+    };
+    assert_eq!(
+        given(&client("")).right().settings.downstreams["a"].http.oauth2.as_ref().unwrap().client_id,
+        "c"
+    );
+    assert_eq!(
+        given(&format!("[{AT}]\nscopes = ['a b']\nclient_auth = 'jwt'\ntimeout = '2m'")).wrong(),
+        [
+            format!(
+                "paced.toml:5:2: {AT}.client_id: missing; name the client, such as client_id = \"paced\""
+            ),
+            format!(
+                "paced.toml:5:2: {AT}.client_secret: missing; name its file, such as client_secret_file = \"secrets/client\""
+            ),
+            format!(
+                "paced.toml:5:2: {AT}.token_url: missing; say where tokens are had, such as token_url = \
+                 \"https://login.example.com/token\""
+            ),
+            format!(
+                "paced.toml:6:11: {AT}.scopes[0]: no scope; use visible ASCII characters without spaces, and list each scope by \
+                 itself"
+            ),
+            format!("paced.toml:7:15: {AT}.client_auth: `jwt` is no way to show a secret; use basic or post"),
+            format!("paced.toml:8:11: {AT}.timeout: `2m` is out of range; use 100ms to 1m"),
+        ]
+    );
+    for (url, why) in [
+        ("https://u:hunter2@l/t", "has credentials in it; give them as client_id and client_secret_file"),
+        ("https://l/t?secret=hunter2", "has a query; write https://HOST/PATH, or http://"),
+        ("ftp://l/t", "not the URL of a token server; write https://HOST/PATH, or http://"),
+    ] {
+        let line = client("").replace("https://l/t", url);
+        assert_eq!(given(&line).wrong(), [format!("paced.toml:6:13: {AT}.token_url: {why}")], "{url}");
+    }
+    let both = format!("headers = {{ Authorization = 'hunter2' }}\n{}", client(""));
+    assert_eq!(
+        given(&both).wrong(),
+        [format!("paced.toml:6:2: {AT}: sets authorization, which `headers` sets too; remove one of them")]
+    );
+}

@@ -91,7 +91,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
         ),
         (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
         // A secret changed, which is shown masked before and after.
-        (&[("hunter2", "hunter3")], &[], &["downstreams.a.http.headers.authorization"]),
+        (&[("hunter2", "hunter3")], &["downstreams.a.http.headers.authorization"], &[]),
         (
             &[("[amqp]", "[admin]\ntoken = 'a'\nlisten = '127.0.0.1:0'\n[amqp]")],
             &[],

@@ -130,6 +130,28 @@ fn secrets_come_from_files() {
 }
 
 #[test]
+fn files_may_lie_in_the_directory_of_credentials() {
+    let text = "[amqp]\nurl_file = '$CREDENTIALS_DIRECTORY/paced_url'\n[admin]\ntoken_file = '${CREDENTIALS_DIRECTORY}/token'\n";
+    let scene = Scene::new(&format!("{text}{LEAST}"));
+    const UNSET: &str = "begins with $CREDENTIALS_DIRECTORY, which systemd has not set here; give the service a \
+                         LoadCredential= (and run tools with that variable), or name the file by its path";
+    assert_eq!(
+        scene.wrong(),
+        [
+            format!("paced.toml:2:12: amqp.url_file: {UNSET}"),
+            format!("paced.toml:4:14: admin.token_file: {UNSET}")
+        ]
+    );
+    let credentials = tempfile::tempdir().unwrap();
+    fs::write(credentials.path().join("paced_url"), "amqp://u:hunter2@rabbit/v\n").unwrap();
+    fs::write(credentials.path().join("token"), "0123456789abcdef\n").unwrap();
+    let scene = scene.env("CREDENTIALS_DIRECTORY", credentials.path().to_str().unwrap());
+    let settings = scene.right().settings;
+    assert_eq!(settings.amqp.url.expose(), "amqp://u:hunter2@rabbit/v");
+    assert_eq!(settings.admin.token.unwrap().expose(), "0123456789abcdef");
+}
+
+#[test]
 fn a_value_and_its_file_contradict_each_other_within_a_source_only() {
     let both = "[amqp]\nurl = \"amqp://a/v\"\nurl_file = \"url\"\n";
     let scene = Scene::new(&format!("{LEAST}{both}")).file("url", "amqp://b/v");

@@ -134,6 +134,75 @@ fn jobs_that_the_broker_takes_back() {
 }
 
 #[test]
+fn tokens_that_may_be_guessed() {
+    let admin =
+        |lines: &str| Scene::new(&format!("{LEAST}[admin]\n{lines}\n")).file("token", "0123456789abcde\n");
+    assert_eq!(
+        lines(admin("token = 'hunter2'\nread_token_file = 'token'")),
+        [
+            "paced.toml:5:9: admin.token: warning: a token of 7 characters may be guessed; use 16 or more, such as from \
+             openssl rand -hex 32",
+            "paced.toml:6:19: admin.read_token_file: warning: a token of 15 characters may be guessed; use 16 or more, such \
+             as from openssl rand -hex 32",
+        ]
+    );
+    assert_eq!(lines(admin("token = '0123456789abcdef'")), [""; 0]);
+}
+
+#[cfg(unix)]
+#[test]
+fn files_with_secrets_that_every_user_can_read() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    let text = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'http://a/'\n\
+                headers = { authorization_file = 'token' }\n";
+    let scene = Scene::new(text).file("hunter2", "Bearer x");
+    let path = |name: &str| scene.dir.path().join(name);
+    // As Kubernetes and systemd do, by a link, which every user can read.
+    symlink("hunter2", path("token")).unwrap();
+    let warned = |folder: u32, file: u32| {
+        let set = |path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        set(path("hunter2"), file);
+        set(scene.dir.path().to_path_buf(), folder);
+        scene.right().warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        warned(0o755, 0o644),
+        [
+            "paced.toml:5:34: downstreams.a.http.headers.authorization_file: warning: every user of this machine can read the \
+          file it names (mode 644); take that right away (chmod o-r), or that of entering one of its directories"
+        ]
+    );
+    assert_eq!(warned(0o755, 0o640), [""; 0]);
+    assert_eq!(warned(0o700, 0o644), [""; 0], "nobody else comes there");
+}
+
+#[test]
+fn a_secret_that_goes_to_a_token_server_without_tls() {
+    let to = |url: &str| {
+        let client =
+            format!("oauth2 = {{ token_url = '{url}', client_id = 'c', client_secret = 'hunter2' }}");
+        let base = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'http://a/'\n";
+        lines(Scene::new(&format!("{base}{client}\n")))
+    };
+    assert_eq!(
+        to("http://login.example.com/token"),
+        [
+            "paced.toml:5:24: downstreams.a.http.oauth2.token_url: warning: the client's secret goes to login.example.com \
+          without TLS; write https://"
+        ]
+    );
+    for url in [
+        "https://login.example.com/token",
+        "http://127.0.0.1:1/token",
+        "http://[::1]/token",
+        "http://localhost/",
+    ] {
+        assert_eq!(to(url), [""; 0], "{url}");
+    }
+}
+
+#[test]
 fn names_of_variables_with_one_underscore() {
     let scene = Scene::new(LEAST)
         .env("PACED_AMQP_URL", "amqp://u:hunter2@rabbit")
@@ -181,8 +250,9 @@ fn nothing_that_is_shipped_is_warned_of() {
         } else {
             "[downstreams.search.http]\nbase_url = 'http://a/'\n"
         };
-        let scene =
-            Scene::new(&format!("{block}\n{more}")).file("billing.token", "x").file("admin.token", "x");
+        let token = "x".repeat(32);
+        let scene = Scene::new(&format!("{block}\n{more}"));
+        let scene = scene.file("billing.token", "x").file("admin.token", &token);
         assert_eq!(lines(scene), [""; 0], "{block}");
         found += 1;
     }

@@ -13,7 +13,8 @@ async fn headers_that_are_read_again_are_sent_from_then_on() {
         let text = *source.lock().expect("no panic");
         text.map(|text| vec![pair("authorization", text)]).map_err(str::to_owned)
     };
-    let sink = HttpSink::new(options).expect("a sink").reading_headers_again(Arc::new(read));
+    let files = HeaderFiles { name: "billing".to_owned(), files: Vec::new(), read: Arc::new(read) };
+    let sink = HttpSink::new(options).expect("a sink").reading_headers_again(files);
     let sent = async |expected: [Option<&str>; 2]| {
         delivered(sink.send(&job()).await);
         let seen = server.seen();

@@ -1,0 +1,155 @@
+//! The secrets that requests to downstreams have, which may be replaced while the daemon runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::config::{Downstream, Http, OAuth2, Secret};
+use paced::sink::http::{
+    ClientAuth, HeaderFiles, Headers, HttpError, OAuth2Client, OAuth2Options, ReadHeaders,
+};
+use paced::tls::Tls;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, timeout};
+
+use super::certificates::Handles;
+
+/// How often the files are looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a reload waits for file systems that do not answer.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// The headers of all downstreams, by name.
+#[derive(Clone)]
+pub(super) struct Secrets(Arc<BTreeMap<String, Headers>>);
+
+impl Secrets {
+    pub(super) fn new(headers: impl IntoIterator<Item = (String, Headers)>) -> Self {
+        Self(Arc::new(headers.into_iter().collect()))
+    }
+
+    /// Has later requests use what the configuration says now.
+    pub(super) fn replace(&self, name: &str, downstream: &Downstream) {
+        let Some(headers) = self.0.get(name) else { return };
+        if let Err(error) = headers.replace(texts(&downstream.http), files(name, &downstream.http)) {
+            tracing::error!(downstream = name, %error, "the headers stay as they were");
+        }
+    }
+
+    /// Looks at all files, and reads again what has changed; what comes of it is logged.
+    pub(super) async fn refresh(&self) {
+        let mut looks = JoinSet::new();
+        for headers in self.0.values() {
+            let headers = headers.clone();
+            looks.spawn(async move { headers.refresh().await });
+        }
+        let all = async { while looks.join_next().await.is_some() {} };
+        if timeout(LONGEST, all).await.is_err() {
+            tracing::warn!("a file system with secrets does not answer; those read before stay in use");
+        }
+    }
+
+    /// Looks at all files each second, and never returns. Each downstream has a task of its own, so that a file system
+    /// that does not answer keeps up no other.
+    pub(super) async fn watch(self) {
+        let mut watches = JoinSet::new();
+        for headers in self.0.values() {
+            let headers = headers.clone();
+            watches.spawn(async move {
+                let mut ticks = tokio::time::interval(INTERVAL);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                loop {
+                    ticks.tick().await;
+                    headers.refresh().await;
+                }
+            });
+        }
+        while watches.join_next().await.is_some() {}
+        std::future::pending().await
+    }
+}
+
+/// The headers of every request.
+pub(super) fn texts(http: &Http) -> Vec<(String, String)> {
+    let text = |(name, value): &(String, Secret)| (name.clone(), value.expose().to_owned());
+    http.headers.iter().map(text).collect()
+}
+
+/// Where the headers are read again, if any of them has a file.
+pub(super) fn files(name: &str, http: &Http) -> Option<HeaderFiles> {
+    let files = http.headers.iter().filter_map(|(_, value)| value.file());
+    let files: Vec<_> = files.map(|file| file.to_owned()).collect();
+    (!files.is_empty()).then(|| HeaderFiles {
+        name: name.to_owned(),
+        files,
+        read: read(http.headers.clone()),
+    })
+}
+
+fn read(headers: Vec<(String, Secret)>) -> ReadHeaders {
+    Arc::new(move || {
+        let read = |(name, value): &(String, Secret)| match value.read_again() {
+            Ok(value) => Ok((name.clone(), value.expose().to_owned())),
+            Err(why) => Err(format!("the header `{name}`: {why}")),
+        };
+        headers.iter().map(read).collect()
+    })
+}
+
+/// The clients of OAuth2 in this process: downstreams that name the same client share its token.
+#[derive(Default)]
+pub(super) struct Clients {
+    known: Vec<Known>,
+}
+
+struct Known {
+    settings: OAuth2,
+    proxy: Option<Secret>,
+    client: OAuth2Client,
+}
+
+impl Clients {
+    /// The client of a downstream, if it has one. Its TLS is added to `handles` if there are files for it.
+    pub(super) fn of(
+        &mut self,
+        downstream: &str,
+        http: &Http,
+        handles: &mut Handles,
+    ) -> Result<Option<OAuth2Client>, HttpError> {
+        let Some(settings) = &http.oauth2 else { return Ok(None) };
+        let is_same = |known: &&Known| known.settings.is_same_client(settings) && known.proxy == http.proxy;
+        if let Some(known) = self.known.iter().find(is_same) {
+            return Ok(Some(known.client.clone()));
+        }
+        let setting = format!("downstreams.{downstream}.http.oauth2.tls");
+        let tls = settings.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
+        let client = OAuth2Client::new(options(settings, http.proxy.as_ref(), tls))?;
+        let (settings, proxy) = (settings.clone(), http.proxy.clone());
+        self.known.push(Known { settings, proxy, client: client.clone() });
+        Ok(Some(client))
+    }
+
+    /// The clients, each with its settings.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&OAuth2, &OAuth2Client)> {
+        self.known.iter().map(|known| (&known.settings, &known.client))
+    }
+}
+
+fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth2Options {
+    let OAuth2 { token_url, client_id, client_secret, scopes, client_auth, timeout, .. } = settings;
+    OAuth2Options {
+        token_url: token_url.clone(),
+        client_id: client_id.clone(),
+        client_secret: client_secret.expose().to_owned(),
+        read_secret: client_secret.reader(),
+        scopes: scopes.clone(),
+        client_auth: match client_auth {
+            paced::config::ClientAuth::Basic => ClientAuth::Basic,
+            paced::config::ClientAuth::Post => ClientAuth::Post,
+        },
+        timeout: *timeout,
+        tls,
+        proxy: proxy.map(|proxy| proxy.expose().to_owned()),
+    }
+}

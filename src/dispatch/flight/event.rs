@@ -1,0 +1,104 @@
+//! What a flight reports to its dispatcher.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::dispatch::entry::Entry;
+use crate::dispatch::failures::Ending;
+use crate::dispatch::source::DeadLetter;
+use crate::sink::Response;
+use crate::time::Deadline;
+
+/// An event that a flight reports to its dispatcher.
+#[derive(Debug)]
+pub(in crate::dispatch) enum Event {
+    /// The slot was given up: the job waits for another one, in its old position.
+    Back(Entry),
+    /// The job failed and is tried again later.
+    Retry(Instant, Entry),
+    /// A job is parked, or its message is not live any more.
+    Parked,
+    /// The job cannot be parked: it waits here until this instant.
+    Unparked(Instant, Entry),
+    /// The downstream asks for a pause until this instant.
+    Pause(Deadline),
+    /// The downstream refused the credentials of the request.
+    Refused(Box<Refused>),
+    /// The send is over.
+    Ended(FlightEnd),
+}
+
+/// A job that was refused, and the dead letter that it becomes if the job itself is at fault.
+#[derive(Debug)]
+pub(in crate::dispatch) struct Refused {
+    pub(in crate::dispatch) entry: Entry,
+    pub(in crate::dispatch) sent: Instant,
+    pub(in crate::dispatch) letter: DeadLetter,
+    pub(in crate::dispatch) response: Response,
+    /// Whether it is certain that the credentials are at fault, or may be: then the job is never dead of it.
+    pub(in crate::dispatch) is_blameless: bool,
+}
+
+/// The end of a flight.
+#[derive(Debug)]
+pub(in crate::dispatch) struct FlightEnd {
+    /// The instant at which it began.
+    pub(in crate::dispatch) since: Instant,
+    /// How long the downstream took, if it answered.
+    pub(in crate::dispatch) took: Option<Duration>,
+    pub(in crate::dispatch) contact: Contact,
+    /// Whether the downstream worked.
+    pub(in crate::dispatch) ending: Ending,
+}
+
+/// How far a job got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::dispatch) enum Contact {
+    /// The job was not sent.
+    None,
+    /// There was no connection.
+    Unreachable,
+    /// The job was sent, and not delivered.
+    Sent,
+    Delivered,
+}
+
+/// Reports to the dispatcher that the send is over, however the flight ends.
+pub(in crate::dispatch) struct FlightGuard {
+    events: mpsc::UnboundedSender<Event>,
+    pub(super) end: FlightEnd,
+}
+
+impl Event {
+    /// The job that was put back with it, if any.
+    pub(in crate::dispatch) fn into_entry(self) -> Option<Entry> {
+        match self {
+            Self::Back(entry) | Self::Retry(_, entry) | Self::Unparked(_, entry) => Some(entry),
+            Self::Refused(refused) => Some(refused.entry),
+            Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
+        }
+    }
+}
+
+impl FlightGuard {
+    pub(in crate::dispatch) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
+        let (contact, ending) = (Contact::None, Ending::Other);
+        let end = FlightEnd { since: Instant::now(), took: None, contact, ending };
+        Self { events, end }
+    }
+
+    pub(super) fn send(&self, event: Event) {
+        // Without a dispatcher nobody receives the event; the job returns to its broker with the connection.
+        let _ = self.events.send(event);
+    }
+}
+
+impl Drop for FlightGuard {
+    fn drop(&mut self) {
+        let FlightEnd { since, took, contact, .. } = self.end;
+        let ending = std::mem::take(&mut self.end.ending);
+        self.send(Event::Ended(FlightEnd { since, took, contact, ending }));
+    }
+}

@@ -1,0 +1,81 @@
+//! Credentials that are refused because they were replaced, or should be: that says nothing about the jobs.
+
+use super::*;
+use crate::sink::Outcome;
+
+fn outdated(replaced: bool) -> Outcome {
+    let detail = "the downstream answered 401 Unauthorized".to_owned();
+    Outcome::Outdated { detail, status: 401, replaced, response: None }
+}
+
+fn answer(bench: &Bench, id: &str, times: usize, replaced: bool) {
+    (0..times).for_each(|_| bench.sink.answer(id, outdated(replaced)));
+}
+
+fn dead_letters(bench: &Bench) -> usize {
+    bench.ledger.all().iter().filter(|(_, how)| matches!(how, Settled::Dead(_))).count()
+}
+
+fn times(bench: &Bench, id: &str) -> usize {
+    bench.sink.ids().iter().filter(|sent| *sent == id).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_that_meet_credentials_which_were_replaced_go_again_at_new_slots_and_nothing_stops() {
+    let mut bench = Bench::new("100/s", QUICK);
+    for id in (0..40).step_by(4) {
+        answer(&bench, &id.to_string(), 2, true);
+    }
+    bench.publish_many(0..40);
+    let (start, done) = (Instant::now(), bench.start());
+    bench.end();
+    done.await.unwrap();
+    assert_eq!((dead_letters(&bench), bench.pauses()), (0, vec![]));
+    for id in 0..40 {
+        let sent = if id % 4 == 0 { 3 } else { 1 };
+        assert_eq!(times(&bench, &id.to_string()), sent, "{id}");
+        assert!(
+            matches!(&bench.ledger.of(&id.to_string())[..], [Settled::Acked(report)] if report.attempts as usize == sent)
+        );
+    }
+    // 60 requests at the pace; the repeated ones waited for nothing else.
+    let last = bench.sink.millis(start).pop().unwrap();
+    assert!((580..1200).contains(&last), "{last} ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_is_refused_with_each_new_secret_is_dead_in_the_end() {
+    let mut bench = Bench::new("100/s", QUICK);
+    answer(&bench, "13", 20, true);
+    bench.publish_many(0..1000);
+    let done = bench.start();
+    bench.ledger.count(1000).await;
+    let letter = bench.ledger.letter("13");
+    assert_eq!((letter.reason, letter.report.status), (Reason::Status, Some(401)));
+    assert_eq!((times(&bench, "13"), dead_letters(&bench), bench.pauses()), (5, 1, vec![]));
+    bench.end();
+    done.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_job_is_dead_because_there_are_no_new_credentials() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.may_be_given_back = false;
+    // One among others that succeed, more often than it may be tried.
+    answer(&bench, "3", 10, false);
+    bench.publish_many(0..500);
+    let _running = bench.start();
+    bench.ledger.count(499).await;
+    assert_eq!((dead_letters(&bench), bench.ledger.of("3").len()), (0, 0));
+    bench.ledger.count(500).await;
+    assert!(matches!(&bench.ledger.of("3")[..], [Settled::Acked(_)]));
+
+    // All of them: the replica takes no jobs until one succeeds.
+    for id in 500..520 {
+        answer(&bench, &id.to_string(), 3, false);
+    }
+    bench.publish_many(500..520);
+    bench.ledger.count(520).await;
+    assert_eq!((dead_letters(&bench), bench.pauses().first()), (0, Some(&true)));
+    assert!(bench.sink.secrets_read.load(Ordering::SeqCst) > 0, "they are read again");
+}

@@ -1,0 +1,70 @@
+//! The logins to the broker and the store, whose URLs have files.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::{LONG, finished};
+use crate::support::daemon::Paced;
+use crate::support::publish::Job;
+use crate::support::servers::{Rabbit, Redis, rabbit};
+use crate::support::site::Site;
+
+/// The URL with this login.
+fn with_login(url: &str, login: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap();
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    format!("{scheme}://{login}@{place}")
+}
+
+/// How many different jobs have arrived.
+fn ids(site: &Site) -> usize {
+    site.api.arrivals().iter().map(|arrival| arrival.id().to_owned()).collect::<BTreeSet<_>>().len()
+}
+
+#[tokio::test]
+async fn a_new_password_of_the_store_is_used_for_the_next_connection() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "storelogin", "rate = '200/s'");
+    redis.command(&["ACL", "SETUSER", "paced", "on", ">old", "~*", "&*", "+@all"]).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("url");
+    fs::write(&file, with_login(&site.store, "paced:old")).unwrap();
+    let url = format!("url = '{}'", site.store);
+    let config = site.config().replace(&url, &format!("url_file = '{}'", file.display()));
+    let replica = Paced::spawn(&config).await;
+    site.publish(Job::many("a", 50)).await;
+    site.api.wait_for(50, LONG).await;
+
+    redis.command(&["ACL", "SETUSER", "paced", "resetpass", ">new"]).await.unwrap();
+    fs::write(&file, with_login(&site.store, "paced:new")).unwrap();
+    redis.command(&["CLIENT", "KILL", "USER", "paced"]).await.unwrap();
+    site.publish(Job::many("b", 50)).await;
+    finished(&site, &replica, 100, || ids(&site)).await;
+    let log = replica.log().join("\n");
+    assert!(!log.contains("paced:old") && !log.contains("paced:new"), "{log}");
+}
+
+#[tokio::test]
+async fn a_new_password_of_the_broker_is_used_for_the_next_connection() {
+    let broker = Rabbit::dedicated().await;
+    let site = Site::on(&broker, crate::support::servers::redis().await, "brokerlogin", "rate = '200/s'");
+    broker.ctl(&["add_user", "paced", "old"]).await;
+    broker.ctl(&["set_permissions", "paced", ".*", ".*", ".*"]).await;
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("url");
+    fs::write(&file, with_login(&site.amqp, "paced:old")).unwrap();
+    let url = format!("url = '{}'", site.amqp);
+    let config = site.config().replace(&url, &format!("url_file = '{}'", file.display()));
+    let replica = Paced::spawn(&config).await;
+    site.publish(Job::many("a", 50)).await;
+    site.api.wait_for(50, LONG).await;
+
+    broker.ctl(&["change_password", "paced", "new"]).await;
+    fs::write(&file, with_login(&site.amqp, "paced:new")).unwrap();
+    broker.stop().await;
+    broker.start().await;
+    site.publish(Job::many("b", 50)).await;
+    finished(&site, &replica, 100, || ids(&site)).await;
+}

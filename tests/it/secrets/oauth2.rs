@@ -1,0 +1,204 @@
+//! Tokens of OAuth2's client credentials, of a token server that fails at times.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::LONG;
+use crate::support::api::{Answer, Api, Arrival};
+use crate::support::daemon::run_cli_in;
+use crate::support::publish::{self, Job};
+use crate::support::real_now;
+use crate::support::site::Site;
+
+/// `paced:old` and `paced:new`, as HTTP Basic authentication has them.
+const OLD: &str = "Basic cGFjZWQ6b2xk";
+const NEW: &str = "Basic cGFjZWQ6bmV3";
+
+/// The tokens that were issued, each with its end, and the jobs that came with a good one.
+#[derive(Clone, Default)]
+struct Issued {
+    ends: Arc<Mutex<BTreeMap<String, Instant>>>,
+    taken: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Issued {
+    /// The answer with a new token that lives for so long.
+    fn issue(&self, life: Duration) -> Answer {
+        let mut all = self.ends.lock().unwrap();
+        let token = format!("t0ken-{}", all.len());
+        all.insert(format!("Bearer {token}"), real_now() + life);
+        let answer = json!({ "access_token": token, "token_type": "Bearer", "expires_in": life.as_secs() });
+        Answer::ok().header("content-type", "application/json").body(answer.to_string())
+    }
+
+    fn is_good(&self, arrival: &Arrival) -> bool {
+        let all = self.ends.lock().unwrap();
+        let end = arrival.header("authorization").and_then(|token| all.get(token));
+        end.is_some_and(|end| real_now() < *end)
+    }
+
+    fn revoke(&self) {
+        let now = real_now();
+        self.ends.lock().unwrap().values_mut().for_each(|end| *end = now);
+    }
+
+    /// The API takes good tokens alone.
+    fn guard(&self, api: &Api) {
+        let issued = self.clone();
+        api.rule(move |arrival| {
+            if !issued.is_good(arrival) {
+                return Answer::status(401);
+            }
+            issued.taken.lock().unwrap().insert(arrival.id().to_owned());
+            Answer::ok()
+        });
+    }
+
+    fn taken(&self) -> usize {
+        self.taken.lock().unwrap().len()
+    }
+}
+
+fn client(server: &Api, folder: &Path) -> String {
+    let secret = folder.join("client");
+    fs::write(&secret, "old\n").unwrap();
+    format!(
+        "oauth2 = {{ token_url = '{}token', client_id = 'paced', client_secret_file = '{}', scopes = ['a', 'b'], timeout = \
+         '1s' }}",
+        server.url(),
+        secret.display()
+    )
+}
+
+#[tokio::test]
+async fn a_token_server_that_fails_at_times_costs_no_job_and_is_asked_once_at_a_time() {
+    const JOBS: usize = 300;
+    let folder = TempDir::new().unwrap();
+    let (server, issued) = (Api::start(), Issued::default());
+    let mut site = Site::shared("tokens", "rate = '100/s'").await;
+    site.http = client(&server, folder.path());
+    issued.guard(&site.api);
+    let (issuer, asked) = (issued.clone(), Mutex::new(0));
+    server.rule(move |_| {
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        match *asked % 6 {
+            1 | 4 => issuer.issue(Duration::from_secs(2)),
+            2 => Answer::status(500).body("t0ken"),
+            // Longer than the time-out.
+            3 => Answer::ok().after(Duration::from_secs(20)),
+            5 => Answer::ok().body("<html>t0ken"),
+            _ => Answer::hang_up(),
+        }
+    });
+    // Another downstream names the same client.
+    let other = format!(
+        "\n[downstreams.other]\nrate = '100/s'\n[downstreams.other.http]\nbase_url = '{}other/'\n{}\n",
+        site.api.url(),
+        client(&server, folder.path())
+    );
+    let config = format!("{}{other}", site.config());
+    let replica = crate::support::daemon::Paced::spawn(&config).await;
+    site.publish(Job::many("job", JOBS)).await;
+    publish::publish(&site.amqp, &site.prefix, "other", Job::many("other", JOBS)).await;
+    super::finished(&site, &replica, 2 * JOBS, || issued.taken()).await;
+    site.depth(&site.queue().replace("billing", "other"), 0, LONG).await;
+    site.depth(&site.dead_queue().replace("billing", "other"), 0, LONG).await;
+
+    println!("{} token requests, of which {} issued one", server.count(), issued.ends.lock().unwrap().len());
+    assert_eq!(server.peak_in_flight(), 1, "one token request at a time");
+    assert!(server.count() >= 4, "it failed at times");
+    let tokens = |other: bool| -> BTreeSet<String> {
+        let arrivals = site.api.arrivals();
+        let of = arrivals.iter().filter(|arrival| arrival.path.starts_with("/other/") == other);
+        of.filter_map(|arrival| arrival.header("authorization").map(str::to_owned)).collect()
+    };
+    assert!(tokens(true).intersection(&tokens(false)).next().is_some(), "both use one token");
+    for request in server.arrivals() {
+        assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/token"));
+        assert_eq!(request.header("authorization"), Some(OLD));
+        assert_eq!(request.header("content-type"), Some("application/x-www-form-urlencoded"));
+        assert_eq!(request.body, "grant_type=client_credentials&scope=a+b");
+    }
+    let log = replica.log().join("\n");
+    assert!(!log.contains("t0ken") && !log.contains("cGFjZWQ"), "no secret in the log: {log}");
+}
+
+#[tokio::test]
+async fn a_token_that_the_api_does_not_take_any_more_is_replaced_at_once() {
+    const JOBS: usize = 400;
+    let folder = TempDir::new().unwrap();
+    let (server, issued) = (Api::start(), Issued::default());
+    let mut site = Site::shared("revoked", "rate = '200/s'").await;
+    site.http = client(&server, folder.path());
+    issued.guard(&site.api);
+    let issuer = issued.clone();
+    server.rule(move |_| issuer.issue(Duration::from_secs(3600)));
+    let replica = site.replica().await;
+    site.publish(Job::many("job", JOBS)).await;
+    site.api.wait_for(100, LONG).await;
+    assert_eq!(server.count(), 1);
+    issued.revoke();
+    super::finished(&site, &replica, JOBS, || issued.taken()).await;
+    assert_eq!(server.count(), 2, "one more token, however many requests were refused");
+    assert!(!replica.log().iter().any(|line| line.contains("refuses the credentials")));
+}
+
+#[tokio::test]
+async fn the_secret_of_the_client_may_be_replaced_too() {
+    const JOBS: usize = 300;
+    let folder = TempDir::new().unwrap();
+    let (server, issued) = (Api::start(), Issued::default());
+    let mut site = Site::shared("clients", "rate = '100/s'").await;
+    site.http = client(&server, folder.path());
+    issued.guard(&site.api);
+    let (issuer, good) = (issued.clone(), Arc::new(Mutex::new(OLD)));
+    let wanted = Arc::clone(&good);
+    server.rule(move |arrival| match arrival.header("authorization") {
+        given if given == Some(*wanted.lock().unwrap()) => issuer.issue(Duration::from_secs(2)),
+        _ => Answer::status(401).body("{\"error\":\"invalid_client\"}"),
+    });
+    let replica = site.replica().await;
+    site.publish(Job::many("job", JOBS)).await;
+    site.api.wait_for(50, LONG).await;
+    {
+        let mut good = good.lock().unwrap();
+        fs::write(folder.path().join("client"), "new\n").unwrap();
+        *good = NEW;
+    }
+    super::finished(&site, &replica, JOBS, || issued.taken()).await;
+    assert!(server.arrivals().iter().any(|request| request.header("authorization") == Some(NEW)));
+}
+
+#[tokio::test]
+async fn the_check_asks_for_a_token_and_the_configuration_hides_the_secret() {
+    let folder = TempDir::new().unwrap();
+    let (server, issued) = (Api::start(), Issued::default());
+    let mut site = Site::shared("checked", "rate = '100/s'").await;
+    site.http = client(&server, folder.path());
+    let file = folder.path().join("paced.toml");
+    fs::write(&file, site.config()).unwrap();
+    let run = async |args: &[&str]| run_cli_in(folder.path(), args, b"").await;
+    let shown = run(&["config", "show"]).await;
+    assert!(shown.stdout.contains("client_secret = \"***\""), "{}", shown.stdout);
+    assert!(shown.stdout.contains("scopes = [\"a\", \"b\"]"), "{}", shown.stdout);
+
+    server.rule(move |_| issued.issue(Duration::from_secs(60)));
+    let good = run(&["check", "--online"]).await;
+    assert_eq!(good.code, 0, "{}", good.stderr);
+    assert!(
+        good.stdout.contains(&format!("token ok: {}token (client paced)", server.url())),
+        "{}",
+        good.stdout
+    );
+    server.rule(|_| Answer::status(401).body("{\"error\":\"invalid_client\"}"));
+    let bad = run(&["check", "--online"]).await;
+    assert_eq!(bad.code, 69, "{}", bad.stderr);
+    assert!(bad.stderr.contains("401 Unauthorized (invalid_client); check client_id"), "{}", bad.stderr);
+}
