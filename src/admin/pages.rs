@@ -152,7 +152,7 @@ mod tests {
     ) -> (u16, HeaderMap, String) {
         let checks = checks.map(|(name, verdict)| Check::new(name, verdict.map_err(str::to_owned)));
         let read_token = read_token.map(Secret::hidden);
-        let admin = Admin { listen: None, token: None, read_token, allow_hosts: Vec::new() };
+        let admin = Admin { listen: None, token: None, read_token, allow_hosts: Vec::new(), tls: None };
         let access = Arc::new(Access::new(&admin));
         let pages = pages(Fixed(checks.into()), || "# EOF\n".to_owned(), access);
         let service = TowerToHyperService::new(pages);

@@ -227,6 +227,7 @@ mod tests {
                 token: None,
                 read_token: None,
                 allow_hosts: Vec::new(),
+                tls: None,
             };
             configured(&admin).map(String::from)
         };

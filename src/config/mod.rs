@@ -38,6 +38,8 @@ pub use show::{show, show_json};
 pub use source::Sources;
 pub use value::duration;
 
+pub use crate::tls::ServerTlsOptions as AdminTls;
+
 use error::Kind;
 use reader::{Entry, Reader};
 use source::Layers;

@@ -8,7 +8,7 @@ use super::retry::{Retry, retry};
 use super::settings::{
     Admin, Amqp, Downstream, Http, Lanes, Plan, Queue, Reply, Secret, Settings, Shutdown, Store,
 };
-use super::tls::tls;
+use super::tls::{server_tls, tls};
 use super::{limits, url, value, warnings};
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::job::nearest;
@@ -103,7 +103,8 @@ pub(super) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
     }
     let hosts = ("[\"paced.internal\"]", value::allowed_host);
     let allow_hosts = reader.texts(&table, "allow_hosts", &[], hosts.0, hosts.1).unwrap_or_default();
-    Admin { listen, token, read_token, allow_hosts }
+    let tls = server_tls(reader, &table);
+    Admin { listen, token, read_token, allow_hosts, tls }
 }
 
 fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {

@@ -8,7 +8,7 @@ use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::LimitSet;
 use crate::sink::BodyMatch;
-use crate::tls::TlsOptions;
+use crate::tls::{ServerTlsOptions as AdminTls, TlsOptions};
 
 /// All of `paced.toml`, checked.
 #[derive(Clone, Debug)]
@@ -95,6 +95,8 @@ pub struct Admin {
     /// The allowed values of `Host` besides this machine's own names: `HOST` (with any port) or `HOST:PORT`, in lower
     /// case.
     pub allow_hosts: Vec<String>,
+    /// `[admin.tls]`; without it the server speaks no TLS.
+    pub tls: Option<AdminTls>,
 }
 
 /// `[shutdown]`

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use super::document::quote;
 use super::reader::{Absent, IN_QUOTES, Reader, Table};
 use super::settings::Secret;
-use crate::tls::TlsOptions;
+use crate::tls::{ServerTlsOptions, TlsOptions};
 
 const KEYS: [&str; 4] = ["ca_file", "cert_file", "key_file", "server_name"];
+const SERVER_KEYS: [&str; 3] = ["cert_file", "key_file", "client_ca_file"];
 
 /// The table `tls` for the connections to `url`; `None` if nothing is set in it, or the reader has noted a mistake.
 /// `right` is what a URL with TLS looks like.
@@ -39,6 +40,35 @@ pub(super) fn tls<'v>(
         return None;
     }
     check(reader, &table, first, options)
+}
+
+/// The table `tls` of a server; `None` if nothing is set in it, or the reader has noted a mistake.
+pub(super) fn server_tls<'v>(reader: &mut Reader<'v>, parent: &Table<'v>) -> Option<ServerTlsOptions> {
+    let table = reader.table(parent, "tls");
+    let [cert_file, key_file, client_ca_file] = SERVER_KEYS.map(|key| reader.path(&table, key));
+    let given = [cert_file.is_some(), key_file.is_some(), client_ca_file.is_some()];
+    if SERVER_KEYS.iter().zip(given).any(|(key, is_read)| table.has(key) != is_read) {
+        // What is read of the table is not all of it.
+        return None;
+    }
+    let (at, problem) = match (cert_file, key_file) {
+        (Some(cert_file), Some(key_file)) => {
+            return Some(ServerTlsOptions { cert_file, key_file, client_ca_file });
+        }
+        (Some(_), None) => {
+            ("cert_file", "needs key_file, the private key of the certificate, as well; give both, or neither")
+        }
+        (None, Some(_)) => {
+            ("key_file", "needs cert_file, the certificate of the key, as well; give both, or neither")
+        }
+        (None, None) => (
+            "client_ca_file",
+            "needs cert_file and key_file, the certificate of this server, as well; give all three, or remove it",
+        ),
+    };
+    let found = reader.given(&table, at)?;
+    reader.wrong(&found, problem);
+    None
 }
 
 /// The scheme of a URL that has no TLS.

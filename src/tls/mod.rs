@@ -1,4 +1,5 @@
-//! TLS of the connections that this process opens: to the store, to the broker and to the downstreams.
+//! TLS of the connections that this process opens, to the store, to the broker and to the downstreams, and of those that
+//! its admin listener accepts.
 //!
 //! [`Tls`] is what connections are opened with. It reads its files again when they change, so that certificates can be
 //! replaced while the process runs: connections opened from then on use the new ones, and open ones are kept.
@@ -21,7 +22,7 @@ mod validity;
 pub use client::Tls;
 #[cfg(feature = "tls")]
 pub use error::{TlsError, TlsProblem};
-pub use options::TlsOptions;
+pub use options::{ServerTlsOptions, TlsOptions};
 #[cfg(feature = "tls")]
 pub(crate) use refusal::{Refusal, refusal};
 #[cfg(feature = "tls")]

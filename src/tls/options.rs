@@ -50,3 +50,15 @@ impl TlsOptions {
         [&self.ca_file, &self.cert_file, &self.key_file].into_iter().flatten().map(PathBuf::as_path)
     }
 }
+
+/// Who this process is where it is the server, and whom it lets in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerTlsOptions {
+    /// The certificate that clients are shown, and then those that lead to its authority, in a file in PEM format.
+    pub cert_file: PathBuf,
+    /// The private key of the certificate, unencrypted, in a file in PEM format (PKCS #8, PKCS #1 or SEC1).
+    pub key_file: PathBuf,
+    /// The certificates of the authorities that clients' certificates may be signed by, in a file in PEM format. With
+    /// it every client must show a certificate; without it none is asked for.
+    pub client_ca_file: Option<PathBuf>,
+}

@@ -64,6 +64,7 @@ impl Bench {
             token: Some(Secret::hidden("token")),
             read_token: None,
             allow_hosts: Vec::new(),
+            tls: None,
         });
         let watch = watching(Arc::clone(&store), receiver.clone());
         let operations = Operations::new(Arc::clone(&store), receiver);

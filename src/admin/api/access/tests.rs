@@ -8,6 +8,7 @@ fn access(token: Option<&str>) -> Access {
         token: token.map(Secret::hidden),
         read_token: None,
         allow_hosts: vec!["paced.internal".to_owned(), "other.internal:80".to_owned()],
+        tls: None,
     })
 }
 
@@ -146,6 +147,7 @@ fn where_a_token_is_needed_to_look_that_of_changes_does_too() {
         token: Some(Secret::hidden(TOKEN)),
         read_token: Some(Secret::hidden("battery-staple")),
         allow_hosts: Vec::new(),
+        tls: None,
     });
     let bearer = |token: &str| format!("Bearer {token}");
     for (given, look, change) in [
