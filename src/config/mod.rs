@@ -36,7 +36,7 @@ pub use settings::{
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};
 pub use source::Sources;
-pub use value::duration;
+pub use value::{duration, token as admin_token};
 
 pub use crate::tls::ServerTlsOptions as AdminTls;
 

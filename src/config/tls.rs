@@ -53,11 +53,13 @@ pub(super) fn server_tls<'v>(reader: &mut Reader<'v>, parent: &Table<'v>) -> Opt
     }
     let (at, problem) = match (cert_file, key_file) {
         (Some(cert_file), Some(key_file)) => {
-            return Some(ServerTlsOptions { cert_file, key_file, client_ca_file });
+            let options = ServerTlsOptions { cert_file, key_file, client_ca_file };
+            return check_server(reader, &table, options);
         }
-        (Some(_), None) => {
-            ("cert_file", "needs key_file, the private key of the certificate, as well; give both, or neither")
-        }
+        (Some(_), None) => (
+            "cert_file",
+            "needs key_file, the private key of the certificate, as well; give both, or neither",
+        ),
         (None, Some(_)) => {
             ("key_file", "needs cert_file, the certificate of the key, as well; give both, or neither")
         }
@@ -86,24 +88,61 @@ fn check<'v>(
     first: &str,
     options: TlsOptions,
 ) -> Option<TlsOptions> {
-    let error = match crate::tls::Tls::load(options.clone()) {
+    match crate::tls::Tls::load(options.clone()) {
         Ok(tls) => {
-            let concern = tls.validity().and_then(|validity| validity.concern(crate::time::wall_now()));
-            if let Some(concern) = concern
-                && let Some(found) = reader.given(table, "cert_file")
-            {
-                reader.warn(&found, &concern.to_string());
-            }
+            warn_of(reader, table, tls.validity());
             return Some(options);
         }
-        Err(error) => error,
-    };
+        Err(error) => tell(reader, table, first, &error),
+    }
+    None
+}
+
+/// As [`check`], for a server.
+#[cfg(feature = "tls")]
+fn check_server<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    options: ServerTlsOptions,
+) -> Option<ServerTlsOptions> {
+    match crate::tls::ServerTls::load(options.clone()) {
+        Ok(tls) => {
+            warn_of(reader, table, tls.validity());
+            return Some(options);
+        }
+        Err(error) => tell(reader, table, SERVER_KEYS[0], &error),
+    }
+    None
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_server<'v>(
+    _: &mut Reader<'v>,
+    _: &Table<'v>,
+    options: ServerTlsOptions,
+) -> Option<ServerTlsOptions> {
+    Some(options)
+}
+
+/// Warns of a certificate that is not valid, or not for long.
+#[cfg(feature = "tls")]
+fn warn_of<'v>(reader: &mut Reader<'v>, table: &Table<'v>, validity: Option<crate::tls::Validity>) {
+    let concern = validity.and_then(|validity| validity.concern(crate::time::wall_now()));
+    if let Some(concern) = concern
+        && let Some(found) = reader.given(table, "cert_file")
+    {
+        reader.warn(&found, &concern.to_string());
+    }
+}
+
+/// Notes what is wrong with a key, or with one that is not given, at `first`.
+#[cfg(feature = "tls")]
+fn tell<'v>(reader: &mut Reader<'v>, table: &Table<'v>, first: &str, error: &crate::tls::TlsError) {
     let key = if table.has(error.key()) { error.key() } else { first };
     if let Some(found) = reader.given(table, key) {
         let about = if key == error.key() { String::new() } else { format!("{} ", error.key()) };
         reader.wrong(&found, format!("{about}{}", error.problem()));
     }
-    None
 }
 
 #[cfg(not(feature = "tls"))]

@@ -180,8 +180,11 @@ pub(super) fn allowed_host(text: &str) -> Result<String, String> {
     Err(format!("{} is no host; {RIGHT}", shown(text)))
 }
 
-/// Checks a token that requests carry in a header.
-pub(super) fn token(text: &str) -> Result<Secret, String> {
+/// Checks a token that requests to the admin server carry in a header.
+///
+/// # Errors
+/// The text is none. The error does not show it.
+pub fn token(text: &str) -> Result<Secret, String> {
     if (1..=1024).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Secret::hidden(text));
     }

@@ -8,10 +8,11 @@ use std::sync::{Arc, OnceLock};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::error::{TlsError, TlsProblem};
-use super::options::TlsOptions;
+use super::options::{ServerTlsOptions, TlsOptions};
 use super::validity::Validity;
 
 /// The longest file: a system's whole bundle of authorities has some 200 KiB.
@@ -21,9 +22,10 @@ const CA_FILE: &str = "ca_file";
 const CERT_FILE: &str = "cert_file";
 const KEY_FILE: &str = "key_file";
 const SERVER_NAME: &str = "server_name";
+const CLIENT_CA_FILE: &str = "client_ca_file";
 
-/// The configuration for these options, and when the certificate is valid that it shows, if it shows one. It blocks while
-/// it reads the files.
+/// The configuration of a client for these options, and when the certificate is valid that it shows, if it shows one. It
+/// blocks while it reads the files.
 pub(super) fn client_config(
     options: &TlsOptions,
     alpn: &[&[u8]],
@@ -34,14 +36,12 @@ pub(super) fn client_config(
         return Err(TlsError::new(SERVER_NAME, None, TlsProblem::Name));
     }
     let roots = match &options.ca_file {
-        Some(file) => Arc::new(authorities(file)?),
+        Some(file) => Arc::new(authorities(CA_FILE, file)?),
         None => system()?,
     };
-    let unusable =
-        |key, error: &rustls::Error| TlsError::new(key, None, TlsProblem::Unusable(error.to_string()));
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| unusable(CA_FILE, &error))?
+        .map_err(|error| unusable(CA_FILE, None, &error))?
         .with_root_certificates(roots);
     let (mut config, validity) = match (&options.cert_file, &options.key_file) {
         (None, None) => (builder.with_no_client_auth(), None),
@@ -52,21 +52,56 @@ pub(super) fn client_config(
         (Some(cert_file), Some(key_file)) => {
             let (chain, key) = (certificates(CERT_FILE, cert_file)?, private_key(key_file)?);
             let validity = Validity::of(&chain);
-            let config = builder.with_client_auth_cert(chain, key).map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    TlsError::new(KEY_FILE, Some(key_file), TlsProblem::OtherKey)
-                }
-                rustls::Error::InvalidCertificate(error) => {
-                    let problem = TlsProblem::Malformed(format!("{error:?}"));
-                    TlsError::new(CERT_FILE, Some(cert_file), problem)
-                }
-                other => TlsError::new(KEY_FILE, Some(key_file), TlsProblem::UnusableKey(other.to_string())),
-            })?;
+            let config = builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| unusable_pair(error, cert_file, key_file))?;
             (config, validity)
         }
     };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     Ok((config, validity))
+}
+
+/// The configuration of a server of HTTP/1.1 for these options, and when its certificate is valid, where that can be told. It
+/// blocks while it reads the files.
+pub(super) fn server_config(
+    options: &ServerTlsOptions,
+) -> Result<(ServerConfig, Option<Validity>), TlsError> {
+    let ServerTlsOptions { cert_file, key_file, client_ca_file } = options;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(CERT_FILE, None, &error))?;
+    let builder = match client_ca_file {
+        None => builder.with_no_client_auth(),
+        Some(file) => {
+            let roots = Arc::new(authorities(CLIENT_CA_FILE, file)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            let verifier = verifier.build().map_err(|error| unusable(CLIENT_CA_FILE, Some(file), &error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let (chain, key) = (certificates(CERT_FILE, cert_file)?, private_key(key_file)?);
+    let validity = Validity::of(&chain);
+    let mut config =
+        builder.with_single_cert(chain, key).map_err(|error| unusable_pair(error, cert_file, key_file))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok((config, validity))
+}
+
+fn unusable(key: &'static str, file: Option<&Path>, error: &impl ToString) -> TlsError {
+    TlsError::new(key, file, TlsProblem::Unusable(error.to_string()))
+}
+
+/// Why a certificate and its key cannot be used.
+fn unusable_pair(error: rustls::Error, cert_file: &Path, key_file: &Path) -> TlsError {
+    match error {
+        rustls::Error::InconsistentKeys(_) => TlsError::new(KEY_FILE, Some(key_file), TlsProblem::OtherKey),
+        rustls::Error::InvalidCertificate(error) => {
+            TlsError::new(CERT_FILE, Some(cert_file), TlsProblem::Malformed(format!("{error:?}")))
+        }
+        other => TlsError::new(KEY_FILE, Some(key_file), TlsProblem::UnusableKey(other.to_string())),
+    }
 }
 
 /// The name as a certificate has it; an IPv6 address may be in brackets.
@@ -75,12 +110,12 @@ pub(super) fn server_name(name: &str) -> Option<ServerName<'static>> {
 }
 
 /// The authorities in a file.
-fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
+fn authorities(key: &'static str, file: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(CA_FILE, file)? {
+    for certificate in certificates(key, file)? {
         roots
             .add(certificate)
-            .map_err(|error| TlsError::new(CA_FILE, Some(file), TlsProblem::Malformed(error.to_string())))?;
+            .map_err(|error| TlsError::new(key, Some(file), TlsProblem::Malformed(error.to_string())))?;
     }
     Ok(roots)
 }

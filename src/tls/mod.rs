@@ -3,6 +3,7 @@
 //!
 //! [`Tls`] is what connections are opened with. It reads its files again when they change, so that certificates can be
 //! replaced while the process runs: connections opened from then on use the new ones, and open ones are kept.
+//! [`ServerTls`] is the same for connections that are accepted.
 
 #[cfg(feature = "tls")]
 mod client;
@@ -13,6 +14,10 @@ mod load;
 mod options;
 #[cfg(feature = "tls")]
 mod refusal;
+#[cfg(feature = "tls")]
+mod replaced;
+#[cfg(feature = "tls")]
+mod server;
 #[cfg(feature = "tls")]
 mod stream;
 #[cfg(feature = "tls")]
@@ -25,6 +30,8 @@ pub use error::{TlsError, TlsProblem};
 pub use options::{ServerTlsOptions, TlsOptions};
 #[cfg(feature = "tls")]
 pub(crate) use refusal::{Refusal, refusal};
+#[cfg(feature = "tls")]
+pub use server::ServerTls;
 #[cfg(feature = "tls")]
 pub(crate) use stream::Stream;
 #[cfg(feature = "tls")]

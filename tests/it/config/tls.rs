@@ -191,3 +191,64 @@ fn a_certificate_that_ends_is_warned_of_and_no_mistake() {
         assert!(warning.strip_prefix(place).is_some_and(|rest| rest.starts_with(&expected)), "{warning}");
     }
 }
+
+/// The admin server with a certificate, which must come from authorities that [`scene`] has.
+const ADMIN: &str = "\
+[admin]
+listen = '127.0.0.1:0'
+[admin.tls]
+cert_file = 'certs/one.pem'
+key_file = 'certs/one-key.pem'
+client_ca_file = 'ca.pem'
+[downstreams.a]
+rate = '1/s'
+http.base_url = 'http://localhost/'
+";
+
+#[test]
+fn the_admin_server_may_have_a_certificate() {
+    let (scene, _) = scene(ADMIN);
+    let loaded = scene.right();
+    let dir = scene.dir.path();
+    let tls = loaded.settings.admin.tls.as_ref().unwrap();
+    assert_eq!(tls.cert_file, dir.join("certs/one.pem"));
+    assert_eq!(tls.key_file, dir.join("certs/one-key.pem"));
+    assert_eq!(tls.client_ca_file, Some(dir.join("ca.pem")));
+    assert!(show(&loaded).contains("client_ca_file = \"ca.pem\""), "{}", show(&loaded));
+    assert_eq!(Scene::new(LEAST).right().settings.admin.tls, None);
+    for (from, to, expected) in [
+        (
+            "key_file = 'certs/one-key.pem'\n",
+            "",
+            "paced.toml:4:13: admin.tls.cert_file: needs key_file, the private key of the certificate, as well; give both, or neither",
+        ),
+        (
+            "cert_file = 'certs/one.pem'\n",
+            "",
+            "paced.toml:4:12: admin.tls.key_file: needs cert_file, the certificate of the key, as well; give both, or neither",
+        ),
+        (
+            "cert_file = 'certs/one.pem'\nkey_file = 'certs/one-key.pem'\n",
+            "",
+            "paced.toml:4:18: admin.tls.client_ca_file: needs cert_file and key_file, the certificate of this server, as well; give all three, or remove it",
+        ),
+        (
+            "certs/one-key.pem",
+            "certs/two-key.pem",
+            "paced.toml:5:12: admin.tls.key_file: has a private key in it that does not fit the certificate in cert_file; give the two of one pair",
+        ),
+        (
+            "'ca.pem'",
+            "'certs/one-key.pem'",
+            "paced.toml:6:18: admin.tls.client_ca_file: has no certificate in it; give a file in PEM format, which has a line -----BEGIN CERTIFICATE-----",
+        ),
+        (
+            "client_ca_file",
+            "ca_file",
+            "paced.toml:6:1: admin.tls.ca_file: unknown key; known here are `cert_file`, `client_ca_file`, `key_file`",
+        ),
+    ] {
+        let (scene, _) = self::scene(&ADMIN.replacen(from, to, 1));
+        assert_eq!(scene.wrong(), [expected]);
+    }
+}

@@ -1,0 +1,82 @@
+//! The handle by which connections are accepted, and the replacement of what it read.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{Accept, TlsAcceptor};
+
+use super::error::TlsError;
+use super::load;
+use super::options::ServerTlsOptions;
+use super::replaced::Replaced;
+use super::validity::Validity;
+
+/// What connections over TLS are accepted with. It is cheap to clone, and all clones use the same files.
+///
+/// [`ServerTls::refresh`] reads the files again if one of them was replaced or rewritten; connections that are accepted
+/// from then on use what it read. While what they hold cannot be used, what was read before stays in use.
+#[derive(Clone)]
+pub struct ServerTls(Arc<Shared>);
+
+struct Shared {
+    options: ServerTlsOptions,
+    current: Replaced<Read>,
+}
+
+/// What was read of the files.
+struct Read {
+    config: Arc<ServerConfig>,
+    validity: Option<Validity>,
+}
+
+impl ServerTls {
+    /// Reads the files, for HTTP/1.1. It blocks while it does.
+    ///
+    /// # Errors
+    /// [`TlsError`] where a file cannot be read or used.
+    pub fn load(options: ServerTlsOptions) -> Result<Self, TlsError> {
+        let files = [&options.cert_file, &options.key_file].into_iter().chain(&options.client_ca_file);
+        let current = Replaced::load(files.cloned().collect(), || read(&options))?;
+        Ok(Self(Arc::new(Shared { options, current })))
+    }
+
+    /// The options that it was made with.
+    #[must_use]
+    pub fn options(&self) -> &ServerTlsOptions {
+        &self.0.options
+    }
+
+    /// When the certificate in use is valid, and those with it that lead to its authority; `None` where that cannot be told.
+    #[must_use]
+    pub fn validity(&self) -> Option<Validity> {
+        self.0.current.current().validity
+    }
+
+    /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
+    pub fn refresh(&self) {
+        self.0.current.look(|| read(&self.0.options));
+    }
+
+    /// Does the handshake with a client that has connected. It has no time-out.
+    ///
+    /// Cancel safe: a dropped future closes the connection.
+    pub fn accept<S>(&self, io: S) -> Accept<S>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        TlsAcceptor::from(Arc::clone(&self.0.current.current().config)).accept(io)
+    }
+}
+
+fn read(options: &ServerTlsOptions) -> Result<Read, TlsError> {
+    let (config, validity) = load::server_config(options)?;
+    Ok(Read { config: Arc::new(config), validity })
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ServerTls").field(&self.0.options).finish()
+    }
+}
