@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 /// What the system says of a file, links followed: another stamp means that its contents may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub struct Stamp {
     length: u64,
     modified: Option<SystemTime>,
     #[cfg(unix)]
@@ -20,7 +20,10 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     /// The stamp of the file at `path` now. It blocks while the system looks.
-    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// There is no such file, or the system does not tell.
+    pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
         Ok(Self {
             length: metadata.len(),

@@ -73,8 +73,9 @@ pub mod config;
 pub mod dispatch;
 #[cfg(any(feature = "amqp", feature = "redis"))]
 mod failpoint;
-#[cfg(feature = "tls")]
-pub(crate) mod files;
+#[cfg(any(feature = "config", feature = "tls"))]
+#[doc(hidden)]
+pub mod files;
 #[cfg(feature = "headers")]
 pub mod headers;
 #[cfg(feature = "dispatch")]

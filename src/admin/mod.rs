@@ -4,13 +4,43 @@
 //! programs that embed paced have a server of their own.
 
 mod api;
+mod connections;
 mod health;
 mod page;
 mod pages;
+mod routes;
 mod server;
 
-pub(crate) use api::{Access, Api, Letters, Operations, OwnTerms, api};
+use std::sync::Arc;
+
+use axum::Router;
+
+use health::Checks;
+use routes::Route;
+
+pub(crate) use api::{Access, Api, Letters, Operations, OwnTerms, Tokens};
 pub(crate) use health::{Readiness, StoreProbe};
-pub(crate) use page::page;
-pub(crate) use pages::pages;
 pub(crate) use server::{Server, bind};
+
+/// All that the server answers, by the rules of `access`: probes by `checks`, the metrics that `render` gives, the page
+/// and the API.
+pub(crate) fn router(
+    checks: impl Checks,
+    render: impl Fn() -> String + Send + Sync + 'static,
+    api: Api,
+    access: &Arc<Access>,
+) -> Router {
+    routes::router(all_routes(checks, render, api), access)
+}
+
+/// Every route there is.
+fn all_routes(
+    checks: impl Checks,
+    render: impl Fn() -> String + Send + Sync + 'static,
+    api: Api,
+) -> Vec<Route> {
+    let mut all = pages::pages(checks, render);
+    all.extend(page::page());
+    all.extend(api::api(api));
+    all
+}

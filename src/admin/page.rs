@@ -1,17 +1,11 @@
 //! The live page at `/`: a few files, which the binary carries. What the page shows it reads from the API.
 
-use std::sync::Arc;
-
-use axum::Router;
-use axum::extract::{Extension, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 
-use super::api::{Access, Peer};
+use super::routes::{Route, Rule, Verb};
 
 const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
@@ -38,25 +32,13 @@ const FILES: [(&str, &str, &str); 13] = [
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-/// The files of the page. They hold nothing of this daemon's, so that they need no token.
-pub(crate) fn page(access: Arc<Access>) -> Router {
-    let routes = FILES.iter().fold(Router::new(), |routes, (path, kind, content)| {
-        routes.route(path, get(async || file(kind, content)))
-    });
-    routes.layer(from_fn_with_state(access, guard))
-}
-
-/// Passes requests that are addressed to this daemon, so that no foreign page can have the page in its own name.
-async fn guard(
-    State(access): State<Arc<Access>>,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match access.is_meant(request.uri(), request.headers(), peer.local.ip()) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => refusal.into_response(),
-    }
+/// The files of the page. They hold nothing of this daemon's, so that they need no token; but they must be asked for by a
+/// name of this daemon, so that no foreign page can have them in its own name.
+pub(crate) fn page() -> Vec<Route> {
+    let route = |&(path, kind, content)| {
+        Route::new(Verb::Get, path, Rule::Page, (move || async move { file(kind, content) }, &()))
+    };
+    FILES.iter().map(route).collect()
 }
 
 fn file(kind: &'static str, content: &'static str) -> Response {

@@ -3,16 +3,14 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::{RawQuery, State};
+use axum::extract::{Extension, RawQuery, State};
+use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use tokio::sync::Mutex;
 
-use super::api::Access;
 use super::health::{Check, Checks};
+use super::routes::{Insight, Route, Rule, Verb, asks_for};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 /// The content type of Prometheus' text format.
@@ -27,23 +25,16 @@ struct Sources {
     render: Render,
     /// Held during rendering: with many series a page is large, so one at a time is enough.
     rendering: Arc<Mutex<()>>,
-    access: Arc<Access>,
 }
 
-/// The pages: readiness from `checks`, metrics from `render`. Those that tell more than whether the daemon is ready are for
-/// whoever may look.
-pub(crate) fn pages(
-    checks: impl Checks,
-    render: impl Fn() -> String + Send + Sync + 'static,
-    access: Arc<Access>,
-) -> Router {
-    let (checks, render) = (Arc::new(checks), Arc::new(render));
-    let sources = Sources { checks, render, rendering: Arc::default(), access };
-    Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .with_state(sources)
+/// The pages: readiness from `checks`, metrics from `render`.
+pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sync + 'static) -> Vec<Route> {
+    let sources = Sources { checks: Arc::new(checks), render: Arc::new(render), rendering: Arc::default() };
+    vec![
+        Route::new(Verb::Get, "/livez", Rule::Probe, (livez, &())),
+        Route::new(Verb::Get, "/readyz", Rule::Readiness, (readyz, &sources)),
+        Route::new(Verb::Get, "/metrics", Rule::Look, (metrics, &sources)),
+    ]
 }
 
 /// An answer is the proof of life: it takes a turn of the runtime that the jobs run on.
@@ -51,29 +42,26 @@ async fn livez() -> Response {
     page(StatusCode::OK, PLAIN, "ok\n".to_owned())
 }
 
-async fn readyz(State(sources): State<Sources>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
-    let is_verbose = asks_for(query.as_deref(), "verbose");
-    let may_look = sources.access.may_look(&headers);
-    if let Err(refusal) = may_look.as_ref()
-        && is_verbose
-    {
-        return refusal.clone().into_response();
-    }
+/// The list of checks for `?verbose`, and a word without; where it is not ready, the list for whoever may look.
+async fn readyz(
+    State(sources): State<Sources>,
+    insight: Option<Extension<Insight>>,
+    RawQuery(query): RawQuery,
+) -> Response {
     let checks = sources.checks.run_checks().await;
     let is_ready = checks.iter().all(|check| check.verdict.is_ok());
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body = match (is_ready, is_verbose, may_look) {
+    // Without an insight the guard has seen that the request may look.
+    let may_look = insight.is_none_or(|Extension(Insight(may_look))| may_look);
+    let body = match (is_ready, asks_for(query.as_deref(), "verbose"), may_look) {
         (true, false, _) => "ok\n".to_owned(),
-        (false, _, Err(_)) => "not ready\n".to_owned(),
+        (false, _, false) => "not ready\n".to_owned(),
         _ => list(&checks, is_ready),
     };
     page(status, PLAIN, body)
 }
 
-async fn metrics(State(sources): State<Sources>, headers: HeaderMap) -> Response {
-    if let Err(refusal) = sources.access.may_look(&headers) {
-        return refusal.into_response();
-    }
+async fn metrics(State(sources): State<Sources>) -> Response {
     // The check of the store sets its gauge.
     let _ = sources.checks.run_checks().await;
     let render = sources.render;
@@ -103,12 +91,6 @@ fn list(checks: &[Check], is_ready: bool) -> String {
     text
 }
 
-/// Whether the query has this parameter: `verbose`, `verbose=` and `verbose=1` all count.
-fn asks_for(query: Option<&str>, word: &str) -> bool {
-    let pairs = query.unwrap_or_default().split('&');
-    pairs.map(|pair| pair.split('=').next().unwrap_or_default()).any(|name| name == word)
-}
-
 fn page(status: StatusCode, kind: &'static str, body: String) -> Response {
     let headers = [(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, body).into_response()
@@ -117,13 +99,16 @@ fn page(status: StatusCode, kind: &'static str, body: String) -> Response {
 #[cfg(test)]
 mod tests {
     use axum::body::{Body, to_bytes};
-    use axum::http::Request;
+    use axum::http::{HeaderMap, Request};
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
     use paced::config::{Admin, Secret};
     use paced::store::BoxFuture;
 
     use super::*;
+    use crate::admin::api::Access;
+    use crate::admin::connections::Connections;
+    use crate::admin::routes::router;
 
     struct Fixed(Vec<Check>);
 
@@ -154,9 +139,10 @@ mod tests {
         let read_token = read_token.map(Secret::hidden);
         let admin = Admin { listen: None, token: None, read_token, allow_hosts: Vec::new(), tls: None };
         let access = Arc::new(Access::new(&admin));
-        let pages = pages(Fixed(checks.into()), || "# EOF\n".to_owned(), access);
-        let service = TowerToHyperService::new(pages);
-        let mut request = Request::builder().method(method).uri(path);
+        let pages = router(pages(Fixed(checks.into()), || "# EOF\n".to_owned()), &access);
+        let connection = Connections::default().open("10.0.0.7:1".parse().unwrap()).unwrap();
+        let service = TowerToHyperService::new(pages.layer(Extension(connection.peer.clone())));
+        let mut request = Request::builder().method(method).uri(path).header("host", "10.0.0.5:9750");
         if let Some(given) = given {
             request = request.header("authorization", format!("Bearer {given}"));
         }

@@ -5,10 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::{Extension, Router};
+use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use paced::tls::ServerTls;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -16,10 +21,14 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::api::Peer;
+use super::connections::{Connection, Connections, MAX_CONNECTIONS, Peer};
+use super::routes::REFUSALS;
 
-/// The most connections at once: probes and scrapers are few, and further ones wait.
-const MAX_CONNECTIONS: usize = 64;
+/// The connections that may be open beyond [`MAX_CONNECTIONS`]: those that were closed for others, until their tasks have
+/// noticed. It bounds the descriptors.
+const CLOSING: usize = 32;
+/// The time-out for the handshake of TLS.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time-out for the head of a request, and for the next request on the same connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest head, in bytes. The handlers bound the bodies.
@@ -72,11 +81,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves `pages` on `listener`. Must be called on a tokio runtime.
-    pub(crate) fn start(listener: TcpListener, pages: Router) -> io::Result<Self> {
+    /// Serves `pages` on `listener`, over TLS if there is one. Must be called on a tokio runtime.
+    pub(crate) fn start(listener: TcpListener, pages: Router, tls: Option<ServerTls>) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
-        let task = tokio::spawn(accept(listener, pages, stop.clone()));
+        let task = tokio::spawn(accept(listener, Serving { pages, tls, stop: stop.clone() }));
         Ok(Self { address, stop, task })
     }
 
@@ -93,50 +102,103 @@ impl Server {
     }
 }
 
-async fn accept(listener: TcpListener, pages: Router, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let connections = TaskTracker::new();
+/// What all connections are served with.
+#[derive(Clone)]
+struct Serving {
+    pages: Router,
+    tls: Option<ServerTls>,
+    stop: CancellationToken,
+}
+
+/// Accepts every connection, at once; see [`super::connections`].
+async fn accept(listener: TcpListener, serving: Serving) {
+    let sockets = Arc::new(Semaphore::new(MAX_CONNECTIONS + CLOSING));
+    let (connections, tasks) = (Connections::default(), TaskTracker::new());
     let accepting = async {
         loop {
             // The semaphore is never closed, so there is no error.
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let Ok(socket) = Arc::clone(&sockets).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, remote)) => {
-                    // A connection that is closed already has no local address.
-                    let local = stream.local_addr().unwrap_or(remote);
-                    let pages = pages.clone().layer(Extension(Peer { remote, local }));
-                    let serving = serve(stream, pages, stop.clone());
-                    connections.spawn(async move {
+                    let Some(connection) = connections.open(remote) else { continue };
+                    let serving = serving.clone().serve(stream, connection);
+                    tasks.spawn(async move {
                         serving.await;
-                        drop(place);
+                        drop(socket);
                     });
                 }
                 Err(error) => {
                     tracing::debug!(%error, "admin: a connection could not be taken");
+                    // Where descriptors are short, a probe needs the one of an idle connection.
+                    connections.close_one();
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
     };
-    stop.run_until_cancelled(accepting).await;
+    serving.stop.run_until_cancelled(accepting).await;
     drop(listener);
-    connections.close();
-    connections.wait().await;
+    tasks.close();
+    tasks.wait().await;
 }
 
-async fn serve(stream: TcpStream, pages: Router, stop: CancellationToken) {
-    let service = TowerToHyperService::new(pages);
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    // An error of a connection concerns its client alone.
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        _ = timeout(MAX_CONNECTION_LIFE, stop.cancelled()) => {}
+impl Serving {
+    /// Serves a connection until it ends, is closed for another, or has lived for long enough.
+    async fn serve(self, stream: TcpStream, connection: Connection) {
+        let closed = connection.closed.clone();
+        let serving = async {
+            let Some(tls) = &self.tls else { return self.answer(stream, &connection.peer).await };
+            let handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
+            match self.stop.run_until_cancelled(handshake).await {
+                Some(Ok(Ok(stream))) => self.answer(stream, &connection.peer).await,
+                Some(Ok(Err(error))) => tell_handshake(&connection.peer, &error),
+                Some(Err(_)) | None => {}
+            }
+        };
+        // The connection is forgotten after it has ended.
+        closed.run_until_cancelled(serving).await;
     }
-    connection.as_mut().graceful_shutdown();
-    let _ = timeout(END_TIMEOUT, connection).await;
+
+    /// Answers the requests on a connection.
+    async fn answer<S>(&self, stream: S, peer: &Peer)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let pages = TowerToHyperService::new(self.pages.clone());
+        let service = service_fn(|mut request: Request<Incoming>| {
+            let in_progress = peer.request();
+            request.extensions_mut().insert(peer.clone());
+            let answer = pages.call(request);
+            async move {
+                let answer = answer.await;
+                drop(in_progress);
+                answer
+            }
+        });
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        // An error of a connection concerns its client alone.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            _ = timeout(MAX_CONNECTION_LIFE, self.stop.cancelled()) => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        let _ = timeout(END_TIMEOUT, connection).await;
+    }
+}
+
+/// Logs that a client was refused, or has refused the server. Anybody can cause the line.
+fn tell_handshake(peer: &Peer, error: &io::Error) {
+    // A client that only connects, as a probe of the port does, is no news.
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return;
+    }
+    let remote = peer.remote;
+    REFUSALS.line("TLS handshake", || {
+        tracing::warn!(%remote, %error, "admin: no TLS with this client");
+    });
 }
 
 #[cfg(test)]
@@ -146,13 +208,14 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::admin::connections::MAX_OF_ONE;
 
     const ASK: &[u8] = b"GET /big HTTP/1.1\r\nhost: a\r\n\r\n";
 
     async fn started() -> Server {
         let big = || async { "x".repeat(64 << 20) };
         let pages = Router::new().route("/", get(|| async { "hello" })).route("/big", get(big));
-        Server::start(bind("127.0.0.1:0").await.unwrap(), pages).unwrap()
+        Server::start(bind("127.0.0.1:0").await.unwrap(), pages, None).unwrap()
     }
 
     /// Reads until the server closes the connection.
@@ -194,10 +257,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn more_than_it_takes_wait_for_a_place() {
+    async fn who_comes_when_all_places_are_taken_gets_that_of_an_idle_one() {
         let server = started().await;
+        let start = Instant::now();
         let mut open = Vec::new();
-        for _ in 0..MAX_CONNECTIONS {
+        for _ in 0..2 * MAX_OF_ONE {
             let mut stream = TcpStream::connect(server.address()).await.unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
             let mut first = [0; 15];
@@ -205,14 +269,12 @@ mod tests {
             assert_eq!(&first, b"HTTP/1.1 200 OK");
             open.push(stream);
         }
-        let start = Instant::now();
-        let mut waiting = TcpStream::connect(server.address()).await.unwrap();
-        waiting.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
-        let answer = rest(&mut waiting).await;
-        assert!(String::from_utf8_lossy(&answer).ends_with("hello"));
-        // Connections that send nothing more make room for others.
-        let took = start.elapsed();
-        assert!(took >= HEAD_TIMEOUT - Duration::from_secs(1) && took < 2 * HEAD_TIMEOUT, "{took:?}");
+        let mut last = open.pop().unwrap();
+        // The first were closed, after their answers; the last is still served.
+        assert!(rest(&mut open[0]).await.ends_with(b"hello"));
+        let _ = last.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+        assert!(rest(&mut last).await.ends_with(b"hello"));
+        assert!(start.elapsed() < HEAD_TIMEOUT, "{:?}", start.elapsed());
         server.stop().await;
     }
 

@@ -208,7 +208,7 @@ fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => {
             Exit::Unauthorized
         }
-        StatusCode::SERVICE_UNAVAILABLE => Exit::Unavailable,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => Exit::Unavailable,
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND if answer.is_some() => Exit::Usage,
         _ => Exit::Failed,
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Gauge, gauge};
 use paced::metric;
 use paced::time::{Micros, wall_now};
-use paced::tls::{Concern, Tls, TlsError, TlsOptions, Validity};
+use paced::tls::{Concern, ServerTls, Tls, TlsError, TlsOptions, Validity};
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// How often the files are looked at.
@@ -26,6 +26,16 @@ pub(super) trait Files: Send + Sync {
 }
 
 impl Files for Tls {
+    fn refresh(&self) {
+        Self::refresh(self);
+    }
+
+    fn validity(&self) -> Option<Validity> {
+        Self::validity(self)
+    }
+}
+
+impl Files for ServerTls {
     fn refresh(&self) {
         Self::refresh(self);
     }
@@ -115,7 +125,7 @@ impl Certificates {
 
     /// Looks at all files each second, and never returns. Connections look themselves when they are opened; this tells
     /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later, and of a
-    /// certificate that ends.
+    /// certificate that ends. The admin server depends on it alone.
     pub(super) async fn watch(self) {
         if self.0.is_empty() {
             return std::future::pending().await;

@@ -24,6 +24,7 @@ mod run;
 mod secrets;
 mod signals;
 mod status;
+mod tokens;
 mod top;
 
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use paced::config::{self, Downstream, Loaded, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{Headers, HttpError, HttpOptions, HttpSink, OAuth2Client};
-use paced::tls::Tls;
+use paced::tls::{ServerTls, Tls};
 use paced::{MemoryStore, RedisStore, Store, StoreError};
 
 use super::exit::Exit;
@@ -56,6 +56,14 @@ pub(super) fn store(settings: &Settings) -> Result<(Arc<dyn Store>, Option<Tls>)
     let options = settings.store.redis_options()?;
     let tls = options.tls.clone();
     Ok((Arc::new(RedisStore::open(url, options)?), tls))
+}
+
+/// The TLS of the admin server, if it has any.
+pub(super) fn admin_tls(settings: &Settings) -> Result<Option<ServerTls>, Exit> {
+    settings.admin.tls.clone().map(ServerTls::load).transpose().map_err(|error| {
+        out::say(format_args!("paced: admin.tls: {error}"));
+        Exit::Config
+    })
 }
 
 /// The options of the connections to the broker.

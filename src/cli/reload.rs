@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use paced::config::{self, Loaded, Reload, Settings, Sources};
+use paced::config::{self, Admin, Loaded, Reload, Settings, Sources};
 use paced::dispatch::{Control, Dispatcher};
 use tokio::sync::watch;
 
@@ -12,24 +12,32 @@ use super::manager::Manager;
 use super::parts;
 use super::secrets::Secrets;
 use super::signals::Hangups;
+use super::tokens::TokenFiles;
 use crate::admin::OwnTerms;
 
-/// Reads the configuration, the certificates and the headers again at each SIGHUP, and tells the manager of it; never returns. One read
-/// follows another: all signals that come during one cause one more.
+/// What follows files of its own, beside the configuration.
+pub(super) struct Followed {
+    pub(super) certificates: Certificates,
+    pub(super) secrets: Secrets,
+    pub(super) tokens: TokenFiles,
+}
+
+/// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and tells the manager of it;
+/// never returns. One read follows another: all signals that come during one cause one more.
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
 /// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
-pub(super) async fn on_hangup(
-    mut hangups: Hangups,
-    mut live: Live,
-    certificates: Certificates,
-    manager: Manager,
-) {
+pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, followed: Followed, manager: Manager) {
+    let Followed { certificates, secrets, tokens } = followed;
     loop {
         hangups.next().await;
         manager.reloading();
-        live.reload().await;
-        tokio::join!(certificates.refresh(), live.secrets.refresh());
+        if live.reload().await {
+            for (name, downstream) in &live.loaded.settings.downstreams {
+                secrets.replace(name, downstream);
+            }
+        }
+        tokio::join!(tokens.reload(live.admin()), certificates.refresh(), secrets.refresh());
         manager.reloaded();
     }
 }
@@ -41,19 +49,13 @@ pub(super) struct Live {
     controls: BTreeMap<String, Control>,
     /// The terms of the file for the admin API, where a store has none.
     terms: watch::Sender<OwnTerms>,
-    secrets: Secrets,
 }
 
 impl Live {
-    pub(super) fn new(
-        sources: Sources,
-        loaded: Loaded,
-        dispatchers: &[(String, Dispatcher)],
-        secrets: Secrets,
-    ) -> Self {
+    pub(super) fn new(sources: Sources, loaded: Loaded, dispatchers: &[(String, Dispatcher)]) -> Self {
         let controls = dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control()));
         let (terms, _) = watch::channel(terms(&loaded.settings));
-        Self { sources, loaded, controls: controls.collect(), terms, secrets }
+        Self { sources, loaded, controls: controls.collect(), terms }
     }
 
     /// The terms of the configuration in effect.
@@ -61,10 +63,15 @@ impl Live {
         self.terms.subscribe()
     }
 
-    /// Reads the same sources again. If they have any mistake, nothing changes.
+    /// `[admin]` as it is in effect.
+    const fn admin(&self) -> &Admin {
+        &self.loaded.settings.admin
+    }
+
+    /// Reads the same sources again, and returns whether they are in effect. If they have any mistake, nothing changes.
     ///
     /// Cancel safe: nothing changes before all is read, and then all changes at once.
-    pub(super) async fn reload(&mut self) {
+    async fn reload(&mut self) -> bool {
         let sources = self.sources.clone();
         let read = tokio::task::spawn_blocking(move || config::load(sources)).await;
         let new = match read {
@@ -77,9 +84,12 @@ impl Live {
                     errors = errors.iter().count(),
                     "the configuration is wrong: the old one stays in effect; mend it and send SIGHUP again"
                 );
-                return;
+                return false;
             }
-            Err(error) => return tracing::error!(%error, "the configuration could not be read again"),
+            Err(error) => {
+                tracing::error!(%error, "the configuration could not be read again");
+                return false;
+            }
         };
         let Reload { loaded, changed, restart } = self.loaded.reload(&new);
         for key in &restart {
@@ -92,7 +102,6 @@ impl Live {
             if let Some(control) = self.controls.get(name) {
                 control.reload(parts::options(settings, name, downstream));
             }
-            self.secrets.replace(name, downstream);
         }
         self.terms.send_replace(terms(settings));
         if changed.is_empty() {
@@ -100,6 +109,7 @@ impl Live {
         } else {
             tracing::info!(changed = changed.join(", "), "configuration reloaded");
         }
+        true
     }
 }
 

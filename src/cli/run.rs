@@ -11,6 +11,7 @@ use paced::sink::http::HttpError;
 use paced::store::Store;
 use paced::terms::Replica;
 use paced::time::wall_now;
+use paced::tls::ServerTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 use super::certificates::{Certificates, Handles};
 use super::exit::Exit;
 use super::manager::Manager;
-use super::reload::{self, Live};
+use super::reload::{self, Followed, Live};
 use super::secrets::{Clients, Secrets};
 use super::signals::{Hangups, Signals};
+use super::tokens::TokenFiles;
 use super::{Global, parts};
 use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
 use crate::status::{self, Identity, Observer};
@@ -66,14 +68,20 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     tell_start(&loaded);
     let mut handles = Handles::default();
     let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
-    let live = Live::new(parts::sources(global), loaded, &dispatchers, secrets.clone());
+    let live = Live::new(parts::sources(global), loaded, &dispatchers);
     let broker = parts::amqp(&settings)?;
+    let admin_tls = parts::admin_tls(&settings)?;
     for (setting, tls) in [("amqp.tls", broker.address.tls().cloned()), ("store.tls", store_tls)] {
         if let Some(tls) = tls {
             handles.add(setting, tls);
         }
     }
+    if let Some(tls) = admin_tls.clone() {
+        handles.add("admin.tls", tls);
+    }
     let certificates = Certificates::new(handles);
+    let access = Arc::new(Access::new(&settings.admin));
+    let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
     let amqp = Amqp::start(broker.clone());
     let stop = CancellationToken::new();
     let observer = Observer::start(status::Parts {
@@ -84,15 +92,14 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
         store: Arc::clone(&store),
         store_kind: if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" },
         terms: live.terms(),
-        can_change: settings.admin.token.is_some(),
+        can_change: access.can_change(),
     });
     let operations = Operations::new(Arc::clone(&store), live.terms());
-    let access = Arc::new(Access::new(&settings.admin));
     let letters = Letters::new(broker);
-    let api = Api::new(Arc::clone(&access), operations, observer.watch(), letters);
+    let api = Api::new(operations, observer.watch(), letters);
     let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
     let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
-    let server = serve(watched, readiness, (api, access))?;
+    let server = serve(watched, readiness, (api, &access), admin_tls)?;
     let controls =
         dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control())).collect();
     let mut running = JoinSet::new();
@@ -106,12 +113,15 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     manager.watch(amqp.status(), controls, stop.clone());
 
     // It outlives the loop, since the admin API looks at the terms that it keeps until the end.
-    let reloading = reload::on_hangup(hangups, live, certificates.clone(), manager.clone());
+    let followed =
+        Followed { certificates: certificates.clone(), secrets: secrets.clone(), tokens: tokens.clone() };
+    let reloading = reload::on_hangup(hangups, live, followed, manager.clone());
     let mut reloading = std::pin::pin!(reloading);
     let failed = {
         let mut announcing = std::pin::pin!(announce(&amqp, probe, &manager));
         let mut watching = std::pin::pin!(certificates.watch());
         let mut watching_secrets = std::pin::pin!(secrets.watch());
+        let mut watching_tokens = std::pin::pin!(tokens.watch());
         loop {
             tokio::select! {
                 signal = signals.next() => {
@@ -125,6 +135,7 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                 () = announcing.as_mut() => {}
                 () = watching.as_mut() => {}
                 () = watching_secrets.as_mut() => {}
+                () = watching_tokens.as_mut() => {}
                 () = reloading.as_mut() => {}
             }
         }
@@ -241,12 +252,12 @@ async fn watched(settings: &Settings) -> Result<Option<(TcpListener, Exporter)>,
 fn serve(
     watched: Option<(TcpListener, Exporter)>,
     readiness: Readiness,
-    (api, access): (Api, Arc<Access>),
+    (api, access): (Api, &Arc<Access>),
+    tls: Option<ServerTls>,
 ) -> Result<Option<admin::Server>, Exit> {
     let Some((listener, exporter)) = watched else { return Ok(None) };
-    let pages = admin::pages(readiness, move || exporter.render(), Arc::clone(&access));
-    let pages = pages.merge(admin::page(access)).merge(admin::api(api));
-    let server = admin::Server::start(listener, pages).map_err(|error| {
+    let pages = admin::router(readiness, move || exporter.render(), api, access);
+    let server = admin::Server::start(listener, pages, tls).map_err(|error| {
         tracing::error!(%error, "no admin server");
         Exit::Failed
     })?;

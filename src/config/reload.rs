@@ -7,7 +7,9 @@ use super::{Downstream, Loaded, Plan, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-pub(super) const LIVE: [&str; 26] = [
+pub(super) const LIVE: [&str; 28] = [
+    "admin.token",
+    "admin.read_token",
     "store.on_unavailable",
     "plans.*.limits",
     "downstreams.*.rate",
@@ -179,6 +181,8 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
     let mut settings = old.clone();
     // Every key that is not compared here is unchanged, or needs a restart.
     settings.store.on_unavailable = new.store.on_unavailable;
+    settings.admin.token.clone_from(&new.admin.token);
+    settings.admin.read_token.clone_from(&new.admin.read_token);
     for (name, downstream) in &mut settings.downstreams {
         let Some(new) = new.downstreams.get(name) else { continue };
         let is = |key: &str| changed.contains(&format!("downstreams.{name}.{key}"));

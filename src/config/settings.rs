@@ -92,7 +92,7 @@ pub struct Admin {
     pub token: Option<Secret>,
     /// The token of requests that only look; without one whoever reaches the address may look. That of changes does too.
     pub read_token: Option<Secret>,
-    /// The allowed values of `Host` besides this machine's own names: `HOST` (with any port) or `HOST:PORT`, in lower
+    /// The allowed values of `Host` besides `localhost` and addresses: `HOST` (with any port) or `HOST:PORT`, in lower
     /// case.
     pub allow_hosts: Vec<String>,
     /// `[admin.tls]`; without it the server speaks no TLS.

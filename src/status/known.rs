@@ -19,6 +19,9 @@ use super::summary::Summary;
 pub(super) const RECORD_AGE: Duration = Duration::from_secs(60);
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
+/// How long a record still counts that is to be read again, which a slow store makes wait.
+const GRACE: Duration = Duration::from_secs(15);
+
 /// How long the summaries of other replicas count while the store does not answer.
 const OTHERS_AGE: Duration = Duration::from_secs(10);
 
@@ -98,6 +101,16 @@ impl Known {
             }
         }
         downstream.strays = fleet::strays(&name, in_force.fingerprint, replicas);
+    }
+
+    /// The records that were read lately, as of now on the store's clock.
+    pub(super) fn fresh_records(&self) -> BTreeMap<String, RecordState> {
+        let fresh = self.records.iter().filter(|(_, record)| record.at.elapsed() <= RECORD_AGE + GRACE);
+        let now = |(name, record): (&String, &Record)| {
+            let now = record.state.now.plus(record.at.elapsed());
+            (name.clone(), RecordState { now, ..record.state.clone() })
+        };
+        fresh.map(now).collect()
     }
 
     /// Whether the record is to be read.

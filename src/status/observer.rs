@@ -1,8 +1,10 @@
 //! The observer: it starts what samples the dispatchers and what talks with the store, and serves those who look.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paced::store::RecordState;
 use paced::time::wall_now;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -13,7 +15,7 @@ use super::exchange::Exchange;
 use super::model::{self, History, State};
 use super::rates::Steps;
 use super::sampler::{STEP, Sampler};
-use super::shared::{LOOKING, Parts, Shared, lock};
+use super::shared::{HURRY, LOOKING, Parts, Shared, lock};
 use super::summary::Summary;
 
 /// How long somebody who looks waits for a fresh state.
@@ -42,6 +44,7 @@ impl Observer {
             stepped_at: Mutex::default(),
             looked_at: Mutex::default(),
             looked: Notify::new(),
+            hurried_at: Mutex::default(),
             latest: watch::channel(Arc::default()).0,
         });
         let stop = CancellationToken::new();
@@ -79,6 +82,30 @@ impl Watch {
             let _ = timeout(FRESH_TIMEOUT, latest.changed()).await;
         }
         Arc::clone(&*latest.borrow_and_update())
+    }
+
+    /// The record of each downstream, from memory: what it shows is up to a minute old, but that it was changed here or
+    /// that its limits or pauses changed is noticed within seconds. Records that are not known are waited for, for a
+    /// short time, and are missing then. Cancel safe.
+    pub(crate) async fn records(&self) -> BTreeMap<String, RecordState> {
+        let mut latest = self.0.latest.subscribe();
+        let end = Instant::now() + FRESH_TIMEOUT;
+        self.look();
+        loop {
+            let records = lock(&self.0.known).fresh_records();
+            let is_whole = self.0.parts.views.keys().all(|name| records.contains_key(name));
+            if is_whole || Instant::now() >= end {
+                return records;
+            }
+            self.0.hurry();
+            // The sender lives as long as this handle.
+            let _ = timeout(HURRY, latest.changed()).await;
+        }
+    }
+
+    /// Why the store does not answer, if it does not.
+    pub(crate) fn store_error(&self) -> Option<String> {
+        lock(&self.0.known).store_error.clone()
     }
 
     /// The states from now on, about one a second, as long as [`Watch::look`] is called now and then.

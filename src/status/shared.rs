@@ -1,6 +1,7 @@
 //! What the tasks of an observer and those who look share, and the state that it makes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use crate::admin::OwnTerms;
 /// How long somebody who looked once counts as looking.
 pub(super) const LOOKING: Duration = Duration::from_secs(15);
 
+/// The least time between two rounds of the exchange that those who wait for records ask for.
+pub(super) const HURRY: Duration = Duration::from_millis(100);
+
 /// Lengths of queues that were seen longer ago are not shown: RabbitMQ may be away.
 const DEPTH_AGE: Duration = Duration::from_secs(150);
 
@@ -34,8 +38,8 @@ pub(crate) struct Parts {
     pub(crate) store_kind: &'static str,
     /// The terms of this replica's file.
     pub(crate) terms: watch::Receiver<OwnTerms>,
-    /// Whether changes are allowed.
-    pub(crate) can_change: bool,
+    /// Whether changes are allowed, now and later.
+    pub(crate) can_change: Arc<AtomicBool>,
 }
 
 /// What the parts of an observer share.
@@ -51,6 +55,8 @@ pub(super) struct Shared {
     pub(super) looked_at: Mutex<Option<Instant>>,
     /// Wakes the exchange with the store when somebody looks.
     pub(super) looked: Notify,
+    /// When the exchange was last asked for another round at once.
+    pub(super) hurried_at: Mutex<Option<Instant>>,
     pub(super) latest: watch::Sender<Arc<State>>,
 }
 
@@ -63,6 +69,16 @@ impl Shared {
     /// Whether somebody looks.
     pub(super) fn is_watched(&self) -> bool {
         lock(&self.looked_at).is_some_and(|at| at.elapsed() < LOOKING)
+    }
+
+    /// Has the exchange go on at once with what is not read yet, unless it was asked to just now: however many wait, the
+    /// store is asked no more often.
+    pub(super) fn hurry(&self) {
+        let mut at = lock(&self.hurried_at);
+        if at.is_none_or(|at| at.elapsed() >= HURRY) {
+            *at = Some(Instant::now());
+            self.looked.notify_one();
+        }
     }
 
     /// Builds the state and shows it to those who look.
@@ -96,7 +112,7 @@ impl Shared {
             now: own.at,
             replica: identity.id.clone(),
             version: identity.version.clone(),
-            can_change: *can_change,
+            can_change: can_change.load(Ordering::Relaxed),
             amqp: Connection { connected: lost.is_empty(), lost, ..Connection::default() },
             store: Connection {
                 connected: known.store_error.is_none(),

@@ -19,6 +19,7 @@ use crate::support::{blocking, poll, until};
 mod api;
 mod cancel;
 mod letters;
+mod load;
 pub mod metrics;
 mod pauses;
 mod rates;
@@ -26,7 +27,9 @@ mod redelivery;
 mod resets;
 mod status;
 mod strays;
+mod tls;
 mod toggles;
+mod tokens;
 mod top;
 
 const LONG: Duration = Duration::from_secs(60);

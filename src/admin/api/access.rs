@@ -2,47 +2,82 @@
 //!
 //! Access to the address is no permission to change anything: any page in a browser on this machine can post to it, and
 //! a name that is bound anew (DNS rebinding) lets a foreign page read it. So every request must be addressed to a known
-//! name and have no foreign origin, and one that changes something must carry the token.
+//! name or to an address and have no foreign origin, and one that changes something must carry the token.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
+use axum::http::StatusCode;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
 use axum::http::uri::{Authority, Uri};
-use axum::http::{Method, StatusCode};
 use paced::config::{Admin, Secret};
 
+use super::guesses::{Guess, Guesses, Token};
 use super::reply::Refusal;
+use crate::admin::connections::Network;
 
-/// Where a request came from, and the address that it reached.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    pub(crate) remote: SocketAddr,
-    pub(crate) local: SocketAddr,
-}
+/// The longest part of a name that a refusal repeats, in characters.
+const SHOWN: usize = 100;
 
 /// The rules of access, from `[admin]`.
 pub(crate) struct Access {
-    token: Option<Secret>,
-    read_token: Option<Secret>,
+    /// The tokens, which may be replaced while the daemon runs.
+    tokens: RwLock<Arc<Tokens>>,
+    can_change: Arc<AtomicBool>,
+    guesses: Guesses,
     hosts: Vec<String>,
     /// The name that the server listens on.
     own: Option<String>,
 }
 
+/// The tokens of requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tokens {
+    /// `admin.token`: of requests that change something.
+    pub(crate) token: Option<Secret>,
+    /// `admin.read_token`: of those that only look.
+    pub(crate) read_token: Option<Secret>,
+}
+
+impl From<&Admin> for Tokens {
+    fn from(Admin { token, read_token, .. }: &Admin) -> Self {
+        Self { token: token.clone(), read_token: read_token.clone() }
+    }
+}
+
 impl Access {
     pub(crate) fn new(admin: &Admin) -> Self {
         let own = admin.listen.as_deref().and_then(|listen| listen.rsplit_once(':'));
-        Self {
-            token: admin.token.clone(),
-            read_token: admin.read_token.clone(),
+        let access = Self {
+            tokens: RwLock::default(),
+            can_change: Arc::default(),
+            guesses: Guesses::default(),
             hosts: admin.allow_hosts.clone(),
             own: own.map(|(host, _)| host.to_ascii_lowercase()),
-        }
+        };
+        access.replace_tokens(admin.into());
+        access
+    }
+
+    /// Goes by these tokens from the next request on.
+    pub(crate) fn replace_tokens(&self, tokens: Tokens) {
+        self.can_change.store(tokens.token.is_some(), Ordering::Relaxed);
+        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+    }
+
+    /// Whether changes are on, now and later: there is a token for them.
+    pub(crate) fn can_change(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.can_change)
+    }
+
+    fn tokens(&self) -> Arc<Tokens> {
+        Arc::clone(&self.tokens.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Checks whether a request is addressed to this daemon, and comes from no page of another origin.
-    pub(crate) fn is_meant(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), Refusal> {
-        let host = self.host(uri, headers, local)?;
+    pub(crate) fn is_meant(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+        let host = self.host(uri, headers)?;
         if headers.get_all(ORIGIN).iter().any(|origin| !is_same(origin.as_bytes(), &host)) {
             let text = "requests from pages of another origin are refused";
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
@@ -50,78 +85,96 @@ impl Access {
         Ok(())
     }
 
-    /// Checks whether a request is allowed.
-    pub(super) fn check(
-        &self,
-        (method, uri, headers): (&Method, &Uri, &HeaderMap),
-        local: IpAddr,
-    ) -> Result<(), Refusal> {
-        self.is_meant(uri, headers, local)?;
-        if method == Method::GET || method == Method::HEAD {
-            return self.may_look(headers);
-        }
-        self.may_change(headers)?;
-        if is_json(headers) {
-            return Ok(());
-        }
-        let text = "no JSON; send content-type: application/json";
-        Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
-    }
-
     /// The host that the request is addressed to, if it is one of this daemon's.
-    fn host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<Authority, Refusal> {
+    fn host(&self, uri: &Uri, headers: &HeaderMap) -> Result<Authority, Refusal> {
         // The authority in the request line takes precedence.
         let given = match uri.authority() {
             Some(authority) => Some(authority.clone()),
             None => only(headers, HOST).and_then(|host| host.parse::<Authority>().ok()),
         };
-        let known = given.filter(|host| !host.as_str().contains('@') && self.is_own(host, local));
-        known.ok_or_else(|| {
-            let text = "not addressed to a name of this daemon; add the name to admin.allow_hosts";
-            Refusal::new(StatusCode::MISDIRECTED_REQUEST, text)
-        })
+        let asked = match given {
+            Some(host) if !host.as_str().contains('@') && self.is_own(&host) => return Ok(host),
+            Some(host) => format!("`{}`", host.as_str().chars().take(SHOWN).collect::<String>()),
+            None => "no name, or several".to_owned(),
+        };
+        let text = format!(
+            "addressed to {asked}, which is no name of this daemon; add the name to admin.allow_hosts, or use an address"
+        );
+        Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, text))
     }
 
-    fn is_own(&self, host: &Authority, local: IpAddr) -> bool {
+    /// Whether a host is one of this daemon's. Names can be bound anew by a page of their owner, which then reads what is
+    /// answered as its own; but not `localhost`, nor an address: a page that was loaded from an address is one of the
+    /// server there. So addresses pass, whichever they are: probes and scrapers use those of pods and of what lies
+    /// before them.
+    fn is_own(&self, host: &Authority) -> bool {
         let name = host.host().to_ascii_lowercase();
-        let address: Option<IpAddr> = name.trim_start_matches('[').trim_end_matches(']').parse().ok();
-        // Names can be rebound, but not `localhost` or an address.
-        let is_here = |address: IpAddr| {
-            let address = address.to_canonical();
-            address.is_loopback() || address == local.to_canonical()
-        };
+        let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
         let allowed = |entry: &String| *entry == name || *entry == host.as_str().to_ascii_lowercase();
         name == "localhost"
-            || address.is_some_and(is_here)
+            || is_address
             || self.own.as_ref().is_some_and(|own| *own == name)
             || self.hosts.iter().any(allowed)
     }
 
     /// Checks whether a request that only looks has a token, if one is needed: that of those who look, or that of
     /// changes.
-    pub(crate) fn may_look(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(read_token) = &self.read_token else { return Ok(()) };
-        match bearer(headers) {
-            Some(given) if is_one_of(given, [Some(read_token), self.token.as_ref()]) => Ok(()),
-            Some(_) => Err(Refusal::unauthorized("the token is wrong; send that of admin.read_token")),
-            None => Err(Refusal::unauthorized(
-                "send authorization: Bearer TOKEN, with that of admin.read_token or admin.token",
-            )),
-        }
+    pub(crate) fn may_look(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
+        let tokens = self.tokens();
+        let Some(read_token) = &tokens.read_token else { return Ok(()) };
+        let right = [Some(read_token), tokens.token.as_ref()];
+        self.has_one_of((right, None), headers, client, "admin.read_token or admin.token")
     }
 
     /// Checks whether a request carries the token of changes.
-    pub(super) fn may_change(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(token) = &self.token else {
-            let text = "changes are off; set admin.token or admin.token_file, and restart the daemon";
+    pub(crate) fn may_change(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
+        let tokens = self.tokens();
+        let Some(token) = &tokens.token else {
+            let text = "changes are off; set admin.token or admin.token_file, and send the daemon SIGHUP";
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
         };
-        match bearer(headers) {
-            Some(given) if is_one_of(given, [Some(token), None]) => Ok(()),
-            Some(_) => Err(Refusal::unauthorized("the token is wrong; send that of admin.token")),
-            None => Err(Refusal::unauthorized("send authorization: Bearer TOKEN, with that of admin.token")),
+        let (right, other) = ([Some(token), None], tokens.read_token.as_ref());
+        self.has_one_of((right, other), headers, client, "admin.token")
+    }
+
+    /// Checks whether a request carries one of the right tokens, of the keys `named`; the other one is for other requests.
+    fn has_one_of(
+        &self,
+        (right, other): ([Option<&Secret>; 2], Option<&Secret>),
+        headers: &HeaderMap,
+        client: Network,
+        named: &str,
+    ) -> Result<(), Refusal> {
+        let Some(given) = bearer(headers) else {
+            let text = format!("send authorization: Bearer TOKEN, with that of {named}");
+            return Err(Refusal::unauthorized(text));
+        };
+        let look = || match (is_one_of(given, right), is_one_of(given, [other, None])) {
+            (true, _) => Token::Right,
+            (false, true) => Token::Other,
+            (false, false) => Token::Wrong,
+        };
+        match self.guesses.guess(client, look) {
+            Guess::Right => Ok(()),
+            Guess::Wrong => Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}"))),
+            Guess::TooMany(left) => {
+                let seconds = left.as_secs().saturating_add(1);
+                let text = format!(
+                    "too many wrong tokens came from this address; try again in {seconds} s, or from another one"
+                );
+                Err(Refusal::later(StatusCode::TOO_MANY_REQUESTS, text, seconds))
+            }
         }
     }
+}
+
+/// Checks whether a request says that its body is JSON, which no plain form of a foreign page can.
+pub(crate) fn has_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    if is_json(headers) {
+        return Ok(());
+    }
+    let text = "no JSON; send content-type: application/json";
+    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
 }
 
 /// The token that a request carries.

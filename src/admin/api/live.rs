@@ -12,15 +12,12 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Api;
-use super::reply::{Refusal, json_text};
+use super::reply::json_text;
 use crate::status::{Downstream, State, Watch};
-
-/// The most streams of events at once, so that other requests find a connection.
-pub(super) const MAX_STREAMS: usize = 16;
 
 /// How long a stream lasts: less than a connection does. Its reader asks again after it.
 const STREAM_LIFE: Duration = Duration::from_secs(50);
@@ -39,18 +36,13 @@ pub(super) async fn history(Shared(api): Shared<Arc<Api>>) -> Response {
 }
 
 /// `GET /api/v1/events`
-pub(super) async fn events(Shared(api): Shared<Arc<Api>>) -> Result<Response, Refusal> {
-    let Ok(place) = Arc::clone(&api.streams).try_acquire_owned() else {
-        let text = format!("{MAX_STREAMS} others read events already; read /api/v1/status instead");
-        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text));
-    };
+pub(super) async fn events(Shared(api): Shared<Arc<Api>>) -> Response {
     let events = Events {
         states: api.watch.states(),
         watch: api.watch.clone(),
         first: Some(api.watch.state().await),
         sent: BTreeMap::new(),
         end: Instant::now() + STREAM_LIFE,
-        _place: place,
     };
     let events = stream::unfold(events, async |mut events| {
         let event = events.next().await?;
@@ -61,7 +53,7 @@ pub(super) async fn events(Shared(api): Shared<Arc<Api>>) -> Result<Response, Re
         (CACHE_CONTROL, "no-store"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    Ok((headers, Body::from_stream(events)).into_response())
+    (headers, Body::from_stream(events)).into_response()
 }
 
 /// One reader of events. It is polled only as fast as it reads, and skips what it is too slow for.
@@ -73,7 +65,6 @@ struct Events {
     /// The downstreams as they were sent last.
     sent: BTreeMap<String, Downstream>,
     end: Instant,
-    _place: OwnedSemaphorePermit,
 }
 
 impl Events {

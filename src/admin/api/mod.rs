@@ -3,119 +3,94 @@
 mod access;
 mod body;
 mod dead;
+mod guesses;
 mod live;
 mod operations;
 mod reply;
 mod view;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
-use futures_util::future::try_join_all;
-use paced::bounded_log::BoundedLog;
-use serde_json::json;
-use tokio::sync::Semaphore;
+use axum::response::Response;
+use serde_json::{Value, json};
 
-pub(crate) use access::{Access, Peer};
+pub(crate) use access::{Access, Tokens, has_json};
 pub(crate) use dead::Letters;
 pub(crate) use operations::{Operations, OwnTerms};
-pub(super) use reply::Refusal;
+pub(crate) use reply::Refusal;
+
+pub(super) use super::connections::Peer;
 
 use body::OrderWithReason;
 use operations::{Author, Done};
 use reply::json_response;
 
+use super::routes::Verb::{Delete, Get, Post, Put};
+use super::routes::{Route, Rule};
 use crate::status::Watch;
 
-/// The rules of access, and the operations.
+/// The operations, and what is known.
 pub(crate) struct Api {
-    access: Arc<Access>,
     operations: Operations,
     watch: Watch,
-    /// The places of those who read events.
-    streams: Arc<Semaphore>,
     letters: Letters,
 }
 
 impl Api {
-    pub(crate) fn new(access: Arc<Access>, operations: Operations, watch: Watch, letters: Letters) -> Self {
-        let streams = Arc::new(Semaphore::new(live::MAX_STREAMS));
-        Self { access, operations, watch, streams, letters }
+    pub(crate) const fn new(operations: Operations, watch: Watch, letters: Letters) -> Self {
+        Self { operations, watch, letters }
     }
 }
 
 type Shared = State<Arc<Api>>;
 
 /// The routes below `/api`.
-pub(crate) fn api(api: Api) -> Router {
-    let api = Arc::new(api);
-    Router::new()
-        .route("/api/v1/status", get(live::status))
-        .route("/api/v1/events", get(live::events))
-        .route("/api/v1/history", get(live::history))
-        .route("/api/v1/downstreams", get(list))
-        .route("/api/v1/downstreams/{name}", get(one))
-        .route("/api/v1/downstreams/{name}/pause", post(pause))
-        .route("/api/v1/downstreams/{name}/resume", post(resume))
-        .route("/api/v1/downstreams/{name}/reset", post(reset))
-        .route("/api/v1/downstreams/{name}/cancel", post(cancel))
-        .route("/api/v1/downstreams/{name}/dead", get(dead::list))
-        .route("/api/v1/downstreams/{name}/dead/replay", post(dead::replay))
-        .route("/api/v1/downstreams/{name}/dead/purge", post(dead::purge))
-        .route("/api/v1/downstreams/{name}/rate", get(rates).put(set_rate).delete(unset_rate))
-        .route("/api/{*rest}", any(nothing))
-        .layer(from_fn_with_state(Arc::clone(&api), guard))
-        .with_state(api)
+pub(crate) fn api(api: Api) -> Vec<Route> {
+    let api = &Arc::new(api);
+    vec![
+        Route::new(Get, "/api/v1/status", Rule::Look, (live::status, api)),
+        Route::new(Get, "/api/v1/events", Rule::Events, (live::events, api)),
+        Route::new(Get, "/api/v1/history", Rule::Look, (live::history, api)),
+        Route::new(Get, "/api/v1/downstreams", Rule::Look, (list, api)),
+        Route::new(Get, "/api/v1/downstreams/{name}", Rule::Look, (one, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/pause", Rule::Change, (pause, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/resume", Rule::Change, (resume, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/reset", Rule::Change, (reset, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/cancel", Rule::Change, (cancel, api)),
+        Route::new(Get, "/api/v1/downstreams/{name}/dead", Rule::Hold, (dead::list, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/dead/replay", Rule::Change, (dead::replay, api)),
+        Route::new(Post, "/api/v1/downstreams/{name}/dead/purge", Rule::Change, (dead::purge, api)),
+        Route::new(Get, "/api/v1/downstreams/{name}/rate", Rule::Look, (rates, api)),
+        Route::new(Put, "/api/v1/downstreams/{name}/rate", Rule::Change, (set_rate, api)),
+        Route::new(Delete, "/api/v1/downstreams/{name}/rate", Rule::Change, (unset_rate, api)),
+    ]
 }
 
-/// The log of refused requests is bounded, since anybody who reaches the address could cause a line for each.
-static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
-    // These lines record who tried what, so more of them are kept than for messages.
-    BoundedLog::with_bound(50, |summary| {
-        let (requests, kinds) = (summary.lines, &summary);
-        tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
-    })
-});
-
-/// Passes requests that are allowed, and answers those without a route in JSON.
-async fn guard(
-    State(api): Shared,
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let asked = (request.method(), request.uri(), request.headers());
-    if let Err(refusal) = api.access.check(asked, peer.local.ip()) {
-        let (remote, status) = (peer.remote, refusal.status().as_u16());
-        let (method, path) = (request.method(), request.uri().path());
-        REFUSALS.line(refusal.status().canonical_reason().unwrap_or("other"), || {
-            tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
-        });
-        return refusal.into_response();
-    }
-    let response = next.run(request).await;
-    if response.status() != StatusCode::METHOD_NOT_ALLOWED {
-        return response;
-    }
-    // The router adds the methods that there are.
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
-        .into_response()
-}
-
-async fn nothing() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "no such page; see /api/v1/downstreams")
-}
-
+/// The downstreams, from memory: however many ask, however slow the store is, it is asked no more for it.
 async fn list(State(api): Shared) -> Result<Response, Refusal> {
+    let records = api.watch.records().await;
     let names = api.operations.names();
-    let all = try_join_all(names.iter().map(|name| api.operations.downstream(name))).await?;
+    let all: Result<Vec<Value>, Refusal> = names
+        .iter()
+        .map(|name| match records.get(name) {
+            Some(record) => api.operations.describe(name, record),
+            None => Err(unread(api.watch.store_error())),
+        })
+        .collect();
+    let all = all?;
     Ok(json_response(StatusCode::OK, &json!({ "downstreams": all })))
+}
+
+/// The refusal of a list while the records of some downstreams are not known, or are old.
+fn unread(store_error: Option<String>) -> Refusal {
+    let text = match store_error {
+        Some(error) => format!("the store does not tell how the downstreams stand: {error}"),
+        None => "not all downstreams have been read from the store yet; try again in a second".to_owned(),
+    };
+    Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1)
 }
 
 async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
@@ -209,4 +184,4 @@ impl Api {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

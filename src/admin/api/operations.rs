@@ -11,7 +11,7 @@ use paced::store::{Change, RecordState, Store, TombstoneCall, TombstoneReply};
 use paced::terms::{self, Changed, Override, Terms, TermsError};
 use paced::time::Micros;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use super::body::Order;
@@ -20,6 +20,9 @@ use super::view;
 
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The most calls to the store at once for those who only look.
+const MAX_LOOKS: usize = 8;
 
 /// The most ids of jobs that a line of the audit log names.
 const MOST_LISTED: usize = 20;
@@ -30,6 +33,8 @@ pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 pub(crate) struct Operations {
     store: Arc<dyn Store>,
     own: watch::Receiver<OwnTerms>,
+    /// The calls to the store at once for those who only look.
+    looks: Semaphore,
 }
 
 /// The author of an order, and the reason that was given.
@@ -59,7 +64,7 @@ pub(super) struct Done {
 impl Operations {
     /// `own` are the terms for downstreams of which the store has none yet.
     pub(crate) fn new(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Self {
-        Self { store, own }
+        Self { store, own, looks: Semaphore::new(MAX_LOOKS) }
     }
 
     /// The names of the downstreams.
@@ -72,17 +77,22 @@ impl Operations {
         self.own_terms(name).map(drop)
     }
 
-    /// Shows a downstream. Cancel safe.
+    /// Shows a downstream by its record. It asks nobody.
+    pub(super) fn describe(&self, name: &str, record: &RecordState) -> Result<Value, Refusal> {
+        Ok(describe(name, record, self.own_terms(name)?))
+    }
+
+    /// Shows a downstream as the store has it now. Cancel safe.
     pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
-        let record = self.read_record(name).await?;
+        let record = self.look(name).await?;
         Ok(describe(name, &record, own))
     }
 
     /// Shows a downstream's limits and the rates set over them. Cancel safe.
     pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
         let own = self.own_terms(name)?;
-        let record = self.read_record(name).await?;
+        let record = self.look(name).await?;
         Ok(view::rates(name, &record, &in_force(&record, own.clone())?, &own))
     }
 
@@ -164,6 +174,16 @@ impl Operations {
             let text = format!("no such downstream; this daemon has {}", self.names().join(", "));
             Refusal::new(StatusCode::NOT_FOUND, text)
         })
+    }
+
+    /// Reads a record for somebody who looks: however many do, the store gets few of these calls at once.
+    async fn look(&self, name: &str) -> Result<RecordState, Refusal> {
+        within_timeout(async {
+            // The semaphore is never closed, so that there is always a permit in the end.
+            let _permit = self.looks.acquire().await;
+            self.store.read_record(name).await
+        })
+        .await
     }
 
     async fn read_record(&self, name: &str) -> Result<RecordState, Refusal> {

@@ -1,6 +1,8 @@
 //! Answers in JSON.
 
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use paced::StoreError;
@@ -12,11 +14,18 @@ use serde_json::{Value, json};
 pub(crate) struct Refusal {
     status: StatusCode,
     text: String,
+    /// The seconds after which trying again may help.
+    retry_after: Option<u64>,
 }
 
 impl Refusal {
-    pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Self { status, text: text.into() }
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), retry_after: None }
+    }
+
+    /// A refusal of a request that may be sent again after so many seconds.
+    pub(crate) fn later(status: StatusCode, text: impl Into<String>, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..Self::new(status, text) }
     }
 
     /// A refusal of a malformed request.
@@ -28,12 +37,19 @@ impl Refusal {
         Self::new(StatusCode::UNAUTHORIZED, text)
     }
 
-    pub(super) const fn status(&self) -> StatusCode {
+    pub(crate) const fn status(&self) -> StatusCode {
         self.status
     }
 
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
+    }
+}
+
+#[cfg(test)]
+impl Refusal {
+    pub(crate) const fn retry_after(&self) -> Option<u64> {
+        self.retry_after
     }
 }
 
@@ -75,6 +91,9 @@ impl IntoResponse for Refusal {
         let mut response = json_response(self.status, &json!({ "error": self.text }));
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, seconds.into());
         }
         response
     }

@@ -1,5 +1,6 @@
 //! The API over a store in memory, without a connection.
 
+use axum::Router;
 use axum::body::to_bytes;
 use axum::http::HeaderMap;
 use hyper::service::Service as _;
@@ -14,6 +15,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::*;
+use crate::admin::connections::{Connection, Connections};
+use crate::admin::routes::router;
 use crate::status::{Identity, Observer, Parts};
 
 /// The time in µs, a whole number of ms.
@@ -24,6 +27,7 @@ struct Bench {
     clock: Arc<ManualClock>,
     own: watch::Sender<OwnTerms>,
     pages: Router,
+    _connection: Connection,
 }
 
 fn terms(rate: &str) -> Terms {
@@ -48,9 +52,29 @@ fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
         store,
         store_kind: "memory",
         terms,
-        can_change: true,
+        can_change: Arc::default(),
     };
     Observer::start(parts).watch()
+}
+
+/// The API over this store, without a broker.
+fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
+    let watch = watching(Arc::clone(&store), own.clone());
+    let letters = Letters::new(amqp::Options {
+        address: "amqp://127.0.0.1:1".parse().unwrap(),
+        prefix: "paced".to_owned(),
+        declare: false,
+        window_bytes: 0,
+        rung_unit: amqp::RUNG_UNIT,
+        downstreams: Vec::new(),
+    });
+    Api::new(Operations::new(store, own), watch, letters)
+}
+
+/// The API of a downstream `billing` over a store in memory. Must be called on a tokio runtime.
+pub(in crate::admin) fn in_memory() -> Api {
+    let all = Arc::new([("billing".to_owned(), terms("50/s"))].into());
+    of_store(Arc::new(MemoryStore::new()), watch::channel(all).1)
 }
 
 impl Bench {
@@ -66,19 +90,10 @@ impl Bench {
             allow_hosts: Vec::new(),
             tls: None,
         });
-        let watch = watching(Arc::clone(&store), receiver.clone());
-        let operations = Operations::new(Arc::clone(&store), receiver);
-        let letters = Letters::new(amqp::Options {
-            address: "amqp://127.0.0.1:1".parse().unwrap(),
-            prefix: "paced".to_owned(),
-            declare: false,
-            window_bytes: 0,
-            rung_unit: amqp::RUNG_UNIT,
-            downstreams: Vec::new(),
-        });
-        let pages = api(Api::new(Arc::new(access), operations, watch, letters));
-        let local = "127.0.0.1:9750".parse().unwrap();
-        Self { store, clock, own, pages: pages.layer(Extension(Peer { remote: local, local })) }
+        let pages = router(api(of_store(Arc::clone(&store), receiver)), &Arc::new(access));
+        let connection = Connections::default().open("127.0.0.1:1".parse().unwrap()).unwrap();
+        let pages = pages.layer(Extension(connection.peer.clone()));
+        Self { store, clock, own, pages, _connection: connection }
     }
 
     async fn send(&self, method: &str, path: &str, body: &str) -> (u16, HeaderMap, Value) {
@@ -134,8 +149,9 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
             "overrides": [],
         })
     );
-    let (_, _, all) = bench.send("GET", "/api/v1/downstreams", "").await;
-    assert_eq!(all, json!({ "downstreams": [file] }));
+    // The observer has not read its record, and nothing else is asked for a list.
+    let (status, headers, told) = bench.send("GET", "/api/v1/downstreams", "").await;
+    assert_eq!((status, &headers["retry-after"]), (503, &"1".parse().unwrap()), "{told}");
     bench.own.send_replace(Arc::new([("billing".to_owned(), terms("70/s"))].into()));
     assert_eq!(bench.ok("GET", "", "").await["limits"][0]["rate"], "70/s", "reloaded");
     let stored = terms("20/s").to_text();

@@ -94,8 +94,8 @@ fn each_key_counts_at_once_or_needs_a_restart() {
         (&[("hunter2", "hunter3")], &["downstreams.a.http.headers.authorization"], &[]),
         (
             &[("[amqp]", "[admin]\ntoken = 'a'\nlisten = '127.0.0.1:0'\n[amqp]")],
-            &[],
-            &["admin.listen", "admin.token"],
+            &["admin.token"],
+            &["admin.listen"],
         ),
         (&[("[amqp]", "[amqp]\ndeclare = false")], &[], &["amqp.declare"]),
         (&[a("revision = 1\nqueue.prefetch = 5\n")], &[], &["downstreams.a.queue.prefetch"]),

@@ -1,0 +1,241 @@
+//! The routes of the server, each with the rule for its requests, and the guard that applies the rules.
+//!
+//! A route is nothing but what is in the list that [`router`] is given, and each has a rule, so that none can be added
+//! without one. What is no route is answered in the same way for everybody.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, ready};
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Extension, Request, State};
+use axum::handler::Handler;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, MethodRouter, any, on};
+use hyper::body::{Frame, SizeHint};
+use paced::bounded_log::BoundedLog;
+
+use super::api::{Access, Peer, Refusal, has_json};
+use super::connections::{Place, Work};
+
+/// The bytes of an answer that are passed on at once: what is written is kept in memory besides.
+const PIECE: usize = 16 * 1024;
+
+/// The rule for the requests of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Whoever reaches the address, by any name: it says nothing but that the daemon lives.
+    Probe,
+    /// As [`Rule::Probe`], with an [`Insight`]; and with `?verbose` as [`Rule::Look`].
+    Readiness,
+    /// Whoever addresses this daemon: it is the same everywhere.
+    Page,
+    /// Whoever may look.
+    Look,
+    /// Whoever may look, for a stream of events.
+    Events,
+    /// Whoever may change something, without a body: it holds what others want.
+    Hold,
+    /// Whoever may change something, with a body in JSON.
+    Change,
+}
+
+/// Whether who asks may know why the daemon is not ready.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Insight(pub(super) bool);
+
+/// The method of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verb {
+    /// GET, and HEAD for the same without a body.
+    Get,
+    Post,
+    Put,
+    Delete,
+}
+
+impl Verb {
+    const fn filter(self) -> MethodFilter {
+        match self {
+            Self::Get => MethodFilter::GET,
+            Self::Post => MethodFilter::POST,
+            Self::Put => MethodFilter::PUT,
+            Self::Delete => MethodFilter::DELETE,
+        }
+    }
+}
+
+/// A method of a path.
+pub(crate) struct Route {
+    #[cfg_attr(not(test), expect(dead_code, reason = "the test of all routes goes by it"))]
+    pub(super) verb: Verb,
+    pub(super) path: &'static str,
+    pub(super) rule: Rule,
+    handler: MethodRouter,
+}
+
+impl Route {
+    pub(super) fn new<H, T, S>(verb: Verb, path: &'static str, rule: Rule, (handler, state): (H, &S)) -> Self
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        Self { verb, path, rule, handler: on(verb.filter(), handler).with_state(state.clone()) }
+    }
+}
+
+/// The server of these routes.
+pub(crate) fn router(routes: Vec<Route>, access: &Arc<Access>) -> Router {
+    let mut paths: BTreeMap<&'static str, MethodRouter> = BTreeMap::new();
+    for Route { path, rule, handler, .. } in routes {
+        let guarded = Guarded { access: Arc::clone(access), rule };
+        let handler = handler.layer(from_fn_with_state(guarded, guard));
+        let all = paths.remove(path).unwrap_or_default();
+        paths.insert(path, all.merge(handler));
+    }
+    let router = Router::new().route("/api/{*rest}", any(nothing));
+    // The router adds the methods that there are.
+    paths.into_iter().fold(router, |router, (path, all)| router.route(path, all.fallback(no_method)))
+}
+
+async fn nothing() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "no such page; see /api/v1/downstreams")
+}
+
+async fn no_method() -> Refusal {
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
+}
+
+/// The log of refused requests is bounded, since anybody who reaches the address could cause a line for each.
+pub(super) static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
+    // These lines record who tried what, so more of them are kept than for messages.
+    BoundedLog::with_bound(50, |summary| {
+        let (requests, kinds) = (summary.lines, &summary);
+        tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
+    })
+});
+
+#[derive(Clone)]
+struct Guarded {
+    access: Arc<Access>,
+    rule: Rule,
+}
+
+/// Passes requests that are allowed, and for which there is a place.
+async fn guard(
+    State(Guarded { access, rule }): State<Guarded>,
+    Extension(peer): Extension<Peer>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match admit(&access, rule, &peer, &mut request) {
+        Ok(None) => next.run(request).await,
+        Ok(Some(place)) => {
+            let response = next.run(request).await;
+            response.map(|body| Body::new(Held { body, rest: Bytes::new(), _place: place }))
+        }
+        Err(refusal) => {
+            let (remote, status) = (peer.remote, refusal.status().as_u16());
+            let (method, path) = (request.method(), request.uri().path());
+            REFUSALS.line(refusal.status().canonical_reason().unwrap_or("other"), || {
+                tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
+            });
+            refusal.into_response()
+        }
+    }
+}
+
+/// Whether the request is allowed, and its place if it needs one.
+fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Result<Option<Place>, Refusal> {
+    let client = peer.network();
+    let (uri, headers) = (request.uri(), request.headers());
+    let may_look = || access.is_meant(uri, headers).and_then(|()| access.may_look(headers, client));
+    let may_change = || access.is_meant(uri, headers).and_then(|()| access.may_change(headers, client));
+    let work = match rule {
+        Rule::Probe => return Ok(None),
+        Rule::Readiness if !asks_for(uri.query(), "verbose") => {
+            let insight = Insight(may_look().is_ok());
+            request.extensions_mut().insert(insight);
+            return Ok(None);
+        }
+        Rule::Page => return access.is_meant(uri, headers).map(|()| None),
+        Rule::Readiness | Rule::Look => may_look().map(|()| Work::Look),
+        Rule::Events => may_look().map(|()| Work::Events),
+        Rule::Hold => may_change().map(|()| Work::Change),
+        Rule::Change => may_change().and_then(|()| has_json(headers)).map(|()| Work::Change),
+    };
+    peer.place(work?).map(Some)
+}
+
+/// Whether the query has this parameter: `verbose`, `verbose=` and `verbose=1` all count.
+pub(super) fn asks_for(query: Option<&str>, word: &str) -> bool {
+    let pairs = query.unwrap_or_default().split('&');
+    pairs.map(|pair| pair.split('=').next().unwrap_or_default()).any(|name| name == word)
+}
+
+/// The body of an answer, which keeps its place until the connection has taken all of it, in small pieces.
+struct Held {
+    body: Body,
+    /// What is left of the last piece of the body.
+    rest: Bytes,
+    _place: Place,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        loop {
+            if !self.rest.is_empty() {
+                let count = self.rest.len().min(PIECE);
+                return Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(count)))));
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, body) = (self.rest.len() as u64, self.body.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower().saturating_add(rest));
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper.saturating_add(rest));
+        }
+        hint
+    }
+}
+
+/// The method of a request, for tests.
+#[cfg(test)]
+impl From<Verb> for axum::http::Method {
+    fn from(verb: Verb) -> Self {
+        match verb {
+            Verb::Get => Self::GET,
+            Verb::Post => Self::POST,
+            Verb::Put => Self::PUT,
+            Verb::Delete => Self::DELETE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

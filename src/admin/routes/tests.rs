@@ -1,0 +1,258 @@
+//! Who gets what: each route by host, origin, token and method.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use axum::http;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use paced::config::{Admin, Secret};
+use paced::store::BoxFuture;
+
+use super::*;
+use crate::admin::api::tests::in_memory;
+use crate::admin::connections::Connections;
+use crate::admin::health::{Check, Checks};
+
+/// Who has access to a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// Everybody, by whatever name and with whatever token.
+    Anybody,
+    /// Whoever addresses this daemon by a name of its own or an address, and comes from no other page.
+    Addressed,
+    /// These, with a token if one is needed to look.
+    Looking,
+    /// These, with the token of changes.
+    Operator,
+    /// These, if they send JSON.
+    OperatorWithJson,
+}
+
+use Verb::{Delete, Get, Post, Put};
+use Who::{Addressed, Anybody, Looking, Operator, OperatorWithJson};
+
+/// Every route. A route without an entry fails the test.
+const TABLE: [(Verb, &str, Who); 32] = [
+    (Get, "/livez", Anybody),
+    (Get, "/readyz", Anybody),
+    (Get, "/readyz?verbose", Looking),
+    (Get, "/metrics", Looking),
+    (Get, "/", Addressed),
+    (Get, "/api.js", Addressed),
+    (Get, "/card.js", Addressed),
+    (Get, "/chart.js", Addressed),
+    (Get, "/dead.js", Addressed),
+    (Get, "/details.js", Addressed),
+    (Get, "/dialogs.js", Addressed),
+    (Get, "/dom.js", Addressed),
+    (Get, "/history.js", Addressed),
+    (Get, "/live.js", Addressed),
+    (Get, "/page.css", Addressed),
+    (Get, "/page.js", Addressed),
+    (Get, "/words.js", Addressed),
+    (Get, "/api/v1/status", Looking),
+    (Get, "/api/v1/events", Looking),
+    (Get, "/api/v1/history", Looking),
+    (Get, "/api/v1/downstreams", Looking),
+    (Get, "/api/v1/downstreams/{name}", Looking),
+    (Post, "/api/v1/downstreams/{name}/pause", OperatorWithJson),
+    (Post, "/api/v1/downstreams/{name}/resume", OperatorWithJson),
+    (Post, "/api/v1/downstreams/{name}/reset", OperatorWithJson),
+    (Post, "/api/v1/downstreams/{name}/cancel", OperatorWithJson),
+    (Get, "/api/v1/downstreams/{name}/dead", Operator),
+    (Post, "/api/v1/downstreams/{name}/dead/replay", OperatorWithJson),
+    (Post, "/api/v1/downstreams/{name}/dead/purge", OperatorWithJson),
+    (Get, "/api/v1/downstreams/{name}/rate", Looking),
+    (Put, "/api/v1/downstreams/{name}/rate", OperatorWithJson),
+    (Delete, "/api/v1/downstreams/{name}/rate", OperatorWithJson),
+];
+
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
+
+/// The `Host`, and whether it is one of this daemon's.
+const HOSTS: [(&str, bool); 6] = [
+    ("localhost:9750", true),
+    ("10.1.2.3:9750", true),
+    ("[2001:db8::1]:9750", true),
+    ("paced.internal", true),
+    ("evil.example", false),
+    ("", false),
+];
+
+/// Which tokens are configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Configured {
+    token: bool,
+    read_token: bool,
+}
+
+/// The token that is sent, whether it is that of changes, and whether it is one to look with.
+const TOKENS: [(Option<&str>, bool, bool); 4] = [
+    (None, false, false),
+    (Some("wrong"), false, false),
+    (Some("look"), false, true),
+    (Some("change"), true, true),
+];
+
+struct Unready;
+
+impl Checks for Unready {
+    fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
+        Box::pin(async { vec![Check::new("store", Err("away at 10.9.9.9".to_owned()))] })
+    }
+}
+
+/// A request in each of its dimensions.
+#[derive(Clone, Copy, Debug)]
+struct Asked<'a> {
+    method: &'a str,
+    path: &'a str,
+    host: &'a str,
+    is_foreign: bool,
+    token: Option<&'a str>,
+    is_json: bool,
+}
+
+struct Scene {
+    pages: Router,
+    connections: Connections,
+    routes: BTreeSet<(Verb, &'static str)>,
+    /// The clients so far: each request is of its own, since wrong tokens count.
+    clients: std::cell::Cell<u32>,
+}
+
+impl Scene {
+    fn new(Configured { token, read_token }: Configured) -> Self {
+        let access = Access::new(&Admin {
+            listen: Some("127.0.0.1:9750".to_owned()),
+            token: token.then(|| Secret::hidden("change")),
+            read_token: read_token.then(|| Secret::hidden("look")),
+            allow_hosts: vec!["paced.internal".to_owned()],
+            tls: None,
+        });
+        let all = crate::admin::all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
+        let routes = all.iter().map(|route| (route.verb, route.path)).collect();
+        let pages = router(all, &Arc::new(access));
+        Self { pages, connections: Connections::default(), routes, clients: 1.into() }
+    }
+
+    /// The status, and the text of an answer that ends.
+    async fn send(&self, asked: Asked<'_>) -> (u16, String) {
+        let Asked { method, path, host, is_foreign, token, is_json } = asked;
+        let client = self.clients.replace(self.clients.get() + 1);
+        let remote = SocketAddr::new(std::net::Ipv4Addr::from_bits(client).into(), 1);
+        let connection = self.connections.open(remote).unwrap();
+        let path = path.replace("{name}", "nowhere");
+        let mut request = http::Request::builder().method(method).uri(&path);
+        for (name, value) in [
+            ("host", (!host.is_empty()).then(|| host.to_owned())),
+            ("origin", is_foreign.then(|| "https://evil.example".to_owned())),
+            ("authorization", token.map(|token| format!("Bearer {token}"))),
+            ("content-type", is_json.then(|| "application/json".to_owned())),
+        ] {
+            request = value.into_iter().fold(request, |request, value| request.header(name, value));
+        }
+        let request = request.body(Body::from("{}")).unwrap();
+        let service = TowerToHyperService::new(self.pages.clone().layer(Extension(connection.peer.clone())));
+        let response = service.call(request).await.unwrap();
+        let status = response.status().as_u16();
+        let text = match path.starts_with("/readyz") {
+            true => axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap(),
+            false => Bytes::new(),
+        };
+        (status, String::from_utf8(text.to_vec()).unwrap())
+    }
+}
+
+/// The status of a refusal; `None` if the request is to be passed on to its handler.
+fn expected(who: Who, configured: Configured, asked: Asked<'_>) -> Option<u16> {
+    let is_known = HOSTS.iter().any(|(host, is_known)| *host == asked.host && *is_known);
+    let (_, may_change, may_look) = TOKENS.into_iter().find(|(token, ..)| *token == asked.token).unwrap();
+    match who {
+        Anybody => None,
+        _ if !is_known => Some(421),
+        _ if asked.is_foreign => Some(403),
+        Addressed => None,
+        Looking if !configured.read_token => None,
+        // Without a token of changes that one is as wrong as any other.
+        Looking => (!may_look || may_change && !configured.token).then_some(401),
+        Operator | OperatorWithJson if !configured.token => Some(403),
+        Operator | OperatorWithJson if !may_change => Some(401),
+        OperatorWithJson if !asked.is_json => Some(415),
+        Operator | OperatorWithJson => None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_route_is_for_whom_it_is_meant() {
+    let refusals = [401, 403, 405, 415, 421, 429];
+    for (token, read_token) in [(false, false), (true, false), (false, true), (true, true)] {
+        let configured = Configured { token, read_token };
+        let scene = Scene::new(configured);
+        let plain = |(verb, path, _): (Verb, &'static str, Who)| (verb, path.split('?').next().unwrap());
+        assert_eq!(scene.routes, TABLE.into_iter().map(plain).collect(), "each route has an entry");
+        for (verb, path, who) in TABLE {
+            let method = http::Method::from(verb);
+            for (host, _) in HOSTS {
+                for is_foreign in [false, true] {
+                    for (token, ..) in TOKENS {
+                        for is_json in [true, false] {
+                            let method = method.as_str();
+                            let asked = Asked { method, path, host, is_foreign, token, is_json };
+                            let (status, text) = scene.send(asked).await;
+                            match expected(who, configured, asked) {
+                                Some(refused) => assert_eq!(status, refused, "{configured:?} {asked:?}"),
+                                None => {
+                                    assert!(!refusals.contains(&status), "{status} {configured:?} {asked:?}")
+                                }
+                            }
+                            // A probe says why the daemon is not ready only to those who may look.
+                            let may_know = expected(Looking, configured, asked).is_none();
+                            assert!(may_know || !text.contains("10.9.9.9"), "{asked:?} {text}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_methods_and_paths_are_refused_to_everybody() {
+    let scene = Scene::new(Configured { token: true, read_token: true });
+    let send = async |method, path| {
+        let (host, token) = ("localhost", Some("change"));
+        let asked = Asked { method, path, host, is_foreign: false, token, is_json: true };
+        let with = scene.send(asked).await.0;
+        let without = scene.send(Asked { host: "evil.example", token: None, ..asked }).await.0;
+        assert_eq!(with, without, "{method} {path}");
+        with
+    };
+    for (_, path, _) in TABLE {
+        let here = |method: &str| {
+            TABLE.iter().any(|(verb, other, _)| {
+                let verb = http::Method::from(*verb);
+                *other == path && (verb.as_str() == method || verb == "GET" && method == "HEAD")
+            })
+        };
+        for method in METHODS.into_iter().filter(|method| !here(method) && *method != "CONNECT") {
+            assert_eq!(send(method, path).await, 405, "{method} {path}");
+        }
+    }
+    for path in [
+        "/livez/",
+        "/readyz/x",
+        "/x.js",
+        "/metrics/",
+        "/Metrics",
+        "//metrics",
+        "/api",
+        "/api/v1",
+        "/api/v2/status",
+    ] {
+        for method in ["GET", "POST"] {
+            assert_eq!(send(method, path).await, 404, "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The tokens of the admin server, whose files may be replaced while the daemon runs.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use paced::config::{self, Admin, Secret};
+use paced::files::Stamp;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::admin::{Access, Tokens};
+
+/// How often the files are looked at, and how long one may be unusable before that is logged.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Watches the files of the tokens. Clones share what they know.
+#[derive(Clone)]
+pub(super) struct TokenFiles(Arc<Shared>);
+
+struct Shared {
+    access: Arc<Access>,
+    known: Mutex<Known>,
+}
+
+struct Known {
+    /// The tokens as the configuration has them.
+    configured: Tokens,
+    /// Those in use, which were read from the same files, perhaps later.
+    in_use: Tokens,
+    /// The stamps of the files when these were read; `None` if they are to be read anyway.
+    stamps: Option<Stamps>,
+    failed: Option<Failed>,
+}
+
+/// Files that cannot be used.
+struct Failed {
+    stamps: Stamps,
+    since: Instant,
+    is_logged: bool,
+}
+
+/// The stamp of each token's file; `None` where there is no such file.
+type Stamps = [Option<Stamp>; 2];
+
+impl TokenFiles {
+    /// The files of the tokens of `admin`, which `access` goes by.
+    pub(super) fn new(access: Arc<Access>, admin: &Admin) -> Self {
+        let (configured, in_use) = (Tokens::from(admin), Tokens::from(admin));
+        let known = Mutex::new(Known { configured, in_use, stamps: None, failed: None });
+        Self(Arc::new(Shared { access, known }))
+    }
+
+    /// Goes by the tokens of this configuration, and looks at their files.
+    pub(super) async fn reload(&self, admin: &Admin) {
+        let (shared, configured) = (Arc::clone(&self.0), Tokens::from(admin));
+        let look = move || {
+            shared.configure(configured);
+            shared.look();
+        };
+        // Only a runtime that shuts down does not run it.
+        let _ = tokio::task::spawn_blocking(look).await;
+    }
+
+    /// Looks at the files each second, and never returns.
+    pub(super) async fn watch(self) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let shared = Arc::clone(&self.0);
+            let _ = tokio::task::spawn_blocking(move || shared.look()).await;
+        }
+    }
+}
+
+impl Shared {
+    /// Goes by the tokens of the configuration, and has their files read at the next look. It blocks while another thread
+    /// looks.
+    fn configure(&self, configured: Tokens) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // If the configuration did not change, what was read since then is newer.
+        if known.configured != configured {
+            self.access.replace_tokens(configured.clone());
+            (known.in_use, known.configured) = (configured.clone(), configured);
+        }
+        known.stamps = None;
+    }
+
+    /// Reads the tokens again if a file of theirs has changed. Those in use stay so if what is there now cannot be used.
+    /// It blocks while it reads.
+    fn look(&self) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = known.in_use.stamps();
+        if known.stamps.as_ref() == Some(&stamps) {
+            known.failed = None;
+            return;
+        }
+        // A file that changes while it is read has another stamp at the next look.
+        match read_again(&known.in_use) {
+            Ok(tokens) => {
+                if tokens != known.in_use {
+                    self.access.replace_tokens(tokens.clone());
+                    tracing::info!("admin tokens read again: requests need the new ones from now on");
+                }
+                (known.in_use, known.stamps, known.failed) = (tokens, Some(stamps), None);
+            }
+            Err(error) => known.fail(stamps, &error),
+        }
+    }
+}
+
+impl Known {
+    /// Records that these files cannot be used, and logs it once it has been so for a while: they are rarely replaced all
+    /// at once.
+    fn fail(&mut self, stamps: Stamps, error: &str) {
+        let known = self.failed.take().filter(|failed| failed.stamps == stamps);
+        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_logged: false });
+        if !failed.is_logged && failed.since.elapsed() >= INTERVAL {
+            failed.is_logged = true;
+            tracing::error!(error, "admin tokens cannot be read again: those in use stay so until they can");
+        }
+        self.failed = Some(failed);
+    }
+}
+
+impl Tokens {
+    fn stamps(&self) -> Stamps {
+        [&self.token, &self.read_token].map(|secret| Stamp::of(secret.as_ref().and_then(Secret::file)?).ok())
+    }
+}
+
+/// The same tokens, read again where they have files.
+fn read_again(Tokens { token, read_token }: &Tokens) -> Result<Tokens, String> {
+    let read = |secret: &Option<Secret>, key: &str| -> Result<Option<Secret>, String> {
+        let Some(secret) = secret else { return Ok(None) };
+        let again = secret.read_again().and_then(|again| {
+            // The same rules as for the configuration.
+            config::admin_token(again.expose()).map(|_| again)
+        });
+        again.map(Some).map_err(|problem| format!("{key}_file: {problem}"))
+    };
+    Ok(Tokens { token: read(token, "admin.token")?, read_token: read(read_token, "admin.read_token")? })
+}

@@ -1,0 +1,140 @@
+//! The admin server under load: whoever connects, and however many, probes are answered.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use super::*;
+use crate::support::eventually;
+
+/// How long a probe may take here; it is a hundred times what was measured (under 10 ms in a debug build, on two busy
+/// cores), since the machine may be doing anything.
+const PROBE: Duration = Duration::from_secs(1);
+
+/// Connects from this address on loopback, which counts as a client of its own.
+pub(super) async fn connect(from: &str, to: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
+    socket.connect(to.parse().unwrap()).await.unwrap()
+}
+
+/// The beginning of the answer to a request for this path.
+async fn ask(from: &str, to: &str, path: &str) -> (TcpStream, String) {
+    let mut stream = connect(from, to).await;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {to}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut first = vec![0; 512];
+    let count = timeout(LONG, stream.read(&mut first)).await.unwrap().unwrap();
+    (stream, String::from_utf8_lossy(&first[..count]).into_owned())
+}
+
+/// Probes the daemon some times; each must be answered in time.
+async fn probe(to: &str) {
+    for _ in 0..20 {
+        let start = Instant::now();
+        let (_, answer) = ask("127.0.0.1", to, "/livez").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(start.elapsed() < PROBE, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn probes_are_answered_beside_idle_and_busy_connections() {
+    let site = Site::shared("adminload", "rate = '100/s'").await;
+    let watched = Watched::start(&site).await;
+    watched.readyz(200).await;
+    let to = watched.address.as_str();
+
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        let mut stream = connect("127.0.0.2", to).await;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nhost").await.unwrap();
+        idle.push(stream);
+    }
+    // Streams of events last; each is a request in progress.
+    let (mut busy, mut refused) = (Vec::new(), 0);
+    for number in 0..64 {
+        let (stream, answer) = ask(&format!("127.0.0.{}", 3 + number % 4), to, "/api/v1/events").await;
+        match answer.starts_with("HTTP/1.1 200") {
+            true => busy.push(stream),
+            false => {
+                assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: 1"), "{answer}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((busy.len(), refused), (32, 32));
+    probe(to).await;
+    let (_, answer) = ask("127.0.0.1", to, "/readyz").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+    // Places of one kind are not those of another, and come back.
+    let (_, answer) = ask("127.0.0.3", to, "/api/v1/status").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(busy);
+    let mut last = String::new();
+    until("a stream finds a place", LONG, async || {
+        last = ask("127.0.0.3", to, "/api/v1/events").await.1;
+        last.starts_with("HTTP/1.1 200")
+    })
+    .await;
+    assert_eq!(watched.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn thousands_of_connections_keep_nobody_out_and_are_bounded() {
+    let site = Site::shared("adminflood", "rate = '100/s'").await;
+    let watched = Watched::start(&site).await;
+    watched.readyz(200).await;
+    let to = watched.address.as_str();
+    let sockets = || {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", watched.paced.pid())).unwrap();
+        folder.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).count()
+    };
+    let before = sockets();
+    // One client has many, and many clients have one each, or two.
+    let mut flood = Vec::new();
+    for number in 0..400 {
+        flood.push(connect("127.0.0.2", to).await);
+        flood.push(connect(&format!("127.0.1.{}", number % 200 + 1), to).await);
+    }
+    probe(to).await;
+    eventually("the descriptors are bounded", LONG, || sockets() <= before + 300).await;
+    let (_, answer) = ask("127.0.0.1", to, "/metrics").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(flood);
+    assert_eq!(watched.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "adminlist", "rate = '100/s'");
+    let watched = Watched::start(&site).await;
+    watched.readyz(200).await;
+    let get = async |path: &str| -> Value {
+        let (status, text) = watched.get(path).await;
+        if status == 200 { serde_json::from_str(&text).unwrap() } else { Value::Null }
+    };
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<String>>();
+    until("the list tells what the store has", LONG, async || {
+        let list = get("/api/v1/downstreams").await;
+        let one = get("/api/v1/downstreams/billing").await;
+        let listed = &list["downstreams"][0];
+        listed.is_object() && listed["limits"] == one["limits"] && keys(listed) == keys(&one)
+    })
+    .await;
+
+    // A store that does not answer delays no list.
+    redis.freeze();
+    for _ in 0..40 {
+        let start = Instant::now();
+        assert_eq!(watched.get("/api/v1/downstreams").await.0, 200);
+        assert!(start.elapsed() < PROBE, "{:?}", start.elapsed());
+    }
+    redis.thaw();
+    watched.readyz(200).await;
+    assert_eq!(watched.paced.stop().await, 0);
+}

@@ -1,0 +1,126 @@
+//! Tokens of the admin server: replaced while the daemon runs, and guessed.
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::authority::put;
+use crate::support::eventually;
+
+/// A daemon whose tokens are in files.
+struct Scene {
+    paced: Paced,
+    folder: TempDir,
+    url: String,
+    client: Client,
+}
+
+impl Scene {
+    async fn start(name: &str) -> Self {
+        let site = Site::shared(name, "rate = '100/s'").await;
+        let folder = TempDir::new().unwrap();
+        put(folder.path(), "token", "change-1\n");
+        put(folder.path(), "read-token", "look-1\n");
+        let path = folder.path().display();
+        let files = format!("token_file = '{path}/token'\nread_token_file = '{path}/read-token'\n");
+        let paced = Paced::start(&format!("{}{ADMIN}{files}", site.config()), &[], &[]).await;
+        let line = paced.wait_line("probes and metrics are served", LONG).await;
+        paced.wait_ready().await;
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let url = format!("http://{}", line["address"].as_str().unwrap());
+        Self { paced, folder, url, client: Client::new() }
+    }
+
+    /// The status of a request that looks, and of one that changes something, with these tokens.
+    async fn statuses(&self, look: &str, change: &str) -> (u16, u16) {
+        let send = async |method, path: &str, token: &str| {
+            let bearer = format!("Bearer {token}");
+            let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+            let url = format!("{}{path}", self.url);
+            self.client.send(method, &url, &headers, "").await.unwrap().status
+        };
+        let look = send(Method::GET, "/metrics", look).await;
+        (look, send(Method::POST, "/api/v1/downstreams/billing/resume", change).await)
+    }
+
+    /// Waits until it has read tokens again so many times.
+    async fn read_again(&self, times: usize) {
+        eventually("the tokens are read again", LONG, || self.count("admin tokens read again") >= times)
+            .await;
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.paced.log().iter().filter(|line| line.contains(text)).count()
+    }
+}
+
+#[tokio::test]
+async fn tokens_that_are_replaced_count_at_once_and_without_a_restart() {
+    let scene = Scene::start("tokenfiles").await;
+    assert_eq!(scene.statuses("look-1", "change-1").await, (200, 200));
+    assert_eq!(scene.statuses("look-1", "look-1").await, (200, 401));
+
+    // As Kubernetes replaces a secret: the file is a link, whose goal changes.
+    let path = scene.folder.path();
+    put(path, "next", "change-2\n");
+    std::fs::remove_file(path.join("token")).unwrap();
+    std::os::unix::fs::symlink(path.join("next"), path.join("token")).unwrap();
+    // Wrong tokens are counted, so that this waits for the log.
+    scene.read_again(1).await;
+    assert_eq!(scene.statuses("look-1", "change-2").await, (200, 200));
+    assert_eq!(scene.statuses("look-1", "change-1").await, (200, 401));
+
+    // What cannot be used changes nothing, and is logged once.
+    put(path, "next", "no token, since it has spaces\n");
+    scene.paced.wait_line("admin tokens cannot be read again", LONG).await;
+    assert_eq!(scene.statuses("look-1", "change-2").await, (200, 200));
+    let line = scene.paced.wait_line("admin tokens cannot be read again", LONG).await;
+    assert!(
+        line.contains("admin.token_file: no token; use 1 to 1024") && !line.contains("spaces\\n"),
+        "{line}"
+    );
+    std::fs::remove_file(path.join("read-token")).unwrap();
+    assert_eq!(scene.statuses("look-1", "change-2").await, (200, 200));
+
+    put(path, "next", "change-3\n");
+    put(path, "read-token", "look-3\n");
+    scene.read_again(2).await;
+    assert_eq!(scene.statuses("look-3", "change-3").await, (200, 200));
+    // A configuration that was read again has what the files have, and no key of it needs a restart.
+    put(path, "next", "change-4\n");
+    scene.paced.hangup();
+    scene.paced.wait_line("configuration reloaded", LONG).await;
+    until("the last counts", LONG, async || scene.statuses("look-3", "change-4").await == (200, 200)).await;
+    assert_eq!(scene.count("needs a restart"), 0);
+    let log = scene.paced.log().join("\n");
+    assert!(["change-", "look-"].iter().all(|secret| !log.contains(secret)), "{log}");
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn who_guesses_tokens_is_made_to_wait_and_nobody_else() {
+    let scene = Scene::start("tokenguess").await;
+    let mut statuses = Vec::new();
+    for number in 0..22 {
+        let bearer = format!("Bearer guess-{number}");
+        let url = format!("{}/metrics", scene.url);
+        let reply = scene.client.send(Method::GET, &url, &[("authorization", &bearer)], "").await.unwrap();
+        if reply.status == 429 {
+            let wait: u64 = reply.headers["retry-after"].to_str().unwrap().parse().unwrap();
+            assert!((1..=61).contains(&wait), "{wait}");
+            assert!(reply.text.contains("too many wrong tokens"), "{}", reply.text);
+        }
+        statuses.push(reply.status);
+    }
+    assert_eq!(statuses[..20], [401; 20]);
+    assert_eq!(statuses[20..], [429; 2]);
+    // Probes need no token; another address is another client.
+    let to = scene.url.strip_prefix("http://").unwrap();
+    assert_eq!(scene.client.get(&format!("{}/livez", scene.url)).await.unwrap().status, 200);
+    let mut stream = super::load::connect("127.0.0.9", to).await;
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: {to}\r\nauthorization: Bearer look-1\r\n\r\n");
+    tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    assert_eq!(scene.paced.stop().await, 0);
+}
