@@ -27,10 +27,12 @@ impl Reader<'_> {
         // The key exists in another table.
         let family: Vec<&str> = parent.split('.').take(2).collect();
         let family = family.join(".");
-        let elsewhere = self.asked.keys().find(|path| {
+        let elsewhere = self.asked.keys().filter(|path| {
             let inside = child(path, &family).is_some() || path.starts_with(&format!("{family}."));
             inside && path.rsplit('.').next() == Some(key) && !path.contains('[')
         });
+        // The nearest one is meant more often than one in a table of a table.
+        let elsewhere = elsewhere.min_by_key(|path| path.matches('.').count());
         match elsewhere {
             Some(path) => format!("did you mean `{path}`?"),
             None if known.is_empty() => "remove it".to_owned(),

@@ -35,8 +35,12 @@ impl Scene {
         Self { dir, sources }.file("paced.toml", text)
     }
 
+    /// A file that its owner alone can read: others are warned of.
     fn file(self, name: &str, text: &str) -> Self {
-        fs::write(self.dir.path().join(name), text).unwrap();
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        #[cfg(unix)]
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         self
     }
 

@@ -411,13 +411,13 @@ fn clients_of_oauth2() {
         given(&format!("[{AT}]\nscopes = ['a b']\nclient_auth = 'jwt'\ntimeout = '2m'")).wrong(),
         [
             format!(
-                "paced.toml:5:2: {AT}.client_id: missing; name the client, such as client_id = \"paced\""
+                "paced.toml:5:1: {AT}.client_id: missing; name the client, such as client_id = \"paced\""
             ),
             format!(
-                "paced.toml:5:2: {AT}.client_secret: missing; name its file, such as client_secret_file = \"secrets/client\""
+                "paced.toml:5:1: {AT}.client_secret: missing; name its file, such as client_secret_file = \"secrets/client\""
             ),
             format!(
-                "paced.toml:5:2: {AT}.token_url: missing; say where tokens are had, such as token_url = \
+                "paced.toml:5:1: {AT}.token_url: missing; say where tokens are had, such as token_url = \
                  \"https://login.example.com/token\""
             ),
             format!(
@@ -439,6 +439,6 @@ fn clients_of_oauth2() {
     let both = format!("headers = {{ Authorization = 'hunter2' }}\n{}", client(""));
     assert_eq!(
         given(&both).wrong(),
-        [format!("paced.toml:6:2: {AT}: sets authorization, which `headers` sets too; remove one of them")]
+        [format!("paced.toml:6:21: {AT}: sets authorization, which `headers` sets too; remove one of them")]
     );
 }

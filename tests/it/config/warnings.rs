@@ -237,7 +237,9 @@ fn names_of_variables_with_one_underscore() {
 fn nothing_that_is_shipped_is_warned_of() {
     let examples = fs::read_dir(shipped("examples")).unwrap().map(|entry| entry.unwrap().path());
     for path in examples.filter(|path| path.extension().is_some()).chain([shipped("paced.toml")]) {
-        let warnings = load_shipped(path.to_str().unwrap(), &[]).warnings;
+        let mut warnings = load_shipped(path.to_str().unwrap(), &[]).warnings;
+        // Who can read what is in a checkout depends on how it was made.
+        warnings.retain(|warning| !warning.to_string().contains("every user of this machine can read"));
         assert!(warnings.is_empty(), "{}: {warnings:?}", path.display());
     }
     // The README's, the second of which has no base URL of its own.
