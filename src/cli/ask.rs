@@ -1,37 +1,42 @@
 //! Requests to a daemon's admin API.
 
 use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
+use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
-use paced::config::{self, Admin, Secret};
+use paced::config::{self, Secret};
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use url::Url;
 
 use super::exit::Exit;
 use super::{Global, out, parts};
 use crate::status::State;
+use address::Address;
+use exchange::{Trouble, connect, exchange, explain, is_local, names_this_machine};
+
+mod address;
+mod exchange;
 
 /// The time-out for an answer of the daemon.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest answer, in bytes.
-const LONGEST: usize = 16 << 20;
+/// What to look at where nothing answers.
+const IS_IT_THERE: &str = "does paced run there with admin.listen set?";
 
 /// A client of a daemon's admin API.
 pub(super) struct Daemon {
-    base: Url,
+    address: Address,
+    /// The token of requests that change something; no other carries it.
     token: Option<Secret>,
+    /// The token of requests that only look.
+    read_token: Option<Secret>,
+    /// Whether the user knows whether tokens are sent in clear.
+    has_warned: AtomicBool,
 }
-
-/// An error between this program and the daemon.
-type Trouble = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request that was not carried out: what to tell the user, and how to end.
 #[derive(Debug)]
@@ -59,17 +64,9 @@ impl Daemon {
             out::say(&errors);
             Exit::Config
         })?;
-        let base = match &global.admin {
-            Some(url) => named(url).map_err(|problem| {
-                out::say(format_args!("paced: --admin: {problem}"));
-                Exit::Usage
-            })?,
-            None => configured(&admin).map_err(|problem| {
-                out::say(format_args!("paced: {problem}"));
-                Exit::Config
-            })?,
-        };
-        Ok(Self { base, token: admin.token.or(admin.read_token) })
+        let address = Address::of(global, &admin)?;
+        let (token, read_token) = (admin.token, admin.read_token);
+        Ok(Self { address, token, read_token, has_warned: AtomicBool::new(false) })
     }
 
     /// Sends a request about a downstream and returns the answer. Errors are printed to stderr.
@@ -107,91 +104,97 @@ impl Daemon {
         path: &[&str],
         body: Option<Value>,
     ) -> Result<Value, Failure> {
-        let mut url = self.base.clone();
+        let base = &self.address.base;
+        let mut url = base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(["api", "v1"]).extend(path);
         }
+        let looks = is_look(&method);
         let asked = async {
-            let request = self.request(method, &url, body)?;
-            send(&url, request).await
+            let stream = connect(&url).await?;
+            let token = self.token_for(&method);
+            if token.is_some() {
+                self.warn_of_clear_text(is_local(&stream));
+            }
+            let request = request(method, &url, token, body)?;
+            exchange(stream, self.address.tls.as_ref(), &url, request).await
         };
-        let trouble = match timeout(ANSWER_TIMEOUT, asked).await {
+        let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {
+            Ok(Ok((StatusCode::UNAUTHORIZED, body))) if looks => {
+                return parse_answer(StatusCode::UNAUTHORIZED, &body).map_err(|failure| self.hint(failure));
+            }
             Ok(Ok((status, body))) => return parse_answer(status, &body),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
+            Ok(Err(error)) => explain(&error, base),
+            Err(_) => {
+                let text = format!("nothing within {ANSWER_TIMEOUT:?}; {IS_IT_THERE}");
+                (Exit::Unavailable, text)
+            }
         };
-        let base = &self.base;
-        let text = format!("no answer from {base}: {trouble}; does paced run there with admin.listen set?");
-        Err(Failure::new(Exit::Unavailable, text))
+        Err(Failure::new(exit, format!("no answer from {base}: {trouble}")))
     }
 
-    fn request(
-        &self,
-        method: Method,
-        url: &Url,
-        body: Option<Value>,
-    ) -> Result<Request<Full<Bytes>>, Trouble> {
-        let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
-        let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
-        if let Some(token) = &self.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
-            value.set_sensitive(true);
-            request = request.header(AUTHORIZATION, value);
+    /// The token that a request of this method carries.
+    fn token_for(&self, method: &Method) -> Option<&Secret> {
+        if is_look(method) { self.read_token.as_ref() } else { self.token.as_ref() }
+    }
+
+    /// The same failure, with what to do where a token for looking is wanted and none was sent.
+    fn hint(&self, mut failure: Failure) -> Failure {
+        if self.read_token.is_none() {
+            failure.text += "; tools have it as admin.read_token (PACED_ADMIN__READ_TOKEN), as admin.token is sent with \
+                             changes alone";
         }
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
+        failure
+    }
+
+    /// Warns, once, of a token that is about to be sent in clear to another machine.
+    fn warn_of_clear_text(&self, is_local: bool) {
+        if self.address.tls.is_some() || is_local || self.has_warned.swap(true, Ordering::Relaxed) {
+            return;
         }
-        let body = body.map(|body| body.to_string()).unwrap_or_default();
-        Ok(request.body(Full::new(body.into()))?)
+        out::say(format_args!(
+            "paced: warning: the token goes to {} in clear, and whoever is on the way can read it; give the daemon \
+             admin.tls and write --admin https://HOST:PORT, or use a tunnel",
+            self.address.base
+        ));
+    }
+
+    /// Warns now, and not with the first request, of a token that will be sent in clear: for commands that take the whole
+    /// terminal.
+    pub(super) async fn warn_early(&self) {
+        let base = &self.address.base;
+        if self.read_token.is_none() || self.address.tls.is_some() || names_this_machine(base) {
+            return;
+        }
+        let connected = timeout(ANSWER_TIMEOUT, connect(base)).await;
+        // Where nothing answers now, it may later, when there is no place to warn.
+        self.warn_of_clear_text(connected.is_ok_and(|stream| stream.is_ok_and(|stream| is_local(&stream))));
     }
 }
 
-/// Parses the URL that `--admin` names.
-fn named(text: &str) -> Result<Url, String> {
-    const RIGHT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9750";
-    let url: Url = text.parse().map_err(|error| format!("no URL ({error}); {RIGHT}"))?;
-    if url.scheme() != "http" || url.host_str().is_none_or(str::is_empty) {
-        return Err(format!("no http URL; {RIGHT}"));
-    }
-    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
-        return Err(format!("credentials and queries do not belong in it; {RIGHT}"));
-    }
-    Ok(url)
+/// Whether a request of this method changes nothing.
+fn is_look(method: &Method) -> bool {
+    [Method::GET, Method::HEAD].contains(method)
 }
 
-/// The URL of the daemon that this configuration belongs to, on this machine.
-fn configured(admin: &Admin) -> Result<Url, String> {
-    let Some(listen) = &admin.listen else {
-        return Err("admin.listen is not set; set it, or name the daemon with --admin URL".to_owned());
-    };
-    // A server that listens on every address listens on this machine's own too.
-    let host = listen.rsplit_once(':').map_or(listen.as_str(), |(host, _)| host);
-    let port = listen.rsplit_once(':').map_or("", |(_, port)| port);
-    if port.parse() == Ok(0_u16) {
-        return Err("admin.listen has port 0, which is any; name the daemon with --admin URL".to_owned());
+fn request(
+    method: Method,
+    url: &Url,
+    token: Option<&Secret>,
+    body: Option<Value>,
+) -> Result<Request<Full<Bytes>>, Trouble> {
+    let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
+    let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
+    if let Some(token) = token {
+        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
+        value.set_sensitive(true);
+        request = request.header(AUTHORIZATION, value);
     }
-    let host = match host {
-        "0.0.0.0" => "127.0.0.1",
-        "[::]" => "[::1]",
-        host => host,
-    };
-    named(&format!("http://{host}:{port}"))
-}
-
-async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Trouble> {
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, url.port_or_known_default().unwrap_or(80))).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let exchange = async {
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        Ok((head.status, Limited::new(body, LONGEST).collect().await?.to_bytes()))
-    };
-    let mut exchange = std::pin::pin!(exchange);
-    // The connection is polled together with the request; its own end is reported by the answer.
-    tokio::select! {
-        answer = &mut exchange => answer,
-        _ = connection => exchange.await,
+    if body.is_some() {
+        request = request.header(CONTENT_TYPE, "application/json");
     }
+    let body = body.map(|body| body.to_string()).unwrap_or_default();
+    Ok(request.body(Full::new(body.into()))?)
 }
 
 /// Parses the daemon's answer.
@@ -218,36 +221,6 @@ fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn which_daemon_is_asked() {
-        let admin = |listen: Option<&str>| {
-            let admin = Admin {
-                listen: listen.map(str::to_owned),
-                token: None,
-                read_token: None,
-                allow_hosts: Vec::new(),
-                tls: None,
-            };
-            configured(&admin).map(String::from)
-        };
-        for (listen, expected) in [
-            ("127.0.0.1:9750", "http://127.0.0.1:9750/"),
-            ("0.0.0.0:9750", "http://127.0.0.1:9750/"),
-            ("[::]:80", "http://[::1]/"),
-            ("[::1]:9750", "http://[::1]:9750/"),
-            ("paced.internal:9750", "http://paced.internal:9750/"),
-        ] {
-            assert_eq!(admin(Some(listen)).as_deref(), Ok(expected), "{listen}");
-        }
-        assert!(admin(None).unwrap_err().contains("--admin URL"));
-        assert!(admin(Some("127.0.0.1:0")).unwrap_err().contains("--admin URL"));
-        assert_eq!(named("http://a:1/x/").unwrap().as_str(), "http://a:1/x/");
-        for text in ["", "127.0.0.1:9750", "https://a", "http://", "http://u:p@a", "http://a/?x", "file:///a"]
-        {
-            assert!(named(text).unwrap_err().contains("write http://HOST:PORT"), "{text}");
-        }
-    }
 
     #[test]
     fn how_to_end() {

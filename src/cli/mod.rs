@@ -62,9 +62,19 @@ struct Global {
     /// Overrides one key, such as downstreams.billing.rate=20/s
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Where the daemon's admin API is, such as http://127.0.0.1:9750 [default: admin.listen]
+    /// Where the daemon's admin API is, such as https://paced.internal:9750 [default: admin.listen]
     #[arg(long, global = true, value_name = "URL")]
     admin: Option<String>,
+    /// The authorities that may have signed the certificate of a daemon that is asked over https, in PEM format
+    /// [default: $PACED_CA_FILE, or the system's]
+    #[arg(long, global = true, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// The certificate to show to a daemon that wants one [default: $PACED_CERT_FILE]
+    #[arg(long, global = true, value_name = "FILE")]
+    cert_file: Option<PathBuf>,
+    /// Its private key [default: $PACED_KEY_FILE]
+    #[arg(long, global = true, value_name = "FILE")]
+    key_file: Option<PathBuf>,
     /// Form of what is written to stdout
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
@@ -180,6 +190,8 @@ fn suppressed(command: &Command) -> &'static [telemetry::Suppressed] {
     match command {
         Command::Pipe(_) => &[("paced::dispatch::flight::letter", "error")],
         Command::Check(_) => &[("paced::store::redis::link", "error")],
+        // Nothing but itself may write to the terminal.
+        Command::Top(_) => &[("paced::tls", "off")],
         _ => &[],
     }
 }

@@ -51,6 +51,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Exit {
 
 async fn show(global: &Global, args: &Args) -> Result<(), Exit> {
     let daemon = Daemon::of(global)?;
+    daemon.warn_early().await;
     let signals = (Signals::new()?, Hangups::new()?);
     let view = View::new(args.filter.clone(), global.color.on_stream(true), wall_now().0 / 1000);
     let (mut screen, input) = Screen::open().map_err(|error| trouble(&error))?;

@@ -23,7 +23,7 @@ pub(super) fn tls<'v>(
         ["ca_file", "cert_file", "key_file"].map(|key| reader.path(&table, key));
     let server_name = reader.parsed(&table, "server_name", Absent::Unset, name);
     let given = [ca_file.is_some(), cert_file.is_some(), key_file.is_some(), server_name.is_some()];
-    let options = TlsOptions { ca_file, cert_file, key_file, server_name };
+    let options = TlsOptions { ca_file, cert_file, key_file, server_name, ..TlsOptions::default() };
     if KEYS.iter().zip(given).any(|(key, is_read)| table.has(key) != is_read) {
         // What is read of the table is not all of it.
         return None;

@@ -117,7 +117,11 @@ impl Tls {
     /// Opens TLS over a connection to `host`.
     ///
     /// Cancel safe: a dropped future closes the connection.
-    pub(crate) async fn connect<S>(&self, host: &str, io: S) -> io::Result<Stream<S>>
+    ///
+    /// # Errors
+    /// The connection ends, or one side refuses the other; [`super::Refused`] has the reason.
+    #[doc(hidden)]
+    pub async fn connect<S>(&self, host: &str, io: S) -> io::Result<Stream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

@@ -69,7 +69,7 @@ impl TlsError {
         Self { key, file: file.map(Path::to_owned), problem }
     }
 
-    /// The option: `ca_file`, `cert_file`, `key_file`, `server_name` or `client_ca_file`.
+    /// The option: `ca_file`, `cert_file`, `key_file`, `server_name` or `client_ca_file`; or `pinned_file`, where that is used.
     #[must_use]
     pub const fn key(&self) -> &'static str {
         self.key

@@ -13,6 +13,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::error::{TlsError, TlsProblem};
 use super::options::{ServerTlsOptions, TlsOptions};
+use super::pinned::Pinned;
 use super::validity::Validity;
 
 /// The longest file: a system's whole bundle of authorities has some 200 KiB.
@@ -23,6 +24,7 @@ const CERT_FILE: &str = "cert_file";
 const KEY_FILE: &str = "key_file";
 const SERVER_NAME: &str = "server_name";
 const CLIENT_CA_FILE: &str = "client_ca_file";
+const PINNED_FILE: &str = "pinned_file";
 
 /// The configuration of a client for these options, and when the certificate is valid that it shows, if it shows one. It
 /// blocks while it reads the files.
@@ -35,14 +37,20 @@ pub(super) fn client_config(
     {
         return Err(TlsError::new(SERVER_NAME, None, TlsProblem::Name));
     }
-    let roots = match &options.ca_file {
-        Some(file) => Arc::new(authorities(CA_FILE, file)?),
-        None => system()?,
-    };
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| unusable(CA_FILE, None, &error))?
-        .with_root_certificates(roots);
+        .map_err(|error| unusable(CA_FILE, None, &error))?;
+    let builder = match (&options.pinned_file, &options.ca_file) {
+        (Some(file), _) => {
+            let mut chain = certificates(PINNED_FILE, file)?;
+            // There is at least one, and the server's own comes first.
+            let pinned = Arc::new(Pinned::new(chain.swap_remove(0), provider));
+            builder.dangerous().with_custom_certificate_verifier(pinned)
+        }
+        (None, Some(file)) => builder.with_root_certificates(authorities(CA_FILE, file)?),
+        (None, None) => builder.with_root_certificates(system()?),
+    };
     let (mut config, validity) = match (&options.cert_file, &options.key_file) {
         (None, None) => (builder.with_no_client_auth(), None),
         (Some(file), None) => return Err(TlsError::new(CERT_FILE, Some(file), TlsProblem::WithoutKey)),

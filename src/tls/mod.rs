@@ -13,6 +13,8 @@ mod error;
 mod load;
 mod options;
 #[cfg(feature = "tls")]
+mod pinned;
+#[cfg(feature = "tls")]
 mod refusal;
 #[cfg(feature = "tls")]
 mod replaced;
@@ -29,11 +31,15 @@ pub use client::Tls;
 pub use error::{TlsError, TlsProblem};
 pub use options::{ServerTlsOptions, TlsOptions};
 #[cfg(feature = "tls")]
+#[doc(hidden)]
+pub use refusal::Refused;
+#[cfg(feature = "tls")]
 pub(crate) use refusal::{Refusal, refusal};
 #[cfg(feature = "tls")]
 pub use server::ServerTls;
 #[cfg(feature = "tls")]
-pub(crate) use stream::Stream;
+#[doc(hidden)]
+pub use stream::Stream;
 #[cfg(feature = "tls")]
 pub use validity::{Concern, Validity};
 

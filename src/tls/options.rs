@@ -20,6 +20,8 @@ pub struct TlsOptions {
     /// The name that the server's certificate must have, and that the server is asked for (SNI), instead of the host
     /// that is connected to.
     pub server_name: Option<String>,
+    /// The certificate that the server must show, in a file in PEM format: that one alone is trusted, and no authority.
+    pub(crate) pinned_file: Option<PathBuf>,
 }
 
 impl TlsOptions {
@@ -44,10 +46,20 @@ impl TlsOptions {
         self
     }
 
+    /// The same options, where the server must show exactly the (first) certificate in this file, whatever its name and its
+    /// authority: for who has the server's own file at hand.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_pinned_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.pinned_file = Some(file.into());
+        self
+    }
+
     /// All files, in a fixed order.
     #[cfg(feature = "tls")]
     pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
-        [&self.ca_file, &self.cert_file, &self.key_file].into_iter().flatten().map(PathBuf::as_path)
+        let all = [&self.ca_file, &self.cert_file, &self.key_file, &self.pinned_file];
+        all.into_iter().flatten().map(PathBuf::as_path)
     }
 }
 

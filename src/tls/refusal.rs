@@ -22,6 +22,10 @@ pub(crate) enum Refusal {
         "the server's certificate is for {names}, not for {wanted}; connect to one of its names, or set server_name to it"
     )]
     OtherName { wanted: String, names: String },
+    #[error(
+        "the server shows another certificate than the one in {file}; if that was replaced, has the server read it again?"
+    )]
+    OtherThanPinned { file: String },
     #[error("the server's certificate expired{since}; renew it")]
     Expired { since: String },
     #[error("the server's certificate is not valid yet{until}; check the clocks of both machines")]
@@ -52,6 +56,24 @@ pub(crate) enum Refusal {
     NoName,
     #[error("TLS failed: {0}")]
     Other(String),
+}
+
+/// A refusal, for the tools of the daemon.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What is wrong, and what would be right.
+    pub text: String,
+    /// Whether it is the server that does not accept this client.
+    pub is_of_client: bool,
+}
+
+impl Refused {
+    /// The refusal that an error is about, if it is about one.
+    #[must_use]
+    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+        refusal(error).map(|refusal| Self { text: refusal.to_string(), is_of_client: refusal.is_of_client() })
+    }
 }
 
 /// The refusal that an error is about, if it is about one.
@@ -98,6 +120,9 @@ impl Refusal {
     }
 
     fn of_certificate(error: &CertificateError, options: &TlsOptions, wanted: &str) -> Self {
+        if let Some(file) = &options.pinned_file {
+            return Self::OtherThanPinned { file: file.display().to_string() };
+        }
         let trusted = || match &options.ca_file {
             Some(file) => format!("in ca_file ({})", file.display()),
             None => "among the system's".to_owned(),

@@ -19,7 +19,7 @@ const LAST_WORDS: usize = 16 * 1024;
 /// the server says about that is read later, as an error. A server that refuses a client also resets the connection, so
 /// a write may fail before that is read: then it is looked for.
 #[derive(Debug)]
-pub(crate) struct Stream<S> {
+pub struct Stream<S> {
     inner: TlsStream<S>,
     peer: Peer,
     /// What was read after a write had failed, and not delivered yet.

@@ -6,7 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rustls::SupportedProtocolVersion;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ServerConfig, SupportedProtocolVersion};
 use tempfile::tempdir;
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex,
@@ -81,6 +85,50 @@ async fn each_side_proves_who_it_is() {
     let other = server(&ours.issue(&["redis.internal"]), None, BOTH);
     let named = Tls::load(options.with_server_name("redis.internal")).unwrap();
     greet(&named, "10.0.0.1", &other).await.unwrap();
+}
+
+/// A server that shows a certificate without having its key.
+fn impostor(shown: &Issued, has: &Issued, versions: &[&'static SupportedProtocolVersion]) -> TlsAcceptor {
+    let chain = CertificateDer::pem_slice_iter(shown.certificate.as_bytes()).collect::<Result<_, _>>();
+    let key = PrivateKeyDer::from_pem_slice(has.key.as_bytes()).unwrap();
+    let pair = CertifiedKey::new(chain.unwrap(), ring::sign::any_supported_type(&key).unwrap());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[tokio::test]
+async fn a_pinned_certificate_is_trusted_and_no_other() {
+    let folder = tempdir().unwrap();
+    let (ours, path) = (Authority::new("ours"), folder.path());
+    // Neither name nor date matter, as the file is the server's own.
+    let issued = ours.issue_expired(&["other.internal"]);
+    let file = put(path, "admin.pem", &format!("{}{}", issued.certificate, ours.pem));
+    let options = TlsOptions::default().with_pinned_file(&file);
+    let tls = Tls::load(options.clone()).unwrap();
+    let mutual = Tls::load(with_certificate(options, path, &ours.issue(&["paced"]))).unwrap();
+    let expected = format!("shows another certificate than the one in {}", file.display());
+    for versions in [BOTH, OLD] {
+        greet(&tls, "127.0.0.1", &server(&issued, None, versions)).await.unwrap();
+        greet(&mutual, "localhost", &server(&issued, Some(&ours), versions)).await.unwrap();
+        let error = greet(&tls, "127.0.0.1", &server(&ours.issue(&["127.0.0.1"]), None, versions)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&expected), "{error}");
+        // One who has copied the certificate has not its key.
+        let error = greet(&tls, "127.0.0.1", &impostor(&issued, &ours.issue(&["x"]), versions)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&expected), "{error}");
+    }
+    // It is read again when it is replaced.
+    let next = ours.issue(&["a"]);
+    put(path, "admin.pem", &next.certificate);
+    tls.refresh();
+    greet(&tls, "127.0.0.1", &server(&next, None, BOTH)).await.unwrap();
+    let missing = Tls::load(TlsOptions::default().with_pinned_file(path.join("none"))).unwrap_err();
+    assert_eq!(missing.key(), "pinned_file");
 }
 
 #[tokio::test]

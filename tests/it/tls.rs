@@ -12,6 +12,7 @@ mod expiry;
 mod replaced;
 mod servers;
 mod store;
+mod tools;
 
 /// Two authorities, and the files of one server and of its clients.
 struct Files {

@@ -21,9 +21,14 @@ enum End {
 /// Runs it against the daemon at this address until `text` is on the screen, then ends it; returns the exit code and what was
 /// written to the terminal, at last how the terminal is set.
 async fn top(base: &str, text: &'static str, end: End) -> (Option<i32>, String) {
+    top_with("token", base, text, end).await
+}
+
+/// As [`top`], with the token under this key.
+async fn top_with(key: &str, base: &str, text: &'static str, end: End) -> (Option<i32>, String) {
     let folder = tempfile::TempDir::new().unwrap();
     let file = folder.path().join("tool.toml");
-    std::fs::write(&file, format!("[admin]\ntoken = '{TOKEN}'\n")).unwrap();
+    std::fs::write(&file, format!("[admin]\n{key} = '{TOKEN}'\n")).unwrap();
     let (binary, file) = (binary(), file.display().to_string());
     let line = format!(
         "stty rows 24 cols 100; \
@@ -101,4 +106,21 @@ async fn top_goes_on_trying_where_no_daemon_is() {
     let (code, written) = top(&base, "ANSWERED", End::Keys(b"\x03")).await;
     assert_eq!(code, Some(0), "{written:?}");
     assert_restored(&written);
+}
+
+#[tokio::test]
+async fn top_warns_of_a_token_in_clear_before_it_takes_the_terminal() {
+    // No name ends so.
+    let base = "http://paced.invalid:9750";
+    let (code, written) = top_with("read_token", base, "ANSWERED", End::Keys(b"q")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    let (before, on_screen) = written.split_once(ENTER).unwrap_or_else(|| panic!("{written:?}"));
+    let warning = "warning: the token goes to http://paced.invalid:9750/ in clear";
+    assert!(before.contains(warning) && !on_screen.contains(warning), "{written:?}");
+    assert_restored(&written);
+    // No token is sent, or not to another machine.
+    for (key, base) in [("token", base), ("read_token", "http://localhost:1")] {
+        let (_, written) = top_with(key, base, "ANSWERED", End::Keys(b"q")).await;
+        assert!(!written.contains("warning"), "{written:?}");
+    }
 }
