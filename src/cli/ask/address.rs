@@ -53,8 +53,8 @@ impl Address {
 }
 
 /// The certificate that the daemon of this configuration shows, if it speaks TLS.
-const fn certificate(_: &Admin) -> Option<&Path> {
-    None
+fn certificate(admin: &Admin) -> Option<&Path> {
+    admin.tls.as_ref().map(|tls| tls.cert_file.as_path())
 }
 
 /// The files of TLS of the tools: those of the arguments, or else of the environment.
