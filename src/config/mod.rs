@@ -12,6 +12,7 @@ mod read;
 mod reader;
 mod reload;
 mod retry;
+mod schema;
 mod secret;
 mod settings;
 mod shaper;
@@ -29,6 +30,7 @@ use figment::Provider as _;
 
 pub use error::{ConfigError, ConfigErrors};
 pub use reload::Reload;
+pub use schema::schema;
 pub use settings::{
     Admin, Amqp, ClientAuth, Downstream, Http, Lanes, OAuth2, Plan, Queue, Reply, Secret, Settings, Shutdown,
     Store,

@@ -10,7 +10,7 @@ use tempfile::tempdir;
 use super::source::Layers;
 use super::{Reader, Sources, load_with, read, reload};
 
-const NOWHERE: &str = "nowhere/paced.toml";
+pub(super) const NOWHERE: &str = "nowhere/paced.toml";
 
 fn in_dir(dir: &Path, files: &[&str], env: &[(&str, &str)]) -> Sources {
     Sources {
@@ -63,12 +63,12 @@ fn without_any_source_the_error_says_what_to_do() {
     assert_eq!(rate_of(&in_dir(dir.path(), &[], &env), Path::new(NOWHERE)), "7/s");
 }
 
-const ALGORITHMS: [&str; 7] =
+pub(super) const ALGORITHMS: [&str; 7] =
     ["leaky-bucket", "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
 
 /// Every key of the settings, collected from a tree with one downstream, plan and header, and a limit of each
 /// algorithm.
-fn known_keys() -> BTreeSet<String> {
+pub(super) fn known_keys() -> BTreeSet<String> {
     let dir = tempdir().unwrap();
     let limits = ALGORITHMS.map(|algorithm| format!("{{ algorithm = \"{algorithm}\" }}")).join(", ");
     let limits = format!("[{limits}]");

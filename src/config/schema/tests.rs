@@ -1,0 +1,413 @@
+//! The schema against the reader: neither knows a key, a type, a word or a default that the other does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use jsonschema::Validator;
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+use super::schema;
+use crate::config::tests::{ALGORITHMS, NOWHERE, known_keys};
+use crate::config::{ConfigErrors, Loaded, Sources, load_with};
+
+/// The shortest valid configuration, in lines that another value of the same key replaces.
+const LEAST: [(&str, &str); 2] =
+    [("downstreams.billing.rate", "\"1/s\""), ("downstreams.billing.http.base_url", "\"http://localhost/\"")];
+
+/// The names that stand for those of one's own, as [`known_keys`] has them.
+fn example(path: &str) -> &'static str {
+    match path {
+        "plans" => "free",
+        "downstreams" => "billing",
+        "downstreams.billing.retry.status" => "503",
+        other => panic!("no name for {other}"),
+    }
+}
+
+fn joined(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Every table of the schema by its path, and every key that is no table.
+fn walk(node: &Value, path: &str, tables: &mut BTreeSet<String>, keys: &mut BTreeMap<String, Value>) {
+    let named = node["patternProperties"].as_object().and_then(|all| all.values().next());
+    if let Some(known) = node["properties"].as_object() {
+        tables.insert(path.to_owned());
+        for (key, node) in known {
+            walk(node, &joined(path, key), tables, keys);
+        }
+    } else if let Some(named) = named.filter(|named| named["properties"].is_object()) {
+        walk(named, &joined(path, example(path)), tables, keys);
+    } else {
+        keys.insert(path.to_owned(), node.clone());
+    }
+}
+
+/// The schema, and a reader.
+struct Bench {
+    validator: Validator,
+    tables: BTreeSet<String>,
+    keys: BTreeMap<String, Value>,
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let schema = schema();
+        jsonschema::draft4::meta::validate(&schema).unwrap();
+        let (mut tables, mut keys) = (BTreeSet::new(), BTreeMap::new());
+        walk(&schema, "", &mut tables, &mut keys);
+        let validator = jsonschema::draft4::new(&schema).unwrap();
+        Self { validator, tables, keys, folder: tempdir().unwrap() }
+    }
+
+    fn read(&self, text: &str) -> Result<Loaded, ConfigErrors> {
+        let dir = self.folder.path();
+        fs::write(dir.join("paced.toml"), text).unwrap();
+        let sources = Sources { files: vec!["paced.toml".into()], cwd: dir.to_owned(), ..Sources::default() };
+        load_with(&sources, Path::new(NOWHERE))
+    }
+
+    /// What the schema finds in a text.
+    fn validate(&self, text: &str) -> Vec<String> {
+        let table: toml::Table = toml::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let instance = serde_json::to_value(table).unwrap();
+        let said = |error: jsonschema::ValidationError<'_>| format!("{}: {error}", error.instance_path());
+        self.validator.iter_errors(&instance).map(said).collect()
+    }
+
+    /// The properties of a limit.
+    fn limit(&self) -> BTreeMap<String, Value> {
+        let limit = &self.keys["downstreams.billing.limits"]["items"];
+        limit["properties"].as_object().unwrap().clone().into_iter().collect()
+    }
+}
+
+/// The shortest configuration, with this value of this key.
+fn with(key: &str, value: &str) -> String {
+    let is_replaced = |line: &&(&str, &str)| {
+        line.0 == key || line.0.starts_with(&format!("{key}.")) || key.starts_with(&format!("{}.", line.0))
+    };
+    let kept = LEAST.iter().filter(|line| !is_replaced(line));
+    kept.chain([&(key, value)]).map(|(key, value)| format!("{key} = {value}\n")).collect()
+}
+
+/// The same for a key of a limit of this algorithm.
+fn with_limit(algorithm: &str, key: &str, value: &str) -> String {
+    let rate = if key == "rate" { String::new() } else { ", rate = \"10/s\"".to_owned() };
+    let algorithm = if key == "algorithm" { String::new() } else { format!(", algorithm = \"{algorithm}\"") };
+    with("downstreams.billing.limits", &format!("[{{ {key} = {value}{rate}{algorithm} }}]"))
+}
+
+#[test]
+fn both_know_the_same_keys() {
+    let bench = Bench::new();
+    let known = known_keys();
+    let (limits, known): (BTreeSet<String>, BTreeSet<String>) =
+        known.into_iter().partition(|key| key.contains("limits["));
+    assert_eq!(bench.keys.keys().cloned().collect::<BTreeSet<_>>(), known);
+    let properties = bench.limit();
+    for (index, algorithm) in ALGORITHMS.into_iter().enumerate() {
+        let path = format!("downstreams.billing.limits[{index}].");
+        let own: BTreeSet<&str> = limits.iter().filter_map(|key| key.strip_prefix(&path)).collect();
+        for (key, node) in &properties {
+            let value =
+                node.get("default").or(node["enum"].get(0)).cloned().unwrap_or_else(|| match key.as_str() {
+                    "rate" => "1/s".into(),
+                    "name" => "any".into(),
+                    "capacity" => 5.into(),
+                    other => panic!("give {other} a value here"),
+                });
+            // The algorithm is that of the row.
+            let value = if key == "algorithm" { algorithm.into() } else { value };
+            let found = bench.validate(&with_limit(algorithm, key, &value.to_string()));
+            assert_eq!(found.is_empty(), own.contains(key.as_str()), "{algorithm} {key}: {found:?}");
+        }
+        assert!(own.iter().all(|key| properties.contains_key(*key)), "{algorithm}: {own:?}");
+    }
+}
+
+#[test]
+fn each_key_says_what_it_is_for() {
+    let bench = Bench::new();
+    let limit = bench.limit();
+    for (key, node) in bench.keys.iter().chain(&limit) {
+        let text = node["description"].as_str().unwrap_or_default();
+        assert!(text.ends_with('.') && text.len() > 10, "{key}: {text:?}");
+    }
+}
+
+#[test]
+fn both_have_the_same_defaults() {
+    let bench = Bench::new();
+    let json = |toml: &str| {
+        let table: toml::Table = toml::from_str(&format!("value = {toml}")).unwrap();
+        serde_json::to_value(table).unwrap()["value"].clone()
+    };
+    let loaded = bench.read(&with("precision", "\"fine\"")).unwrap();
+    let defaults = loaded.entries.iter().filter(|entry| entry.origin == "default");
+    let mut expected: BTreeMap<String, Value> =
+        defaults.map(|entry| (entry.path(), json(&entry.value))).collect();
+    expected.insert("precision".to_owned(), "fine".into());
+    let told = bench.keys.iter().filter_map(|(key, node)| Some((key.clone(), node.get("default")?.clone())));
+    assert_eq!(told.collect::<BTreeMap<_, _>>(), expected);
+    // A limit that has its default is the one that has none.
+    let limits =
+        |text: &str| bench.read(text).map(|loaded| loaded.settings.downstreams["billing"].limits.clone());
+    let mut number = 0;
+    for (key, node) in bench.limit() {
+        let Some(default) = node.get("default") else { continue };
+        for algorithm in ALGORITHMS {
+            if let Ok(given) = limits(&with_limit(algorithm, &key, &default.to_string())) {
+                let algorithm = if key == "algorithm" { "leaky-bucket" } else { algorithm };
+                assert_eq!(
+                    given,
+                    limits(&with_limit(algorithm, "rate", "\"10/s\"")).unwrap(),
+                    "{algorithm} {key}"
+                );
+                number += 1;
+            }
+        }
+    }
+    assert!(number >= 5, "{number}");
+}
+
+/// Values of each type, none of which any key takes for its form but by chance.
+const SAMPLES: [&str; 7] = ["\"zzz zzz\"", "7", "0.5", "true", "[\"zzz zzz\"]", "[7]", "{ zzz = 1 }"];
+
+/// Checks that both refuse what the reader refuses for its type or as unknown, and that the schema refuses nothing else.
+#[track_caller]
+fn judge(bench: &Bench, text: &str) {
+    let found = bench.validate(text);
+    match bench.read(text) {
+        Ok(_) => assert!(found.is_empty(), "only the schema refuses this: {found:?}\n{text}"),
+        Err(errors) => {
+            let errors = errors.to_string();
+            let is_of_type = errors.contains(" belongs; write ") || errors.contains("unknown key");
+            assert!(!is_of_type || !found.is_empty(), "only the reader refuses this: {errors}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn both_refuse_the_same_types() {
+    let bench = Bench::new();
+    for key in bench.keys.keys() {
+        SAMPLES.iter().for_each(|value| judge(&bench, &with(key, value)));
+    }
+    for key in bench.limit().keys() {
+        for algorithm in ALGORITHMS {
+            SAMPLES.iter().for_each(|value| judge(&bench, &with_limit(algorithm, key, value)));
+        }
+    }
+    // Values in place of tables.
+    for table in bench.tables.iter().filter(|table| !table.is_empty()) {
+        ["\"x\"", "7", "true", "[]", "[7]"].iter().for_each(|value| judge(&bench, &with(table, value)));
+    }
+}
+
+#[test]
+fn both_refuse_unknown_keys() {
+    let bench = Bench::new();
+    assert!(bench.tables.len() > 15, "{:?}", bench.tables);
+    for table in &bench.tables {
+        let text = with(&joined(table, "zzz"), "\"x\"");
+        let errors = bench.read(&text).unwrap_err().to_string();
+        assert!(errors.contains("zzz: unknown key"), "{table}: {errors}");
+        assert!(!bench.validate(&text).is_empty(), "{text}");
+    }
+    for text in ALGORITHMS.map(|algorithm| with_limit(algorithm, "zzz", "1")) {
+        judge(&bench, &text);
+    }
+}
+
+/// The words that a mistake says are right: `use hold, local or open`.
+fn words(problem: &str) -> BTreeSet<String> {
+    let (_, list) = problem.rsplit_once("use ").unwrap();
+    let list = list.trim_start_matches("one of ").trim_start_matches("any of ");
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let words = list.split(|c: char| !is_word(c)).filter(|word| !word.is_empty() && *word != "or");
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn both_choose_from_the_same_words() {
+    let bench = Bench::new();
+    let mut number = 0;
+    let mut check = |node: &Value, text: &dyn Fn(&str) -> String| {
+        let (node, in_array) = if node["items"].is_object() { (&node["items"], true) } else { (node, false) };
+        let Some(all) = node["enum"].as_array() else { return };
+        let line = |value: &Value| text(&if in_array { format!("[{value}]") } else { value.to_string() });
+        for value in all {
+            let text = line(value);
+            assert!(bench.validate(&text).is_empty(), "{text}");
+            assert!(bench.read(&text).is_ok(), "{}\n{text}", bench.read(&text).unwrap_err());
+        }
+        let is_text = all.iter().all(Value::is_string);
+        let problem =
+            bench.read(&line(&if is_text { "zzz".into() } else { 7.into() })).unwrap_err().to_string();
+        let told: BTreeSet<String> =
+            all.iter().map(|value| value.to_string().trim_matches('"').to_owned()).collect();
+        assert_eq!(words(&problem), told, "{problem}");
+        number += 1;
+    };
+    for (key, node) in &bench.keys {
+        check(node, &|value| with(key, value));
+    }
+    for (key, node) in &bench.limit() {
+        let algorithm = match key.as_str() {
+            "anchor" => "fixed-window",
+            "reset" => "quota",
+            _ => "leaky-bucket",
+        };
+        // Every reset fits one day.
+        let day = |value: &str| {
+            let limit = format!("[{{ {key} = {value}, algorithm = \"{algorithm}\", rate = \"10/day\" }}]");
+            with("downstreams.billing.limits", &limit)
+        };
+        match key.as_str() {
+            "algorithm" => check(node, &|value| with_limit("", key, value)),
+            _ => check(node, &day),
+        }
+    }
+    assert!(number >= 8, "{number}");
+}
+
+#[test]
+fn both_refuse_wrong_forms() {
+    let bench = Bench::new();
+    for (key, value) in [
+        ("amqp.url", "\"http://rabbit/\""),
+        ("amqp.prefix", "\"a{b}\""),
+        ("amqp.window_bytes", "\"256MB\""),
+        ("store.url", "\"http://redis/\""),
+        ("store.url", "\"memory:x\""),
+        ("store.tls.server_name", "\"redis internal\""),
+        ("admin.listen", "\"9750\""),
+        ("admin.listen", "\":9750\""),
+        ("admin.listen", "\"http://127.0.0.1:9750\""),
+        ("admin.token", "\"hunter 2\""),
+        ("admin.allow_hosts", "[\"http://a\"]"),
+        ("shutdown.drain_timeout", "\"25\""),
+        ("shutdown.drain_timeout", "\"5 minutes\""),
+        ("plans.free.limits", "[]"),
+        ("plans.Free.limits", "[{ rate = \"1/s\" }]"),
+        ("plans.a__b.limits", "[{ rate = \"1/s\" }]"),
+        ("plans.free.limits", "[{ burst = 5 }]"),
+        ("downstreams.billing.rate", "\"50\""),
+        ("downstreams.billing.rate", "\"0.5/s\""),
+        ("downstreams.billing.rate", "\"10r/s\""),
+        ("downstreams.billing.rate", "\"1000/month\""),
+        ("downstreams.billing.limits", "[{ algorithm = \"gcra\", rate = \"5/week\" }]"),
+        ("downstreams.billing.limits", "[{ algorithm = \"gcra\", rate = \"5/s\", capacity = 5 }]"),
+        ("downstreams.billing.limits", "[{ rate = \"5/s\", capacity = 5 }]"),
+        ("downstreams.billing.limits", "[{ rate = \"5/s\", burst = 0 }]"),
+        ("downstreams.billing.limits", "[{ rate = \"5/s\", name = \"plan.pro\" }]"),
+        ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"5/d\", utc_offset = \"+2\" }]"),
+        ("downstreams.billing.concurrency", "0"),
+        ("downstreams.billing.concurrency", "65536"),
+        ("downstreams.billing.revision", "-1"),
+        ("downstreams.billing.queue.max_length", "0"),
+        ("downstreams.billing.queue.name", "\"\""),
+        ("downstreams.billing.http.base_url", "\"http://api.example.com/v1\""),
+        ("downstreams.billing.http.base_url", "\"http://me:secret@api.example.com/\""),
+        ("downstreams.billing.http.base_url", "\"ftp://api.example.com/\""),
+        ("downstreams.billing.http.proxy", "\"https://proxy:3128\""),
+        ("downstreams.billing.http.headers", "{ \"a b\" = \"x\" }"),
+        ("downstreams.billing.http.headers", "{ accept = \"\" }"),
+        ("downstreams.billing.http.allow_headers", "[\"x request id\"]"),
+        ("downstreams.billing.retry.max_attempts", "1001"),
+        ("downstreams.billing.retry.on", "[600]"),
+        ("downstreams.billing.retry.on", "[\"2xx\"]"),
+        ("downstreams.billing.retry.on", "[\"5x\"]"),
+        ("downstreams.billing.retry.on_unauthorized", "[500]"),
+        ("downstreams.billing.retry.status", "{ 700 = {} }"),
+        ("downstreams.billing.retry.when", "{ pointer = \"code\", equals = 1 }"),
+        ("downstreams.billing.retry.when", "{ pointer = \"/a~2\", equals = 1 }"),
+        ("downstreams.billing.retry.when", "{ pointer = \"/code\", equals = [1] }"),
+    ] {
+        let text = with(key, value);
+        assert!(bench.read(&text).is_err(), "only the schema refuses this: {text}");
+        assert!(!bench.validate(&text).is_empty(), "only the reader refuses this: {text}");
+    }
+    fs::write(bench.folder.path().join("url"), "memory:\n").unwrap();
+    let both = with("store", "{ url = \"memory:\", url_file = \"url\" }");
+    assert!(bench.read(&both).is_err() && !bench.validate(&both).is_empty());
+    let one = with("store", "{ url_file = \"url\" }");
+    assert!(bench.read(&one).is_ok() && bench.validate(&one).is_empty());
+}
+
+#[test]
+fn both_take_every_form_there_is() {
+    let bench = Bench::new();
+    for (key, value) in [
+        ("amqp.url", "\"amqps://me:secret@rabbit:5671/vhost?heartbeat=10\""),
+        ("store.url", "\"rediss+sentinel://:secret@a:26379,b/master/0\""),
+        ("store.url", "\"redis+cluster://a,b:6380\""),
+        ("admin.listen", "\"[::1]:0\""),
+        ("admin.listen", "\"paced_1.internal:09750\""),
+        ("admin.allow_hosts", "[\"Paced.Internal\", \"[::1]\", \"[::1]:80\", \"a:80\"]"),
+        ("reply.allow", "[]"),
+        ("shutdown.drain_timeout", "\"0us\""),
+        ("plans.a-_b_.limits", "[{ rate = \"1/s\" }]"),
+        ("downstreams.billing.rate", "\"1_000 / 5 minutes\""),
+        ("downstreams.billing.rate", "\"1 per 3 seconds\""),
+        ("downstreams.billing.rate", "\"3 per 700us\""),
+        ("downstreams.billing.limits", "[]"),
+        ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"1_000/months\" }]"),
+        (
+            "downstreams.billing.limits",
+            "[{ algorithm = \"quota\", rate = \"5/d\", utc_offset = \"-09:30\" }]",
+        ),
+        ("downstreams.billing.revision", "9007199254740991"),
+        ("downstreams.billing.queue.max_length", "9223372036854775807"),
+        ("downstreams.billing.http.base_url", "\"https://[::1]:8443/a/b/\""),
+        ("downstreams.billing.http.proxy", "\"http://me:secret@proxy:3128/\""),
+        ("downstreams.billing.http.headers", "{ X-Client = \"a b\" }"),
+        ("downstreams.billing.http.allow_headers", "[\"X-Request-Id\"]"),
+        ("downstreams.billing.retry.on", "[500, \"501\", \"502-504\", \"5xx\"]"),
+        ("downstreams.billing.retry.status", "{ 503 = {}, \"504-505\" = { max_attempts = 3 } }"),
+        ("downstreams.billing.retry.when", "{ pointer = \"\", equals = 0.5 }"),
+        ("downstreams.billing.retry.when", "{ pointer = \"/a~1b\", equals = false }"),
+    ] {
+        let text = with(key, value);
+        assert!(bench.read(&text).is_ok(), "{}\n{text}", bench.read(&text).unwrap_err());
+        assert_eq!(bench.validate(&text), [""; 0], "{text}");
+    }
+}
+
+/// The blocks of TOML of a page that are configurations of paced.
+fn blocks(page: &str) -> Vec<&str> {
+    let all = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    // What Cargo reads is another matter.
+    all.filter(|block| !block.contains("[dependencies]") && !block.starts_with("paced = ")).collect()
+}
+
+#[test]
+fn what_is_shipped_and_shown_is_valid() {
+    let bench = Bench::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = |folder: &str, extension: &str| {
+        let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|it| it == extension)).collect::<Vec<_>>()
+    };
+    let configurations = [files("config", "toml"), files("config/examples", "toml"), files("deploy", "toml")];
+    let configurations = configurations.concat();
+    assert!(configurations.len() > 10, "{configurations:?}");
+    for path in configurations {
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(bench.validate(&text), [""; 0], "{}", path.display());
+    }
+    let mut number = 0;
+    let pages = [files(".", "md"), files("docs", "md"), files("docs/reference", "md")];
+    for path in pages.concat() {
+        let page = fs::read_to_string(&path).unwrap();
+        for block in blocks(&page) {
+            assert_eq!(bench.validate(block), [""; 0], "{}:\n{block}", path.display());
+            number += 1;
+        }
+    }
+    assert!(number >= 7, "{number}");
+}
