@@ -9,6 +9,7 @@ mod confirm;
 mod dead;
 mod exit;
 mod facts;
+mod init;
 mod input;
 mod manager;
 mod manual;
@@ -106,6 +107,8 @@ enum Output {
 enum Command {
     /// Releases the jobs of every configured downstream until it is stopped
     Run(run::Args),
+    /// Writes a first configuration, from options or from answers to a few questions
+    Init(init::Args),
     /// Checks the configuration; with --online the broker and the store too
     Check(check::Args),
     /// Publishes jobs to a downstream's queue, confirmed
@@ -164,6 +167,7 @@ pub(crate) fn main() -> ExitCode {
     let exit = runtime.block_on(async {
         match command {
             Command::Run(_) => run::run(&global).await,
+            Command::Init(args) => init::run(&global, &args),
             Command::Check(args) => check::run(&global, &args).await,
             Command::Publish(args) => publish::run(&global, args).await,
             Command::Pipe(args) => pipe::run(&global, args).await,

@@ -67,7 +67,8 @@ pub(super) fn join(parent: &str, key: &str) -> String {
 }
 
 /// The text as a TOML string.
-pub(super) fn quote(text: &str) -> String {
+#[must_use]
+pub fn quote(text: &str) -> String {
     let mut quoted = String::from('"');
     for c in text.chars() {
         match c {

@@ -99,6 +99,12 @@ impl ConfigError {
     pub fn key(&self) -> &str {
         &self.key
     }
+
+    /// What is wrong, and what would be right, without the place and the key.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for Place {

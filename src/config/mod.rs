@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 
 use figment::Provider as _;
 
+pub use document::quote;
 pub use error::{ConfigError, ConfigErrors};
 pub use reload::Reload;
 pub use schema::schema;
@@ -99,11 +100,26 @@ pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
     if layers.errors.is_empty() { Ok(admin) } else { Err(ConfigErrors::new(layers.errors)) }
 }
 
+/// Checks a text as if it were the only source, for one that is about to be written. `name` is that of the text in errors;
+/// relative file names in it start at `dir`. It may read files, so it blocks for a moment.
+///
+/// # Errors
+/// As of [`load`].
+pub fn load_text(name: &str, text: &str, dir: &Path) -> Result<Loaded, ConfigErrors> {
+    let mut layers = Layers::default();
+    layers.text(name.to_owned(), text, dir.to_owned());
+    load_layers(layers, &Sources::default())
+}
+
 fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
-    let mut layers = Layers::read(sources, system);
+    let layers = Layers::read(sources, system);
     if layers.all.is_empty() {
         return Err(ConfigErrors::new(layers.errors));
     }
+    load_layers(layers, sources)
+}
+
+fn load_layers(mut layers: Layers, sources: &Sources) -> Result<Loaded, ConfigErrors> {
     let figment = layers.merge();
     let mut merged = figment.data().unwrap_or_default();
     let root = merged.remove(&figment::Profile::Default).unwrap_or_default();

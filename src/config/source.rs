@@ -133,15 +133,20 @@ impl Layers {
                 return;
             }
         };
-        let Document { dict, spans, broken } = Document::parse(&text);
+        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        self.text(name, &text, dir);
+        self.files.push(path);
+    }
+
+    /// Adds a layer of a text in TOML.
+    pub fn text(&mut self, name: String, text: &str, dir: PathBuf) {
+        let Document { dict, spans, broken } = Document::parse(text);
         let line = broken.as_ref().map(|syntax| syntax.position.0);
         if let Some(syntax) = broken {
             self.error(name.clone(), Some(syntax.position), "not TOML", syntax.problem);
         }
-        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
         let rank = self.all.len();
         self.all.push(Layer { name, rank, dir, dict, spans, given: None, broken: line });
-        self.files.push(path);
     }
 
     fn env(&mut self, sources: &Sources) {

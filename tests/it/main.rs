@@ -28,6 +28,8 @@ mod deploy;
 mod fault;
 #[cfg(feature = "config")]
 mod house;
+#[cfg(feature = "daemon")]
+mod init;
 #[cfg(all(feature = "daemon", feature = "failpoints"))]
 mod kills;
 #[cfg(feature = "daemon")]

@@ -1,0 +1,182 @@
+//! `paced init`: a first configuration, from options or from answers to a few questions.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::{self, BufRead as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use paced::config;
+use serde_json::json;
+
+use super::exit::Exit;
+use super::{Global, Output, confirm, out};
+use field::Field;
+
+mod field;
+mod render;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Name of the API that jobs are released to: the downstream, and the routing key of its jobs
+    #[arg(long, value_name = "NAME")]
+    downstream: Option<String>,
+    /// Where jobs go: the URL that each job's path is appended to, with a `/` at its end
+    #[arg(long, value_name = "URL")]
+    base_url: Option<String>,
+    /// What the API allows: COUNT/UNIT, such as 50/s or 1000/minute
+    #[arg(long)]
+    rate: Option<String>,
+    /// RabbitMQ [default: amqp://127.0.0.1:5672/%2f]
+    #[arg(long, value_name = "URL")]
+    broker: Option<String>,
+    /// Where the pace is kept: redis://HOST, or memory: for one process alone [default: memory:]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// An existing queue to take the jobs from [default: paced's own, paced.jobs.NAME]
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+    /// Writes to this file instead of to stdout; a URL with a password goes to a file of its own beside it
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replaces files that are there
+    #[arg(long)]
+    force: bool,
+}
+
+/// What was given for each field, or is its default. A field without either is absent.
+type Answers = BTreeMap<Field, String>;
+
+pub(super) fn run(global: &Global, args: &Args) -> Exit {
+    init(global, args).err().unwrap_or(Exit::Ok)
+}
+
+fn init(global: &Global, args: &Args) -> Result<(), Exit> {
+    // Nobody is asked for what would not be written.
+    if let Some(file) = args.file.as_deref().filter(|file| !args.force && file.symlink_metadata().is_ok()) {
+        return Err(exists(file));
+    }
+    let answers = answers(args)?;
+    let document = render::document(&answers);
+    if let Err(errors) = config::load_text("configuration", &document, Path::new("")) {
+        out::say(&errors);
+        return Err(Exit::Usage);
+    }
+    let secrets = render::secrets(&answers);
+    let Some(file) = &args.file else {
+        for secret in &secrets {
+            out::say(format_args!(
+                "paced: warning: the password of {} is not written; give the whole URL as {}, or in a file as {}_file",
+                secret.key, secret.variable, secret.key
+            ));
+        }
+        return out::raw(render::file(&answers, false).as_bytes());
+    };
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let mut written: Vec<PathBuf> = Vec::new();
+    for secret in &secrets {
+        let path = folder.join(secret.file);
+        write(&path, &format!("{}\n", secret.text), 0o600, args.force)?;
+        written.push(path);
+    }
+    write(file, &render::file(&answers, true), 0o644, args.force)?;
+    written.push(file.clone());
+    written.iter().rev().try_for_each(|path| match global.output {
+        Output::Human => out::line(path.display()),
+        Output::Json => out::json(&json!({ "file": path })),
+    })
+}
+
+/// The answers of the arguments, and those that are typed where one is missing that has no default.
+fn answers(args: &Args) -> Result<Answers, Exit> {
+    let mut answers = Answers::new();
+    for field in Field::ALL {
+        if let Some(given) = field.given(args) {
+            field.check(given).map_err(|problem| {
+                out::say(format_args!("paced: {}: {problem}", field.option()));
+                Exit::Usage
+            })?;
+            answers.insert(field, given.clone());
+        }
+    }
+    let is_missing = |field: &Field| field.is_required() && !answers.contains_key(field);
+    let missing: Vec<&str> = Field::ALL.into_iter().filter(is_missing).map(Field::option).collect();
+    if !missing.is_empty() {
+        if !confirm::is_possible() {
+            out::say(format_args!(
+                "paced: nobody can be asked here, since this is no terminal; give {}, such as --downstream billing \
+                 --base-url https://api.example.com/v1/ --rate 50/s",
+                missing.join(", ")
+            ));
+            return Err(Exit::Usage);
+        }
+        for field in Field::ALL {
+            if !answers.contains_key(&field)
+                && let Some(answer) = ask(field)?
+            {
+                answers.insert(field, answer);
+            }
+        }
+    }
+    for field in Field::ALL {
+        if let Some(default) = field.default() {
+            answers.entry(field).or_insert_with(|| default.to_owned());
+        }
+    }
+    Ok(answers)
+}
+
+/// Asks until the answer can be used. An empty one means the default, if there is one.
+fn ask(field: Field) -> Result<Option<String>, Exit> {
+    loop {
+        out::say(field.question());
+        let mut line = String::new();
+        match io::stdin().lock().read_line(&mut line) {
+            Ok(1..) => {}
+            // The end of the input, or an error of it.
+            _ => {
+                out::say("paced: nothing was written");
+                return Err(Exit::Usage);
+            }
+        }
+        let answer = line.trim();
+        if answer.is_empty() && !field.is_required() {
+            return Ok(None);
+        }
+        match field.check(answer) {
+            Ok(()) => return Ok(Some(answer.to_owned())),
+            Err(problem) => out::say(format_args!("  {problem}")),
+        }
+    }
+}
+
+fn exists(file: &Path) -> Exit {
+    out::say(format_args!("paced: {} is there already; --force replaces it", file.display()));
+    Exit::Usage
+}
+
+/// Writes a file that is not there yet, or with `force` over one that is.
+fn write(file: &Path, text: &str, mode: u32, force: bool) -> Result<(), Exit> {
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+    let mut options = OpenOptions::new();
+    options.write(true).mode(mode);
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    let written = options.open(file).and_then(|mut opened| {
+        // One that was there has had other rights, perhaps.
+        if force && mode == 0o600 {
+            opened.set_permissions(fs::Permissions::from_mode(mode))?;
+        }
+        opened.write_all(text.as_bytes())?;
+        opened.sync_all()
+    });
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => exists(file),
+        _ => {
+            out::say(format_args!("paced: cannot write to {}: {error}", file.display()));
+            Exit::Failed
+        }
+    })
+}

@@ -1,0 +1,177 @@
+//! The text of a first configuration.
+
+use std::fmt::Write as _;
+
+use paced::config::quote;
+
+use super::Answers;
+use super::field::Field;
+
+/// A URL with a password in it, which no configuration should hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Secret<'a> {
+    /// The key of the URL.
+    pub(super) key: &'static str,
+    /// The environment variable that overrides the key.
+    pub(super) variable: &'static str,
+    /// The name of the file that is to hold it.
+    pub(super) file: &'static str,
+    pub(super) text: &'a str,
+}
+
+/// The URLs with passwords.
+pub(super) fn secrets(answers: &Answers) -> Vec<Secret<'_>> {
+    let urls = [
+        (Field::Broker, "amqp.url", "PACED_AMQP__URL", "amqp-url"),
+        (Field::Store, "store.url", "PACED_STORE__URL", "store-url"),
+    ];
+    let of = |(field, key, variable, file)| {
+        let text = get(answers, field);
+        has_password(text).then_some(Secret { key, variable, file, text })
+    };
+    urls.into_iter().filter_map(of).collect()
+}
+
+fn get(answers: &Answers, field: Field) -> &str {
+    answers.get(&field).map_or("", String::as_str)
+}
+
+/// The user and the password of a URL: where they begin and end, the `@` not included.
+fn credentials(url: &str) -> Option<(usize, usize)> {
+    let start = url.find("://")? + 3;
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);
+    url[start..end].rfind('@').map(|at| (start, start + at))
+}
+
+fn has_password(url: &str) -> bool {
+    credentials(url).is_some_and(|(start, end)| url[start..end].contains(':'))
+}
+
+/// The same URL without its password.
+fn without_password(url: &str) -> String {
+    let Some((start, end)) = credentials(url) else { return url.to_owned() };
+    match url[start..end].split(':').next() {
+        None | Some("") => format!("{}{}", &url[..start], &url[end + 1..]),
+        Some(user) => format!("{}{user}{}", &url[..start], &url[end..]),
+    }
+}
+
+/// The shortest configuration with these answers, to be checked.
+pub(super) fn document(answers: &Answers) -> String {
+    let line = |key: &str, field| format!("{key} = {}\n", quote(get(answers, field)));
+    let mut text = line("amqp.url", Field::Broker) + &line("store.url", Field::Store);
+    let _ = writeln!(text, "[downstreams.{}]", quote(get(answers, Field::Downstream)));
+    text += &line("rate", Field::Rate);
+    text += &line("http.base_url", Field::BaseUrl);
+    if answers.contains_key(&Field::Queue) {
+        text += &line("queue.name", Field::Queue);
+    }
+    text
+}
+
+const HEAD: &str = "\
+# paced takes jobs from RabbitMQ and releases them to an API at an exact pace.
+#
+#   paced check -c FILE             says what is wrong in this file, and warns of what will not do what it seems to
+#   paced check --online -c FILE    connects to the broker and the store too
+#   paced config show -c FILE       shows every key in effect, with its default
+#   paced run -c FILE               releases jobs
+#
+# Any key can also be given as an environment variable: amqp.url is PACED_AMQP__URL, with two underscores. For completion in an editor
+# (taplo, Even Better TOML): `paced config schema > paced.schema.json`, and as the first line here `#:schema ./paced.schema.json`.
+";
+
+const ADMIN: &str = "
+# Probes, metrics, the page and the tools (paced status, paced pause and so on). Nothing listens unless it is set.
+[admin]
+# listen = \"127.0.0.1:9750\"
+# What changes must carry; make it with `openssl rand -hex 32`. Without one there are no changes.
+# token_file = \"admin-token\"
+";
+
+const HEADERS: &str = "\
+# For one request, connecting included.
+timeout = \"30s\"
+# Request headers of every request. A secret is read from a file of its own, whose path starts at the directory of this file.
+# headers = { authorization_file = \"api-token\" }
+";
+
+const RETRY: &str = "\
+# Attempts in all, the first included. What is tried again, and when, is in the other keys of this table.
+max_attempts = 8
+";
+
+/// The file. With `beside` the URLs with passwords are in files of their own beside it.
+pub(super) fn file(answers: &Answers, beside: bool) -> String {
+    let (name, rate) = (get(answers, Field::Downstream), quote(get(answers, Field::Rate)));
+    let mut text = HEAD.to_owned();
+    text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
+    text += &url(answers, Field::Broker, "amqp.url", beside);
+    text += "\n[store]\n# Where the pace is kept. memory: is this process alone; a Redis (redis://HOST:6379) is shared by all replicas.\n";
+    text += &url(answers, Field::Store, "store.url", beside);
+    text += ADMIN;
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "\n# One table for each API. Jobs for this one have the routing key `{name}`.\n[downstreams.{name}]\n\
+         # COUNT/UNIT or COUNT per N UNIT, evenly spaced.\nrate = {rate}\n\
+         # Further limits, all of which must allow a job.\n\
+         # limits = [{{ algorithm = \"sliding-log\", rate = \"1000/hour\" }}]\n\
+         # Sends in flight, in each replica: at least what the rate releases while an answer takes.\nconcurrency = 64\n"
+    );
+    if answers.contains_key(&Field::Queue) {
+        let queue = quote(get(answers, Field::Queue));
+        let _ = write!(
+            text,
+            "\n[downstreams.{name}.queue]\n# An existing queue, which is used as it is.\nname = {queue}\n"
+        );
+    }
+    let base_url = quote(get(answers, Field::BaseUrl));
+    let _ = write!(
+        text,
+        "\n[downstreams.{name}.http]\n# Where jobs go; each job's path is appended.\nbase_url = {base_url}\n{HEADERS}\
+         \n[downstreams.{name}.retry]\n{RETRY}"
+    );
+    text
+}
+
+/// The lines of a URL.
+fn url(answers: &Answers, field: Field, key: &str, beside: bool) -> String {
+    let given = get(answers, field);
+    let secrets = secrets(answers);
+    match secrets.iter().find(|secret| secret.key == key) {
+        None => format!("url = {}\n", quote(given)),
+        Some(secret) if beside => format!(
+            "# It has a password in it, so it is in a file of its own, which the user that runs paced must be able to read.\n\
+             url_file = {}\n",
+            quote(secret.file)
+        ),
+        Some(secret) => format!(
+            "# Its password is not here: give the whole URL as {}, or in a file of its own instead of `url`.\n\
+             # url_file = {}\nurl = {}\n",
+            secret.variable,
+            quote(secret.file),
+            quote(&without_password(given))
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_cut_out_of_urls() {
+        for (url, without) in [
+            ("amqp://rabbit/%2f", None),
+            ("amqps://paced@rabbit/orders", None),
+            ("amqp://paced:hunter2@rabbit:5672/a:b@c", Some("amqp://paced@rabbit:5672/a:b@c")),
+            ("redis://:hunter2@cache/0", Some("redis://cache/0")),
+            ("redis+sentinel://u:hunter2@a,b:1/master", Some("redis+sentinel://u@a,b:1/master")),
+            ("memory:", None),
+        ] {
+            assert_eq!(has_password(url), without.is_some(), "{url}");
+            assert_eq!(without_password(url), without.unwrap_or(url), "{url}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `paced init`, and the schema of what it writes.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+use crate::support::blocking;
+use crate::support::daemon::{Output, binary, run_cli, run_cli_in};
+
+const LEAST: [&str; 7] =
+    ["init", "--downstream", "billing", "--base-url", "https://api.example.com/v1/", "--rate", "1000/minute"];
+
+async fn init(folder: &TempDir, more: &[&str]) -> Output {
+    run_cli_in(folder.path(), &[&LEAST, more].concat(), b"").await
+}
+
+/// What is in effect with the file, by key; it passes the check without a warning.
+async fn in_effect(folder: &Path, file: &str) -> impl Fn(&str) -> Value {
+    let checked = run_cli_in(folder, &["check", "-c", file], b"").await;
+    assert_eq!((checked.code, checked.stderr.as_str()), (0, ""));
+    let shown = run_cli_in(folder, &["-o", "json", "config", "show", "-c", file], b"").await;
+    let entries: Vec<Value> = shown.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    move |key| {
+        let entry = entries.iter().find(|entry| entry["key"] == key);
+        entry.map_or(Value::Null, |entry| entry["value"].clone())
+    }
+}
+
+/// Checks a file against the schema that the program prints.
+async fn assert_valid(file: &Path) {
+    let printed = run_cli(&["config", "schema"], b"").await;
+    assert_eq!((printed.code, printed.stderr.as_str()), (0, ""));
+    let schema: Value = serde_json::from_str(&printed.stdout).unwrap();
+    assert!(printed.stdout.lines().count() > 100, "for people it has lines");
+    let line = run_cli(&["-o", "json", "config", "schema"], b"").await;
+    assert_eq!(line.stdout.lines().count(), 1);
+    assert_eq!(serde_json::from_str::<Value>(&line.stdout).unwrap(), schema);
+    let table: toml::Table = toml::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let instance = serde_json::to_value(table).unwrap();
+    let validator = jsonschema::draft4::new(&schema).unwrap();
+    let errors: Vec<String> = validator.iter_errors(&instance).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+#[tokio::test]
+async fn options_make_a_file_that_passes_the_check() {
+    let folder = tempdir().unwrap();
+    let more = ["--store", "redis://127.0.0.1:6379/0", "--queue", "erp \"in\"", "--file", "paced.toml"];
+    let output = init(&folder, &more).await;
+    assert_eq!((output.code, output.stdout.as_str(), output.stderr.as_str()), (0, "paced.toml\n", ""));
+    let file = folder.path().join("paced.toml");
+    let value = in_effect(folder.path(), "paced.toml").await;
+    assert_eq!(value("downstreams.billing.rate"), "1000/minute");
+    assert_eq!(value("downstreams.billing.http.base_url"), "https://api.example.com/v1/");
+    assert_eq!(value("downstreams.billing.queue.name"), "erp \"in\"");
+    assert_eq!(value("amqp.url"), "amqp://127.0.0.1:5672/%2f");
+    assert_eq!(value("store.url"), "redis://127.0.0.1:6379/0");
+    assert_valid(&file).await;
+
+    // What is there is kept.
+    let before = fs::read_to_string(&file).unwrap();
+    let refused = init(&folder, &["--file", "paced.toml"]).await;
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("paced.toml is there already; --force replaces it"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(fs::read_to_string(&file).unwrap(), before);
+    let forced = init(&folder, &["-o", "json", "--file", "paced.toml", "--force"]).await;
+    assert_eq!((forced.code, forced.stdout.as_str()), (0, "{\"file\":\"paced.toml\"}\n"));
+    assert!(!fs::read_to_string(&file).unwrap().contains("erp"));
+    let nowhere = init(&folder, &["--file", "nowhere/paced.toml"]).await;
+    assert_eq!(nowhere.code, 1, "{}", nowhere.stderr);
+}
+
+#[tokio::test]
+async fn passwords_are_kept_out_of_the_file() {
+    let folder = tempdir().unwrap();
+    let secrets = ["--broker", "amqp://me:hunter2@rabbit/orders", "--store", "redis://:hunter2@cache:6379"];
+    let output = init(&folder, &[&secrets[..], &["--file", "paced.toml"]].concat()).await;
+    assert_eq!(
+        (output.code, output.stdout.as_str()),
+        (0, "paced.toml\nstore-url\namqp-url\n"),
+        "{}",
+        output.stderr
+    );
+    assert!(!fs::read_to_string(folder.path().join("paced.toml")).unwrap().contains("hunter2"));
+    let value = in_effect(folder.path(), "paced.toml").await;
+    assert_eq!((value("amqp.url"), value("store.url")), ("***".into(), "***".into()));
+    assert_valid(&folder.path().join("paced.toml")).await;
+    for (name, url) in [("amqp-url", secrets[1]), ("store-url", secrets[3])] {
+        let file = folder.path().join(name);
+        assert_eq!(fs::read_to_string(&file).unwrap(), format!("{url}\n"));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+    }
+    // Another configuration does not take the secrets of this one.
+    let other = init(&folder, &[&secrets[..], &["--file", "other.toml"]].concat()).await;
+    assert_eq!(other.code, 2, "{}", other.stderr);
+    assert!(other.stderr.contains("amqp-url is there already"), "{}", other.stderr);
+    assert!(!folder.path().join("other.toml").exists());
+
+    let output = init(&folder, &secrets).await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    assert!(!output.stdout.contains("hunter2") && !output.stderr.contains("hunter2"), "{}", output.stdout);
+    for hint in ["give the whole URL as PACED_AMQP__URL", "give the whole URL as PACED_STORE__URL"] {
+        assert!(output.stderr.contains(hint), "{}", output.stderr);
+    }
+    fs::write(folder.path().join("printed.toml"), &output.stdout).unwrap();
+    let value = in_effect(folder.path(), "printed.toml").await;
+    assert_eq!(
+        (value("amqp.url"), value("store.url")),
+        ("amqp://rabbit/orders".into(), "redis://cache:6379".into())
+    );
+}
+
+#[tokio::test]
+async fn without_a_terminal_it_says_what_to_give() {
+    let output = run_cli(&["init", "--rate", "1/s"], b"billing\n").await;
+    assert_eq!((output.code, output.stdout.as_str()), (2, ""));
+    assert!(output.stderr.contains("give --downstream, --base-url, such as"), "{}", output.stderr);
+    for (option, value, problem) in [
+        ("--rate", "fast", "paced: --rate: `fast` is no rate"),
+        ("--downstream", "My API", "paced: --downstream: no name for a downstream"),
+        ("--base-url", "https://api.example.com", "paced: --base-url: does not end in `/`"),
+        ("--broker", "redis://u:hunter2@a", "paced: --broker: not the URL of a broker"),
+        ("--store", "amqp://u:hunter2@a", "paced: --store: not the URL of a store"),
+    ] {
+        let mut args: Vec<&str> = LEAST.to_vec();
+        match args.iter().position(|arg| *arg == option) {
+            Some(at) => args[at + 1] = value,
+            None => args.extend([option, value]),
+        }
+        let output = run_cli(&args, b"").await;
+        assert_eq!((output.code, output.stdout.as_str()), (2, ""), "{option}");
+        assert!(
+            output.stderr.starts_with(problem) && !output.stderr.contains("hunter2"),
+            "{}",
+            output.stderr
+        );
+    }
+}
+
+/// Runs it on a terminal of its own, and types this.
+async fn on_a_terminal(folder: &TempDir, args: &str, typed: &'static [u8]) -> (Option<i32>, String) {
+    // In the foreground: a process group in the background is stopped when it reads the terminal.
+    let line = format!("timeout --foreground 60 {} init {args}", binary().display());
+    // It is part of Debian's base system.
+    let mut script = Command::new("script");
+    script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").current_dir(folder.path());
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let output = blocking(move || {
+        let mut child = script.spawn().unwrap();
+        let mut keys = child.stdin.take().unwrap();
+        keys.write_all(typed).unwrap();
+        let output = child.wait_with_output().unwrap();
+        drop(keys);
+        output
+    })
+    .await;
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[tokio::test]
+async fn on_a_terminal_it_asks_until_it_can_be_used() {
+    let folder = tempdir().unwrap();
+    let typed = b"My API\nbilling\nhttps://api.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n\nredis://cache\n\n";
+    let (code, said) = on_a_terminal(&folder, "--file paced.toml", typed).await;
+    assert_eq!(code, Some(0), "{said}");
+    for text in [
+        "Name of the API",
+        "no name for a downstream; use up to 63",
+        "does not end in `/`; end it with `/`",
+        "`0.5/s` is no rate; write 1/2s",
+        "RabbitMQ [amqp://127.0.0.1:5672/%2f]:",
+        "An existing queue",
+    ] {
+        assert!(said.contains(text), "{text} in {said}");
+    }
+    let value = in_effect(folder.path(), "paced.toml").await;
+    assert_eq!(value("downstreams.billing.rate"), "1/2s");
+    assert_eq!(value("downstreams.billing.http.base_url"), "https://api.example.com/");
+    assert_eq!(
+        (value("store.url"), value("downstreams.billing.queue.name")),
+        ("redis://cache".into(), Value::Null)
+    );
+    assert_eq!(value("amqp.url"), "amqp://127.0.0.1:5672/%2f");
+
+    // What options say is not asked for; nobody is asked for what would not be written.
+    let (code, said) = on_a_terminal(
+        &folder,
+        "--downstream crm --broker amqp://rabbit --file crm.toml",
+        b"http://crm/\n5/s\n\n\n",
+    )
+    .await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("Name of the API") && !said.contains("RabbitMQ ["), "{said}");
+    assert_eq!(in_effect(folder.path(), "crm.toml").await("downstreams.crm.rate"), "5/s");
+    let (code, said) = on_a_terminal(&folder, "--file crm.toml", b"").await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("is there already") && !said.contains("Name of the API"), "{said}");
+    // The end of the input, which is Ctrl-D.
+    let (code, said) = on_a_terminal(&folder, "--file new.toml", b"billing\n\x04").await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("nothing was written") && !folder.path().join("new.toml").exists(), "{said}");
+}
