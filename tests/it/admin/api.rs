@@ -281,7 +281,7 @@ async fn tools_end_with_what_is_wrong() {
     let output = run_cli(&["--admin", &api.url(), "resume", "billing"], b"").await;
     assert!(output.code == 1 && output.stderr.contains("not that of a paced daemon"), "{output:?}");
     let output = run_cli(&["--admin", "ftp://a", "resume", "billing"], b"").await;
-    assert!(output.code == 2 && output.stderr.contains("write http://HOST:PORT"), "{output:?}");
+    assert!(output.code == 2 && output.stderr.contains("write https://HOST:PORT"), "{output:?}");
     let output = run_cli(&["resume", "billing"], b"").await;
     assert!(output.code == 78 && output.stderr.contains("admin.listen is not set"), "{output:?}");
     // With its own configuration a tool finds the daemon of this machine.
