@@ -113,6 +113,21 @@ fn admin() -> Node {
                  machine.",
             ),
         )
+        .key("tls", admin_tls())
+        .end()
+}
+
+fn admin_tls() -> Node {
+    Table::new("TLS of the address in `listen`. The files are read again when they change.")
+        .key("cert_file", path().about("The certificate of this server, and those that lead to its authority (PEM)."))
+        .key("key_file", path().about("The private key of `cert_file`, unencrypted (PEM)."))
+        .key(
+            "client_ca_file",
+            path().about(
+                "The authorities (PEM), one of which must have signed the certificate that each client shows, probes and \
+                 scrapers too. Unset: clients need none.",
+            ),
+        )
         .end()
 }
 

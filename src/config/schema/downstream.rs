@@ -228,6 +228,34 @@ fn http() -> Node {
             "proxy",
             text("^http://.").about("An HTTP proxy by which the API is reached: http://USER:PASSWORD@HOST:PORT."),
         )
+        .key("oauth2", oauth2())
+        .end()
+}
+
+fn oauth2() -> Node {
+    Table::new("A client of OAuth2, whose token every request has (its client credentials).")
+        .key(
+            "token_url",
+            text(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$")
+                .about("Where tokens are had, without credentials and query."),
+        )
+        .key(
+            "client_id",
+            any_text().with("maxLength", 256).with("pattern", "^[ -~]+$").about("The name of the client."),
+        )
+        .secret("client_secret", text("^[!-~]([ -~]*[!-~])?$").about("Its secret."))
+        .key(
+            "scopes",
+            list(text(r"^[!#-\[\]-~]+$"))
+                .about("What the token is to be good for. Unset: what the server gives."),
+        )
+        .key(
+            "client_auth",
+            one_of(&["basic", "post"])
+                .about("How the secret is shown: by HTTP Basic (unset), or in the body."),
+        )
+        .key("timeout", text(DURATION).about("The time-out for one token, 100ms to 1m. Unset: 10s."))
+        .key("tls", tls("an https:// token_url"))
         .end()
 }
 

@@ -16,6 +16,13 @@ use crate::config::{ConfigErrors, Loaded, Sources, load_with};
 const LEAST: [(&str, &str); 2] =
     [("downstreams.billing.rate", "\"1/s\""), ("downstreams.billing.http.base_url", "\"http://localhost/\"")];
 
+/// What a client of OAuth2 has at least.
+const CLIENT: [(&str, &str); 3] = [
+    ("downstreams.billing.http.oauth2.token_url", "\"https://localhost/token\""),
+    ("downstreams.billing.http.oauth2.client_id", "\"paced\""),
+    ("downstreams.billing.http.oauth2.client_secret", "\"secret\""),
+];
+
 /// The names that stand for those of one's own, as [`known_keys`] has them.
 fn example(path: &str) -> &'static str {
     match path {
@@ -90,7 +97,8 @@ fn with(key: &str, value: &str) -> String {
     let is_replaced = |line: &&(&str, &str)| {
         line.0 == key || line.0.starts_with(&format!("{key}.")) || key.starts_with(&format!("{}.", line.0))
     };
-    let kept = LEAST.iter().filter(|line| !is_replaced(line));
+    let client: &[_] = if key.starts_with("downstreams.billing.http.oauth2.") { &CLIENT } else { &[] };
+    let kept = LEAST.iter().chain(client).filter(|line| !is_replaced(line));
     kept.chain([&(key, value)]).map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
 
@@ -315,6 +323,14 @@ fn both_refuse_wrong_forms() {
         ("downstreams.billing.http.base_url", "\"http://me:secret@api.example.com/\""),
         ("downstreams.billing.http.base_url", "\"ftp://api.example.com/\""),
         ("downstreams.billing.http.proxy", "\"https://proxy:3128\""),
+        ("downstreams.billing.http.oauth2.token_url", "\"https://me:secret@login.example.com/\""),
+        ("downstreams.billing.http.oauth2.token_url", "\"https://login.example.com/?tenant=1\""),
+        ("downstreams.billing.http.oauth2.token_url", "\"login.example.com/token\""),
+        ("downstreams.billing.http.oauth2.client_id", "\"\""),
+        ("downstreams.billing.http.oauth2.client_secret", "\"secret \""),
+        ("downstreams.billing.http.oauth2.scopes", "[\"orders.read orders.write\"]"),
+        ("downstreams.billing.http.oauth2.client_auth", "\"jwt\""),
+        ("downstreams.billing.http.oauth2.timeout", "\"10\""),
         ("downstreams.billing.http.headers", "{ \"a b\" = \"x\" }"),
         ("downstreams.billing.http.headers", "{ accept = \"\" }"),
         ("downstreams.billing.http.allow_headers", "[\"x request id\"]"),
@@ -365,6 +381,13 @@ fn both_take_every_form_there_is() {
         ("downstreams.billing.queue.max_length", "9223372036854775807"),
         ("downstreams.billing.http.base_url", "\"https://[::1]:8443/a/b/\""),
         ("downstreams.billing.http.proxy", "\"http://me:secret@proxy:3128/\""),
+        ("downstreams.billing.http.oauth2.token_url", "\"http://[::1]:8080\""),
+        ("downstreams.billing.http.oauth2.client_id", "\"a client\""),
+        ("downstreams.billing.http.oauth2.client_secret", "\"a secret\""),
+        (
+            "downstreams.billing.http.oauth2.scopes",
+            "[\"orders.write\", \"https://api.example.com/.default\"]",
+        ),
         ("downstreams.billing.http.headers", "{ X-Client = \"a b\" }"),
         ("downstreams.billing.http.allow_headers", "[\"X-Request-Id\"]"),
         ("downstreams.billing.retry.on", "[500, \"501\", \"502-504\", \"5xx\"]"),
