@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paced::config::{self, Admin, Secret};
-use paced::files::Stamp;
-use tokio::time::{Instant, MissedTickBehavior};
+use paced::files::{Stamps, Watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::admin::{Access, Tokens};
 
-/// How often the files are looked at, and how long one may be unusable before that is logged.
+/// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Watches the files of the tokens. Clones share what they know.
@@ -26,26 +26,14 @@ struct Known {
     configured: Tokens,
     /// Those in use, which were read from the same files, perhaps later.
     in_use: Tokens,
-    /// The stamps of the files when these were read; `None` if they are to be read anyway.
-    stamps: Option<Stamps>,
-    failed: Option<Failed>,
+    watch: Watch,
 }
-
-/// Files that cannot be used.
-struct Failed {
-    stamps: Stamps,
-    since: Instant,
-    is_logged: bool,
-}
-
-/// The stamp of each token's file; `None` where there is no such file.
-type Stamps = [Option<Stamp>; 2];
 
 impl TokenFiles {
     /// The files of the tokens of `admin`, which `access` goes by.
     pub(super) fn new(access: Arc<Access>, admin: &Admin) -> Self {
         let (configured, in_use) = (Tokens::from(admin), Tokens::from(admin));
-        let known = Mutex::new(Known { configured, in_use, stamps: None, failed: None });
+        let known = Mutex::new(Known { configured, in_use, watch: Watch::default() });
         Self(Arc::new(Shared { access, known }))
     }
 
@@ -82,7 +70,7 @@ impl Shared {
             self.access.replace_tokens(configured.clone());
             (known.in_use, known.configured) = (configured.clone(), configured);
         }
-        known.stamps = None;
+        known.watch.forget();
     }
 
     /// Reads the tokens again if a file of theirs has changed. Those in use stay so if what is there now cannot be used.
@@ -90,41 +78,33 @@ impl Shared {
     fn look(&self) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = known.in_use.stamps();
-        if known.stamps.as_ref() == Some(&stamps) {
-            known.failed = None;
+        if !known.watch.has_changed(&stamps) {
             return;
         }
-        // A file that changes while it is read has another stamp at the next look.
         match read_again(&known.in_use) {
             Ok(tokens) => {
                 if tokens != known.in_use {
                     self.access.replace_tokens(tokens.clone());
                     tracing::info!("admin tokens read again: requests need the new ones from now on");
                 }
-                (known.in_use, known.stamps, known.failed) = (tokens, Some(stamps), None);
+                known.in_use = tokens;
+                known.watch.note_loaded(stamps);
             }
-            Err(error) => known.fail(stamps, &error),
+            Err(error) => {
+                if known.watch.note_failure(stamps) {
+                    tracing::error!(
+                        error,
+                        "admin tokens cannot be read again: those in use stay so until they can"
+                    );
+                }
+            }
         }
-    }
-}
-
-impl Known {
-    /// Records that these files cannot be used, and logs it once it has been so for a while: they are rarely replaced all
-    /// at once.
-    fn fail(&mut self, stamps: Stamps, error: &str) {
-        let known = self.failed.take().filter(|failed| failed.stamps == stamps);
-        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_logged: false });
-        if !failed.is_logged && failed.since.elapsed() >= INTERVAL {
-            failed.is_logged = true;
-            tracing::error!(error, "admin tokens cannot be read again: those in use stay so until they can");
-        }
-        self.failed = Some(failed);
     }
 }
 
 impl Tokens {
     fn stamps(&self) -> Stamps {
-        [&self.token, &self.read_token].map(|secret| Stamp::of(secret.as_ref().and_then(Secret::file)?).ok())
+        Stamps::of([&self.token, &self.read_token].into_iter().flatten().filter_map(Secret::file))
     }
 }
 

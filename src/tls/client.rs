@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::ClientConfig;
@@ -14,9 +15,9 @@ use super::error::TlsError;
 use super::load;
 use super::options::TlsOptions;
 use super::refusal::Refusal;
+use super::replaced::Replaced;
 use super::stream::Stream;
 use super::validity::Validity;
-use crate::files::Stamp;
 
 /// The least time between two looks at the files.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -33,40 +34,17 @@ struct Shared {
     options: TlsOptions,
     /// The protocols that are offered to servers (ALPN).
     alpn: &'static [&'static [u8]],
-    /// What was read last; `None` until it is needed for the first time.
-    current: RwLock<Option<Read>>,
-    /// Held by the one that looks at the files, which may take long.
-    watch: Mutex<Watch>,
+    current: Replaced<Read>,
     /// When the files are to be looked at next.
     next_look: Mutex<Instant>,
 }
 
 /// What was read of the files.
-#[derive(Clone)]
 struct Read {
     config: Arc<ClientConfig>,
     /// When the certificate is valid that it shows, if it shows one.
     validity: Option<Validity>,
 }
-
-/// What is known of the files.
-#[derive(Default)]
-struct Watch {
-    /// The stamps of the files when they were read into what is in use.
-    loaded: Stamps,
-    /// The files that cannot be used, if what is there now cannot.
-    failed: Option<Failed>,
-}
-
-/// Files that cannot be used.
-struct Failed {
-    stamps: Stamps,
-    since: Instant,
-    is_logged: bool,
-}
-
-/// The stamp of each file; `None` where there is no such file.
-type Stamps = Vec<Option<Stamp>>;
 
 impl Tls {
     /// Reads the files. It blocks while it does.
@@ -75,7 +53,7 @@ impl Tls {
     /// [`TlsError`] where a file cannot be read or used, or the system has no authorities and there is no `ca_file`.
     pub fn load(options: TlsOptions) -> Result<Self, TlsError> {
         let tls = Self::unread(options, &[]);
-        tls.config().map(|_| tls)
+        tls.0.read().map(|_| tls)
     }
 
     /// As [`Tls::load`], for HTTP/1.1.
@@ -84,7 +62,7 @@ impl Tls {
     /// As of [`Tls::load`].
     pub fn load_for_http(options: TlsOptions) -> Result<Self, TlsError> {
         let tls = Self::unread(options, &[b"http/1.1"]);
-        tls.config().map(|_| tls)
+        tls.0.read().map(|_| tls)
     }
 
     /// Trusts the system's authorities, which are read when the first connection is opened.
@@ -93,8 +71,8 @@ impl Tls {
     }
 
     fn unread(options: TlsOptions, alpn: &'static [&'static [u8]]) -> Self {
-        let (current, watch) = (RwLock::default(), Mutex::default());
-        Self(Arc::new(Shared { options, alpn, current, watch, next_look: Mutex::new(Instant::now()) }))
+        let current = Replaced::new(options.files().map(Path::to_owned).collect());
+        Self(Arc::new(Shared { options, alpn, current, next_look: Mutex::new(Instant::now()) }))
     }
 
     /// The options that it was made with.
@@ -106,7 +84,7 @@ impl Tls {
     /// When the certificate in use is valid, and those with it that lead to its authority; `None` if it shows none.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
-        self.0.read()?.validity
+        self.0.current.current()?.validity
     }
 
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
@@ -147,36 +125,26 @@ impl Tls {
             // Only a runtime that shuts down does not run it.
             let _ = tokio::task::spawn_blocking(move || shared.look()).await;
         }
-        if let Some(read) = self.0.read() {
-            return Ok(read.config);
-        }
-        let tls = self.clone();
-        let loaded = tokio::task::spawn_blocking(move || tls.config()).await.map_err(io::Error::other)?;
-        loaded.map_err(io::Error::other)
-    }
-
-    /// What is in use. It is read the first time, which blocks.
-    fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
-        if let Some(read) = self.0.read() {
-            return Ok(read.config);
-        }
-        let mut watch = self.0.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(read) = self.0.read() {
-            return Ok(read.config);
-        }
-        // A file that changes while it is read has another stamp at the next look.
-        let stamps = self.0.stamps();
-        let read = self.0.load()?;
-        let config = Arc::clone(&read.config);
-        watch.loaded = stamps;
-        self.0.replace(read);
-        Ok(config)
+        let read = match self.0.current.current() {
+            Some(read) => read,
+            None => {
+                let shared = Arc::clone(&self.0);
+                let read = tokio::task::spawn_blocking(move || shared.read());
+                read.await.map_err(io::Error::other)?.map_err(io::Error::other)?
+            }
+        };
+        Ok(Arc::clone(&read.config))
     }
 }
 
 impl Shared {
-    fn read(&self) -> Option<Read> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What is in use. It is read the first time, which blocks.
+    fn read(&self) -> Result<Arc<Read>, TlsError> {
+        self.current.get(|| self.load())
+    }
+
+    fn look(&self) {
+        self.current.look(|| self.load());
     }
 
     fn load(&self) -> Result<Read, TlsError> {
@@ -184,17 +152,9 @@ impl Shared {
         Ok(Read { config: Arc::new(config), validity })
     }
 
-    fn replace(&self, read: Read) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(read);
-    }
-
-    fn stamps(&self) -> Stamps {
-        self.options.files().map(|file| Stamp::of(file).ok()).collect()
-    }
-
     /// Whether the files are to be looked at now; true for one caller only.
     fn is_due(&self) -> bool {
-        if self.options.files().next().is_none() {
+        if !self.current.has_files() {
             return false;
         }
         let now = Instant::now();
@@ -204,49 +164,6 @@ impl Shared {
             *next = now + INTERVAL;
         }
         is_due
-    }
-
-    /// Reads the files again if one has changed. What was read before stays in use if the files cannot be used; that is
-    /// logged once it has been so for a while, since files are rarely replaced all at once.
-    fn look(&self) {
-        let mut watch = match self.watch.try_lock() {
-            Ok(watch) => watch,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another thread is looking, perhaps at a file system that does not answer.
-            Err(TryLockError::WouldBlock) => return,
-        };
-        if self.read().is_none() {
-            return;
-        }
-        let stamps = self.stamps();
-        if stamps == watch.loaded {
-            watch.failed = None;
-            return;
-        }
-        let error = match self.load() {
-            Ok(read) => {
-                self.replace(read);
-                *watch = Watch { loaded: stamps, failed: None };
-                tracing::info!(files = self.shown(), "certificates read again: new connections use them");
-                return;
-            }
-            Err(error) => error,
-        };
-        let known = watch.failed.take().filter(|failed| failed.stamps == stamps);
-        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_logged: false });
-        if !failed.is_logged && failed.since.elapsed() >= INTERVAL {
-            failed.is_logged = true;
-            tracing::error!(
-                %error,
-                "certificates cannot be read again: those read before stay in use until they can"
-            );
-        }
-        watch.failed = Some(failed);
-    }
-
-    fn shown(&self) -> String {
-        let files: Vec<String> = self.options.files().map(|file| file.display().to_string()).collect();
-        files.join(", ")
     }
 }
 

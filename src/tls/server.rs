@@ -1,11 +1,13 @@
 //! The handle by which connections are accepted, and the replacement of what it read.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::{Accept, TlsAcceptor};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::error::TlsError;
 use super::load;
@@ -38,8 +40,9 @@ impl ServerTls {
     /// [`TlsError`] where a file cannot be read or used.
     pub fn load(options: ServerTlsOptions) -> Result<Self, TlsError> {
         let files = [&options.cert_file, &options.key_file].into_iter().chain(&options.client_ca_file);
-        let current = Replaced::load(files.cloned().collect(), || read(&options))?;
-        Ok(Self(Arc::new(Shared { options, current })))
+        let current = Replaced::new(files.cloned().collect());
+        let server = Self(Arc::new(Shared { options, current }));
+        server.0.read().map(|_| server)
     }
 
     /// The options that it was made with.
@@ -51,28 +54,39 @@ impl ServerTls {
     /// When the certificate in use is valid, and those with it that lead to its authority; `None` where that cannot be told.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
-        self.0.current.current().validity
+        self.0.current.current()?.validity
     }
 
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
-        self.0.current.look(|| read(&self.0.options));
+        self.0.current.look(|| self.0.load());
     }
 
     /// Does the handshake with a client that has connected. It has no time-out.
     ///
     /// Cancel safe: a dropped future closes the connection.
-    pub fn accept<S>(&self, io: S) -> Accept<S>
+    ///
+    /// # Errors
+    /// The connection ends, or one side refuses the other.
+    pub async fn accept<S>(&self, io: S) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        TlsAcceptor::from(Arc::clone(&self.0.current.current().config)).accept(io)
+        let read = self.0.read().map_err(io::Error::other)?;
+        TlsAcceptor::from(Arc::clone(&read.config)).accept(io).await
     }
 }
 
-fn read(options: &ServerTlsOptions) -> Result<Read, TlsError> {
-    let (config, validity) = load::server_config(options)?;
-    Ok(Read { config: Arc::new(config), validity })
+impl Shared {
+    /// What is in use. It is read the first time, which blocks.
+    fn read(&self) -> Result<Arc<Read>, TlsError> {
+        self.current.get(|| self.load())
+    }
+
+    fn load(&self) -> Result<Read, TlsError> {
+        let (config, validity) = load::server_config(&self.options)?;
+        Ok(Read { config: Arc::new(config), validity })
+    }
 }
 
 impl fmt::Debug for ServerTls {

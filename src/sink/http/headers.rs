@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::{Instant, timeout};
 
 use super::HttpError;
-use crate::files::Stamp;
+use crate::files::{Stamps, Watch};
 use crate::job::shown;
 
 /// Headers that are set from the connection, the body or the job; another value would break requests.
@@ -24,9 +24,6 @@ const OWN: [&str; 8] = [
     "transfer-encoding",
     "upgrade",
 ];
-
-/// How long files must have been unusable before that is logged: they are rarely replaced all at once.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long is waited for files of which the answer depends.
 const LONGEST_READ: Duration = Duration::from_secs(5);
@@ -58,7 +55,7 @@ struct Shared {
     authorization: Option<HeaderValue>,
     in_use: RwLock<InUse>,
     /// Held by the one that looks at the files, which may take long.
-    watch: Arc<Mutex<Watch>>,
+    looks: Arc<Mutex<Looks>>,
 }
 
 struct InUse {
@@ -68,25 +65,13 @@ struct InUse {
 
 /// What is known of the files.
 #[derive(Default)]
-struct Watch {
+struct Looks {
     /// The files that this is about.
     files: Option<Arc<HeaderFiles>>,
-    /// The stamps of the files when they were read into what is in use; `None` until they are.
-    loaded: Option<Stamps>,
-    failed: Option<Failed>,
+    watch: Watch,
     /// When the last look began.
-    looked: Option<Instant>,
+    last: Option<Instant>,
 }
-
-/// Files that cannot be used.
-struct Failed {
-    stamps: Stamps,
-    since: Instant,
-    is_logged: bool,
-}
-
-/// The stamp of each file; `None` where there is no such file.
-type Stamps = Vec<Option<Stamp>>;
 
 impl Headers {
     pub(super) fn new(
@@ -95,7 +80,7 @@ impl Headers {
     ) -> Result<Self, HttpError> {
         let headers = Arc::new(headers(authorization.as_ref(), given)?);
         let in_use = RwLock::new(InUse { headers, files: None });
-        Ok(Self(Arc::new(Shared { authorization, in_use, watch: Arc::default() })))
+        Ok(Self(Arc::new(Shared { authorization, in_use, looks: Arc::default() })))
     }
 
     /// The headers for a request, which take precedence over a job's.
@@ -131,10 +116,10 @@ impl Headers {
     /// Cancel safe. It may take as long as the file system takes.
     pub async fn refresh(&self) {
         let Some(files) = self.0.files() else { return };
-        let watch = Arc::clone(&self.0.watch).lock_owned().await;
+        let looks = Arc::clone(&self.0.looks).lock_owned().await;
         let shared = Arc::clone(&self.0);
         // Only a runtime that shuts down does not run it.
-        let _ = tokio::task::spawn_blocking(move || shared.look(&files, watch)).await;
+        let _ = tokio::task::spawn_blocking(move || shared.look(&files, looks)).await;
     }
 
     /// Reads the files now, even if none has changed; returns whether the headers have. The error is for people, without
@@ -151,17 +136,17 @@ impl Headers {
 
     async fn read_files(&self, files: Arc<HeaderFiles>) -> Result<bool, String> {
         let asked = Instant::now();
-        let mut watch = Arc::clone(&self.0.watch).lock_owned().await;
-        if watch.looked.is_some_and(|looked| looked > asked) {
+        let mut looks = Arc::clone(&self.0.looks).lock_owned().await;
+        if looks.last.is_some_and(|last| last > asked) {
             // Somebody else has read them meanwhile: many requests may be refused at once.
             return Ok(false);
         }
         let shared = Arc::clone(&self.0);
         let read = tokio::task::spawn_blocking(move || {
-            watch.begin(&files);
-            let stamps = stamps(&files);
+            looks.begin(&files);
+            let stamps = Stamps::of(&files.files);
             let changed = shared.read(&files)?;
-            (watch.loaded, watch.failed) = (Some(stamps), None);
+            looks.watch.note_loaded(stamps);
             Ok(changed)
         });
         read.await.map_err(|error| format!("reading was broken off: {error}"))?
@@ -186,17 +171,23 @@ impl Shared {
     }
 
     /// Reads the files if one has changed. It blocks while it does.
-    fn look(&self, files: &Arc<HeaderFiles>, mut watch: OwnedMutexGuard<Watch>) {
-        watch.begin(files);
-        let stamps = stamps(files);
-        if watch.loaded.as_ref() == Some(&stamps) {
-            watch.failed = None;
+    fn look(&self, files: &Arc<HeaderFiles>, mut looks: OwnedMutexGuard<Looks>) {
+        looks.begin(files);
+        let stamps = Stamps::of(&files.files);
+        if !looks.watch.has_changed(&stamps) {
             return;
         }
         match self.read(files) {
-            // A file that changes while it is read has another stamp at the next look.
-            Ok(_) => (watch.loaded, watch.failed) = (Some(stamps), None),
-            Err(error) => watch.note_failure(stamps, &error),
+            Ok(_) => looks.watch.note_loaded(stamps),
+            Err(error) => {
+                if looks.watch.note_failure(stamps) {
+                    tracing::error!(
+                        downstream = files.name,
+                        error,
+                        "secrets cannot be read again: those read before stay in use until they can"
+                    );
+                }
+            }
         }
     }
 
@@ -216,33 +207,14 @@ impl Shared {
     }
 }
 
-impl Watch {
+impl Looks {
     /// Begins a look at these files.
     fn begin(&mut self, files: &Arc<HeaderFiles>) {
         if !self.files.as_ref().is_some_and(|known| Arc::ptr_eq(known, files)) {
             *self = Self { files: Some(Arc::clone(files)), ..Self::default() };
         }
-        self.looked = Some(Instant::now());
+        self.last = Some(Instant::now());
     }
-
-    fn note_failure(&mut self, stamps: Stamps, error: &str) {
-        let known = self.failed.take().filter(|failed| failed.stamps == stamps);
-        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_logged: false });
-        if !failed.is_logged && failed.since.elapsed() >= PATIENCE {
-            failed.is_logged = true;
-            let downstream = self.files.as_ref().map(|files| files.name.as_str());
-            tracing::error!(
-                downstream,
-                error,
-                "secrets cannot be read again: those read before stay in use until they can"
-            );
-        }
-        self.failed = Some(failed);
-    }
-}
-
-fn stamps(files: &HeaderFiles) -> Stamps {
-    files.files.iter().map(|file| Stamp::of(file).ok()).collect()
 }
 
 /// The headers of every request: the given ones take precedence over the base URL's user information.
