@@ -256,3 +256,25 @@ async fn other_methods_and_paths_are_refused_to_everybody() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_answer_keeps_its_place_until_its_last_piece_is_taken() {
+    use http_body_util::BodyExt as _;
+
+    let connections = Connections::default();
+    let connection = connections.open("192.0.2.1:1".parse().unwrap()).unwrap();
+    let (_, of_one) = Work::Look.places();
+    let mut places: Vec<Place> = (0..of_one).map(|_| connection.peer.place(Work::Look).unwrap()).collect();
+    let place = places.pop().unwrap();
+    let mut answer =
+        Body::new(Held { body: Body::from(vec![7; 2 * PIECE + 1]), rest: Bytes::new(), _place: place });
+    assert_eq!(answer.size_hint().exact(), Some(2 * PIECE as u64 + 1));
+    let mut pieces = Vec::new();
+    while !answer.is_end_stream() {
+        assert!(connection.peer.place(Work::Look).is_err());
+        pieces.push(answer.frame().await.unwrap().unwrap().into_data().unwrap().len());
+    }
+    assert_eq!(pieces, [PIECE, PIECE, 1]);
+    drop(answer);
+    assert!(connection.peer.place(Work::Look).is_ok());
+}
