@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use paced::config::{self, Admin, Secret};
+use paced::config::{Admin, Secret};
 use paced::files::{Stamps, Watch};
 use tokio::time::MissedTickBehavior;
 
@@ -112,11 +112,7 @@ impl Tokens {
 fn read_again(Tokens { token, read_token }: &Tokens) -> Result<Tokens, String> {
     let read = |secret: &Option<Secret>, key: &str| -> Result<Option<Secret>, String> {
         let Some(secret) = secret else { return Ok(None) };
-        let again = secret.read_again().and_then(|again| {
-            // The same rules as for the configuration.
-            config::admin_token(again.expose()).map(|_| again)
-        });
-        again.map(Some).map_err(|problem| format!("{key}_file: {problem}"))
+        secret.read_again().map(Some).map_err(|problem| format!("{key}_file: {problem}"))
     };
     Ok(Tokens { token: read(token, "admin.token")?, read_token: read(read_token, "admin.read_token")? })
 }

@@ -39,7 +39,7 @@ pub use settings::{
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};
 pub use source::Sources;
-pub use value::{duration, token as admin_token};
+pub use value::duration;
 
 pub use crate::tls::ServerTlsOptions as AdminTls;
 
@@ -94,6 +94,7 @@ pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
     let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
     let mut reader = Reader::new(&figment, &layers.all, &root);
     reader.credentials = sources.credentials();
+    reader.is_for_tools = true;
     let root = reader.root();
     let admin = read::admin(&mut reader, &root);
     layers.errors.extend(std::mem::take(&mut reader.errors));

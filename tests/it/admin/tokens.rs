@@ -75,7 +75,8 @@ async fn tokens_that_are_replaced_count_at_once_and_without_a_restart() {
     assert_eq!(scene.statuses("look-1", "change-2").await, (200, 200));
     let line = scene.paced.wait_line("admin tokens cannot be read again", LONG).await;
     assert!(
-        line.contains("admin.token_file: no token; use 1 to 1024") && !line.contains("spaces\\n"),
+        line.contains("admin.token_file: its file cannot be used: no token; use 1 to 1024")
+            && !line.contains("spaces\\n"),
         "{line}"
     );
     std::fs::remove_file(path.join("read-token")).unwrap();
