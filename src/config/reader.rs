@@ -33,14 +33,28 @@ pub(super) struct Reader<'v> {
     pub hints: BTreeMap<String, String>,
     /// The directory of the credentials that systemd made for this service.
     pub credentials: Option<PathBuf>,
+    /// Whether it reads for a tool, which has no use for the key of the daemon and may not be allowed to read it.
+    pub is_for_tools: bool,
 }
 
 impl<'v> Reader<'v> {
     pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
         let (errors, warnings, entries) = (Vec::new(), Vec::new(), Vec::new());
         let (asked, hints) = (BTreeMap::new(), BTreeMap::new());
-        let (opened, credentials) = (BTreeSet::new(), None);
-        Self { figment, layers, root, errors, warnings, entries, asked, opened, hints, credentials }
+        let (opened, credentials, is_for_tools) = (BTreeSet::new(), None, false);
+        Self {
+            figment,
+            layers,
+            root,
+            errors,
+            warnings,
+            entries,
+            asked,
+            opened,
+            hints,
+            credentials,
+            is_for_tools,
+        }
     }
 
     pub fn root(&mut self) -> Table<'v> {

@@ -127,3 +127,44 @@ async fn a_token_for_looking_is_asked_for() {
     assert_told(&ask("read_token = 'for-looks'\n", &["resume", "billing"]).await, 77, "admin.token");
     assert_eq!(paced.stop().await, 0);
 }
+
+#[tokio::test]
+async fn the_daemon_of_the_configuration_is_known_by_its_certificate() {
+    let (site, files) = (Site::shared("pinned", "rate = '50/s'").await, Files::new());
+    let folder = files.folder.path();
+    // Nobody reaches it by this name here.
+    files.ours.issue(&["paced.internal"]).put(folder, "admin");
+    let path = |name: &str| files.path(name).display().to_string();
+    let table = format!(
+        "[admin.tls]\ncert_file = '{}'\nkey_file = '{}'\nclient_ca_file = '{}'\n",
+        path("admin.pem"),
+        path("admin-key.pem"),
+        path("ca.pem")
+    );
+    let (paced, port) = daemon(&site, &format!("token = 'for-changes'\n{table}")).await;
+    // The tools have no use for the key, which they may not be allowed to read.
+    let own =
+        format!("listen = '127.0.0.1:{port}'\ntoken = 'for-changes'\n{}", table.replace("admin-key", "none"));
+    let known = ["--cert-file", "client.pem", "--key-file", "client-key.pem"];
+    let ask =
+        async |options: &[&str], command: &[&str]| tool(&files, &own, &[options, command].concat()).await;
+    let output = ask(&known, &["status"]).await;
+    assert_eq!((output.code, output.stderr.as_str()), (0, ""));
+    assert_eq!(ask(&known, &["pause", "billing"]).await.code, 0);
+    assert_told(&ask(&[], &["status"]).await, 77, "the server requires a client certificate");
+    let by_authority = [&["--ca-file", "ca.pem"][..], &known].concat();
+    assert_told(&ask(&by_authority, &["status"]).await, 69, "is for paced.internal, not for 127.0.0.1");
+    let url = format!("http://127.0.0.1:{port}");
+    let plain = ["--admin", &url, "status"];
+    assert_told(&ask(&[], &plain).await, 69, "if it speaks TLS there, write https://");
+
+    // Another one who listens there is told nothing.
+    put(folder, "own.pem", &files.ours.issue(&["paced.internal", "127.0.0.1"]).certificate);
+    let other = own.replace("admin.pem", "own.pem");
+    let output = tool(&files, &other, &[&known[..], &["resume", "billing"]].concat()).await;
+    assert_told(&output, 69, "the server shows another certificate than the one in");
+    let gone = own.replace("admin.pem", "gone.pem");
+    let output = tool(&files, &gone, &[&known[..], &["status"]].concat()).await;
+    assert_told(&output, 78, "admin.tls.cert_file cannot be read");
+    assert_eq!(paced.stop().await, 0);
+}
