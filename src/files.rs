@@ -3,11 +3,16 @@
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
+
+#[cfg(any(feature = "amqp", feature = "http", feature = "redis"))]
+mod fresh;
+
+#[cfg(any(feature = "amqp", feature = "http", feature = "redis"))]
+pub(crate) use fresh::FreshSecret;
 
 /// What the system says of a file, links followed: another stamp means that its contents may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +105,6 @@ impl Watch {
     }
 }
 
-/// How long is waited for a file; after that its last contents are used.
-const LONGEST_READ: Duration = Duration::from_secs(2);
-
 /// Reads a secret again from its file. It may block. The error is a text for people, without any secret.
 #[derive(Clone)]
 pub struct ReadSecret(Arc<dyn Fn() -> Result<String, String> + Send + Sync>);
@@ -128,58 +130,3 @@ impl PartialEq for ReadSecret {
 }
 
 impl Eq for ReadSecret {}
-
-/// A secret that is read again whenever it is needed, such as for a new connection.
-pub(crate) struct FreshSecret {
-    /// What the log calls it.
-    name: &'static str,
-    read: ReadSecret,
-    /// What was read last.
-    last: Mutex<String>,
-    /// Held by the thread that reads, so that a file system that does not answer keeps one thread only.
-    reading: Arc<tokio::sync::Mutex<()>>,
-    /// Whether the last attempt failed, which was logged then.
-    has_failed: AtomicBool,
-}
-
-impl FreshSecret {
-    pub(crate) fn new(name: &'static str, text: String, read: ReadSecret) -> Self {
-        let (last, reading) = (Mutex::new(text), Arc::default());
-        Self { name, read, last, reading, has_failed: AtomicBool::new(false) }
-    }
-
-    /// The secret as it is now, or as it was read last if it cannot be read.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn current(&self) -> String {
-        let read = async {
-            let reading = Arc::clone(&self.reading).lock_owned().await;
-            let ReadSecret(read) = self.read.clone();
-            let read = tokio::task::spawn_blocking(move || {
-                let _reading = reading;
-                read()
-            });
-            read.await.unwrap_or_else(|error| Err(format!("reading was broken off: {error}")))
-        };
-        let late = || Err(format!("its file system does not answer within {LONGEST_READ:?}"));
-        let read = timeout(LONGEST_READ, read).await.unwrap_or_else(|_| late());
-        let had_failed = self.has_failed.swap(read.is_err(), Ordering::Relaxed);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match read {
-            Ok(text) => *last = text,
-            Err(error) if !had_failed => tracing::error!(
-                secret = self.name,
-                error,
-                "a secret cannot be read again: the one read before is used until it can"
-            ),
-            Err(_) => {}
-        }
-        last.clone()
-    }
-}
-
-impl fmt::Debug for FreshSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FreshSecret").field(&self.name).finish()
-    }
-}

@@ -1,0 +1,106 @@
+//! A secret that is read again whenever it is needed.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::ReadSecret;
+
+/// How long is waited for a file; after that its last contents are used.
+const LONGEST_READ: Duration = Duration::from_secs(2);
+
+/// A secret that is read again whenever it is needed, such as for a new connection.
+pub(crate) struct FreshSecret {
+    /// What the log calls it.
+    name: &'static str,
+    read: ReadSecret,
+    /// What was read last.
+    last: Mutex<String>,
+    /// Held by the thread that reads, so that a file system that does not answer keeps one thread only.
+    reading: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the last attempt failed, which was logged then.
+    has_failed: AtomicBool,
+}
+
+impl FreshSecret {
+    pub(crate) fn new(name: &'static str, text: String, read: ReadSecret) -> Self {
+        let (last, reading) = (Mutex::new(text), Arc::default());
+        Self { name, read, last, reading, has_failed: AtomicBool::new(false) }
+    }
+
+    /// The secret as it is now, or as it was read last if it cannot be read.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn current(&self) -> String {
+        let read = async {
+            let reading = Arc::clone(&self.reading).lock_owned().await;
+            let ReadSecret(read) = self.read.clone();
+            let read = tokio::task::spawn_blocking(move || {
+                let _reading = reading;
+                read()
+            });
+            read.await.unwrap_or_else(|error| Err(format!("reading was broken off: {error}")))
+        };
+        let late = || Err(format!("its file system does not answer within {LONGEST_READ:?}"));
+        let read = timeout(LONGEST_READ, read).await.unwrap_or_else(|_| late());
+        let had_failed = self.has_failed.swap(read.is_err(), Ordering::Relaxed);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(text) => *last = text,
+            Err(error) if !had_failed => tracing::error!(
+                secret = self.name,
+                error,
+                "a secret cannot be read again: the one read before is used until it can"
+            ),
+            Err(_) => {}
+        }
+        last.clone()
+    }
+}
+
+impl fmt::Debug for FreshSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FreshSecret").field(&self.name).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_cannot_be_read_leaves_what_was_read_before() {
+        let kept = Arc::new(Mutex::new(Ok("new")));
+        let source = Arc::clone(&kept);
+        let read = move || source.lock().unwrap().map(str::to_owned).map_err(str::to_owned);
+        let secret = FreshSecret::new("a secret", "old".to_owned(), ReadSecret::new(read));
+        assert_eq!(secret.current().await, "new");
+        *kept.lock().unwrap() = Err("it is gone");
+        assert_eq!(secret.current().await, "new");
+        *kept.lock().unwrap() = Ok("newer");
+        assert_eq!(secret.current().await, "newer");
+        assert!(!format!("{secret:?}").contains("new"));
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_does_not_answer_keeps_one_thread_and_nobody_for_long() {
+        let (answer, answers) = mpsc::channel::<()>();
+        let (answers, threads) = (Mutex::new(answers), Arc::new(Mutex::new(0)));
+        let count = Arc::clone(&threads);
+        let read = move || {
+            *count.lock().unwrap() += 1;
+            let _ = answers.lock().unwrap().recv();
+            Ok("new".to_owned())
+        };
+        let secret = FreshSecret::new("a secret", "old".to_owned(), ReadSecret::new(read));
+        let both = tokio::join!(secret.current(), secret.current());
+        assert_eq!((both.0.as_str(), both.1.as_str(), *threads.lock().unwrap()), ("old", "old", 1));
+        drop(answer);
+        assert_eq!(secret.current().await, "new");
+    }
+}
