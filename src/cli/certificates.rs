@@ -78,9 +78,11 @@ struct Shown {
 type Told = (Validity, std::mem::Discriminant<Concern>);
 
 impl Handles {
-    /// Adds the files of a setting, such as `amqp.tls`.
-    pub(super) fn add(&mut self, setting: &str, files: impl Files + 'static) {
-        self.all.push((vec![setting.to_owned()], Box::new(files)));
+    /// Adds the files of a setting, such as `amqp.tls`, if it has any.
+    pub(super) fn add(&mut self, setting: &str, files: Option<impl Files + 'static>) {
+        if let Some(files) = files {
+            self.all.push((vec![setting.to_owned()], Box::new(files)));
+        }
     }
 
     /// TLS for HTTP with these options, which a setting has. All settings with equal options share one handle, so that
@@ -282,7 +284,7 @@ mod tests {
         let options = TlsOptions::default().with_ca_file(file);
         let other = options.clone().with_server_name("a.example");
         let one = handles.http("downstreams.a.tls".to_owned(), &options).unwrap();
-        handles.add("amqp.tls", Tls::load(options.clone()).unwrap());
+        handles.add("amqp.tls", Some(Tls::load(options.clone()).unwrap()));
         let two = handles.http("downstreams.b.tls".to_owned(), &options).unwrap();
         let three = handles.http("downstreams.c.tls".to_owned(), &other).unwrap();
         assert!(one == two && one != three);

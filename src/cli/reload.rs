@@ -16,10 +16,18 @@ use super::tokens::TokenFiles;
 use crate::admin::OwnTerms;
 
 /// What follows files of its own, beside the configuration.
+#[derive(Clone)]
 pub(super) struct Followed {
     pub(super) certificates: Certificates,
     pub(super) secrets: Secrets,
     pub(super) tokens: TokenFiles,
+}
+
+impl Followed {
+    /// Looks at all files each second, and never returns.
+    pub(super) async fn watch(self) {
+        tokio::join!(self.certificates.watch(), self.secrets.watch(), self.tokens.watch());
+    }
 }
 
 /// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and tells the manager of it;

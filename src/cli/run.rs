@@ -51,77 +51,16 @@ pub(super) async fn run(global: &Global) -> Exit {
 
 async fn daemon(global: &Global) -> Result<Exit, Exit> {
     let loaded = parts::load(global)?;
-    let settings = loaded.settings.clone();
+    let drain_timeout = loaded.settings.shutdown.drain_timeout;
     let (mut signals, hangups) = (Signals::new()?, Hangups::new()?);
     let manager = Manager::from_env();
-    // The exporter comes first: metrics that are recorded before it exists are lost.
-    let watched = watched(&settings).await?;
-    let (store, store_tls) = parts::store(&settings).map_err(|error| {
-        tracing::error!(%error, "no store");
-        Exit::Config
-    })?;
-    if settings.store.url.expose() == parts::MEMORY {
-        tracing::warn!(
-            "store.url is memory: so the pace is not shared; run one replica, or set redis://HOST"
-        );
-    }
-    tell_start(&loaded);
-    let mut handles = Handles::default();
-    let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
-    let live = Live::new(parts::sources(global), loaded, &dispatchers);
-    let broker = parts::amqp(&settings)?;
-    let admin_tls = parts::admin_tls(&settings)?;
-    for (setting, tls) in [("amqp.tls", broker.address.tls().cloned()), ("store.tls", store_tls)] {
-        if let Some(tls) = tls {
-            handles.add(setting, tls);
-        }
-    }
-    if let Some(tls) = admin_tls.clone() {
-        handles.add("admin.tls", tls);
-    }
-    let certificates = Certificates::new(handles);
-    let access = Arc::new(Access::new(&settings.admin));
-    let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
-    let amqp = Amqp::start(broker.clone());
-    let stop = CancellationToken::new();
-    let observer = Observer::start(status::Parts {
-        identity: identity(),
-        views: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.view())).collect(),
-        amqp: amqp.status(),
-        depths: amqp.depths(),
-        store: Arc::clone(&store),
-        store_kind: if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" },
-        terms: live.terms(),
-        can_change: access.can_change(),
-    });
-    let operations = Operations::new(Arc::clone(&store), live.terms());
-    let letters = Letters::new(broker);
-    let api = Api::new(operations, observer.watch(), letters);
-    let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
-    let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
-    let server = serve(watched, readiness, (api, &access), admin_tls)?;
-    let controls =
-        dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control())).collect();
-    let mut running = JoinSet::new();
-    for (name, dispatcher) in dispatchers {
-        let source = amqp.source(&name).map_err(|error| {
-            tracing::error!(downstream = name, %error, "no source");
-            Exit::Failed
-        })?;
-        running.spawn(dispatcher.run(source, stop.clone()));
-    }
-    manager.watch(amqp.status(), controls, stop.clone());
-
+    let Started { mut running, amqp, observer, server, probe, stop, live, followed } =
+        start(global, loaded, &manager).await?;
     // It outlives the loop, since the admin API looks at the terms that it keeps until the end.
-    let followed =
-        Followed { certificates: certificates.clone(), secrets: secrets.clone(), tokens: tokens.clone() };
-    let reloading = reload::on_hangup(hangups, live, followed, manager.clone());
-    let mut reloading = std::pin::pin!(reloading);
+    let mut reloading = std::pin::pin!(reload::on_hangup(hangups, live, followed.clone(), manager.clone()));
     let failed = {
         let mut announcing = std::pin::pin!(announce(&amqp, probe, &manager));
-        let mut watching = std::pin::pin!(certificates.watch());
-        let mut watching_secrets = std::pin::pin!(secrets.watch());
-        let mut watching_tokens = std::pin::pin!(tokens.watch());
+        let mut following = std::pin::pin!(followed.watch());
         loop {
             tokio::select! {
                 signal = signals.next() => {
@@ -133,16 +72,14 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
                     break true;
                 }
                 () = announcing.as_mut() => {}
-                () = watching.as_mut() => {}
-                () = watching_secrets.as_mut() => {}
-                () = watching_tokens.as_mut() => {}
+                () = following.as_mut() => {}
                 () = reloading.as_mut() => {}
             }
         }
     };
-    manager.stopping(settings.shutdown.drain_timeout + CLOSING + OBSERVER_STOP);
+    manager.stopping(drain_timeout + CLOSING + OBSERVER_STOP);
     stop.cancel();
-    let end = Instant::now() + settings.shutdown.drain_timeout + CLOSING;
+    let end = Instant::now() + drain_timeout + CLOSING;
     let ended = tokio::select! {
         ended = drain(running, amqp, end) => ended,
         signal = signals.next() => {
@@ -159,10 +96,84 @@ async fn daemon(global: &Global) -> Result<Exit, Exit> {
     if failed { Err(Exit::Failed) } else { ended.exit() }
 }
 
+/// The parts of a daemon that has started.
+struct Started {
+    /// The dispatchers, which end after `stop`.
+    running: JoinSet<Drained>,
+    amqp: Amqp,
+    observer: Observer,
+    server: Option<admin::Server>,
+    probe: Arc<StoreProbe>,
+    stop: CancellationToken,
+    live: Live,
+    followed: Followed,
+}
+
+/// Starts all parts. What is wrong is logged.
+async fn start(global: &Global, loaded: Loaded, manager: &Manager) -> Result<Started, Exit> {
+    let settings = loaded.settings.clone();
+    // The exporter comes first: metrics that are recorded before it exists are lost.
+    let watched = watched(&settings).await?;
+    let (store, store_tls) = parts::store(&settings).map_err(|error| {
+        tracing::error!(%error, "no store");
+        Exit::Config
+    })?;
+    tell_start(&loaded);
+    let mut handles = Handles::default();
+    let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
+    let live = Live::new(parts::sources(global), loaded, &dispatchers);
+    let broker = parts::amqp(&settings)?;
+    let admin_tls = parts::admin_tls(&settings)?;
+    handles.add("amqp.tls", broker.address.tls().cloned());
+    handles.add("store.tls", store_tls);
+    handles.add("admin.tls", admin_tls.clone());
+    let access = Arc::new(Access::new(&settings.admin));
+    let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
+    let followed = Followed { certificates: Certificates::new(handles), secrets, tokens };
+    let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
+    let observer = Observer::start(status::Parts {
+        identity: identity(),
+        views: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.view())).collect(),
+        amqp: amqp.status(),
+        depths: amqp.depths(),
+        store: Arc::clone(&store),
+        store_kind: store_kind(&settings),
+        terms: live.terms(),
+        can_change: access.can_change(),
+    });
+    let operations = Operations::new(Arc::clone(&store), live.terms());
+    let api = Api::new(operations, observer.watch(), Letters::new(broker));
+    let probe = Arc::new(StoreProbe::new(store, settings.downstreams.keys().cloned().collect()));
+    let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
+    let server = serve(watched, readiness, (api, &access), admin_tls)?;
+    let controls =
+        dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control())).collect();
+    let mut running = JoinSet::new();
+    for (name, dispatcher) in dispatchers {
+        let source = amqp.source(&name).map_err(|error| {
+            tracing::error!(downstream = name, %error, "no source");
+            Exit::Failed
+        })?;
+        running.spawn(dispatcher.run(source, stop.clone()));
+    }
+    manager.watch(amqp.status(), controls, stop.clone());
+    Ok(Started { running, amqp, observer, server, probe, stop, live, followed })
+}
+
+/// The kind of store, in a word.
+fn store_kind(settings: &Settings) -> &'static str {
+    if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" }
+}
+
 /// Logs what runs, by which files, and the limits of each downstream.
 fn tell_start(loaded: &Loaded) {
     let files: Vec<String> = loaded.files.iter().map(|file| file.display().to_string()).collect();
-    let store = if loaded.settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" };
+    let store = store_kind(&loaded.settings);
+    if store == "memory" {
+        tracing::warn!(
+            "store.url is memory: so the pace is not shared; run one replica, or set redis://HOST"
+        );
+    }
     tracing::info!(version = env!("CARGO_PKG_VERSION"), files = files.join(", "), store, "starting");
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
