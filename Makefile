@@ -96,7 +96,7 @@ lint-licences:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --all-features check bans licenses sources && \
 		if ls -d "$${CARGO_HOME:-$$HOME/.cargo}"/advisory-db* >/dev/null 2>&1; then \
-			$(CARGO) deny --all-features check --disable-fetch advisories; \
+			$(CARGO) deny --all-features --offline check advisories; \
 		else \
 			echo "there is no database of advisories (cargo deny fetch db): its check is skipped"; \
 		fi; \

@@ -57,7 +57,7 @@ put() {
 }
 
 # Compresses as Debian wants it; without a time, so that the result is always the same.
-zip() {
+compress() {
     gzip -9n "$@"
 }
 
@@ -69,11 +69,11 @@ deb() {
     put 755 "$work/paced" "$tree/usr/bin/paced"
     put 644 deploy/paced.service "$tree/lib/systemd/system/paced.service"
     put 644 deploy/debian/paced.toml "$tree/etc/paced/paced.toml"
-    mkdir -p "$tree/etc/paced/credentials"
+    install -d -m 700 "$tree/etc/paced/credentials"
     for page in "$work"/man/*.1; do
         put 644 "$page" "$tree/usr/share/man/man1/${page##*/}"
     done
-    zip "$tree"/usr/share/man/man1/*
+    compress "$tree"/usr/share/man/man1/*
     put 644 "$work/completions/bash" "$tree/usr/share/bash-completion/completions/paced"
     put 644 "$work/completions/zsh" "$tree/usr/share/zsh/vendor-completions/_paced"
     put 644 "$work/completions/fish" "$tree/usr/share/fish/vendor_completions.d/paced.fish"
@@ -87,7 +87,7 @@ deb() {
         printf 'paced (%s-1) unstable; urgency=medium\n\n  * Version %s; changelog.gz tells what is new.\n\n' "$version" "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } >"$doc/changelog.Debian"
-    zip "$doc/changelog" "$doc/changelog.Debian"
+    compress "$doc/changelog" "$doc/changelog.Debian"
 
     echo /etc/paced/paced.toml >"$tree/DEBIAN/conffiles"
     for script in postinst prerm postrm; do
@@ -107,7 +107,7 @@ deb() {
 libraries() {
     mkdir -p "$work/shlibs/debian"
     printf 'Source: paced\n\nPackage: paced\nArchitecture: any\n' >"$work/shlibs/debian/control"
-    (cd "$work/shlibs" && dpkg-shlibdeps -O "$work/paced" 2>/dev/null) | sed -n 's/^shlibs:Depends=//p'
+    (cd "$work/shlibs" && dpkg-shlibdeps -O "$work/paced") | sed -n 's/^shlibs:Depends=//p'
 }
 
 tarball() {
@@ -129,7 +129,7 @@ tarball() {
     done
     package=$out/$name.tar.gz
     tar -C "$work/tar" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" |
-        zip >"$package"
+        compress >"$package"
     echo "$package"
 }
 

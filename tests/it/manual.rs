@@ -39,8 +39,13 @@ async fn each_shell_completes_each_command() {
         let output = run_cli(&["completions", shell], b"").await;
         assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{shell}");
         for command in &all {
-            let last = command.rsplit('-').next().unwrap();
-            assert!(output.stdout.contains(last), "{shell}: {command}");
+            let words = command.replace('-', "__subcmd__");
+            let expected = match shell {
+                "bash" => format!("cmd=\"paced__subcmd__{words}\""),
+                "zsh" => format!("_paced__subcmd__{words}_commands()"),
+                _ => format!(" -a \"{}\"", command.rsplit('-').next().unwrap()),
+            };
+            assert!(output.stdout.contains(&expected), "{shell}: {command}: {expected}");
         }
         for option in ["log-jobs", "online", "set"] {
             assert!(output.stdout.contains(option), "{shell}: {option}");

@@ -6,11 +6,12 @@
 # Usage: test-packages.sh PACKAGE.deb
 #
 # What is mounted into the copy is so in a mount namespace of this script alone. Says why and succeeds where such a folder
-# cannot be had: not root, no mmdebstrap, no network, not Debian.
+# cannot be had: not root, no mmdebstrap, no network, not Debian. With $PACED_REQUIRE set, what is skipped fails.
 set -eu
 
 skip() {
     echo "test-packages: skipped $1: $2" >&2
+    [ -z "${PACED_REQUIRE:-}" ] || exit 1
 }
 
 fail() {
@@ -88,10 +89,15 @@ if [ "${1:-}" = --in-root ]; then
     dpkg --purge paced || fail "cannot be purged"
     holds "a purge leaves nothing" same "" "$(traces)"
 
+    # A removal takes the folder of secrets where it is empty.
+    dpkg --install "$new" && dpkg --remove paced && dpkg --install "$new" || fail "cannot be installed after a removal"
+    holds "secrets are for root alone again" same "root:root 700" "$(stat -c '%U:%G %a' /etc/paced/credentials)"
+
     # Once more, with a purge of what is already removed and the tools gone that it would use.
-    dpkg --install "$new" && dpkg --remove paced && mv /usr/sbin/deluser /tmp && dpkg --purge paced ||
+    dpkg --remove paced && mv /usr/sbin/deluser /tmp && dpkg --purge paced ||
         fail "cannot be purged after a removal"
-    holds "a purge without deluser leaves the user alone" test ! -e /etc/paced
+    holds "a purge without deluser leaves nothing but the user" same "/etc/passwd" "$(traces | grep passwd)"
+    holds "its folder is gone" test ! -e /etc/paced
     exit 0
 fi
 

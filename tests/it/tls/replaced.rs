@@ -67,7 +67,7 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
 
     // Both authorities are trusted before either side shows a certificate of the new one.
     put(own.folder.path(), "ca.pem", &format!("{}{}", own.ours.pem, own.theirs.pem));
-    eventually("the authorities are read", LONG, || reads(&paced) == 1).await;
+    eventually("the authorities are read", LONG, || reads(&paced) > 0).await;
     front.replace(front_config(&own.theirs, &own.ours));
     eventually("a connection with the server's new certificate", LONG, || front.accepted()[1] > 0).await;
     // The key follows the certificate after a while in which neither can be used.
@@ -77,13 +77,16 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     assert!(told.contains("does not fit the certificate in cert_file"), "{told}");
     front.replace(front_config(&own.theirs, &own.ours));
     eventually("the old certificate is still shown", LONG, || front.accepted()[2] > 0).await;
+    // What changes while it is read is read twice.
+    let before = reads(&paced);
     put(own.folder.path(), "client-key.pem", &client.key);
     paced.hangup();
-    eventually("the certificate is read", LONG, || reads(&paced) == 2).await;
+    eventually("the certificate is read", LONG, || reads(&paced) > before).await;
     front.replace(front_config(&own.theirs, &own.theirs));
     eventually("a connection with the client's new certificate", LONG, || front.accepted()[3] > 0).await;
+    let before = reads(&paced);
     put(own.folder.path(), "ca.pem", &own.theirs.pem);
-    eventually("the old authority is gone", LONG, || reads(&paced) == 3).await;
+    eventually("the old authority is gone", LONG, || reads(&paced) > before).await;
 
     // The rest need not take as long.
     std::fs::write(paced.config_file(), config.replace("60/s", "1000/s")).unwrap();
