@@ -3,11 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 
 use crate::files::{FreshSecret, ReadSecret};
 use crate::tls::Tls;
+
+/// How long is waited for the file of the URL.
+const LONGEST_READ: Duration = Duration::from_secs(2);
 
 /// The seconds between heartbeats unless the URL sets them: a dead peer is noticed after twice that time.
 const HEARTBEAT: u16 = 10;
@@ -54,7 +58,7 @@ impl Address {
         let mut address = self.clone();
         if let Some(url) = &self.url
             // A text that is no URL was refused when it was read.
-            && let Ok(fresh) = url.current().await.parse::<Self>()
+            && let Ok(fresh) = url.current(LONGEST_READ).await.parse::<Self>()
         {
             address.uri.authority.userinfo = fresh.uri.authority.userinfo;
         }

@@ -9,9 +9,6 @@ use tokio::time::timeout;
 
 use super::ReadSecret;
 
-/// How long is waited for a file; after that its last contents are used.
-const LONGEST_READ: Duration = Duration::from_secs(2);
-
 /// A secret that is read again whenever it is needed, such as for a new connection.
 pub(crate) struct FreshSecret {
     /// What the log calls it.
@@ -31,10 +28,11 @@ impl FreshSecret {
         Self { name, read, last, reading, has_failed: AtomicBool::new(false) }
     }
 
-    /// The secret as it is now, or as it was read last if it cannot be read.
+    /// The secret as it is now, or as it was read last if it cannot be read within `patience`. That must be well below the
+    /// time-out of the caller, which would otherwise give up before it has the last one.
     ///
     /// Cancel safe.
-    pub(crate) async fn current(&self) -> String {
+    pub(crate) async fn current(&self, patience: Duration) -> String {
         let read = async {
             let reading = Arc::clone(&self.reading).lock_owned().await;
             let ReadSecret(read) = self.read.clone();
@@ -44,8 +42,8 @@ impl FreshSecret {
             });
             read.await.unwrap_or_else(|error| Err(format!("reading was broken off: {error}")))
         };
-        let late = || Err(format!("its file system does not answer within {LONGEST_READ:?}"));
-        let read = timeout(LONGEST_READ, read).await.unwrap_or_else(|_| late());
+        let late = || Err(format!("its file system does not answer within {patience:?}"));
+        let read = timeout(patience, read).await.unwrap_or_else(|_| late());
         let had_failed = self.has_failed.swap(read.is_err(), Ordering::Relaxed);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match read {
@@ -73,17 +71,19 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(2);
+
     #[tokio::test]
     async fn what_cannot_be_read_leaves_what_was_read_before() {
         let kept = Arc::new(Mutex::new(Ok("new")));
         let source = Arc::clone(&kept);
         let read = move || source.lock().unwrap().map(str::to_owned).map_err(str::to_owned);
         let secret = FreshSecret::new("a secret", "old".to_owned(), ReadSecret::new(read));
-        assert_eq!(secret.current().await, "new");
+        assert_eq!(secret.current(PATIENCE).await, "new");
         *kept.lock().unwrap() = Err("it is gone");
-        assert_eq!(secret.current().await, "new");
+        assert_eq!(secret.current(PATIENCE).await, "new");
         *kept.lock().unwrap() = Ok("newer");
-        assert_eq!(secret.current().await, "newer");
+        assert_eq!(secret.current(PATIENCE).await, "newer");
         assert!(!format!("{secret:?}").contains("new"));
     }
 
@@ -98,9 +98,9 @@ mod tests {
             Ok("new".to_owned())
         };
         let secret = FreshSecret::new("a secret", "old".to_owned(), ReadSecret::new(read));
-        let both = tokio::join!(secret.current(), secret.current());
+        let both = tokio::join!(secret.current(PATIENCE), secret.current(PATIENCE));
         assert_eq!((both.0.as_str(), both.1.as_str(), *threads.lock().unwrap()), ("old", "old", 1));
         drop(answer);
-        assert_eq!(secret.current().await, "new");
+        assert_eq!(secret.current(PATIENCE).await, "new");
     }
 }

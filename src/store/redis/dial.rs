@@ -67,8 +67,10 @@ impl Dialer {
     /// The server with the user and the password as they are now.
     async fn with_fresh_login(&self, info: &ConnectionInfo) -> ConnectionInfo {
         let Some(url) = &self.url else { return info.clone() };
+        // What is left of the time-out is for the connection.
+        let url = url.current(self.connect_timeout / 4).await;
         // A text that is no URL was refused when it was read.
-        let Ok(deployment) = Deployment::parse(&url.current().await) else { return info.clone() };
+        let Ok(deployment) = Deployment::parse(&url) else { return info.clone() };
         match deployment.login(self.to_sentinels) {
             Some(login) => info.clone().set_redis_settings(login.clone().set_db(info.redis_settings().db())),
             None => info.clone(),

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::sync::{Mutex, mpsc};
 
+use paced::{ReadSecret, RedisOptions, RedisStore, Store as _};
 use tempfile::TempDir;
 
 use super::{LONG, finished};
@@ -10,6 +12,7 @@ use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::servers::{Rabbit, Redis, rabbit};
 use crate::support::site::Site;
+use crate::support::until;
 
 /// The URL with this login.
 fn with_login(url: &str, login: &str) -> String {
@@ -44,6 +47,24 @@ async fn a_new_password_of_the_store_is_used_for_the_next_connection() {
     finished(&site, &replica, 100, || ids(&site)).await;
     let log = replica.log().join("\n");
     assert!(!log.contains("paced:old") && !log.contains("paced:new"), "{log}");
+}
+
+#[tokio::test]
+async fn a_file_system_that_does_not_answer_keeps_no_store_away() {
+    let redis = Redis::dedicated().await;
+    let (hang, hung) = mpsc::channel::<()>();
+    let hung = Mutex::new(hung);
+    let read = ReadSecret::new(move || {
+        let _ = hung.lock().unwrap().recv();
+        Err("it has ended".to_owned())
+    });
+    let options = RedisOptions::default().reading_login_again(read);
+    let store = RedisStore::open(&redis.url(), options).unwrap();
+    // Each connection waits for the file for a while, and has the login that was read before.
+    store.ping().await.unwrap();
+    redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.unwrap();
+    until("the store is there again", LONG, async || store.ping().await.is_ok()).await;
+    drop(hang);
 }
 
 #[tokio::test]

@@ -100,7 +100,8 @@ impl Asker {
         let time = self.options.timeout.min(LONGEST_TIMEOUT);
         let asking = async {
             let secret = match &self.secret {
-                Some(secret) => secret.current().await,
+                // What is left of the time-out is for the request.
+                Some(secret) => secret.current(time / 4).await,
                 None => self.options.client_secret.clone(),
             };
             let asked = Instant::now();
