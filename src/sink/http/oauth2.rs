@@ -28,9 +28,10 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fro
 /// The longest wait that a token server may ask for.
 const LONGEST_AFTER: Duration = Duration::from_secs(60);
 
-/// The least time between two tokens that are fetched because one was refused: a job that is refused for its own sake must
-/// not have tokens fetched all the time.
-const BETWEEN_REFUSALS: Duration = Duration::from_secs(10);
+/// The least times between two tokens that are fetched because one was refused: at first, and at most, while each one that
+/// is fetched is refused too. What is refused for its own sake must not have tokens fetched all the time, for which all who
+/// share the client wait.
+const BETWEEN_REFUSALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(160));
 
 /// How often those that wait for a token look whether they may have the old one.
 const LOOK: Duration = Duration::from_secs(1);
@@ -121,8 +122,8 @@ struct State {
     /// The requests in a row that failed, and the error of the last one.
     failures: u32,
     error: Option<TokenError>,
-    /// When a token was last given up because it was refused.
-    refused_at: Option<Instant>,
+    /// When a token was last given up because it was refused, and how long none is after that.
+    refused: Option<(Instant, Duration)>,
 }
 
 /// What became of a token that was refused.
@@ -251,10 +252,13 @@ impl Shared {
         if token.is_refused() {
             return true;
         }
-        if state.refused_at.is_some_and(|at| now < at + BETWEEN_REFUSALS) {
-            return false;
-        }
-        state.refused_at = Some(now);
+        let (first, most) = BETWEEN_REFUSALS;
+        let between = match state.refused {
+            Some((at, between)) if now < at + between => return false,
+            Some((at, between)) if now < at + between * 2 => (between * 2).min(most),
+            _ => first,
+        };
+        state.refused = Some((now, between));
         token.refuse(now);
         true
     }
@@ -283,6 +287,8 @@ impl Shared {
             return false;
         }
         state.is_asking = true;
+        // A runtime that shuts down drops the request at once, which records its end.
+        drop(state);
         tokio::spawn(Asking { shared: Arc::clone(self), answer: None }.run());
         true
     }
@@ -298,7 +304,7 @@ impl Shared {
                 if state.failures > 0 {
                     tracing::info!(token_url = url, "there are OAuth2 tokens again");
                 }
-                *state = State { refused_at: state.refused_at, ..State::default() };
+                *state = State { refused: state.refused, ..State::default() };
                 *self.token.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(token));
             }
             Err(error) => {
@@ -364,6 +370,32 @@ impl fmt::Debug for OAuth2Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_that_are_all_refused_are_replaced_ever_more_rarely() {
+        let client = OAuth2Client::new(OAuth2Options {
+            token_url: "http://localhost/token".to_owned(),
+            client_id: "paced".to_owned(),
+            client_secret: "secret".to_owned(),
+            read_secret: None,
+            scopes: Vec::new(),
+            client_auth: ClientAuth::Basic,
+            timeout: Duration::from_secs(1),
+            tls: None,
+            proxy: None,
+        });
+        let (shared, start) = (client.unwrap().0, Instant::now());
+        let gives_up = |seconds: u64| {
+            let value = hyper::header::HeaderValue::from_static("Bearer x");
+            let now = start + Duration::from_secs(seconds);
+            shared.give_up(&Token::new(value, now, Duration::from_secs(3600), 0.5), now)
+        };
+        // One that is refused as soon as that may be: each time is twice the one before.
+        let given_up: Vec<u64> = (0..1000).filter(|seconds| gives_up(*seconds)).collect();
+        assert_eq!(given_up, [0, 10, 30, 70, 150, 310, 470, 630, 790, 950]);
+        // One that was good for a long time is replaced at once, and so is the next after ten seconds.
+        assert!(gives_up(2000) && !gives_up(2009) && gives_up(2021));
+    }
 
     #[test]
     fn requests_that_fail_are_repeated_later_each_time() {
