@@ -17,7 +17,8 @@ pub use body::BodyMatch;
 /// Sends released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
     /// Sends the job once, within the sink's own time-out, if `look` allows it directly before the hand-over: waiting
-    /// for a connection may have cost the job its slot.
+    /// for a connection may have cost the job its slot. Where the credentials were refused, it may take as long again, and
+    /// 5 s, until it is known whether there are others.
     ///
     /// Not cancel safe: a dropped future may or may not have reached the downstream.
     fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome>;

@@ -69,8 +69,8 @@ struct Looks {
     /// The files that this is about.
     files: Option<Arc<HeaderFiles>>,
     watch: Watch,
-    /// When the last look began.
-    last: Option<Instant>,
+    /// When the files were last begun to be read.
+    last_read: Option<Instant>,
 }
 
 impl Headers {
@@ -137,13 +137,14 @@ impl Headers {
     async fn read_files(&self, files: Arc<HeaderFiles>) -> Result<bool, String> {
         let asked = Instant::now();
         let mut looks = Arc::clone(&self.0.looks).lock_owned().await;
-        if looks.last.is_some_and(|last| last > asked) {
+        if looks.last_read.is_some_and(|last| last > asked) {
             // Somebody else has read them meanwhile: many requests may be refused at once.
             return Ok(false);
         }
         let shared = Arc::clone(&self.0);
         let read = tokio::task::spawn_blocking(move || {
             looks.begin(&files);
+            looks.last_read = Some(Instant::now());
             let stamps = Stamps::of(&files.files);
             let changed = shared.read(&files)?;
             looks.watch.note_loaded(stamps);
@@ -177,6 +178,7 @@ impl Shared {
         if !looks.watch.has_changed(&stamps) {
             return;
         }
+        looks.last_read = Some(Instant::now());
         match self.read(files) {
             Ok(_) => looks.watch.note_loaded(stamps),
             Err(error) => {
@@ -213,7 +215,6 @@ impl Looks {
         if !self.files.as_ref().is_some_and(|known| Arc::ptr_eq(known, files)) {
             *self = Self { files: Some(Arc::clone(files)), ..Self::default() };
         }
-        self.last = Some(Instant::now());
     }
 }
 

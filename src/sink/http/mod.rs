@@ -278,9 +278,11 @@ impl Sink for HttpSink {
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
         Box::pin(async move {
             let read = self.target.headers.read().await;
-            match &self.tokens {
-                Some(tokens) => Ok(tokens.renew().await? | read?),
-                None => read,
+            let Some(tokens) = &self.tokens else { return read };
+            match (read, tokens.renew().await) {
+                (Ok(true), _) | (_, Ok(true)) => Ok(true),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+                (Ok(false), Ok(false)) => Ok(false),
             }
         })
     }
