@@ -84,16 +84,20 @@ impl Loaded {
             entry.and_then(|entry| entry.secret.clone())
         };
         let (Some(old), Some(new)) = (secret(self), secret(new)) else { return false };
+        // The password of sentinels is in the query, which has settings of the connection else.
+        let keeps_query = path != "store.url";
+        let place = |url| place(url, keeps_query);
         let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
         old.file().is_some() && old.file() == new.file() && is_same_place && is_one_of(&FOLLOWED, path)
     }
 }
 
-/// A URL without what may be a login.
-fn place(url: &str) -> (&str, &str) {
+/// The scheme, the place and the query of a URL, without what may be a login.
+fn place(url: &str, keeps_query: bool) -> (&str, &str, &str) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    let rest = rest.split('?').next().unwrap_or_default();
-    (scheme, rest.rsplit_once('@').map_or(rest, |(_, place)| place))
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    (scheme, place, if keeps_query { query } else { "" })
 }
 
 fn is_live(path: &str) -> bool {
