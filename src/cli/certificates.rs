@@ -8,6 +8,7 @@ use metrics::{Gauge, gauge};
 use paced::metric;
 use paced::time::{Micros, wall_now};
 use paced::tls::{Concern, ServerTls, Tls, TlsError, TlsOptions, Validity};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// How often the files are looked at.
@@ -55,7 +56,7 @@ pub(super) struct Handles {
 
 /// The files of all settings.
 #[derive(Clone)]
-pub(super) struct Certificates(Arc<Vec<Watched>>);
+pub(super) struct Certificates(Arc<Vec<Arc<Watched>>>);
 
 /// The files that one or more settings name.
 struct Watched {
@@ -105,43 +106,55 @@ impl Certificates {
         let watched = handles.all.into_iter().map(|(settings, files)| {
             let watched = Watched { files, settings, shown: Mutex::default() };
             let _ = watched.show();
-            watched
+            Arc::new(watched)
         });
         Self(Arc::new(watched.collect()))
     }
 
     /// Looks at all files, and reads again what has changed; what comes of it is logged.
     pub(super) async fn refresh(&self) {
-        let all = Arc::clone(&self.0);
-        let look = move || {
-            for watched in all.iter() {
-                watched.files.refresh();
-                if let Some(concern) = watched.show() {
-                    watched.log(concern);
+        let mut looks = JoinSet::new();
+        for watched in self.0.iter() {
+            looks.spawn(Arc::clone(watched).refresh());
+        }
+        while looks.join_next().await.is_some() {}
+    }
+
+    /// Looks at all files each second, and never returns. Connections look themselves when they are opened; this tells
+    /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later, and of a
+    /// certificate that ends. The admin server depends on it alone.
+    ///
+    /// The files of each setting have a task of their own, so that a file system that does not answer keeps up no other.
+    pub(super) async fn watch(self) {
+        let mut watches = JoinSet::new();
+        for watched in self.0.iter() {
+            let watched = Arc::clone(watched);
+            watches.spawn(async move {
+                let mut ticks = tokio::time::interval(INTERVAL);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                loop {
+                    ticks.tick().await;
+                    Arc::clone(&watched).refresh().await;
                 }
+            });
+        }
+        while watches.join_next().await.is_some() {}
+        std::future::pending().await
+    }
+}
+
+impl Watched {
+    async fn refresh(self: Arc<Self>) {
+        let look = move || {
+            self.files.refresh();
+            if let Some(concern) = self.show() {
+                self.log(concern);
             }
         };
         // Only a runtime that shuts down does not run it.
         let _ = tokio::task::spawn_blocking(look).await;
     }
 
-    /// Looks at all files each second, and never returns. Connections look themselves when they are opened; this tells
-    /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later, and of a
-    /// certificate that ends. The admin server depends on it alone.
-    pub(super) async fn watch(self) {
-        if self.0.is_empty() {
-            return std::future::pending().await;
-        }
-        let mut ticks = tokio::time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            self.refresh().await;
-        }
-    }
-}
-
-impl Watched {
     /// Exports when the certificate is valid, and returns what is to be logged of it now.
     fn show(&self) -> Option<Concern> {
         let validity = self.files.validity()?;

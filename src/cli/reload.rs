@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use paced::config::{self, Admin, Loaded, Reload, Settings, Sources};
 use paced::dispatch::{Control, Dispatcher};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::certificates::Certificates;
 use super::manager::Manager;
@@ -14,6 +16,9 @@ use super::secrets::Secrets;
 use super::signals::Hangups;
 use super::tokens::TokenFiles;
 use crate::admin::OwnTerms;
+
+/// How long a reload waits for file systems that do not answer.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// What follows files of its own, beside the configuration.
 #[derive(Clone)]
@@ -45,7 +50,13 @@ pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, followed: Fo
                 secrets.replace(name, downstream);
             }
         }
-        tokio::join!(tokens.reload(live.admin()), certificates.refresh(), secrets.refresh());
+        let all =
+            async { tokio::join!(tokens.reload(live.admin()), certificates.refresh(), secrets.refresh()) };
+        if timeout(LONGEST, all).await.is_err() {
+            tracing::warn!(
+                "a file system with certificates or secrets does not answer; those read before stay in use"
+            );
+        }
         manager.reloaded();
     }
 }

@@ -10,15 +10,12 @@ use paced::sink::http::{
 };
 use paced::tls::Tls;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::MissedTickBehavior;
 
 use super::certificates::Handles;
 
 /// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a reload waits for file systems that do not answer.
-const LONGEST: Duration = Duration::from_secs(5);
 
 /// The headers of all downstreams, by name.
 #[derive(Clone)]
@@ -44,10 +41,7 @@ impl Secrets {
             let headers = headers.clone();
             looks.spawn(async move { headers.refresh().await });
         }
-        let all = async { while looks.join_next().await.is_some() {} };
-        if timeout(LONGEST, all).await.is_err() {
-            tracing::warn!("a file system with secrets does not answer; those read before stay in use");
-        }
+        while looks.join_next().await.is_some() {}
     }
 
     /// Looks at all files each second, and never returns. Each downstream has a task of its own, so that a file system
