@@ -17,7 +17,7 @@ use super::exit::Exit;
 use super::{Global, out, parts};
 use crate::status::State;
 use address::Address;
-use exchange::{Trouble, connect, exchange, explain, is_local, names_this_machine};
+use exchange::{TransportError, connect, exchange, explain, is_local, names_this_machine};
 
 mod address;
 mod exchange;
@@ -182,7 +182,7 @@ fn request(
     url: &Url,
     token: Option<&Secret>,
     body: Option<Value>,
-) -> Result<Request<Full<Bytes>>, Trouble> {
+) -> Result<Request<Full<Bytes>>, TransportError> {
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
     let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
     if let Some(token) = token {

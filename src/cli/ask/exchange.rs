@@ -20,7 +20,7 @@ use crate::cli::exit::Exit;
 const LONGEST: usize = 16 << 20;
 
 /// An error between this program and the daemon.
-pub(super) type Trouble = Box<dyn Error + Send + Sync>;
+pub(super) type TransportError = Box<dyn Error + Send + Sync>;
 
 /// Connects to the host of the URL.
 pub(super) async fn connect(url: &Url) -> std::io::Result<TcpStream> {
@@ -61,14 +61,14 @@ pub(super) async fn exchange(
     tls: Option<&Tls>,
     url: &Url,
     request: Request<Full<Bytes>>,
-) -> Result<(StatusCode, Bytes), Trouble> {
+) -> Result<(StatusCode, Bytes), TransportError> {
     match tls {
         Some(tls) => send(tls.connect(host(url), stream).await?, request).await,
         None => send(stream, request).await,
     }
 }
 
-async fn send<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Trouble>
+async fn send<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), TransportError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -91,7 +91,7 @@ where
 }
 
 /// What an error means, and how to end.
-pub(super) fn explain(error: &Trouble, url: &Url) -> (Exit, String) {
+pub(super) fn explain(error: &TransportError, url: &Url) -> (Exit, String) {
     if let Some(Refused { mut text, is_of_client }) = Refused::of(&**error) {
         if text.contains("_file") {
             text += "; tools have them from --ca-file, --cert-file and --key-file";
