@@ -117,6 +117,13 @@ async fn passwords_are_kept_out_of_the_file() {
         (value("amqp.url"), value("store.url")),
         ("amqp://rabbit/orders".into(), "redis://cache:6379".into())
     );
+
+    let sentinels = ["--store", "redis+sentinel://a,b/master?sentinel_password=hunter2"];
+    let printed = init(&folder, &sentinels).await;
+    assert!(printed.code == 0 && !printed.stdout.contains("hunter2"), "{}", printed.stdout);
+    let written = init(&folder, &[&sentinels[..], &["--file", "sentinels.toml", "--force"]].concat()).await;
+    assert_eq!(written.stdout, "sentinels.toml\nstore-url\n", "{}", written.stderr);
+    assert!(!fs::read_to_string(folder.path().join("sentinels.toml")).unwrap().contains("hunter2"));
 }
 
 #[tokio::test]

@@ -43,12 +43,22 @@ fn credentials(url: &str) -> Option<(usize, usize)> {
     url[start..end].rfind('@').map(|at| (start, start + at))
 }
 
-fn has_password(url: &str) -> bool {
-    credentials(url).is_some_and(|(start, end)| url[start..end].contains(':'))
+/// Where the query of a URL begins, with its `?`, if it has a password in it, as that of sentinels may.
+fn query_with_password(url: &str) -> Option<usize> {
+    let (before, query) = url.split_once('?')?;
+    let names = query.split(['&', ';']).map(|pair| pair.split('=').next().unwrap_or_default());
+    names.map(str::to_ascii_lowercase).any(|name| name.contains("password")).then_some(before.len())
 }
 
-/// The same URL without its password.
+fn has_password(url: &str) -> bool {
+    let in_credentials = credentials(url).is_some_and(|(start, end)| url[start..end].contains(':'));
+    in_credentials || query_with_password(url).is_some()
+}
+
+/// The same URL without its passwords. A query that has one is left out as a whole, as a user without a password would be
+/// refused.
 fn without_password(url: &str) -> String {
+    let url = query_with_password(url).map_or(url, |at| &url[..at]);
     let Some((start, end)) = credentials(url) else { return url.to_owned() };
     match url[start..end].split(':').next() {
         None | Some("") => format!("{}{}", &url[..start], &url[end + 1..]),
@@ -168,6 +178,10 @@ mod tests {
             ("amqp://paced:hunter2@rabbit:5672/a:b@c", Some("amqp://paced@rabbit:5672/a:b@c")),
             ("redis://:hunter2@cache/0", Some("redis://cache/0")),
             ("redis+sentinel://u:hunter2@a,b:1/master", Some("redis+sentinel://u@a,b:1/master")),
+            ("redis+sentinel://a,b/master?sentinel_password=hunter2", Some("redis+sentinel://a,b/master")),
+            ("redis+sentinel://:x@a/m/3?sentinel_user=s&sentinel_password=y", Some("redis+sentinel://a/m/3")),
+            ("amqp://paced:hunter2@rabbit/?heartbeat=10", Some("amqp://paced@rabbit/?heartbeat=10")),
+            ("amqp://paced@rabbit/?heartbeat=10", None),
             ("memory:", None),
         ] {
             assert_eq!(has_password(url), without.is_some(), "{url}");
