@@ -72,15 +72,19 @@ fn init(global: &Global, args: &Args) -> Result<(), Exit> {
         return out::raw(render::file(&answers, false).as_bytes());
     };
     let folder = file.parent().unwrap_or(Path::new(""));
-    let mut written: Vec<PathBuf> = Vec::new();
-    for secret in &secrets {
-        let path = folder.join(secret.file);
-        write(&path, &format!("{}\n", secret.text), 0o600, args.force)?;
-        written.push(path);
+    let secrets =
+        secrets.iter().map(|secret| (folder.join(secret.file), format!("{}\n", secret.text), 0o600));
+    let mut files: Vec<(PathBuf, String, u32)> = secrets.collect();
+    files.push((file.clone(), render::file(&answers, true), 0o644));
+    // All are looked for before any is written, so that no secret is left behind without the file that names it.
+    if let Some((there, ..)) = files.iter().find(|(path, ..)| !args.force && path.symlink_metadata().is_ok())
+    {
+        return Err(exists(there));
     }
-    write(file, &render::file(&answers, true), 0o644, args.force)?;
-    written.push(file.clone());
-    written.iter().rev().try_for_each(|path| match global.output {
+    for (path, text, mode) in &files {
+        write(path, text, *mode, args.force)?;
+    }
+    files.iter().rev().try_for_each(|(path, ..)| match global.output {
         Output::Human => out::line(path.display()),
         Output::Json => out::json(&json!({ "file": path })),
     })

@@ -99,11 +99,15 @@ async fn passwords_are_kept_out_of_the_file() {
         assert_eq!(fs::read_to_string(&file).unwrap(), format!("{url}\n"));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
     }
-    // Another configuration does not take the secrets of this one.
+    // Another configuration does not take the secrets of this one, and leaves nothing behind.
     let other = init(&folder, &[&secrets[..], &["--file", "other.toml"]].concat()).await;
     assert_eq!(other.code, 2, "{}", other.stderr);
     assert!(other.stderr.contains("amqp-url is there already"), "{}", other.stderr);
     assert!(!folder.path().join("other.toml").exists());
+    fs::remove_file(folder.path().join("amqp-url")).unwrap();
+    let other = init(&folder, &[&secrets[..], &["--file", "other.toml"]].concat()).await;
+    assert!(other.code == 2 && other.stderr.contains("store-url is there already"), "{}", other.stderr);
+    assert!(!folder.path().join("other.toml").exists() && !folder.path().join("amqp-url").exists());
 
     let output = init(&folder, &secrets).await;
     assert_eq!(output.code, 0, "{}", output.stderr);
