@@ -18,9 +18,11 @@ use super::{Global, out, parts};
 use crate::status::State;
 use address::Address;
 use exchange::{TransportError, connect, exchange, explain, is_local, names_this_machine};
+use token::Token;
 
 mod address;
 mod exchange;
+mod token;
 
 /// The time-out for an answer of the daemon.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,9 +33,9 @@ const IS_IT_THERE: &str = "does paced run there with admin.listen set?";
 pub(super) struct Daemon {
     address: Address,
     /// The token of requests that change something; no other carries it.
-    token: Option<Secret>,
+    token: Token,
     /// The token of requests that only look.
-    read_token: Option<Secret>,
+    read_token: Token,
     /// Whether the user knows whether tokens are sent in clear.
     has_warned: AtomicBool,
 }
@@ -65,7 +67,7 @@ impl Daemon {
             Exit::Config
         })?;
         let address = Address::of(global, &admin)?;
-        let (token, read_token) = (admin.token, admin.read_token);
+        let (token, read_token) = (Token::new(admin.token), Token::new(admin.read_token));
         Ok(Self { address, token, read_token, has_warned: AtomicBool::new(false) })
     }
 
@@ -104,26 +106,49 @@ impl Daemon {
         path: &[&str],
         body: Option<Value>,
     ) -> Result<Value, Failure> {
-        let base = &self.address.base;
-        let mut url = base.clone();
+        let mut url = self.address.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(["api", "v1"]).extend(path);
         }
         let looks = is_look(&method);
+        let kept = if looks { &self.read_token } else { &self.token };
+        let token = kept.get();
+        let (mut status, mut answer) = self.send(&method, &url, token.as_ref(), body.as_ref()).await?;
+        // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
+        if status == StatusCode::UNAUTHORIZED
+            && let Some(refused) = &token
+            && let Some(newer) = kept.read_again(refused).await
+        {
+            (status, answer) = self.send(&method, &url, Some(&newer), body.as_ref()).await?;
+        }
+        let parsed = parse_answer(status, &answer);
+        if looks && status == StatusCode::UNAUTHORIZED {
+            return parsed.map_err(|failure| self.hint(failure));
+        }
+        parsed
+    }
+
+    /// Sends a request once, with this token.
+    ///
+    /// Not cancel safe: after a dropped future it is unknown whether the request was carried out.
+    async fn send(
+        &self,
+        method: &Method,
+        url: &Url,
+        token: Option<&Secret>,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, Bytes), Failure> {
+        let base = &self.address.base;
         let asked = async {
-            let stream = connect(&url).await?;
-            let token = self.token_for(&method);
+            let stream = connect(url).await?;
             if token.is_some() {
                 self.warn_of_clear_text(is_local(&stream));
             }
-            let request = request(method, &url, token, body)?;
-            exchange(stream, self.address.tls.as_ref(), &url, request).await
+            let request = request(method.clone(), url, token, body)?;
+            exchange(stream, self.address.tls.as_ref(), url, request).await
         };
         let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {
-            Ok(Ok((StatusCode::UNAUTHORIZED, body))) if looks => {
-                return parse_answer(StatusCode::UNAUTHORIZED, &body).map_err(|failure| self.hint(failure));
-            }
-            Ok(Ok((status, body))) => return parse_answer(status, &body),
+            Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => explain(&error, base),
             Err(_) => {
                 let text = format!("nothing within {ANSWER_TIMEOUT:?}; {IS_IT_THERE}");
@@ -133,14 +158,9 @@ impl Daemon {
         Err(Failure::new(exit, format!("no answer from {base}: {trouble}")))
     }
 
-    /// The token that a request of this method carries.
-    fn token_for(&self, method: &Method) -> Option<&Secret> {
-        if is_look(method) { self.read_token.as_ref() } else { self.token.as_ref() }
-    }
-
     /// The same failure, with what to do where a token for looking is wanted and none was sent.
     fn hint(&self, mut failure: Failure) -> Failure {
-        if self.read_token.is_none() {
+        if self.read_token.get().is_none() {
             failure.text += "; tools have it as admin.read_token (PACED_ADMIN__READ_TOKEN), as admin.token is sent with \
                              changes alone";
         }
@@ -163,7 +183,7 @@ impl Daemon {
     /// terminal.
     pub(super) async fn warn_early(&self) {
         let base = &self.address.base;
-        if self.read_token.is_none() || self.address.tls.is_some() || names_this_machine(base) {
+        if self.read_token.get().is_none() || self.address.tls.is_some() || names_this_machine(base) {
             return;
         }
         let connected = timeout(ANSWER_TIMEOUT, connect(base)).await;
@@ -181,7 +201,7 @@ fn request(
     method: Method,
     url: &Url,
     token: Option<&Secret>,
-    body: Option<Value>,
+    body: Option<&Value>,
 ) -> Result<Request<Full<Bytes>>, TransportError> {
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
     let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
@@ -193,7 +213,7 @@ fn request(
     if body.is_some() {
         request = request.header(CONTENT_TYPE, "application/json");
     }
-    let body = body.map(|body| body.to_string()).unwrap_or_default();
+    let body = body.map(Value::to_string).unwrap_or_default();
     Ok(request.body(Full::new(body.into()))?)
 }
 

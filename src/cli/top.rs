@@ -107,9 +107,8 @@ async fn watch(
                         view.on_answer(&told, wall_now().0 / 1000);
                         state = Some(told);
                     }
-                    Err(failure) if failure.exit == Exit::Unauthorized && state.is_none() => {
-                        return Err(End::Refused(failure));
-                    }
+                    // Wrong tokens are counted: to go on would have this address refused for everybody on it.
+                    Err(failure) if failure.exit == Exit::Unauthorized => return Err(End::Refused(failure)),
                     Err(failure) => view.on_failure(failure.text),
                 }
             }

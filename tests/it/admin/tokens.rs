@@ -1,9 +1,15 @@
 //! Tokens of the admin server: replaced while the daemon runs, and guessed.
 
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tempfile::TempDir;
 
 use super::*;
 use crate::authority::put;
+use crate::support::daemon::binary;
 use crate::support::eventually;
 
 /// A daemon whose tokens are in files.
@@ -123,5 +129,56 @@ async fn who_guesses_tokens_is_made_to_wait_and_nobody_else() {
     let mut first = [0; 12];
     tokio::io::AsyncReadExt::read_exact(&mut stream, &mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+/// A tool that runs on, and is killed when this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_runs_on_reads_its_token_again_and_ends_if_that_is_refused_too() {
+    let scene = Scene::start("tokentool").await;
+    let path = scene.folder.path();
+    put(path, "own-token", "look-1\n");
+    let file = put(path, "tool.toml", "[admin]\nread_token_file = 'own-token'\n");
+    let mut command = Command::new(binary());
+    command.arg("-c").arg(&file).args(["--admin", &scene.url, "-o", "json", "status", "--watch"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tool = Running(command.spawn().unwrap());
+    let answers = Arc::new(AtomicUsize::new(0));
+    let (stdout, counted) = (tool.0.stdout.take().unwrap(), answers.clone());
+    std::thread::spawn(move || {
+        BufReader::new(stdout).lines().map_while(Result::ok).for_each(|_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+    });
+    eventually("an answer", LONG, || answers.load(Ordering::SeqCst) > 0).await;
+
+    put(path, "own-token", "look-2\n");
+    put(path, "read-token", "look-2\n");
+    scene.read_again(1).await;
+    // One answer may have been on its way.
+    let before = answers.load(Ordering::SeqCst) + 1;
+    eventually("answers to the new token", LONG, || answers.load(Ordering::SeqCst) > before).await;
+
+    put(path, "read-token", "look-3\n");
+    let mut ended = None;
+    let has_ended = || {
+        ended = tool.0.try_wait().unwrap();
+        ended.is_some()
+    };
+    eventually("the tool ends", LONG, has_ended).await;
+    let mut text = String::new();
+    tool.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(ended.unwrap().code(), Some(77), "{text}");
+    assert!(text.contains("the token is wrong") && !text.contains("look-"), "{text}");
     assert_eq!(scene.paced.stop().await, 0);
 }

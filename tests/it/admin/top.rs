@@ -1,11 +1,13 @@
 //! `paced top` on a terminal of its own.
 
 use std::io::{ErrorKind, Read as _};
+use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::api::{AdminReplica, TOKEN};
 use super::*;
+use crate::authority::put;
 use crate::support::daemon::binary;
 
 /// What a terminal is told to show another screen, and to show its own again.
@@ -16,6 +18,8 @@ const LEAVE: &str = "\x1b[?1049l";
 enum End {
     Keys(&'static [u8]),
     Signal(Signal),
+    /// By itself, once this file has another text.
+    Replaced(PathBuf, &'static str),
 }
 
 /// Runs it against the daemon at this address until `text` is on the screen, then ends it; returns the exit code and what was
@@ -57,6 +61,9 @@ async fn top_with(key: &str, base: &str, text: &'static str, end: End) -> (Optio
             match end.take_if(|_| seen.contains(text)) {
                 Some(End::Keys(typed)) => keys.write_all(typed).unwrap(),
                 Some(End::Signal(signal)) => kill_process(pid(&seen), signal).unwrap(),
+                Some(End::Replaced(file, text)) => {
+                    put(file.parent().unwrap(), file.file_name().unwrap().to_str().unwrap(), text);
+                }
                 None => {}
             }
         }
@@ -123,4 +130,20 @@ async fn top_warns_of_a_token_in_clear_before_it_takes_the_terminal() {
         let (_, written) = top_with(key, base, "ANSWERED", End::Keys(b"q")).await;
         assert!(!written.contains("warning"), "{written:?}");
     }
+}
+
+#[tokio::test]
+async fn top_ends_when_its_token_is_refused_from_then_on() {
+    let site = Site::shared("toptoken", "rate = '40/s'").await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = put(folder.path(), "read-token", TOKEN);
+    let config = format!("{}{ADMIN}read_token_file = '{}'\n", site.config(), file.display());
+    let replica = AdminReplica::with_config(&config).await;
+    let end = End::Replaced(file, "another-horse-battery");
+    let (code, written) = top_with("read_token", &replica.base, "billing", end).await;
+    assert_eq!(code, Some(77), "{written:?}");
+    assert_restored(&written);
+    let after = written.rsplit_once(LEAVE).unwrap().1;
+    assert!(after.contains("the token is wrong"), "{after:?}");
+    assert_eq!(replica.paced.stop().await, 0);
 }

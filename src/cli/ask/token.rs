@@ -1,0 +1,35 @@
+//! A token of the tools, whose file may be replaced while one of them runs.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use paced::config::Secret;
+
+/// The token of one kind of request, if there is one.
+pub(super) struct Token(Mutex<Option<Secret>>);
+
+impl Token {
+    pub(super) fn new(token: Option<Secret>) -> Self {
+        Self(Mutex::new(token))
+    }
+
+    /// The token as it was read last.
+    pub(super) fn get(&self) -> Option<Secret> {
+        self.lock().clone()
+    }
+
+    /// Reads the token from its file again, and goes by what is there. Returns it unless it is the one that was refused.
+    ///
+    /// Cancel safe.
+    pub(super) async fn read_again(&self, refused: &Secret) -> Option<Secret> {
+        let secret = refused.clone();
+        // What cannot be read leaves the refusal as it is, which is told.
+        let read = tokio::task::spawn_blocking(move || secret.read_again()).await.ok()?.ok()?;
+        let newer = (read != *refused).then_some(read)?;
+        *self.lock() = Some(newer.clone());
+        Some(newer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Secret>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
