@@ -58,7 +58,11 @@ async fn the_charts_configuration_passes_the_check_with_what_the_pod_adds() {
     let mut args = vec!["check".to_owned(), "-c".to_owned(), file.display().to_string()];
     for (name, key, value) in [
         ("PACED_ADMIN__LISTEN", "admin.listen", "0.0.0.0:9750".to_owned()),
-        ("PACED_ADMIN__ALLOW_HOSTS", "admin.allow_hosts", "[\"paced\",\"paced.jobs.svc\"]".to_owned()),
+        (
+            "PACED_ADMIN__ALLOW_HOSTS",
+            "admin.allow_hosts",
+            "[\"paced\",\"paced.jobs.svc.cluster.local\"]".to_owned(),
+        ),
         ("PACED_AMQP__URL_FILE", "amqp.url_file", "amqp-url".to_owned()),
         ("PACED_STORE__URL_FILE", "store.url_file", "store-url".to_owned()),
         ("PACED_ADMIN__TOKEN_FILE", "admin.token_file", "admin-token".to_owned()),

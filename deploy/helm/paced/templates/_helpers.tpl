@@ -41,3 +41,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The names that requests may be addressed to, as JSON: all forms of the Service's, and those of admin.allowHosts. */}}
+{{- define "paced.hosts" -}}
+{{- $name := include "paced.fullname" . -}}
+{{- $short := printf "%s.%s" $name .Release.Namespace -}}
+{{- $service := printf "%s.svc" $short -}}
+{{- toJson (concat (list $name $short $service (printf "%s.%s" $service .Values.clusterDomain)) .Values.admin.allowHosts) -}}
+{{- end -}}
