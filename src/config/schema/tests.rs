@@ -12,6 +12,8 @@ use super::schema;
 use crate::config::tests::{ALGORITHMS, NOWHERE, known_keys};
 use crate::config::{ConfigErrors, Loaded, Sources, load_with};
 
+mod forms;
+
 /// The shortest valid configuration, in lines that another value of the same key replaces.
 const LEAST: [(&str, &str); 2] =
     [("downstreams.billing.rate", "\"1/s\""), ("downstreams.billing.http.base_url", "\"http://localhost/\"")];
@@ -286,64 +288,7 @@ fn both_choose_from_the_same_words() {
 #[test]
 fn both_refuse_wrong_forms() {
     let bench = Bench::new();
-    for (key, value) in [
-        ("amqp.url", "\"http://rabbit/\""),
-        ("amqp.prefix", "\"a{b}\""),
-        ("amqp.window_bytes", "\"256MB\""),
-        ("store.url", "\"http://redis/\""),
-        ("store.url", "\"memory:x\""),
-        ("store.tls.server_name", "\"redis internal\""),
-        ("admin.listen", "\"9750\""),
-        ("admin.listen", "\":9750\""),
-        ("admin.listen", "\"http://127.0.0.1:9750\""),
-        ("admin.token", "\"hunter 2\""),
-        ("admin.allow_hosts", "[\"http://a\"]"),
-        ("shutdown.drain_timeout", "\"25\""),
-        ("shutdown.drain_timeout", "\"5 minutes\""),
-        ("plans.free.limits", "[]"),
-        ("plans.Free.limits", "[{ rate = \"1/s\" }]"),
-        ("plans.a__b.limits", "[{ rate = \"1/s\" }]"),
-        ("plans.free.limits", "[{ burst = 5 }]"),
-        ("downstreams.billing.rate", "\"50\""),
-        ("downstreams.billing.rate", "\"0.5/s\""),
-        ("downstreams.billing.rate", "\"10r/s\""),
-        ("downstreams.billing.rate", "\"1000/month\""),
-        ("downstreams.billing.limits", "[{ algorithm = \"gcra\", rate = \"5/week\" }]"),
-        ("downstreams.billing.limits", "[{ algorithm = \"gcra\", rate = \"5/s\", capacity = 5 }]"),
-        ("downstreams.billing.limits", "[{ rate = \"5/s\", capacity = 5 }]"),
-        ("downstreams.billing.limits", "[{ rate = \"5/s\", burst = 0 }]"),
-        ("downstreams.billing.limits", "[{ rate = \"5/s\", name = \"plan.pro\" }]"),
-        ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"5/d\", utc_offset = \"+2\" }]"),
-        ("downstreams.billing.concurrency", "0"),
-        ("downstreams.billing.concurrency", "65536"),
-        ("downstreams.billing.revision", "-1"),
-        ("downstreams.billing.queue.max_length", "0"),
-        ("downstreams.billing.queue.name", "\"\""),
-        ("downstreams.billing.http.base_url", "\"http://api.example.com/v1\""),
-        ("downstreams.billing.http.base_url", "\"http://me:secret@api.example.com/\""),
-        ("downstreams.billing.http.base_url", "\"ftp://api.example.com/\""),
-        ("downstreams.billing.http.proxy", "\"https://proxy:3128\""),
-        ("downstreams.billing.http.oauth2.token_url", "\"https://me:secret@login.example.com/\""),
-        ("downstreams.billing.http.oauth2.token_url", "\"https://login.example.com/?tenant=1\""),
-        ("downstreams.billing.http.oauth2.token_url", "\"login.example.com/token\""),
-        ("downstreams.billing.http.oauth2.client_id", "\"\""),
-        ("downstreams.billing.http.oauth2.client_secret", "\"secret \""),
-        ("downstreams.billing.http.oauth2.scopes", "[\"orders.read orders.write\"]"),
-        ("downstreams.billing.http.oauth2.client_auth", "\"jwt\""),
-        ("downstreams.billing.http.oauth2.timeout", "\"10\""),
-        ("downstreams.billing.http.headers", "{ \"a b\" = \"x\" }"),
-        ("downstreams.billing.http.headers", "{ accept = \"\" }"),
-        ("downstreams.billing.http.allow_headers", "[\"x request id\"]"),
-        ("downstreams.billing.retry.max_attempts", "1001"),
-        ("downstreams.billing.retry.on", "[600]"),
-        ("downstreams.billing.retry.on", "[\"2xx\"]"),
-        ("downstreams.billing.retry.on", "[\"5x\"]"),
-        ("downstreams.billing.retry.on_unauthorized", "[500]"),
-        ("downstreams.billing.retry.status", "{ 700 = {} }"),
-        ("downstreams.billing.retry.when", "{ pointer = \"code\", equals = 1 }"),
-        ("downstreams.billing.retry.when", "{ pointer = \"/a~2\", equals = 1 }"),
-        ("downstreams.billing.retry.when", "{ pointer = \"/code\", equals = [1] }"),
-    ] {
+    for (key, value) in forms::WRONG {
         let text = with(key, value);
         assert!(bench.read(&text).is_err(), "only the schema refuses this: {text}");
         assert!(!bench.validate(&text).is_empty(), "only the reader refuses this: {text}");
@@ -358,43 +303,7 @@ fn both_refuse_wrong_forms() {
 #[test]
 fn both_take_every_form_there_is() {
     let bench = Bench::new();
-    for (key, value) in [
-        ("amqp.url", "\"amqps://me:secret@rabbit:5671/vhost?heartbeat=10\""),
-        ("store.url", "\"rediss+sentinel://:secret@a:26379,b/master/0\""),
-        ("store.url", "\"redis+cluster://a,b:6380\""),
-        ("admin.listen", "\"[::1]:0\""),
-        ("admin.listen", "\"paced_1.internal:09750\""),
-        ("admin.allow_hosts", "[\"Paced.Internal\", \"[::1]\", \"[::1]:80\", \"a:80\"]"),
-        ("reply.allow", "[]"),
-        ("shutdown.drain_timeout", "\"0us\""),
-        ("plans.a-_b_.limits", "[{ rate = \"1/s\" }]"),
-        ("downstreams.billing.rate", "\"1_000 / 5 minutes\""),
-        ("downstreams.billing.rate", "\"1 per 3 seconds\""),
-        ("downstreams.billing.rate", "\"3 per 700us\""),
-        ("downstreams.billing.limits", "[]"),
-        ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"1_000/months\" }]"),
-        (
-            "downstreams.billing.limits",
-            "[{ algorithm = \"quota\", rate = \"5/d\", utc_offset = \"-09:30\" }]",
-        ),
-        ("downstreams.billing.revision", "9007199254740991"),
-        ("downstreams.billing.queue.max_length", "9223372036854775807"),
-        ("downstreams.billing.http.base_url", "\"https://[::1]:8443/a/b/\""),
-        ("downstreams.billing.http.proxy", "\"http://me:secret@proxy:3128/\""),
-        ("downstreams.billing.http.oauth2.token_url", "\"http://[::1]:8080\""),
-        ("downstreams.billing.http.oauth2.client_id", "\"a client\""),
-        ("downstreams.billing.http.oauth2.client_secret", "\"a secret\""),
-        (
-            "downstreams.billing.http.oauth2.scopes",
-            "[\"orders.write\", \"https://api.example.com/.default\"]",
-        ),
-        ("downstreams.billing.http.headers", "{ X-Client = \"a b\" }"),
-        ("downstreams.billing.http.allow_headers", "[\"X-Request-Id\"]"),
-        ("downstreams.billing.retry.on", "[500, \"501\", \"502-504\", \"5xx\"]"),
-        ("downstreams.billing.retry.status", "{ 503 = {}, \"504-505\" = { max_attempts = 3 } }"),
-        ("downstreams.billing.retry.when", "{ pointer = \"\", equals = 0.5 }"),
-        ("downstreams.billing.retry.when", "{ pointer = \"/a~1b\", equals = false }"),
-    ] {
+    for (key, value) in forms::RIGHT {
         let text = with(key, value);
         assert!(bench.read(&text).is_ok(), "{}\n{text}", bench.read(&text).unwrap_err());
         assert_eq!(bench.validate(&text), [""; 0], "{text}");
