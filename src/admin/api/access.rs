@@ -13,7 +13,7 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderNam
 use axum::http::uri::{Authority, Uri};
 use paced::config::{Admin, Secret};
 
-use super::guesses::{Guess, Guesses, Token};
+use super::failed_logins::{FailedLogins, Key, Token, Verdict};
 use super::reply::Refusal;
 use crate::admin::connections::Network;
 
@@ -25,7 +25,7 @@ pub(crate) struct Access {
     /// The tokens, which may be replaced while the daemon runs.
     tokens: RwLock<Arc<Tokens>>,
     can_change: Arc<AtomicBool>,
-    guesses: Guesses,
+    failed_logins: FailedLogins,
     hosts: Vec<String>,
     /// The name that the server listens on.
     own: Option<String>,
@@ -52,7 +52,7 @@ impl Access {
         let access = Self {
             tokens: RwLock::default(),
             can_change: Arc::default(),
-            guesses: Guesses::default(),
+            failed_logins: FailedLogins::default(),
             hosts: admin.allow_hosts.clone(),
             own: own.map(|(host, _)| host.to_ascii_lowercase()),
         };
@@ -121,43 +121,50 @@ impl Access {
     /// changes.
     pub(crate) fn may_look(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
         let tokens = self.tokens();
-        let Some(read_token) = &tokens.read_token else { return Ok(()) };
-        let right = [Some(read_token), tokens.token.as_ref()];
-        self.has_one_of((right, None), headers, client, "admin.read_token or admin.token")
+        if tokens.read_token.is_none() {
+            return Ok(());
+        }
+        self.has_token(&tokens, Key::Look, headers, client)
     }
 
     /// Checks whether a request carries the token of changes.
     pub(crate) fn may_change(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
         let tokens = self.tokens();
-        let Some(token) = &tokens.token else {
+        if tokens.token.is_none() {
             let text = "changes are off; set admin.token or admin.token_file, and send the daemon SIGHUP";
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
-        };
-        let (right, other) = ([Some(token), None], tokens.read_token.as_ref());
-        self.has_one_of((right, other), headers, client, "admin.token")
+        }
+        self.has_token(&tokens, Key::Change, headers, client)
     }
 
-    /// Checks whether a request carries one of the right tokens, of the keys `named`; the other one is for other requests.
-    fn has_one_of(
+    /// Checks whether a request carries a token for what it needs. That of changes is also one to look with.
+    fn has_token(
         &self,
-        (right, other): ([Option<&Secret>; 2], Option<&Secret>),
+        tokens: &Tokens,
+        needed: Key,
         headers: &HeaderMap,
         client: Network,
-        named: &str,
     ) -> Result<(), Refusal> {
+        let named = match needed {
+            Key::Look => "admin.read_token or admin.token",
+            Key::Change => "admin.token",
+        };
         let Some(given) = bearer(headers) else {
             let text = format!("send authorization: Bearer TOKEN, with that of {named}");
             return Err(Refusal::unauthorized(text));
         };
-        let look = || match (is_one_of(given, right), is_one_of(given, [other, None])) {
-            (true, _) => Token::Right,
-            (false, true) => Token::Other,
-            (false, false) => Token::Wrong,
-        };
-        match self.guesses.guess(client, look) {
-            Guess::Right => Ok(()),
-            Guess::Wrong => Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}"))),
-            Guess::TooMany(left) => {
+        // Each of them is compared, so that the time tells nothing.
+        let look =
+            || match (is_token(given, tokens.token.as_ref()), is_token(given, tokens.read_token.as_ref())) {
+                (true, _) => Token::Right(Key::Change),
+                (false, true) if needed == Key::Look => Token::Right(Key::Look),
+                (false, true) => Token::Other,
+                (false, false) => Token::Wrong,
+            };
+        match self.failed_logins.check(client, look) {
+            Verdict::Right => Ok(()),
+            Verdict::Wrong => Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}"))),
+            Verdict::Blocked(left) => {
                 let seconds = left.as_secs().saturating_add(1);
                 let text = format!(
                     "too many wrong tokens came from this address; try again in {seconds} s, or from another one"
@@ -183,12 +190,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
 }
 
-/// Whether the given token is one of these. Each of them is compared, so that the time tells nothing.
-fn is_one_of(given: &str, tokens: [Option<&Secret>; 2]) -> bool {
-    tokens
-        .into_iter()
-        .flatten()
-        .fold(false, |found, token| found | is_equal(given.as_bytes(), token.expose().as_bytes()))
+/// Whether the given token is this one.
+fn is_token(given: &str, token: Option<&Secret>) -> bool {
+    token.is_some_and(|token| is_equal(given.as_bytes(), token.expose().as_bytes()))
 }
 
 /// The text of a header that occurs exactly once.

@@ -3,7 +3,7 @@
 mod access;
 mod body;
 mod dead;
-mod guesses;
+mod failed_logins;
 mod live;
 mod operations;
 mod reply;

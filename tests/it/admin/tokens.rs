@@ -121,6 +121,8 @@ async fn who_guesses_tokens_is_made_to_wait_and_nobody_else() {
     assert_eq!(statuses[..20], [401; 20]);
     assert_eq!(statuses[20..], [429; 2]);
     // Probes need no token; another address is another client.
+    // Nothing was accepted from this address before, so that nothing is now.
+    assert_eq!(scene.statuses("look-1", "change-1").await, (429, 429));
     let to = scene.url.strip_prefix("http://").unwrap();
     assert_eq!(scene.client.get(&format!("{}/livez", scene.url)).await.unwrap().status, 200);
     let mut stream = super::load::connect("127.0.0.9", to).await;
@@ -180,5 +182,19 @@ async fn a_tool_that_runs_on_reads_its_token_again_and_ends_if_that_is_refused_t
     tool.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(ended.unwrap().code(), Some(77), "{text}");
     assert!(text.contains("the token is wrong") && !text.contains("look-"), "{text}");
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn who_shares_an_address_with_a_guesser_is_not_locked_out() {
+    let scene = Scene::start("tokenshared").await;
+    assert_eq!(scene.statuses("look-1", "change-1").await, (200, 200));
+    for _ in 0..20 {
+        scene.statuses("guess", "guess").await;
+    }
+    assert_eq!(scene.statuses("guess", "guess").await, (429, 429));
+    // Guesses may be so many that the right token must be sent again.
+    until("the tokens still count", LONG, async || scene.statuses("look-1", "change-1").await == (200, 200))
+        .await;
     assert_eq!(scene.paced.stop().await, 0);
 }

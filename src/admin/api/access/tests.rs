@@ -113,8 +113,11 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
     };
     let statuses: Vec<u16> = (0..22).map(|_| ask("2001:db8::1", "wrong")).collect();
     assert_eq!((statuses[..20].to_vec(), &statuses[20..]), (vec![401; 20], &[429, 429][..]));
-    // Of the same network even the right one waits: otherwise it could be told from the wrong ones.
+    // Even the right one, which was never sent from this network, waits: otherwise it could be told from the wrong ones.
     assert_eq!((ask("2001:db8::2", TOKEN), ask("2001:db8:0:1::1", TOKEN)), (429, 200));
+    // From the other network it was, so that whoever guesses there locks its holder out of nothing.
+    let guesses: Vec<u16> = (0..22).map(|_| ask("2001:db8:0:1::1", "wrong")).collect();
+    assert_eq!((guesses[20..].to_vec(), ask("2001:db8:0:1::2", TOKEN)), (vec![429; 2], 200));
     // Without any token there is nothing to guess.
     let client = Network::from("2001:db8::1".parse::<IpAddr>().unwrap());
     let refusal = access.may_change(&HeaderMap::new(), client).unwrap_err();

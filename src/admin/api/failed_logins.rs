@@ -1,0 +1,303 @@
+//! Wrong tokens, of which nobody may try many.
+//!
+//! A client that has sent [`MAX_FAILURES`] wrong tokens within a minute of the first of them is blocked until that minute
+//! is over: its tokens are not looked at, since otherwise the right one would still be told from the wrong ones. Whoever
+//! shares its address (behind a proxy or NAT, or as a local user) must not be locked out by that. So while a client is
+//! blocked, a token still passes that this client has sent rightly within the last day. To find it, tokens of such a
+//! client are looked at, which tells the guesser of that address about them; [`MAX_LOOKS`] bounds how many are in each
+//! second. Of tokens that nobody has sent from the address nothing is told at all.
+//!
+//! A client that has sent no wrong token is always looked at: where many clients guess at once, each of them gets fewer
+//! tries ([`MAX_FAILURES_WHEN_MANY`]). The tables are bounded. The one of failures forgets first who has failed least, and
+//! only the holder of a right token gets into the other one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::admin::connections::Network;
+
+/// How long failures count.
+const WINDOW: Duration = Duration::from_secs(60);
+/// The failures of a client within the window after which it is blocked.
+const MAX_FAILURES: u32 = 20;
+/// The failures of all clients within the window from which on each may have fewer.
+const GLOBAL_THRESHOLD: u32 = 200;
+/// The failures of a client within the window after which it is then blocked.
+const MAX_FAILURES_WHEN_MANY: u32 = 2;
+/// The most clients that are remembered, of those that failed and of those that sent right tokens.
+const MAX_CLIENTS: usize = 1024;
+/// How long it counts that a client has sent a right token.
+const SUCCESS_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The tokens of a blocked client that are looked at in each second, if it has sent a right one before.
+const MAX_LOOKS: u32 = 20;
+/// The span in which [`MAX_LOOKS`] count.
+const LOOKS_WINDOW: Duration = Duration::from_secs(1);
+
+/// What is known of those who sent tokens.
+#[derive(Debug, Default)]
+pub(super) struct FailedLogins(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    failures: HashMap<Network, Count>,
+    all_failures: Option<Count>,
+    successes: HashMap<Network, Success>,
+}
+
+/// Something that is counted within a window, which begins with the first of it.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    since: Instant,
+    number: u32,
+}
+
+/// The right tokens that a client has sent.
+#[derive(Clone, Copy, Debug)]
+struct Success {
+    /// When it sent the last one.
+    at: Instant,
+    /// Whether it has sent that of [`Key::Change`], and that of [`Key::Look`].
+    keys: [bool; 2],
+    /// The tokens that were looked at while it was blocked.
+    looks: Option<Count>,
+}
+
+/// A token of this daemon, by what it is for. A token that replaces another one is for the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    /// `admin.token`
+    Change,
+    /// `admin.read_token`
+    Look,
+}
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    /// One that the request needs.
+    Right(Key),
+    /// One of this daemon's, for other requests: whoever sends it need not have guessed it.
+    Other,
+    Wrong,
+}
+
+/// The decision about a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Right,
+    Wrong,
+    /// The client is blocked for so long.
+    Blocked(Duration),
+}
+
+impl Count {
+    /// What is left of the window; `None` if it is over.
+    fn left(self, window: Duration, now: Instant) -> Option<Duration> {
+        window.checked_sub(now.saturating_duration_since(self.since)).filter(|left| !left.is_zero())
+    }
+
+    /// The number within the window.
+    fn number(count: Option<Self>, window: Duration, now: Instant) -> u32 {
+        count.filter(|count| count.left(window, now).is_some()).map_or(0, |count| count.number)
+    }
+
+    /// The same with one more.
+    fn and_one(count: Option<Self>, window: Duration, now: Instant) -> Self {
+        match count.filter(|count| count.left(window, now).is_some()) {
+            Some(Self { since, number }) => Self { since, number: number.saturating_add(1) },
+            None => Self { since: now, number: 1 },
+        }
+    }
+}
+
+impl FailedLogins {
+    /// Decides about the token of a client, which `look` compares in constant time.
+    pub(super) fn check(&self, client: Network, look: impl FnOnce() -> Token) -> Verdict {
+        let now = Instant::now();
+        // One at a time, so that many at once are no way around the bound. No panic leaves the table half changed.
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = table.block(client, now) {
+            let Some(keys) = table.look_while_blocked(client, now) else { return Verdict::Blocked(left) };
+            return match look() {
+                Token::Right(key) if keys[key as usize] => {
+                    table.on_success(client, key, now);
+                    Verdict::Right
+                }
+                _ => Verdict::Blocked(left),
+            };
+        }
+        match look() {
+            Token::Right(key) => {
+                table.on_success(client, key, now);
+                Verdict::Right
+            }
+            Token::Other => Verdict::Wrong,
+            Token::Wrong => {
+                table.on_failure(client, now);
+                Verdict::Wrong
+            }
+        }
+    }
+}
+
+impl Table {
+    /// For how long this client is still blocked; `None` if it is not.
+    fn block(&self, client: Network, now: Instant) -> Option<Duration> {
+        let all = Count::number(self.all_failures, WINDOW, now);
+        let most = if all < GLOBAL_THRESHOLD { MAX_FAILURES } else { MAX_FAILURES_WHEN_MANY };
+        let count = self.failures.get(&client).filter(|count| count.number >= most)?;
+        count.left(WINDOW, now)
+    }
+
+    /// The tokens that pass although this client is blocked. `None` if there are none, or if too many of its tokens were
+    /// looked at just now.
+    fn look_while_blocked(&mut self, client: Network, now: Instant) -> Option<[bool; 2]> {
+        let success = self.successes.get_mut(&client)?;
+        let is_recent = now.saturating_duration_since(success.at) <= SUCCESS_AGE;
+        if !is_recent || Count::number(success.looks, LOOKS_WINDOW, now) >= MAX_LOOKS {
+            return None;
+        }
+        success.looks = Some(Count::and_one(success.looks, LOOKS_WINDOW, now));
+        Some(success.keys)
+    }
+
+    fn on_success(&mut self, client: Network, key: Key, now: Instant) {
+        let is_recent = |success: &Success| now.saturating_duration_since(success.at) <= SUCCESS_AGE;
+        let known = self.successes.get(&client).copied().filter(is_recent);
+        if self.successes.len() >= MAX_CLIENTS && !self.successes.contains_key(&client) {
+            let oldest = self.successes.iter().min_by_key(|(_, success)| success.at);
+            if let Some(oldest) = oldest.map(|(client, _)| *client) {
+                self.successes.remove(&oldest);
+            }
+        }
+        let (mut keys, looks) = known.map_or(([false; 2], None), |known| (known.keys, known.looks));
+        keys[key as usize] = true;
+        self.successes.insert(client, Success { at: now, keys, looks });
+    }
+
+    fn on_failure(&mut self, client: Network, now: Instant) {
+        self.all_failures = Some(Count::and_one(self.all_failures, WINDOW, now));
+        let known = self.failures.get(&client).copied();
+        if known.is_none() && self.failures.len() >= MAX_CLIENTS {
+            self.forget_failures(now);
+        }
+        self.failures.insert(client, Count::and_one(known, WINDOW, now));
+    }
+
+    /// Makes room for the failures of one more client: forgets those whose window is over, or else the client with the
+    /// fewest, of these the one that began first.
+    fn forget_failures(&mut self, now: Instant) {
+        self.failures.retain(|_, count| count.left(WINDOW, now).is_some());
+        if self.failures.len() < MAX_CLIENTS {
+            return;
+        }
+        let fewest = self.failures.iter().min_by_key(|(_, count)| (count.number, count.since));
+        if let Some(client) = fewest.map(|(client, _)| *client) {
+            self.failures.remove(&client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn client(address: &str) -> Network {
+        address.parse::<IpAddr>().unwrap().into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_some_wrong_tokens_none_is_looked_at_for_a_while() {
+        let logins = FailedLogins::default();
+        let (guesser, other) = (client("192.0.2.1"), client("192.0.2.2"));
+        for _ in 0..MAX_FAILURES {
+            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+        }
+        advance(Duration::from_secs(20)).await;
+        let refused = logins.check(guesser, || panic!("it is not looked at"));
+        assert_eq!(refused, Verdict::Blocked(Duration::from_secs(40)));
+        assert_eq!(logins.check(other, || Token::Right(Key::Look)), Verdict::Right);
+        assert_eq!(logins.check(other, || Token::Wrong), Verdict::Wrong);
+        advance(Duration::from_secs(40)).await;
+        assert_eq!(logins.check(guesser, || Token::Right(Key::Look)), Verdict::Right);
+        for _ in 0..MAX_FAILURES {
+            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+        }
+        assert_eq!(logins.check(guesser, || Token::Right(Key::Look)), Verdict::Blocked(WINDOW));
+        // A token for other requests is no guess.
+        let confused = client("192.0.2.3");
+        assert!((0..2 * MAX_FAILURES).all(|_| logins.check(confused, || Token::Other) == Verdict::Wrong));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_clients_get_fewer_tries_each_but_everybody_gets_one() {
+        let logins = FailedLogins::default();
+        for number in 0..10 * GLOBAL_THRESHOLD {
+            let guesser = client(&format!("10.0.{}.{}", number / 256, number % 256));
+            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+        }
+        let guesser = client("192.0.2.1");
+        let tries: Vec<Verdict> = (0..4).map(|_| logins.check(guesser, || Token::Wrong)).collect();
+        assert_eq!(tries[..2], [Verdict::Wrong, Verdict::Wrong]);
+        assert!(matches!(tries[2..], [Verdict::Blocked(_), Verdict::Blocked(_)]), "{tries:?}");
+        assert_eq!(logins.check(client("192.0.2.2"), || Token::Right(Key::Look)), Verdict::Right);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_remembered_is_bounded_and_keeps_the_worst() {
+        let logins = FailedLogins::default();
+        let worst = client("192.0.2.1");
+        for _ in 0..MAX_FAILURES {
+            logins.check(worst, || Token::Wrong);
+        }
+        for number in 0..10 * MAX_CLIENTS {
+            logins.check(client(&format!("10.{}.{}.1", number / 256, number % 256)), || Token::Wrong);
+        }
+        assert_eq!(logins.0.lock().unwrap().failures.len(), MAX_CLIENTS);
+        assert!(matches!(logins.check(worst, || Token::Right(Key::Look)), Verdict::Blocked(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_sent_the_right_token_before_is_not_locked_out_by_others_of_the_address() {
+        let logins = FailedLogins::default();
+        let shared = client("192.0.2.1");
+        let guess = || {
+            for _ in 0..MAX_FAILURES {
+                assert_eq!(logins.check(shared, || Token::Wrong), Verdict::Wrong);
+            }
+        };
+        assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+        for _ in 0..3 {
+            guess();
+            assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+            // Of a token that was never sent from there nothing is told.
+            for token in [Token::Right(Key::Change), Token::Other, Token::Wrong] {
+                assert!(matches!(logins.check(shared, || token), Verdict::Blocked(_)), "{token:?}");
+            }
+            // Nor are many looked at in a second.
+            for _ in 0..MAX_LOOKS {
+                assert!(matches!(logins.check(shared, || Token::Wrong), Verdict::Blocked(_)));
+            }
+            let refused = logins.check(shared, || panic!("it is not looked at"));
+            assert!(matches!(refused, Verdict::Blocked(_)));
+            advance(LOOKS_WINDOW).await;
+            assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+            advance(WINDOW).await;
+        }
+        advance(SUCCESS_AGE).await;
+        guess();
+        assert!(matches!(logins.check(shared, || panic!("it was long ago")), Verdict::Blocked(_)));
+        for number in 0..2 * MAX_CLIENTS {
+            let holder = client(&format!("10.{}.{}.1", number / 256, number % 256));
+            assert_eq!(logins.check(holder, || Token::Right(Key::Look)), Verdict::Right);
+        }
+        assert_eq!(logins.0.lock().unwrap().successes.len(), MAX_CLIENTS);
+    }
+}
