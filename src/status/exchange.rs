@@ -141,15 +141,17 @@ impl Exchange {
     }
 
     async fn read_records(&self) {
-        let read_at = |known: &Known, name: &str| known.records.get(name).map(|record| record.at);
-        let wanted = self.names(|known, name, snapshot| known.wants_record(name, snapshot), read_at);
+        let since = self.shared.watched_since();
+        let read_at = |known: &Known, name: &str| known.records.get(name).map(|record| record.asked_at);
+        let wanted = self.names(|known, name, snapshot| known.wants_record(name, since, snapshot), read_at);
         all(wanted.into_iter().map(|name| self.read_record(name))).await;
     }
 
     async fn read_record(&self, name: String) {
+        let (changes, asked_at) = (lock(&self.shared.known).changes(&name), Instant::now());
         if let Ok(state) = within_timeout(self.store().read_record(&name)).await {
-            let record = Record::new(state);
-            lock(&self.shared.known).records.insert(name, record);
+            let record = Record::new(asked_at, state);
+            lock(&self.shared.known).on_record(name, changes, record);
         }
     }
 
@@ -165,8 +167,9 @@ impl Exchange {
     async fn peek_one(&self, name: String) {
         let snapshot = self.shared.parts.views.get(&name).map(paced::dispatch::View::snapshot);
         let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else { return };
+        let changes = lock(&self.shared.known).changes(&name);
         if let Ok(left) = within_timeout(peek(self.store(), &name, &limits)).await {
-            lock(&self.shared.known).left.insert(name, (Instant::now(), left));
+            lock(&self.shared.known).on_left(name, changes, left);
         }
     }
 

@@ -15,12 +15,14 @@ use super::model::{Downstream, Limit, Override, Pause, Penalty};
 use super::peek::Left;
 use super::summary::Summary;
 
-/// After this time a record is read again although nothing tells that it has changed, and a count is asked for again.
-pub(super) const RECORD_AGE: Duration = Duration::from_secs(60);
+/// After this time a record is read again while somebody looks, although nothing tells that it has changed: a downstream
+/// without jobs notices no pause that another replica was asked for. The exchange bounds how many are read in a round.
+const RECORD_AGE: Duration = Duration::from_secs(5);
+/// After this time a count is asked for again.
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
-/// How long a record still counts that is to be read again, which a slow store makes wait.
-const GRACE: Duration = Duration::from_secs(15);
+/// How long a record counts, which waits to be read again where there are many or the store does not answer.
+const MAX_RECORD_AGE: Duration = Duration::from_secs(75);
 
 /// How long the summaries of other replicas count while the store does not answer.
 const OTHERS_AGE: Duration = Duration::from_secs(10);
@@ -39,11 +41,16 @@ pub(super) struct Known {
     pub(super) records: BTreeMap<String, Record>,
     pub(super) left: BTreeMap<String, (Instant, Vec<Left>)>,
     pub(super) parked: BTreeMap<String, (Instant, i64)>,
+    /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
+    changes: BTreeMap<String, u64>,
 }
 
 /// A record as it was read.
 pub(super) struct Record {
-    pub(super) at: Instant,
+    /// When the store was asked for it.
+    pub(super) asked_at: Instant,
+    /// When the store answered.
+    at: Instant,
     state: RecordState,
     /// The contents of its terms; `None` if it has none that can be read.
     in_force: Option<InForce>,
@@ -58,9 +65,23 @@ struct InForce {
 }
 
 impl Record {
-    /// A record that was read just now.
-    pub(super) fn new(state: RecordState) -> Self {
-        Self { at: Instant::now(), in_force: in_force(&state), state }
+    /// A record that the store was asked for then, and has answered with just now.
+    pub(super) fn new(asked_at: Instant, state: RecordState) -> Self {
+        Self { asked_at, at: Instant::now(), in_force: in_force(&state), state }
+    }
+
+    /// Whether it need not be read again, for those who look since then, at a downstream that has this generation and is
+    /// or is not paused.
+    fn is_current(&self, since: Option<Instant>, generation: u64, is_paused: bool) -> bool {
+        let shows_pause = self.state.status.paused_until() > self.state.now;
+        self.was_asked_for_since(since)
+            && self.asked_at.elapsed() <= RECORD_AGE
+            && self.state.status.generation == generation
+            && shows_pause == is_paused
+    }
+
+    fn was_asked_for_since(&self, since: Option<Instant>) -> bool {
+        since.is_none_or(|since| self.asked_at >= since)
     }
 }
 
@@ -78,8 +99,29 @@ impl Known {
         (self.others, self.others_at) = (others, Some(Instant::now()));
     }
 
-    /// Has a record be read again.
+    /// How often this replica has changed the record of a downstream, to be passed on with what the store is asked for now.
+    pub(super) fn changes(&self, downstream: &str) -> u64 {
+        self.changes.get(downstream).copied().unwrap_or_default()
+    }
+
+    /// Keeps a record, unless this replica has changed it since the store was asked for it.
+    pub(super) fn on_record(&mut self, downstream: String, changes: u64, record: Record) {
+        if self.changes(&downstream) == changes {
+            self.records.insert(downstream, record);
+        }
+    }
+
+    /// Keeps what is left of the limits, unless this replica has changed the record since the store was asked for it.
+    pub(super) fn on_left(&mut self, downstream: String, changes: u64, left: Vec<Left>) {
+        if self.changes(&downstream) == changes {
+            self.left.insert(downstream, (Instant::now(), left));
+        }
+    }
+
+    /// Has a record be read again, since this replica has changed it.
     pub(super) fn forget_record(&mut self, downstream: &str) {
+        let changes = self.changes(downstream).wrapping_add(1);
+        self.changes.insert(downstream.to_owned(), changes);
         self.records.remove(downstream);
         self.left.remove(downstream);
     }
@@ -103,9 +145,12 @@ impl Known {
         downstream.strays = fleet::strays(&name, in_force.fingerprint, replicas);
     }
 
-    /// The records that were read lately, as of now on the store's clock.
-    pub(super) fn fresh_records(&self) -> BTreeMap<String, RecordState> {
-        let fresh = self.records.iter().filter(|(_, record)| record.at.elapsed() <= RECORD_AGE + GRACE);
+    /// The records that the store was asked for lately, and not before `since`, as of now on the store's clock.
+    pub(super) fn fresh_records(&self, since: Option<Instant>) -> BTreeMap<String, RecordState> {
+        let is_fresh = |record: &Record| {
+            record.was_asked_for_since(since) && record.asked_at.elapsed() <= MAX_RECORD_AGE
+        };
+        let fresh = self.records.iter().filter(|(_, record)| is_fresh(record));
         let now = |(name, record): (&String, &Record)| {
             let now = record.state.now.plus(record.at.elapsed());
             (name.clone(), RecordState { now, ..record.state.clone() })
@@ -113,14 +158,11 @@ impl Known {
         fresh.map(now).collect()
     }
 
-    /// Whether the record is to be read.
-    pub(super) fn wants_record(&self, name: &str, snapshot: &Snapshot) -> bool {
-        let Some(Record { at, state: record, .. }) = self.records.get(name) else { return true };
+    /// Whether the record is to be read, for those who look since then.
+    pub(super) fn wants_record(&self, name: &str, since: Option<Instant>, snapshot: &Snapshot) -> bool {
         let is_paused = matches!(snapshot.binding, Binding::Paused { .. } | Binding::Throttled { .. });
-        let shows_pause = record.status.paused_until() > record.now;
-        at.elapsed() > RECORD_AGE
-            || record.status.generation != snapshot.generation
-            || is_paused != shows_pause
+        let record = self.records.get(name);
+        record.is_none_or(|record| !record.is_current(since, snapshot.generation, is_paused))
     }
 }
 
@@ -172,4 +214,44 @@ fn in_force(record: &RecordState) -> Option<InForce> {
         })
         .collect();
     Some(InForce { limits: all, overrides, fingerprint: terms.fingerprint() })
+}
+
+#[cfg(test)]
+mod tests {
+    use paced::store::{MemoryStore, Store as _};
+    use tokio::time::advance;
+
+    use super::*;
+
+    async fn read() -> Record {
+        Record::new(Instant::now(), MemoryStore::new().read_record("billing").await.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_was_asked_for_before_a_change_does_not_come_back() {
+        let mut known = Known::default();
+        let (before, other) = (known.changes("billing"), known.changes("mail"));
+        let late = read().await;
+        known.forget_record("billing");
+        known.on_record("billing".to_owned(), before, late);
+        known.on_left("billing".to_owned(), before, Vec::new());
+        known.on_record("mail".to_owned(), other, read().await);
+        assert_eq!(known.records.keys().collect::<Vec<_>>(), ["mail"], "of others the change says nothing");
+        assert!(known.left.is_empty());
+        let after = known.changes("billing");
+        known.on_record("billing".to_owned(), after, read().await);
+        assert!(known.records.contains_key("billing"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_is_read_again_for_who_begins_to_look_and_soon_for_who_goes_on() {
+        let (start, record) = (Instant::now(), read().await);
+        assert!(record.is_current(Some(start), 0, false));
+        assert!(!record.is_current(Some(start), 1, false), "other limits are in force");
+        assert!(!record.is_current(Some(start), 0, true), "it is paused");
+        advance(Duration::from_secs(1)).await;
+        assert!(!record.is_current(Some(Instant::now()), 0, false), "somebody began to look after it");
+        advance(RECORD_AGE).await;
+        assert!(!record.is_current(Some(start), 0, false), "it may be paused and have no jobs");
+    }
 }

@@ -15,7 +15,7 @@ use super::exchange::Exchange;
 use super::model::{self, History, State};
 use super::rates::Steps;
 use super::sampler::{STEP, Sampler};
-use super::shared::{HURRY, LOOKING, Parts, Shared, lock};
+use super::shared::{Parts, ROUND_SPACING, Shared, Watched, lock};
 use super::summary::Summary;
 
 /// How long somebody who looks waits for a fresh state.
@@ -42,9 +42,9 @@ impl Observer {
             known: Mutex::default(),
             history: Mutex::default(),
             stepped_at: Mutex::default(),
-            looked_at: Mutex::default(),
+            watched: Mutex::default(),
             looked: Notify::new(),
-            hurried_at: Mutex::default(),
+            round_requested_at: Mutex::default(),
             latest: watch::channel(Arc::default()).0,
         });
         let stop = CancellationToken::new();
@@ -84,22 +84,23 @@ impl Watch {
         Arc::clone(&*latest.borrow_and_update())
     }
 
-    /// The record of each downstream, from memory: what it shows is up to a minute old, but that it was changed here or
-    /// that its limits or pauses changed is noticed within seconds. Records that are not known are waited for, for a
-    /// short time, and are missing then. Cancel safe.
+    /// The record of each downstream, from memory. While somebody looks, records are read again every few seconds, at
+    /// once after a change made here. If nobody did, only those count that are read from now on. Records that are not
+    /// known, or do not count, are waited for, for a short time, and are missing then. Cancel safe.
     pub(crate) async fn records(&self) -> BTreeMap<String, RecordState> {
         let mut latest = self.0.latest.subscribe();
         let end = Instant::now() + FRESH_TIMEOUT;
         self.look();
+        let since = self.0.watched_since();
         loop {
-            let records = lock(&self.0.known).fresh_records();
+            let records = lock(&self.0.known).fresh_records(since);
             let is_whole = self.0.parts.views.keys().all(|name| records.contains_key(name));
             if is_whole || Instant::now() >= end {
                 return records;
             }
-            self.0.hurry();
+            self.0.request_round();
             // The sender lives as long as this handle.
-            let _ = timeout(HURRY, latest.changed()).await;
+            let _ = timeout(ROUND_SPACING, latest.changed()).await;
         }
     }
 
@@ -116,8 +117,13 @@ impl Watch {
 
     /// Has the state be kept up to date for some seconds. Returns whether it was.
     pub(crate) fn look(&self) -> bool {
-        let before = lock(&self.0.looked_at).replace(Instant::now());
-        let was_looking = before.is_some_and(|at| at.elapsed() < LOOKING);
+        let last = Instant::now();
+        let was_looking = {
+            let mut watched = lock(&self.0.watched);
+            let before = watched.filter(Watched::lasts);
+            *watched = Some(Watched { since: before.map_or(last, |before| before.since), last });
+            before.is_some()
+        };
         if !was_looking {
             self.0.looked.notify_one();
         }
@@ -138,5 +144,49 @@ impl Watch {
         };
         let downstreams = lock(&self.0.history).iter().map(steps).collect();
         History { now: wall_now().0 / 1000, step_ms: STEP.unsigned_abs(), downstreams }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paced::store::{MemoryStore, Store};
+    use tokio::time::advance;
+
+    use super::super::known::Record;
+    use super::super::shared::LOOKING;
+    use super::super::summary::Identity;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn after_nobody_looked_only_records_count_that_are_read_from_then_on() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let parts = Parts {
+            identity: Identity { id: "me".to_owned(), ..Identity::default() },
+            views: BTreeMap::new(),
+            amqp: paced::amqp::Status::default(),
+            depths: paced::amqp::Depths::default(),
+            store: Arc::clone(&store),
+            store_kind: "memory",
+            terms: watch::channel(Arc::default()).1,
+            can_change: Arc::default(),
+        };
+        let observer = Observer::start(parts);
+        let watch = observer.watch();
+        let read = async || {
+            let record = Record::new(Instant::now(), store.read_record("billing").await.unwrap());
+            lock(&watch.0.known).on_record("billing".to_owned(), 0, record);
+        };
+        let is_told = async || watch.records().await.contains_key("billing");
+        assert!(!watch.look(), "nobody looked");
+        read().await;
+        assert!(is_told().await);
+        advance(LOOKING - Duration::from_secs(1)).await;
+        assert!(is_told().await, "somebody looks all the time");
+        advance(LOOKING).await;
+        assert!(!is_told().await, "it is what the last one who looked would have seen");
+        assert!(!is_told().await, "nor is it told to a second one");
+        read().await;
+        assert!(is_told().await);
+        observer.stop().await;
     }
 }

@@ -21,8 +21,8 @@ use crate::admin::OwnTerms;
 /// How long somebody who looked once counts as looking.
 pub(super) const LOOKING: Duration = Duration::from_secs(15);
 
-/// The least time between two rounds of the exchange that those who wait for records ask for.
-pub(super) const HURRY: Duration = Duration::from_millis(100);
+/// The least time between two rounds of the exchange that those who wait for records request.
+pub(super) const ROUND_SPACING: Duration = Duration::from_millis(100);
 
 /// Lengths of queues that were seen longer ago are not shown: RabbitMQ may be away.
 const DEPTH_AGE: Duration = Duration::from_secs(150);
@@ -52,12 +52,27 @@ pub(super) struct Shared {
     pub(super) history: Mutex<BTreeMap<String, Steps>>,
     /// When the last step of the history ended.
     pub(super) stepped_at: Mutex<Millis>,
-    pub(super) looked_at: Mutex<Option<Instant>>,
+    pub(super) watched: Mutex<Option<Watched>>,
     /// Wakes the exchange with the store when somebody looks.
     pub(super) looked: Notify,
-    /// When the exchange was last asked for another round at once.
-    pub(super) hurried_at: Mutex<Option<Instant>>,
+    /// When another round of the exchange was last requested.
+    pub(super) round_requested_at: Mutex<Option<Instant>>,
     pub(super) latest: watch::Sender<Arc<State>>,
+}
+
+/// A time in which somebody looks, again and again without a pause of [`LOOKING`].
+#[derive(Clone, Copy)]
+pub(super) struct Watched {
+    pub(super) since: Instant,
+    /// When somebody looked last.
+    pub(super) last: Instant,
+}
+
+impl Watched {
+    /// Whether somebody still looks.
+    pub(super) fn lasts(&self) -> bool {
+        self.last.elapsed() < LOOKING
+    }
 }
 
 /// Locks a mutex whose data is whole after a panic: each is replaced as a whole.
@@ -68,14 +83,19 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// Whether somebody looks.
     pub(super) fn is_watched(&self) -> bool {
-        lock(&self.looked_at).is_some_and(|at| at.elapsed() < LOOKING)
+        lock(&self.watched).is_some_and(|watched| watched.lasts())
     }
 
-    /// Has the exchange go on at once with what is not read yet, unless it was asked to just now: however many wait, the
-    /// store is asked no more often.
-    pub(super) fn hurry(&self) {
-        let mut at = lock(&self.hurried_at);
-        if at.is_none_or(|at| at.elapsed() >= HURRY) {
+    /// Since when somebody looks, or looked until lately; `None` if nobody ever did.
+    pub(super) fn watched_since(&self) -> Option<Instant> {
+        lock(&self.watched).map(|watched| watched.since)
+    }
+
+    /// Has the exchange go on at once with what is not read yet, unless a round was requested just now: however many
+    /// wait, the store is asked no more often.
+    pub(super) fn request_round(&self) {
+        let mut at = lock(&self.round_requested_at);
+        if at.is_none_or(|at| at.elapsed() >= ROUND_SPACING) {
             *at = Some(Instant::now());
             self.looked.notify_one();
         }
