@@ -4,19 +4,24 @@
 //! takes the place of an *idle* one, on which no request is in progress. Of one remote network there are at most
 //! [`MAX_OF_ONE`] connections, so that a single one cannot push out others; of all together [`MAX_CONNECTIONS`], and
 //! then an idle one of the network with the most connections goes, the oldest first. A handshake and a head that does
-//! not come are idle too.
+//! not come are idle too, after a moment in which they may come.
 //!
 //! A request that may take long, or whose answer is large, needs a place for its [`Work`]; without one it is refused at
 //! once. It keeps the place until its answer is written, so that slow readers use up the places of their kind and
-//! nothing else, and a connection with a place is never closed for another. There are fewer places than connections, of
+//! nothing else, and a connection with a place is not closed for a newcomer. But where the places of a kind are used up,
+//! a request takes that of an answer that is not read: one whose writing takes for longer than [`MIN_WRITING`], of the
+//! network with the most places. And no such answer is written for longer than [`MAX_WRITING`]. There are fewer places than connections, of
 //! one network too, so that a newcomer always finds an idle connection to replace. Probes need no place.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::http::StatusCode;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::api::Refusal;
 
@@ -24,6 +29,12 @@ use super::api::Refusal;
 pub(super) const MAX_CONNECTIONS: usize = 256;
 /// The most connections of one remote network at once.
 pub(super) const MAX_OF_ONE: usize = 64;
+/// How long a new connection counts as one with a request in progress: its head may be under way.
+const HEAD_UNDER_WAY: Duration = Duration::from_millis(200);
+/// The longest time in which an answer that shows something is written. Prometheus waits as long for all of it.
+pub(super) const MAX_WRITING: Duration = Duration::from_secs(10);
+/// How long such an answer is written before another request may take its place.
+const MIN_WRITING: Duration = Duration::from_secs(2);
 
 /// The client that a remote address counts as. An IPv4 address is one; of IPv6 a whole network of 64 bits is one, since
 /// that is what a single machine is given.
@@ -47,6 +58,8 @@ impl From<IpAddr> for Network {
 pub(super) enum Work {
     /// An answer that shows something.
     Look,
+    /// The page of metrics. So whoever reads other things keeps no monitoring out.
+    Metrics,
     /// A stream of events, which lasts.
     Events,
     /// A change, or work on dead letters. Only who has the token of changes gets to one, so that those who look keep
@@ -55,30 +68,38 @@ pub(super) enum Work {
 }
 
 /// The number of kinds of work.
-const KINDS: usize = 3;
+const KINDS: usize = 4;
 
 impl Work {
     /// The places for all, and those that one network may have of them.
     pub(super) const fn places(self) -> (usize, usize) {
         match self {
             Self::Look => (32, 16),
+            Self::Metrics => (16, 8),
             Self::Events => (32, 16),
             Self::Change => (16, 16),
         }
     }
 
+    /// Whether its answer is to be written within [`MAX_WRITING`].
+    const fn is_short(self) -> bool {
+        matches!(self, Self::Look | Self::Metrics)
+    }
+
     const fn of_one() -> usize {
-        Self::Look.places().1 + Self::Events.places().1 + Self::Change.places().1
+        Self::Look.places().1 + Self::Metrics.places().1 + Self::Events.places().1 + Self::Change.places().1
     }
 
     const fn of_all() -> usize {
-        Self::Look.places().0 + Self::Events.places().0 + Self::Change.places().0
+        Self::Look.places().0 + Self::Metrics.places().0 + Self::Events.places().0 + Self::Change.places().0
     }
 
     /// The refusal of a request for which there is no place.
     fn refusal(self) -> Refusal {
         let text = match self {
-            Self::Look => "too many requests are being answered already; try again in a second",
+            Self::Look | Self::Metrics => {
+                "too many requests are being answered already; try again in a second"
+            }
             Self::Events => "too many others read events already; read /api/v1/status instead",
             Self::Change => "too many changes are in progress already; try again in a second",
         };
@@ -104,12 +125,18 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     network: Network,
+    /// When it began.
+    opened_at: Instant,
+    /// Whether a request has ended on it.
+    is_used: bool,
     /// The event of its beginning, or of the end of its last request.
     last: u64,
     /// The requests that are in progress on it, without those that have a place.
     requests: usize,
     /// The places that its requests have.
     places: [usize; KINDS],
+    /// Since when the answer of a request with a place is written, of work that is short.
+    writing_since: Option<Instant>,
     /// Cancelled when it is closed for another.
     closed: CancellationToken,
 }
@@ -117,6 +144,12 @@ struct Entry {
 impl Entry {
     fn is_closable(&self) -> bool {
         self.places == [0; KINDS]
+    }
+
+    /// The requests that are in progress on it without a place, or may be under way.
+    fn requests(&self) -> usize {
+        let is_under_way = !self.is_used && self.opened_at.elapsed() < HEAD_UNDER_WAY;
+        self.requests.max(usize::from(is_under_way))
     }
 }
 
@@ -132,7 +165,16 @@ impl Connections {
         }
         table.events += 1;
         let (id, closed) = (table.events, CancellationToken::new());
-        let entry = Entry { network, last: id, requests: 0, places: [0; KINDS], closed: closed.clone() };
+        let entry = Entry {
+            network,
+            opened_at: Instant::now(),
+            is_used: false,
+            last: id,
+            requests: 0,
+            places: [0; KINDS],
+            writing_since: None,
+            closed: closed.clone(),
+        };
         table.entries.insert(id, entry);
         Some(Connection { peer: Peer { remote, id, all: self.clone() }, closed })
     }
@@ -179,7 +221,7 @@ impl Table {
         let closable = self.entries.iter().filter(|(_, entry)| entry.is_closable() && is_meant(entry));
         let first = closable.min_by_key(|(_, entry)| {
             let count = counts.get(&entry.network).copied().unwrap_or_default();
-            (entry.requests, std::cmp::Reverse(count), entry.last)
+            (entry.requests(), std::cmp::Reverse(count), entry.last)
         });
         first.map(|(id, _)| *id)
     }
@@ -198,6 +240,25 @@ impl Table {
         };
         let own = count(&mut self.entries.values().filter(|entry| entry.network == network));
         own < of_one && count(&mut self.entries.values()) < of_all
+    }
+
+    /// Closes a connection whose answer is not read, for one more place of this kind: one of the same network if that has
+    /// all places that it may, or else of the network with the most. Returns false if there is none.
+    fn free_place(&mut self, work: Work, network: Network) -> bool {
+        let mut counts: HashMap<Network, usize> = HashMap::new();
+        for entry in self.entries.values() {
+            *counts.entry(entry.network).or_default() += entry.places[work as usize];
+        }
+        let count = |network: &Network| counts.get(network).copied().unwrap_or_default();
+        let is_full = count(&network) >= work.places().1;
+        let slow = self.entries.iter().filter_map(|(id, entry)| {
+            let since = entry.writing_since.filter(|since| since.elapsed() >= MIN_WRITING)?;
+            let is_meant = entry.places[work as usize] > 0 && (!is_full || entry.network == network);
+            is_meant.then(|| (std::cmp::Reverse(count(&entry.network)), since, *id))
+        });
+        let Some((.., id)) = slow.min() else { return false };
+        self.close(id);
+        true
     }
 }
 
@@ -240,13 +301,21 @@ impl Peer {
     /// A place for this work.
     pub(super) fn place(&self, work: Work) -> Result<Place, Refusal> {
         let mut table = self.all.lock();
-        if !table.has_place(work, self.network()) {
+        let network = self.network();
+        let has_place = table.has_place(work, network)
+            || table.free_place(work, network) && table.has_place(work, network);
+        if !has_place {
             return Err(work.refusal());
         }
         // A connection that was closed meanwhile gets no answer any more.
         let entry = table.entries.get_mut(&self.id).ok_or_else(|| work.refusal())?;
         entry.places[work as usize] += 1;
-        Ok(Place { peer: self.clone(), work })
+        Ok(Place { peer: self.clone(), work, deadline: None })
+    }
+
+    /// Closes the connection, whatever it does.
+    fn close(&self) {
+        self.all.lock().close(self.id);
     }
 }
 
@@ -260,7 +329,7 @@ impl Drop for InProgress {
         table.events += 1;
         let event = table.events;
         if let Some(entry) = table.entries.get_mut(&self.0.id) {
-            (entry.requests, entry.last) = (entry.requests.saturating_sub(1), event);
+            (entry.requests, entry.last, entry.is_used) = (entry.requests.saturating_sub(1), event, true);
         }
     }
 }
@@ -270,6 +339,28 @@ impl Drop for InProgress {
 pub(super) struct Place {
     peer: Peer,
     work: Work,
+    /// Closes the connection when the writing of the answer takes too long.
+    deadline: Option<AbortOnDropHandle<()>>,
+}
+
+impl Place {
+    /// Notes that the answer is written from now on. Where it is to be short, its connection is closed after
+    /// [`MAX_WRITING`], unless the place is given back before. Must be called on a tokio runtime.
+    pub(super) fn begin_writing(&mut self) {
+        if !self.work.is_short() {
+            return;
+        }
+        if let Some(entry) = self.peer.all.lock().entries.get_mut(&self.peer.id) {
+            entry.writing_since = Some(Instant::now());
+        }
+        // The body of an answer is not polled while its connection takes no more, so that it cannot watch the time.
+        let peer = self.peer.clone();
+        let closing = async move {
+            sleep(MAX_WRITING).await;
+            peer.close();
+        };
+        self.deadline = Some(AbortOnDropHandle::new(tokio::spawn(closing)));
+    }
 }
 
 impl Drop for Place {
@@ -280,121 +371,10 @@ impl Drop for Place {
         if let Some(entry) = table.entries.get_mut(&self.peer.id) {
             let places = &mut entry.places[self.work as usize];
             (*places, entry.last) = (places.saturating_sub(1), event);
+            (entry.is_used, entry.writing_since) = (true, None);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(address: &str) -> SocketAddr {
-        SocketAddr::new(address.parse().unwrap(), 4711)
-    }
-
-    fn open(all: &Connections, address: &str) -> Connection {
-        all.open(at(address)).expect("there is always a place")
-    }
-
-    fn is_open(connection: &Connection) -> bool {
-        !connection.closed.is_cancelled()
-    }
-
-    #[test]
-    fn one_client_pushes_out_itself_and_nobody_else() {
-        let all = Connections::default();
-        let other = open(&all, "192.0.2.1");
-        let mut mine: Vec<Connection> = (0..MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
-        assert!(mine.iter().all(is_open));
-        // The first is used, so that the second is the oldest.
-        drop(mine[0].peer.request());
-        mine.push(open(&all, "192.0.2.2"));
-        assert_eq!(mine.iter().position(|connection| !is_open(connection)), Some(1));
-        assert!(is_open(&other));
-        assert_eq!(all.lock().of(at("192.0.2.2").ip().into()), MAX_OF_ONE);
-    }
-
-    #[test]
-    fn all_of_a_network_of_ipv6_are_one_client() {
-        let network = |address: &str| Network::from(address.parse::<IpAddr>().unwrap());
-        assert_eq!(network("2001:db8:1:2:3::4"), network("2001:db8:1:2:ffff::"));
-        assert_ne!(network("2001:db8:1:2::"), network("2001:db8:1:3::"));
-        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
-        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
-    }
-
-    #[test]
-    fn of_many_clients_the_one_with_the_most_connections_makes_room() {
-        let all = Connections::default();
-        let probe = open(&all, "127.0.0.1");
-        let many: Vec<Connection> = (0..MAX_CONNECTIONS - 1)
-            .map(|number| open(&all, &format!("198.51.100.{}", number % 5)))
-            .collect();
-        assert!(many.iter().all(is_open) && is_open(&probe));
-        let newcomers: Vec<Connection> =
-            (0..100).map(|number| open(&all, &format!("203.0.113.{number}"))).collect();
-        assert!(is_open(&probe) && newcomers.iter().all(is_open));
-        assert_eq!(many.iter().filter(|connection| !is_open(connection)).count(), 100);
-        // However many clients connect once, the newest stay.
-        let flood: Vec<Connection> =
-            (0..2_000).map(|number| open(&all, &format!("10.0.{}.{}", number / 256, number % 256))).collect();
-        assert!(flood[2_000 - 200..].iter().all(is_open));
-        assert_eq!(all.lock().entries.len(), MAX_CONNECTIONS);
-    }
-
-    #[test]
-    fn who_works_is_not_closed_and_places_are_given_back() {
-        let all = Connections::default();
-        let connections: Vec<Connection> = (0..MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
-        let places = |work: Work| -> Vec<Place> {
-            connections.iter().filter_map(|connection| connection.peer.place(work).ok()).collect()
-        };
-        let looking = places(Work::Look);
-        assert_eq!(looking.len(), 16);
-        let (events, changes) = (places(Work::Events), places(Work::Change));
-        assert_eq!((events.len(), changes.len()), (16, 16));
-        let refusal = connections[0].peer.place(Work::Look).unwrap_err();
-        assert_eq!((refusal.status(), refusal.retry_after()), (StatusCode::SERVICE_UNAVAILABLE, Some(1)));
-        // Another client still gets one, up to the bound for all.
-        let other = open(&all, "192.0.2.3");
-        let more: Vec<Place> = (0..16).map(|_| other.peer.place(Work::Look).unwrap()).collect();
-        let third = open(&all, "192.0.2.4");
-        assert!(third.peer.place(Work::Look).is_err() && third.peer.place(Work::Events).is_ok());
-        drop(more);
-        assert!(third.peer.place(Work::Look).is_ok());
-
-        let newcomers: Vec<Connection> = (0..2 * MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
-        assert!(newcomers.last().is_some_and(is_open));
-        assert!(connections[..16].iter().all(is_open), "they have places");
-        assert!(!connections[20..].iter().any(is_open));
-        drop((looking, events, changes));
-        assert!(places(Work::Look).len() <= 16);
-    }
-
-    #[test]
-    fn a_probe_in_progress_goes_last() {
-        let all = Connections::default();
-        let probing = open(&all, "192.0.2.2");
-        let request = probing.peer.request();
-        let idle: Vec<Connection> = (1..MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
-        let _newcomer = open(&all, "192.0.2.2");
-        assert!(is_open(&probing) && !is_open(&idle[0]));
-        // If nothing else is left, probes in progress make room too.
-        let requests: Vec<InProgress> = idle.iter().map(|connection| connection.peer.request()).collect();
-        all.close_one();
-        all.close_one();
-        assert_eq!(all.lock().entries.len(), MAX_OF_ONE - 2);
-        drop((request, requests));
-    }
-
-    #[test]
-    fn a_connection_that_ends_is_forgotten() {
-        let all = Connections::default();
-        let connection = open(&all, "192.0.2.2");
-        let place = connection.peer.place(Work::Look).unwrap();
-        drop(connection);
-        assert!(all.lock().entries.is_empty());
-        drop(place);
-        all.close_one();
-    }
-}
+mod tests;

@@ -33,7 +33,7 @@ pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sy
     vec![
         Route::new(Verb::Get, "/livez", Rule::Probe, (livez, &())),
         Route::new(Verb::Get, "/readyz", Rule::Readiness, (readyz, &sources)),
-        Route::new(Verb::Get, "/metrics", Rule::Look, (metrics, &sources)),
+        Route::new(Verb::Get, "/metrics", Rule::Metrics, (metrics, &sources)),
     ]
 }
 

@@ -36,6 +36,8 @@ pub(super) enum Rule {
     Page,
     /// Whoever may look.
     Look,
+    /// Whoever may look, for the metrics.
+    Metrics,
     /// Whoever may look, for a stream of events.
     Events,
     /// Whoever may change something, without a body: it holds what others want.
@@ -135,9 +137,10 @@ async fn guard(
 ) -> Response {
     match admit(&access, rule, &peer, &mut request) {
         Ok(None) => next.run(request).await,
-        Ok(Some(place)) => {
+        Ok(Some(mut place)) => {
             let response = next.run(request).await;
-            response.map(|body| Body::new(Held { body, rest: Bytes::new(), _place: place }))
+            place.begin_writing();
+            response.map(|body| Body::new(PlacedBody { body, rest: Bytes::new(), _place: place }))
         }
         Err(refusal) => {
             let (remote, status) = (peer.remote, refusal.status().as_u16());
@@ -165,6 +168,7 @@ fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Res
         }
         Rule::Page => return access.is_meant(uri, headers).map(|()| None),
         Rule::Readiness | Rule::Look => may_look().map(|()| Work::Look),
+        Rule::Metrics => may_look().map(|()| Work::Metrics),
         Rule::Events => may_look().map(|()| Work::Events),
         Rule::Hold => may_change().map(|()| Work::Change),
         Rule::Change => may_change().and_then(|()| has_json(headers)).map(|()| Work::Change),
@@ -179,14 +183,14 @@ pub(super) fn asks_for(query: Option<&str>, word: &str) -> bool {
 }
 
 /// The body of an answer, which keeps its place until the connection has taken all of it, in small pieces.
-struct Held {
+struct PlacedBody {
     body: Body,
     /// What is left of the last piece of the body.
     rest: Bytes,
     _place: Place,
 }
 
-impl HttpBody for Held {
+impl HttpBody for PlacedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -2,17 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::http;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use paced::config::{Admin, Secret};
 use paced::store::BoxFuture;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::*;
 use crate::admin::api::tests::in_memory;
-use crate::admin::connections::Connections;
+use crate::admin::connections::{Connections, MAX_WRITING};
 use crate::admin::health::{Check, Checks};
+use crate::admin::server::{Server, bind};
 
 /// Who has access to a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +271,7 @@ async fn an_answer_keeps_its_place_until_its_last_piece_is_taken() {
     let mut places: Vec<Place> = (0..of_one).map(|_| connection.peer.place(Work::Look).unwrap()).collect();
     let place = places.pop().unwrap();
     let mut answer =
-        Body::new(Held { body: Body::from(vec![7; 2 * PIECE + 1]), rest: Bytes::new(), _place: place });
+        Body::new(PlacedBody { body: Body::from(vec![7; 2 * PIECE + 1]), rest: Bytes::new(), _place: place });
     assert_eq!(answer.size_hint().exact(), Some(2 * PIECE as u64 + 1));
     let mut pieces = Vec::new();
     while !answer.is_end_stream() {
@@ -277,4 +281,76 @@ async fn an_answer_keeps_its_place_until_its_last_piece_is_taken() {
     assert_eq!(pieces, [PIECE, PIECE, 1]);
     drop(answer);
     assert!(connection.peer.place(Work::Look).is_ok());
+}
+
+/// The bytes of an answer that no socket takes at once.
+const LARGE: usize = 8 << 20;
+
+/// A server with a large answer and small ones.
+async fn with_a_large_page() -> Server {
+    let large = || async { "x".repeat(LARGE) };
+    let small = || async { "small" };
+    let routes = vec![
+        Route::new(Get, "/metrics", Rule::Metrics, (large, &())),
+        Route::new(Get, "/small", Rule::Metrics, (small, &())),
+        Route::new(Get, "/status", Rule::Look, (small, &())),
+    ];
+    let access = Arc::new(Access::new(&Admin {
+        listen: None,
+        token: None,
+        read_token: None,
+        allow_hosts: Vec::new(),
+        tls: None,
+    }));
+    Server::start(bind("127.0.0.1:0").await.unwrap(), router(routes, &access), None).unwrap()
+}
+
+/// Asks for a path, from this address on loopback, and returns the first line of the answer.
+async fn first_line(from: [u8; 4], server: &Server, path: &str) -> (TcpStream, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(from.into(), 0)).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(server.address()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        line.push(stream.read_u8().await.unwrap());
+    }
+    (stream, String::from_utf8(line).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_read_is_cut_off() {
+    let server = with_a_large_page().await;
+    let (mut deaf, line) = first_line([127, 0, 0, 2], &server, "/metrics").await;
+    assert_eq!(line, "HTTP/1.1 200 OK\r\n");
+    let start = tokio::time::Instant::now();
+    tokio::time::sleep(MAX_WRITING + Duration::from_secs(1)).await;
+    let mut rest = Vec::new();
+    // A reset also ends the connection.
+    let _ = deaf.read_to_end(&mut rest).await;
+    assert!(rest.len() < LARGE, "cut off");
+    assert!(start.elapsed() < MAX_WRITING + Duration::from_secs(2), "{:?}", start.elapsed());
+    server.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_metrics_keeps_nobody_else_from_them() {
+    let server = with_a_large_page().await;
+    let mut deaf = Vec::new();
+    for address in [2, 3] {
+        for _ in 0..Work::Metrics.places().1 {
+            let (stream, line) = first_line([127, 0, 0, address], &server, "/metrics").await;
+            assert_eq!(line, "HTTP/1.1 200 OK\r\n");
+            deaf.push(stream);
+        }
+    }
+    assert_eq!(first_line([127, 0, 0, 4], &server, "/status").await.1, "HTTP/1.1 200 OK\r\n");
+    let (_, line) = first_line([127, 0, 0, 4], &server, "/small").await;
+    assert_eq!(line, "HTTP/1.1 503 Service Unavailable\r\n", "they may be reading");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (_, line) = first_line([127, 0, 0, 4], &server, "/small").await;
+    assert_eq!(line, "HTTP/1.1 200 OK\r\n", "they are not");
+    server.stop().await;
 }
