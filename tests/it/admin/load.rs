@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
+use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::support::eventually;
 
@@ -66,7 +67,22 @@ async fn probes_are_answered_beside_idle_and_busy_connections() {
         }
     }
     assert_eq!((busy.len(), refused), (32, 32));
+    // Some ask for metrics, and read nothing of them.
+    let mut slow = Vec::new();
+    for number in 0..32 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(2048).unwrap();
+        socket.bind(SocketAddr::new([127, 0, 0, 7 + number % 4].into(), 0)).unwrap();
+        let mut stream = socket.connect(to.parse().unwrap()).await.unwrap();
+        let request = format!("GET /metrics HTTP/1.1\r\nhost: {to}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        slow.push(stream);
+    }
     probe(to).await;
+    until("metrics are told beside those who do not read them", LONG, async || {
+        ask("127.0.0.1", to, "/metrics").await.1.starts_with("HTTP/1.1 200")
+    })
+    .await;
     let (_, answer) = ask("127.0.0.1", to, "/readyz").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 
@@ -108,6 +124,46 @@ async fn thousands_of_connections_keep_nobody_out_and_are_bounded() {
     assert_eq!(watched.paced.stop().await, 0);
 }
 
+/// Those who ask for the list at once, and how often each does.
+const CALLERS: usize = 8;
+const LISTS: usize = 250;
+
+/// The calls that a Redis server has executed, those in scripts too.
+async fn calls(redis: &Redis) -> u64 {
+    let answer = redis.command(&["INFO", "commandstats"]).await.unwrap();
+    let of_line = |line: &str| {
+        let (_, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        figures.split(',').next()?.parse::<u64>().ok()
+    };
+    answer.lines().filter_map(of_line).sum()
+}
+
+#[tokio::test]
+async fn a_list_tells_of_a_pause_that_another_replica_was_asked_for() {
+    let site = Site::shared("adminlistpause", "rate = '100/s'").await;
+    let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    let listed = async || -> Value {
+        let reply = one.client.get(&format!("{}/api/v1/downstreams", one.base)).await.unwrap();
+        let list: Value = serde_json::from_str(&reply.text).unwrap();
+        list["downstreams"][0].clone()
+    };
+    until("the list is told", LONG, async || {
+        listed().await["pause"] == Value::Null && listed().await.is_object()
+    })
+    .await;
+    let (status, told) = other.send(Method::POST, "/pause", &[], r#"{"reason": "they asked"}"#).await;
+    assert_eq!(status, 200, "{told}");
+    // Far below the time for which a record that is not read again would count.
+    until("the list tells of it", Duration::from_secs(30), async || {
+        listed().await["pause"]["reason"] == "they asked"
+    })
+    .await;
+    let output = one.tool(TOKEN, &["resume", "billing"]).await;
+    assert_eq!(output.code, 0, "{output:?}");
+    assert_eq!(listed().await["pause"], Value::Null, "its own change shows at once");
+    assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
+}
+
 #[tokio::test]
 async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
     let redis = Redis::dedicated().await;
@@ -126,6 +182,22 @@ async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
         listed.is_object() && listed["limits"] == one["limits"] && keys(listed) == keys(&one)
     })
     .await;
+
+    // Many ask at once and again and again: had each of them asked the store, there would be a call for each at least.
+    let before = calls(&redis).await;
+    let start = Instant::now();
+    let callers = (0..CALLERS).map(|_| async {
+        let client = Client::new();
+        let url = format!("http://{}/api/v1/downstreams", watched.address);
+        for _ in 0..LISTS {
+            assert_eq!(client.get(&url).await.unwrap().status, 200);
+        }
+    });
+    futures_util::future::join_all(callers).await;
+    let made = calls(&redis).await - before;
+    let others = 100 + 50 * start.elapsed().as_secs();
+    assert!(made < others, "{made} calls for {} lists in {:?}", CALLERS * LISTS, start.elapsed());
+    assert!(others < (CALLERS * LISTS) as u64, "too slow to tell: {:?}", start.elapsed());
 
     // A store that does not answer delays no list.
     redis.freeze();
