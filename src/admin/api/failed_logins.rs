@@ -230,7 +230,7 @@ mod tests {
         for _ in 0..MAX_FAILURES {
             assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
         }
-        assert_eq!(logins.check(guesser, || Token::Right(Key::Look)), Verdict::Blocked(WINDOW));
+        assert_eq!(logins.check(guesser, || Token::Right(Key::Change)), Verdict::Blocked(WINDOW));
         // A token for other requests is no guess.
         let confused = client("192.0.2.3");
         assert!((0..2 * MAX_FAILURES).all(|_| logins.check(confused, || Token::Other) == Verdict::Wrong));
