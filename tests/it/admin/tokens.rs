@@ -121,9 +121,9 @@ async fn who_guesses_tokens_is_made_to_wait_and_nobody_else() {
     }
     assert_eq!(statuses[..20], [401; 20]);
     assert_eq!(statuses[20..], [429; 2]);
-    // Probes need no token; another address is another client.
     // Nothing was accepted from this address before, so that nothing is now.
     assert_eq!(scene.statuses("look-1", "change-1").await, (429, 429));
+    // Probes need no token; another address is another client.
     let to = scene.url.strip_prefix("http://").unwrap();
     assert_eq!(scene.client.get(&format!("{}/livez", scene.url)).await.unwrap().status, 200);
     let mut stream = super::load::connect("127.0.0.9", to).await;
