@@ -67,8 +67,8 @@ impl Shared {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // If the configuration did not change, what was read since then is newer.
         if known.configured != configured {
-            self.access.replace_tokens(configured.clone());
-            (known.in_use, known.configured) = (configured.clone(), configured);
+            self.put_in_use(&mut known, configured.clone());
+            known.configured = configured;
         }
         known.watch.forget();
     }
@@ -83,11 +83,7 @@ impl Shared {
         }
         match read_again(&known.in_use) {
             Ok(tokens) => {
-                if tokens != known.in_use {
-                    self.access.replace_tokens(tokens.clone());
-                    tracing::info!("admin tokens read again: requests need the new ones from now on");
-                }
-                known.in_use = tokens;
+                self.put_in_use(&mut known, tokens);
                 known.watch.note_loaded(stamps);
             }
             Err(error) => {
@@ -99,6 +95,15 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Goes by these tokens from now on, and logs it if they are others.
+    fn put_in_use(&self, known: &mut Known, tokens: Tokens) {
+        if tokens != known.in_use {
+            self.access.replace_tokens(tokens.clone());
+            tracing::info!("admin tokens read again: requests need the new ones from now on");
+        }
+        known.in_use = tokens;
     }
 }
 
