@@ -244,13 +244,16 @@ impl Flight {
             }
             Outcome::Outdated { detail, status, replaced, response } => {
                 self.entry.attempts.refused += 1;
+                if !replaced {
+                    self.entry.attempts.blameless += 1;
+                    return self.refuse((Reason::Status, detail, Some(status)), response, true);
+                }
                 self.entry.attempts.outdated += 1;
-                if replaced && self.entry.attempts.outdated <= MAX_OUTDATED {
+                if self.entry.attempts.outdated <= MAX_OUTDATED {
                     context.meters.retry("unauthorized");
                     return self.try_again(Some(Duration::ZERO), detail, Some(status), response).await;
                 }
-                let letter = (Reason::Status, detail, Some(status));
-                self.refuse(letter, response, !replaced);
+                self.refuse((Reason::Status, detail, Some(status)), response, false);
             }
             Outcome::Retry { reason, detail, status, after, response } => {
                 context.meters.retry(reason);

@@ -13,6 +13,7 @@
 //! | serving | refused, suspected in this row already | serving | waits, suspected |
 //! | serving | refused, the 5th refusal of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | refused, suspected in an earlier row | serving | dead |
+//! | serving | refused, suspected in an earlier row, blameless now or then | as the first time in this row | waits, suspected |
 //! | serving | refused, the 3rd different job of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | delivered, sent after the last refused one | serving | the row of refused jobs ends |
 //! | unreachable | the trial connection fails | unreachable | try again, later each time |
@@ -88,9 +89,14 @@ struct Row {
     last_sent: Option<Instant>,
 }
 
-/// The mark of a job that was refused in the row of this number.
+/// The mark of a job that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Suspicion(u64);
+pub(super) struct Suspicion {
+    /// The number of the last row in which it was refused.
+    row: u64,
+    /// The number of the last row in which it was refused and may have been at fault itself.
+    blamed: Option<u64>,
+}
 
 /// The decision on a refused job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,19 +153,24 @@ impl Health {
         }
     }
 
-    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before.
+    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A blameless
+    /// one is not dead of it, and is not of a later refusal because of this one.
     pub(super) fn refused(
         &mut self,
         before: Option<Suspicion>,
+        is_blameless: bool,
         sent: Instant,
         now: Instant,
     ) -> (Verdict, Option<Change>) {
-        let this = Suspicion(self.row.number);
-        if self.is_serving() && before.is_some_and(|before| before != this) {
+        let row = self.row.number;
+        let blamed = before.and_then(|before| before.blamed);
+        if self.is_serving() && !is_blameless && blamed.is_some_and(|before| before != row) {
             return (Verdict::Dead, None);
         }
+        let is_new = before.is_none_or(|before| before.row != row);
+        let this = Suspicion { row, blamed: if is_blameless { blamed } else { Some(row) } };
         self.row.last_sent = self.row.last_sent.max(Some(sent));
-        self.row.jobs = self.row.jobs.saturating_add(u32::from(before.is_none()));
+        self.row.jobs = self.row.jobs.saturating_add(u32::from(is_new));
         self.row.refusals = self.row.refusals.saturating_add(1);
         let is_enough = self.row.jobs >= REFUSED_JOBS || self.row.refusals >= REFUSALS;
         let stops = self.is_serving() && is_enough;

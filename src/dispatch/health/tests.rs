@@ -4,6 +4,9 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
+/// The mark of a job that was refused in the first row.
+const FIRST_ROW: Suspicion = Suspicion { row: 0, blamed: Some(0) };
+
 /// A replica whose events are one millisecond apart.
 struct Scene {
     health: Health,
@@ -27,7 +30,15 @@ impl Scene {
 
     fn refused(&mut self, before: Option<Suspicion>) -> (Verdict, Option<Change>) {
         let now = self.tick();
-        self.health.refused(before, now, now)
+        self.health.refused(before, false, now, now)
+    }
+
+    fn refused_blamelessly(&mut self, before: Option<Suspicion>) -> (Suspicion, Option<Change>) {
+        let now = self.tick();
+        match self.health.refused(before, true, now, now) {
+            (Verdict::Waits(mark), change) => (mark, change),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// The mark of a job that is refused for the first time.
@@ -132,6 +143,38 @@ fn a_job_that_is_refused_again_after_a_success_is_dead() {
 }
 
 #[test]
+fn a_blameless_refusal_kills_neither_at_once_nor_later() {
+    let mut scene = Scene::new();
+    let (mark, _) = scene.refused_blamelessly(None);
+    assert_eq!(scene.delivered(), None);
+    let (mark, _) = scene.refused_blamelessly(Some(mark));
+    assert_eq!(scene.delivered(), None);
+    let (verdict, _) = scene.refused(Some(mark));
+    let Verdict::Waits(mark) = verdict else { panic!("it was never to blame before") };
+    assert_eq!(scene.delivered(), None);
+    let (mark, _) = scene.refused_blamelessly(Some(mark));
+    assert_eq!(scene.refused(Some(mark)), (Verdict::Dead, None), "to blame twice, with a success in between");
+}
+
+#[test]
+fn a_job_that_is_refused_blamelessly_counts_once_in_each_row() {
+    let mut scene = Scene::new();
+    let (mut mark, mut change) = (None, None);
+    for _ in 0..2 {
+        for _ in 0..4 {
+            assert_eq!(change, None);
+            let (this, then) = scene.refused_blamelessly(mark);
+            (mark, change) = (Some(this), then);
+            assert_eq!(scene.health.refused_jobs(), 1);
+        }
+        assert_eq!((change, scene.delivered()), (None, None));
+    }
+    scene.refused_blamelessly(mark);
+    scene.refused_blamelessly(None);
+    assert_eq!(scene.refused_blamelessly(None).1, Some(Change::Stop), "three different jobs");
+}
+
+#[test]
 fn one_job_that_is_refused_over_and_over_has_the_secrets_read() {
     let mut scene = Scene::new();
     let mark = scene.suspected();
@@ -182,7 +225,7 @@ fn a_trial_job_goes_once_the_secrets_were_read_and_later_each_time() {
         assert_eq!((scene.health.trial_due(), scene.health.wants_trial_job()), (None, false));
         scene.health.secrets_read();
         assert!(scene.health.wants_trial_job());
-        let (verdict, change) = scene.refused(Some(Suspicion(0)));
+        let (verdict, change) = scene.refused(Some(FIRST_ROW));
         assert!(matches!((verdict, change), (Verdict::Waits(_), None)));
         scene.health.trial_job_failed(scene.now);
         longest = longest.max(scene.due_in());
@@ -197,7 +240,7 @@ fn a_trial_job_that_is_delivered_goes_on_and_whoever_is_refused_again_is_dead() 
     scene.health.secrets_read();
     assert_eq!(scene.delivered(), Some(Change::GoOn));
     assert!(scene.health.is_serving());
-    assert_eq!(scene.refused(Some(Suspicion(0))), (Verdict::Dead, None));
+    assert_eq!(scene.refused(Some(FIRST_ROW)), (Verdict::Dead, None));
     scene.suspected();
     scene.suspected();
     assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));

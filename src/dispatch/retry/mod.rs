@@ -163,11 +163,13 @@ pub(super) struct Attempts {
     pub(super) unreachable: u32,
     /// The number of unintelligible answers.
     pub(super) unreadable: u32,
-    /// How many of the refusals were of credentials that had been replaced, or were about to be.
+    /// How many of the refusals were of credentials that have been replaced since.
     pub(super) outdated: u32,
+    /// How many of the refusals were certainly not about the job, though nothing could replace the credentials.
+    pub(super) blameless: u32,
     /// The mark of the row of refused jobs that it was in, if the credentials may be at fault.
     pub(super) suspicion: Option<Suspicion>,
-    /// The instant of its first refusal since the last other answer.
+    /// The instant of its first refusal since the last other answer, where the job itself may be at fault.
     pub(super) refused_since: Option<Instant>,
 }
 

@@ -79,3 +79,39 @@ async fn no_job_is_dead_because_there_are_no_new_credentials() {
     assert_eq!((dead_letters(&bench), bench.pauses().first()), (0, Some(&true)));
     assert!(bench.sink.secrets_read.load(Ordering::SeqCst) > 0, "they are read again");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_token_server_failed_at_does_not_count_once_there_is_a_new_token() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.may_be_given_back = false;
+    // While there is no new token, others that the API accepts come in between; then there are new ones, also refused at
+    // first.
+    answer(&bench, "late", 4, false);
+    answer(&bench, "late", 3, true);
+    bench.publish(message("late"));
+    let _running = bench.start();
+    for other in 0..4 {
+        bench.sink.arrived(2 * other + 1).await;
+        bench.publish_many(other..other + 1);
+        bench.ledger.count(other + 1).await;
+    }
+    bench.ledger.count(5).await;
+    assert!(matches!(&bench.ledger.of("late")[..], [Settled::Acked(_)]), "{:?}", bench.ledger);
+    assert_eq!((times(&bench, "late"), dead_letters(&bench)), (8, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_outage_of_the_token_server_does_not_wear_a_job_out() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.may_be_given_back = false;
+    answer(&bench, "0", 400, false);
+    // Then it is refused like any other that may be at fault: that alone counts.
+    (0..3).for_each(|_| bench.sink.answer("0", dead(401)));
+    bench.publish_many(0..1);
+    let _running = bench.start();
+    let begun = Instant::now();
+    bench.ledger.count(1).await;
+    assert!(begun.elapsed() > Duration::from_secs(16 * 60), "{:?}", begun.elapsed());
+    assert!(matches!(&bench.ledger.of("0")[..], [Settled::Acked(_)]), "{:?}", bench.ledger);
+    assert_eq!((times(&bench, "0"), dead_letters(&bench)), (404, 0));
+}

@@ -15,6 +15,7 @@ use super::Worker;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::{self, Contact, Refused};
 use crate::dispatch::health::{Change, Health, State, Verdict};
+use crate::dispatch::retry::Attempts;
 use crate::dispatch::source::Source;
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
@@ -269,12 +270,12 @@ impl Worker {
             return;
         }
         let now = Instant::now();
-        let suspicion = entry.attempts.suspicion.filter(|_| !is_blameless);
-        let (verdict, change) = self.halt.health.refused(suspicion, sent, now);
-        let since = *entry.attempts.refused_since.get_or_insert(now);
-        let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
-        let is_often = entry.attempts.refused >= self.context.retry.max_attempts;
-        let is_worn = !is_blameless && is_often && now - since >= patience;
+        let (verdict, change) = self.halt.health.refused(entry.attempts.suspicion, is_blameless, sent, now);
+        let is_worn = !is_blameless && self.is_worn(&mut entry.attempts, now);
+        if is_blameless {
+            // The time of an outage that the job is not to blame for must not count.
+            entry.attempts.refused_since = None;
+        }
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
@@ -296,6 +297,14 @@ impl Worker {
         }
         self.follow_change(change);
         self.make_room();
+    }
+
+    /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it is dead.
+    fn is_worn(&self, attempts: &mut Attempts, now: Instant) -> bool {
+        let since = *attempts.refused_since.get_or_insert(now);
+        let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
+        let blamed = attempts.refused.saturating_sub(attempts.blameless);
+        blamed >= self.context.retry.max_attempts && now - since >= patience
     }
 
     /// Handles a change of the statuses that count as refusals: whether jobs are refused must be found out anew.
