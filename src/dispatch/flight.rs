@@ -28,7 +28,7 @@ use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Contact, Event, FlightGuard, Refused};
 pub(super) use letter::{dead_letter, letter_log};
-use outcome::{contact, is_answered, judged};
+use outcome::{about_job, contact, is_answered, judged};
 
 /// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
@@ -205,6 +205,10 @@ impl Flight {
         let context = Arc::clone(&self.context);
         let retry = &context.retry;
         let outcome = match outcome {
+            // It is refused whatever the credentials: the policy says what that means.
+            outcome @ Outcome::Outdated { .. } if self.entry.attempts.outdated >= MAX_OUTDATED => {
+                judged(about_job(outcome), retry)
+            }
             Outcome::Throttled { after: Some(after), .. } if !after.is_zero() => {
                 // The pause is for all jobs, whatever becomes of this one.
                 let span = after.min(context.max_pause);
@@ -249,11 +253,8 @@ impl Flight {
                     return self.refuse((Reason::Status, detail, Some(status)), response, true);
                 }
                 self.entry.attempts.outdated += 1;
-                if self.entry.attempts.outdated <= MAX_OUTDATED {
-                    context.meters.retry("unauthorized");
-                    return self.try_again(Some(Duration::ZERO), detail, Some(status), response).await;
-                }
-                self.refuse((Reason::Status, detail, Some(status)), response, false);
+                context.meters.retry("unauthorized");
+                self.try_again(Some(Duration::ZERO), detail, Some(status), response).await;
             }
             Outcome::Retry { reason, detail, status, after, response } => {
                 context.meters.retry(reason);

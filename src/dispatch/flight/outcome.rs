@@ -30,6 +30,16 @@ pub(super) const fn is_answered(outcome: &Outcome) -> bool {
     }
 }
 
+/// A refusal of credentials that have been replaced since, as one that may be about the job; other outcomes as they are.
+pub(super) fn about_job(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Outdated { detail, status, replaced: true, response } => {
+            Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response }
+        }
+        outcome => outcome,
+    }
+}
+
 /// The outcome as the policy judges it by its status: whether the job may be tried again.
 ///
 /// Whether a downstream throttles is known by the sink alone; a job that it throttled by an answer of success is tried

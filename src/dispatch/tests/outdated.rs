@@ -115,3 +115,32 @@ async fn a_long_outage_of_the_token_server_does_not_wear_a_job_out() {
     assert!(matches!(&bench.ledger.of("0")[..], [Settled::Acked(_)]), "{:?}", bench.ledger);
     assert_eq!((times(&bench, "0"), dead_letters(&bench)), (404, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_with_each_new_secret_is_judged_by_its_status_as_the_policy_says() {
+    // The statuses that are tried again, how often each job is sent, and why it is dead.
+    let cases = [("503", 4, Reason::Status), ("401", 3 + 5, Reason::AttemptsExhausted)];
+    for (statuses, sent, reason) in cases {
+        let mut bench = Bench::new("100/s", QUICK);
+        bench.options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
+        bench.options.retry.statuses = statuses.parse().unwrap();
+        bench.options.retry.max_attempts = 5;
+        let ids = ["a", "b", "c", "d"];
+        for id in ids {
+            answer(&bench, id, 20, true);
+            bench.publish(message(id));
+        }
+        let _running = bench.start();
+        bench.ledger.count(ids.len()).await;
+        for id in ids {
+            let letter = bench.ledger.letter(id);
+            assert_eq!((letter.reason, letter.report.status), (reason, Some(401)), "{statuses}");
+            assert_eq!(times(&bench, id), sent, "{statuses}");
+        }
+        assert_eq!(
+            bench.pauses(),
+            Vec::<bool>::new(),
+            "{statuses}: the operator said that no 401 is about the credentials"
+        );
+    }
+}
