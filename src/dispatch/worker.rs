@@ -305,7 +305,8 @@ impl Worker {
             Event::Retry(due, entry) => {
                 let Some(mut entry) = self.unless_cancelled(entry) else { return };
                 if entry.attempts.unreachable == 0 {
-                    // The downstream answered without refusing the credentials, so an earlier refusal is obsolete.
+                    // The downstream answered without refusing the credentials, or refused some that have been replaced
+                    // since: either way an earlier refusal is obsolete.
                     (entry.attempts.suspicion, entry.attempts.refused_since) = (None, None);
                 }
                 self.wait(due, ParkReason::Retry, entry);
