@@ -1,5 +1,9 @@
 //! Credentials that are refused because they were replaced, or should be: that says nothing about the jobs.
 
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+
 use super::*;
 use crate::sink::Outcome;
 
@@ -143,4 +147,49 @@ async fn what_is_refused_with_each_new_secret_is_judged_by_its_status_as_the_pol
             "{statuses}: the operator said that no 401 is about the credentials"
         );
     }
+}
+
+/// The fields `error` of what is logged as an error.
+#[derive(Clone, Default)]
+struct Errors(Arc<Mutex<Vec<String>>>);
+
+impl<S: Subscriber> Layer<S> for Errors {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if *event.metadata().level() == Level::ERROR {
+            event.record(&mut self.clone());
+        }
+    }
+}
+
+impl Visit for Errors {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "error" {
+            self.0.lock().unwrap().push(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_tells_once_why_the_secrets_cannot_be_read_until_that_changes() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    // With a second subscriber, no other thread decides for this one whether an event is wanted.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
+    let errors = Errors::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(errors.clone()));
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.may_be_given_back = false;
+    bench.sink.accepts.store(false, Ordering::SeqCst);
+    bench.publish_many(0..20);
+    let _running = bench.start();
+    for (error, tells) in [(Some("one"), 1), (Some("two"), 2), (None, 2), (Some("two"), 3)] {
+        let before = bench.sink.secrets_read.load(Ordering::SeqCst);
+        *bench.sink.secrets_error.lock().unwrap() = error.map(str::to_owned);
+        tokio::time::sleep(MINUTE).await;
+        let trials = bench.sink.secrets_read.load(Ordering::SeqCst) - before;
+        assert!(trials >= 10, "{trials} in a minute");
+        assert_eq!(errors.0.lock().unwrap().len(), tells, "{:?}", errors.0);
+    }
+    assert_eq!(*errors.0.lock().unwrap(), ["one", "two", "two"]);
 }

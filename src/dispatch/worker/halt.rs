@@ -47,6 +47,8 @@ pub(super) struct Halt {
     candidates: VecDeque<Entry>,
     /// Whether all unsettled jobs were refused, and no more come until one is settled.
     is_crowded: bool,
+    /// Why the secrets could not be read again, as last logged, until they can.
+    secrets_error: Option<String>,
     /// The number of refused jobs that wait for a decision while others are taken: they do not count for the window.
     extra: u16,
 }
@@ -214,16 +216,7 @@ impl Worker {
                 let change = self.halt.health.tried_connection(tried.is_ok(), Instant::now());
                 self.follow_change(change);
             }
-            Step::SecretsRead(read) => {
-                match read {
-                    Ok(true) => tracing::info!(downstream, "the secrets were read again and have changed"),
-                    Ok(false) => tracing::debug!(downstream, "the secrets were read again and are the same"),
-                    Err(error) => {
-                        tracing::error!(downstream, error, "the secrets could not be read again");
-                    }
-                }
-                self.halt.health.secrets_read();
-            }
+            Step::SecretsRead(read) => self.secrets_read(read),
         }
     }
 
@@ -340,7 +333,7 @@ impl Worker {
             tracing::error!(
                 downstream,
                 "the downstream refuses the credentials, job after job: this replica takes no jobs for it, reads its \
-                 secrets again and tries one job at a time; put right what `headers` of the downstream hold, or their files"
+                 secrets again and tries one job at a time; put right what `headers` or `oauth2` of the downstream hold, or their files"
             );
         }
     }

@@ -47,6 +47,8 @@ pub(in crate::dispatch) struct RecordingSink {
     /// The number of jobs that found no connection.
     pub(in crate::dispatch) unreached: AtomicUsize,
     pub(in crate::dispatch) secrets_read: AtomicUsize,
+    /// Why the secrets cannot be read.
+    pub(in crate::dispatch) secrets_error: Mutex<Option<String>>,
 }
 
 impl RecordingSink {
@@ -68,6 +70,7 @@ impl RecordingSink {
             tried: AtomicUsize::new(0),
             unreached: AtomicUsize::new(0),
             secrets_read: AtomicUsize::new(0),
+            secrets_error: Mutex::default(),
         }
     }
 
@@ -137,6 +140,9 @@ impl Sink for RecordingSink {
 
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
         self.secrets_read.fetch_add(1, Ordering::SeqCst);
+        if let Some(error) = self.secrets_error.lock().unwrap().clone() {
+            return Box::pin(std::future::ready(Err(error)));
+        }
         let new = self.new_secrets.swap(false, Ordering::SeqCst);
         if new {
             self.accepts.store(true, Ordering::SeqCst);

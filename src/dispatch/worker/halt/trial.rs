@@ -59,6 +59,22 @@ impl Worker {
         }
     }
 
+    /// Handles the result of reading the secrets again, or of fetching new tokens: a job may go as a trial.
+    pub(super) fn secrets_read(&mut self, read: Result<bool, String>) {
+        let downstream = &self.context.downstream;
+        match &read {
+            Ok(true) => tracing::info!(downstream, "the secrets were read again and have changed"),
+            Ok(false) => tracing::debug!(downstream, "the secrets were read again and are the same"),
+            // There is a trial every few seconds, and the log needs to tell only what is new.
+            Err(error) if self.halt.secrets_error.as_ref() == Some(error) => {
+                tracing::debug!(downstream, error, "the secrets still could not be read again");
+            }
+            Err(error) => tracing::error!(downstream, error, "the secrets could not be read again"),
+        }
+        self.halt.secrets_error = read.err();
+        self.halt.health.secrets_read();
+    }
+
     /// Sends one job, if a trial waits for that and no other send is in progress that would decide as much.
     pub(super) fn try_job(&mut self, now: Instant) {
         let may = self.halt.health.wants_trial_job() && self.engine.try_at().is_some_and(|at| at <= now);
