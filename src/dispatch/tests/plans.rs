@@ -337,7 +337,7 @@ fn parked(bench: &Bench, plan: &str) -> Vec<Stay> {
 
 #[tokio::test(start_paused = true)]
 async fn jobs_of_a_plan_that_is_used_up_are_parked_until_it_is_whole() {
-    let window = Limit::fixed_window("plan.free.window", 3, Duration::from_secs(3600)).unwrap();
+    let window = Limit::first_hit_window("plan.free.window", 3, Duration::from_secs(3600)).unwrap();
     let mut bench = bench("100/s", vec![("free", window)]);
     bench.parking = ScriptedParking::Done;
     publish(&bench, "free", 700);
