@@ -28,21 +28,21 @@ const PIECE: usize = 16 * 1024;
 /// The rule for the requests of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// Whoever reaches the address, by any name: it says nothing but that the daemon lives.
+    /// Every request is allowed, addressed to any name: the answer says nothing but that the daemon lives.
     Probe,
     /// As [`Rule::Probe`], with an [`Insight`]; and with `?verbose` as [`Rule::Look`].
     Readiness,
-    /// Whoever addresses this daemon: it is the same everywhere.
+    /// Requests addressed to this daemon are allowed: the answer is the same for every daemon.
     Page,
-    /// Whoever may look.
+    /// Requests that may look are allowed.
     Look,
-    /// Whoever may look, for the metrics.
+    /// Requests that may look are allowed; they take a place for metrics.
     Metrics,
-    /// Whoever may look, for a stream of events.
+    /// Requests that may look are allowed; they take a place for a stream of events.
     Events,
-    /// Whoever may change something, without a body: it holds what others want.
+    /// Requests that may change something are allowed; they have no body, and take a place for a change.
     Hold,
-    /// Whoever may change something, with a body in JSON.
+    /// Requests that may change something are allowed; they have a body in JSON.
     Change,
 }
 

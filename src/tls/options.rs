@@ -63,7 +63,7 @@ impl TlsOptions {
     }
 }
 
-/// Who this process is where it is the server, and whom it lets in.
+/// The certificate that a server shows, and the authorities of the clients that it accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerTlsOptions {
     /// The certificate that clients are shown, and then those that lead to its authority, in a file in PEM format.

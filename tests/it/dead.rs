@@ -1,6 +1,5 @@
 //! `paced dead`, as people use it.
 
-use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::api::Answer;
-use crate::support::daemon::{Output, binary};
+use crate::support::daemon::{Output, binary, on_a_terminal as terminal};
 use crate::support::publish::{self, Job};
 use crate::support::site::Site;
 use crate::support::{blocking, until};
@@ -168,22 +167,8 @@ async fn on_a_terminal(site: &Site, command: &str, typed: &'static [u8]) -> (Opt
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("paced.toml");
     std::fs::write(&file, site.config()).unwrap();
-    // In the foreground: a process group in the background is stopped when it reads the terminal.
-    let line = format!("timeout --foreground 60 {} -c {} dead {command}", binary().display(), file.display());
-    // It is part of Debian's base system.
-    let mut script = Command::new("script");
-    script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh");
-    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let output = blocking(move || {
-        let mut child = script.spawn().unwrap();
-        let mut keys = child.stdin.take().unwrap();
-        keys.write_all(typed).unwrap();
-        let output = child.wait_with_output().unwrap();
-        drop(keys);
-        output
-    })
-    .await;
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    let line = format!("{} -c {} dead {command}", binary().display(), file.display());
+    terminal(folder.path(), &line, typed).await
 }
 
 #[tokio::test]

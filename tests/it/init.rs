@@ -1,16 +1,13 @@
 //! `paced init`, and the schema of what it writes.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-use crate::support::blocking;
-use crate::support::daemon::{Output, binary, run_cli, run_cli_in};
+use crate::support::daemon::{Output, binary, on_a_terminal as terminal, run_cli, run_cli_in};
 
 const LEAST: [&str; 7] =
     ["init", "--downstream", "billing", "--base-url", "https://api.example.com/v1/", "--rate", "1000/minute"];
@@ -159,22 +156,8 @@ async fn without_a_terminal_it_says_what_to_give() {
 
 /// Runs it on a terminal of its own, and types this.
 async fn on_a_terminal(folder: &TempDir, args: &str, typed: &'static [u8]) -> (Option<i32>, String) {
-    // In the foreground: a process group in the background is stopped when it reads the terminal.
-    let line = format!("timeout --foreground 60 {} init {args}", binary().display());
-    // It is part of Debian's base system.
-    let mut script = Command::new("script");
-    script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").current_dir(folder.path());
-    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let output = blocking(move || {
-        let mut child = script.spawn().unwrap();
-        let mut keys = child.stdin.take().unwrap();
-        keys.write_all(typed).unwrap();
-        let output = child.wait_with_output().unwrap();
-        drop(keys);
-        output
-    })
-    .await;
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    let line = format!("{} init {args}", binary().display());
+    terminal(folder.path(), &line, typed).await
 }
 
 #[tokio::test]

@@ -304,6 +304,26 @@ pub async fn run_cli_in(folder: &Path, args: &[&str], stdin: &[u8]) -> Output {
     Output { code: code(done.status), stdout: text(&done.stdout), stderr: text(&done.stderr) }
 }
 
+/// Runs a line of the shell on a terminal of its own, types this, and returns the exit code and all that was shown.
+pub async fn on_a_terminal(folder: &Path, line: &str, typed: &'static [u8]) -> (Option<i32>, String) {
+    // In the foreground: a process group in the background is stopped when it reads the terminal.
+    let line = format!("timeout --foreground 60 {line}");
+    // It is part of Debian's base system.
+    let mut script = Command::new("script");
+    script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").current_dir(folder);
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let output = blocking(move || {
+        let mut child = script.spawn().unwrap();
+        let mut keys = child.stdin.take().unwrap();
+        keys.write_all(typed).unwrap();
+        let output = child.wait_with_output().unwrap();
+        drop(keys);
+        output
+    })
+    .await;
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// The message of a line of the JSON log.
 pub fn message(line: &str) -> Option<String> {
     let value: Value = serde_json::from_str(line).ok()?;

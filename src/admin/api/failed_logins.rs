@@ -277,7 +277,7 @@ mod tests {
         for _ in 0..3 {
             guess();
             assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
-            // Of a token that was never sent from there nothing is told.
+            // The answer tells nothing of a token that was never sent from there.
             for token in [Token::Right(Key::Change), Token::Other, Token::Wrong] {
                 assert!(matches!(logins.check(shared, || token), Verdict::Blocked(_)), "{token:?}");
             }

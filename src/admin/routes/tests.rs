@@ -1,4 +1,4 @@
-//! Who gets what: each route by host, origin, token and method.
+//! Tests the access to each route by host, origin, token and method.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use crate::admin::connections::{Connections, MAX_WRITING};
 use crate::admin::health::{Check, Checks};
 use crate::admin::server::{Server, bind};
 
-/// Who has access to a route.
+/// The requests that have access to a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     /// Everybody, by whatever name and with whatever token.
     Anybody,
-    /// Whoever addresses this daemon by a name of its own or an address, and comes from no other page.
+    /// Requests addressed to this daemon, by a name of its own or an address, and from no page of another origin.
     Addressed,
     /// These, with a token if one is needed to look.
     Looking,
