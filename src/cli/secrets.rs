@@ -131,13 +131,14 @@ impl Clients {
 }
 
 fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth2Options {
-    let OAuth2 { token_url, client_id, client_secret, scopes, client_auth, timeout, .. } = settings;
+    let OAuth2 { token_url, client_id, client_secret, scopes, params, client_auth, timeout, .. } = settings;
     OAuth2Options {
         token_url: token_url.clone(),
         client_id: client_id.clone(),
         client_secret: client_secret.expose().to_owned(),
         read_secret: client_secret.reader(),
         scopes: scopes.clone(),
+        params: params.clone(),
         client_auth: match client_auth {
             paced::config::ClientAuth::Basic => ClientAuth::Basic,
             paced::config::ClientAuth::Post => ClientAuth::Post,

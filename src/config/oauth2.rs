@@ -1,5 +1,7 @@
 //! Reads `[downstreams.NAME.http.oauth2]`.
 
+use std::collections::BTreeMap;
+
 use super::reader::{Absent, Reader, Table};
 use super::settings::{OAuth2, Secret};
 use super::tls::tls;
@@ -22,6 +24,7 @@ pub(super) fn oauth2<'v>(
         for key in KEYS {
             reader.given(&table, key);
         }
+        reader.table(&table, "params");
         let _ = tls(reader, &table, None, "https://");
         return Some(None);
     }
@@ -33,6 +36,7 @@ pub(super) fn oauth2<'v>(
     let hint = Absent::Mistake("name its file, such as client_secret_file = \"secrets/client\"");
     let client_secret = reader.secret(&table, "client_secret", hint, value::client_secret);
     let scopes = reader.texts(&table, "scopes", &[], "[\"orders.write\"]", value::scope);
+    let params = params(reader, &table);
     let client_auth = reader.parsed(&table, "client_auth", Absent::Default("basic"), value::client_auth);
     let timeout = |text: &str| value::duration_within(text, "100ms", "1m");
     let timeout = reader.parsed(&table, "timeout", Absent::Default("10s"), timeout);
@@ -52,10 +56,29 @@ pub(super) fn oauth2<'v>(
         client_id: client_id?,
         client_secret: client_secret?,
         scopes: scopes?,
+        params: params?,
         client_auth: client_auth?,
         timeout: timeout?,
         tls,
     }))
+}
+
+/// What else each request for a token says. `None` where there is a mistake, which the reader has noted.
+fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<String, String>> {
+    let table = reader.table(client, "params");
+    let mut params = Some(BTreeMap::new());
+    for name in table.keys() {
+        let value = reader.parsed(&table, &name, Absent::Unset, value::token_param);
+        let named = value::token_param_name(&name);
+        if let Err(problem) = &named {
+            reader.wrong_key(&table, &name, problem);
+        }
+        match (&mut params, named, value) {
+            (Some(params), Ok(()), Some(value)) => drop(params.insert(name, value)),
+            _ => params = None,
+        }
+    }
+    params
 }
 
 /// Lets the client trust the authorities of the downstream, unless it has some of its own.

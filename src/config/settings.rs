@@ -208,6 +208,8 @@ pub struct OAuth2 {
     pub client_secret: Secret,
     /// What the token is to be good for; it may be empty.
     pub scopes: Vec<String>,
+    /// What else each request for a token says, by name, such as `audience`.
+    pub params: BTreeMap<String, String>,
     /// How the client shows its secret.
     pub client_auth: ClientAuth,
     /// The time-out for one token.
@@ -226,8 +228,8 @@ impl OAuth2 {
             _ => false,
         };
         let parts = |client: &Self| {
-            let Self { token_url, client_id, scopes, client_auth, timeout, tls, .. } = client.clone();
-            (token_url, client_id, scopes, client_auth, timeout, tls)
+            let Self { token_url, client_id, scopes, params, client_auth, timeout, tls, .. } = client.clone();
+            (token_url, client_id, scopes, params, client_auth, timeout, tls)
         };
         is_same_secret && parts(self) == parts(other)
     }

@@ -84,7 +84,8 @@ pub(super) fn known_keys() -> BTreeSet<String> {
     let mut reader = Reader::new(&figment, &layers.all, &root);
     read::settings(&mut reader);
     let tables = reader.opened.clone();
-    let leaf = |path: &String| !tables.contains(path) || path.ends_with("headers");
+    let leaf =
+        |path: &String| !tables.contains(path) || path.ends_with("headers") || path.ends_with("params");
     reader.asked.into_keys().filter(leaf).collect()
 }
 

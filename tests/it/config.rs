@@ -13,6 +13,7 @@ use tempfile::{TempDir, tempdir};
 
 mod limits;
 mod mistakes;
+mod oauth2;
 mod plans;
 mod reload;
 mod retries;

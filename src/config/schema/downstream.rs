@@ -4,10 +4,13 @@ use serde_json::{Value, json};
 
 use super::node::{Node, Table, any_of, any_text, boolean, integer, list, named, one_of, scalar, text};
 use super::{DURATION, SIZE, on_unavailable, tls};
+use crate::config::value::OWN_TOKEN_PARAMS;
 
 /// A name of a downstream, a plan or a limit.
 const NAME: &str = "^[a-z0-9](_?[a-z0-9-])*_?$";
 const HEADER: &str = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$";
+/// The name of a parameter of a request for a token.
+const TOKEN_PARAM: &str = "^[A-Za-z0-9._-]+$";
 /// Statuses that are no success: one, a range or a class.
 const STATUSES: &str = "^([345]xx|[345][0-9][0-9](-[345][0-9][0-9])?)$";
 const RATE: &str = r"^\s*[0-9][0-9_]*(\s*/\s*|\s+per\s+)([0-9][0-9_]*)?\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)\s*$";
@@ -248,6 +251,12 @@ fn oauth2() -> Node {
             "scopes",
             list(text(r"^[!#-\[\]-~]+$"))
                 .about("What the token is to be good for. Unset: what the server gives."),
+        )
+        .key(
+            "params",
+            named(TOKEN_PARAM, any_text().with("maxLength", 1024))
+                .with("not", json!({ "anyOf": OWN_TOKEN_PARAMS.map(|name| json!({ "required": [name] })) }))
+                .about("What else a request for a token says, such as audience. It is shown, so keep no secret here."),
         )
         .key(
             "client_auth",

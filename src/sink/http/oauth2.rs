@@ -1,9 +1,10 @@
 //! Tokens by the grant of client credentials (RFC 6749, section 4.4), shared by all sinks of one client.
 //!
 //! A token is asked for when it is needed for the first time, and renewed in the background well before it ends; one
-//! request at a time is under way in a process for a token server, client and scopes. While none can be had, sends wait or
+//! request at a time is under way in a process for a token server, client, scopes and parameters. While none can be had, sends wait or
 //! fail as if the downstream could not be reached. Tokens are kept in memory alone, and never shown.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -50,6 +51,8 @@ pub struct OAuth2Options {
     pub read_secret: Option<ReadSecret>,
     /// What a token is to be good for; it may be empty.
     pub scopes: Vec<String>,
+    /// What else each request for a token says, by name, such as `audience`.
+    pub params: BTreeMap<String, String>,
     /// How the secret is shown.
     pub client_auth: ClientAuth,
     /// The time-out for one token, of at most a minute.
@@ -379,6 +382,7 @@ mod tests {
             client_secret: "secret".to_owned(),
             read_secret: None,
             scopes: Vec::new(),
+            params: BTreeMap::new(),
             client_auth: ClientAuth::Basic,
             timeout: Duration::from_secs(1),
             tls: None,

@@ -69,8 +69,8 @@ fn client(server: &Api, folder: &Path) -> String {
     let secret = folder.join("client");
     fs::write(&secret, "old\n").unwrap();
     format!(
-        "oauth2 = {{ token_url = '{}token', client_id = 'paced', client_secret_file = '{}', scopes = ['a', 'b'], timeout = \
-         '1s' }}",
+        "oauth2 = {{ token_url = '{}token', client_id = 'paced', client_secret_file = '{}', scopes = ['a', 'b'], params = {{ \
+         audience = 'orders' }}, timeout = '1s' }}",
         server.url(),
         secret.display()
     )
@@ -124,7 +124,7 @@ async fn a_token_server_that_fails_at_times_costs_no_job_and_is_asked_once_at_a_
         assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/token"));
         assert_eq!(request.header("authorization"), Some(OLD));
         assert_eq!(request.header("content-type"), Some("application/x-www-form-urlencoded"));
-        assert_eq!(request.body, "grant_type=client_credentials&scope=a+b");
+        assert_eq!(request.body, "grant_type=client_credentials&scope=a+b&audience=orders");
     }
     let log = replica.log().join("\n");
     assert!(!log.contains("t0ken") && !log.contains("cGFjZWQ"), "no secret in the log: {log}");
@@ -188,6 +188,7 @@ async fn the_check_asks_for_a_token_and_the_configuration_hides_the_secret() {
     let shown = run(&["config", "show"]).await;
     assert!(shown.stdout.contains("client_secret = \"***\""), "{}", shown.stdout);
     assert!(shown.stdout.contains("scopes = [\"a\", \"b\"]"), "{}", shown.stdout);
+    assert!(shown.stdout.contains("audience = \"orders\""), "{}", shown.stdout);
 
     server.rule(move |_| issued.issue(Duration::from_secs(60)));
     let good = run(&["check", "--online"]).await;

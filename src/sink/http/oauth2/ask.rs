@@ -41,8 +41,8 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 const FORM: HeaderValue = HeaderValue::from_static("application/x-www-form-urlencoded");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// One request at a time is under way in this process for each of these: token server, client, scopes.
-type Identity = (String, String, Vec<String>);
+/// One request at a time is under way in this process for each of these: token server, client, scopes, other parameters.
+type Identity = (String, String, Vec<String>, BTreeMap<String, String>);
 type Turn = tokio::sync::Mutex<()>;
 static TURNS: Mutex<BTreeMap<Identity, Weak<Turn>>> = Mutex::new(BTreeMap::new());
 
@@ -81,7 +81,8 @@ impl Asker {
         let route = Route { tls: options.tls.clone(), proxy: proxy.clone() };
         let time = options.timeout.min(LONGEST_TIMEOUT);
         let connector = Connector::new(&url, time, lookup, route)?;
-        let turn = turn((options.token_url.clone(), options.client_id.clone(), options.scopes.clone()));
+        let OAuth2Options { token_url, client_id, scopes, params, .. } = options.clone();
+        let turn = turn((token_url, client_id, scopes, params));
         let fresh = |read| FreshSecret::new("client_secret of OAuth2", options.client_secret.clone(), read);
         let secret = options.read_secret.clone().map(fresh);
         Ok(Self { url, host, connector, options, proxy, secret, turn })
@@ -112,12 +113,13 @@ impl Asker {
     }
 
     fn request(&self, secret: &str) -> Result<Outgoing, TokenError> {
-        let OAuth2Options { client_id, scopes, client_auth, .. } = &self.options;
+        let OAuth2Options { client_id, scopes, params, client_auth, .. } = &self.options;
         let mut form = Serializer::new(String::new());
         form.append_pair("grant_type", "client_credentials");
         if !scopes.is_empty() {
             form.append_pair("scope", &scopes.join(" "));
         }
+        form.extend_pairs(params);
         if *client_auth == ClientAuth::Post {
             form.append_pair("client_id", client_id).append_pair("client_secret", secret);
         }

@@ -1,5 +1,7 @@
 //! Tokens of OAuth2: which request has which, and what comes of a refusal.
 
+use std::collections::BTreeMap;
+
 use tokio_rustls::TlsAcceptor;
 
 use super::server::full;
@@ -22,6 +24,7 @@ fn client_options(base: &str) -> OAuth2Options {
         client_secret: "s3cret".to_owned(),
         read_secret: None,
         scopes: Vec::new(),
+        params: BTreeMap::new(),
         client_auth: ClientAuth::Basic,
         timeout: PATIENT,
         tls: None,
@@ -116,6 +119,7 @@ async fn a_client_may_show_its_secret_in_the_body_by_a_proxy() {
             proxy: Some(proxy.base.replace("http://", "http://me:hunter2@")),
             client_auth: ClientAuth::Post,
             scopes: vec!["a".to_owned(), "b".to_owned()],
+            params: [("audience".to_owned(), "https://api.example.com/?a&b".to_owned())].into(),
             ..client_options("http://login.invalid/")
         }),
     );
@@ -124,7 +128,7 @@ async fn a_client_may_show_its_secret_in_the_body_by_a_proxy() {
     assert_eq!(seen.target, "http://login.invalid/token");
     assert_eq!(
         &seen.body[..],
-        b"grant_type=client_credentials&scope=a+b&client_id=paced&client_secret=s3cret"
+        b"grant_type=client_credentials&scope=a+b&audience=https%3A%2F%2Fapi.example.com%2F%3Fa%26b&client_id=paced&client_secret=s3cret"
     );
     assert_eq!((seen.header("host"), seen.header("authorization")), (Some("login.invalid"), None));
     // "me:hunter2"
