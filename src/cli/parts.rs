@@ -6,7 +6,7 @@ use paced::amqp;
 use paced::config::{self, Downstream, Loaded, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{ReplyRules, Rules};
-use paced::sink::http::{Headers, HttpError, HttpOptions, HttpSink, OAuth2Client};
+use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
 use paced::tls::{ServerTls, Tls};
 use paced::{MemoryStore, RedisStore, Store, StoreError};
 
@@ -167,34 +167,35 @@ pub(super) struct Shared {
     pub(super) client: Option<OAuth2Client>,
 }
 
-/// The dispatcher of one downstream, and the headers of its requests.
+/// The dispatcher of one downstream, and where its requests go.
 pub(super) fn dispatcher(
     settings: &Settings,
     (name, downstream): (&str, &Downstream),
     shared: Shared,
     store: Arc<dyn Store>,
     clock: Arc<dyn ReleaseClock>,
-) -> Result<(Dispatcher, Headers), HttpError> {
+) -> Result<(Dispatcher, Target), HttpError> {
     let http = &downstream.http;
+    let TargetTexts { base_url, proxy, headers } = secrets::texts(http);
     let mut sink = HttpSink::new(HttpOptions {
-        base_url: http.base_url.expose().to_owned(),
+        base_url,
         timeout: http.timeout,
-        headers: secrets::texts(http),
+        headers,
         max_connection_age: http.max_connection_age,
         throttled_when: downstream.throttled_when.clone(),
         keep_response: http.keep_response,
         tls: shared.tls,
-        proxy: http.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
+        proxy,
     })?;
     if let Some(files) = secrets::files(name, http) {
-        sink = sink.reading_headers_again(files);
+        sink = sink.reading_again(files);
     }
     if let Some(client) = shared.client {
         sink = sink.with_tokens_of(client);
     }
-    let headers = sink.headers();
+    let target = sink.target();
     let dispatcher = Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock);
-    Ok((dispatcher, headers))
+    Ok((dispatcher, target))
 }
 
 /// A span of milliseconds, as people say it.

@@ -283,28 +283,28 @@ fn serve(
 /// The dispatchers, each with the name of its downstream.
 type Dispatchers = Vec<(String, Dispatcher)>;
 
-/// The dispatcher of each downstream, and what its requests have of secrets. The TLS of those that have files for it is
+/// The dispatcher of each downstream, and the secrets that its requests go by. The TLS of those that have files for it is
 /// added to `handles`.
 fn dispatchers(
     settings: &Settings,
     store: &Arc<dyn Store>,
     handles: &mut Handles,
 ) -> Result<(Dispatchers, Secrets), Exit> {
-    let (mut all_headers, mut clients) = (Vec::new(), Clients::default());
+    let (mut targets, mut clients) = (Vec::new(), Clients::default());
     let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
         let built = shared(name, downstream, &mut clients, handles)
             .and_then(|shared| parts::dispatcher(settings, (name, downstream), shared, store, clock));
-        let (dispatcher, headers) = built.map_err(|error| {
+        let (dispatcher, target) = built.map_err(|error| {
             tracing::error!(downstream = name, %error, "no sink");
             Exit::Config
         })?;
-        all_headers.push((name.clone(), headers));
+        targets.push((name.clone(), target));
         dispatchers.push((name.clone(), dispatcher));
     }
-    Ok((dispatchers, Secrets::new(all_headers)))
+    Ok((dispatchers, Secrets::new(targets)))
 }
 
 /// The TLS of a downstream and its client of OAuth2, which others may have too.

@@ -1,4 +1,4 @@
-//! The secrets that requests to downstreams have, which may be replaced while the daemon runs.
+//! The secrets that requests to downstreams go by, which may be replaced while the daemon runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paced::config::{Downstream, Http, OAuth2, Secret};
 use paced::sink::http::{
-    ClientAuth, HeaderFiles, Headers, HttpError, OAuth2Client, OAuth2Options, ReadHeaders,
+    ClientAuth, HttpError, OAuth2Client, OAuth2Options, ReadTarget, Target, TargetFiles, TargetTexts,
 };
 use paced::tls::Tls;
 use tokio::task::JoinSet;
@@ -17,19 +17,20 @@ use super::certificates::Handles;
 /// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The headers of all downstreams, by name.
+/// The targets of all downstreams, by name.
 #[derive(Clone)]
-pub(super) struct Secrets(Arc<BTreeMap<String, Headers>>);
+pub(super) struct Secrets(Arc<BTreeMap<String, Target>>);
 
 impl Secrets {
-    pub(super) fn new(headers: impl IntoIterator<Item = (String, Headers)>) -> Self {
-        Self(Arc::new(headers.into_iter().collect()))
+    pub(super) fn new(targets: impl IntoIterator<Item = (String, Target)>) -> Self {
+        Self(Arc::new(targets.into_iter().collect()))
     }
 
     /// Has later requests use what the configuration says now.
     pub(super) fn replace(&self, name: &str, downstream: &Downstream) {
-        let Some(headers) = self.0.get(name) else { return };
-        if let Err(error) = headers.replace(texts(&downstream.http), files(name, &downstream.http)) {
+        let Some(target) = self.0.get(name) else { return };
+        let given = texts(&downstream.http).headers;
+        if let Err(error) = target.replace_headers(given, files(name, &downstream.http)) {
             tracing::error!(downstream = name, %error, "the headers stay as they were");
         }
     }
@@ -37,9 +38,9 @@ impl Secrets {
     /// Looks at all files, and reads again what has changed; what comes of it is logged.
     pub(super) async fn refresh(&self) {
         let mut looks = JoinSet::new();
-        for headers in self.0.values() {
-            let headers = headers.clone();
-            looks.spawn(async move { headers.refresh().await });
+        for target in self.0.values() {
+            let target = target.clone();
+            looks.spawn(async move { target.refresh().await });
         }
         while looks.join_next().await.is_some() {}
     }
@@ -48,14 +49,14 @@ impl Secrets {
     /// that does not answer keeps up no other.
     pub(super) async fn watch(self) {
         let mut watches = JoinSet::new();
-        for headers in self.0.values() {
-            let headers = headers.clone();
+        for target in self.0.values() {
+            let target = target.clone();
             watches.spawn(async move {
                 let mut ticks = tokio::time::interval(INTERVAL);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     ticks.tick().await;
-                    headers.refresh().await;
+                    target.refresh().await;
                 }
             });
         }
@@ -64,30 +65,38 @@ impl Secrets {
     }
 }
 
-/// The headers of every request.
-pub(super) fn texts(http: &Http) -> Vec<(String, String)> {
+/// What requests go by.
+pub(super) fn texts(http: &Http) -> TargetTexts {
     let text = |(name, value): &(String, Secret)| (name.clone(), value.expose().to_owned());
-    http.headers.iter().map(text).collect()
+    TargetTexts {
+        base_url: http.base_url.expose().to_owned(),
+        proxy: http.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
+        headers: http.headers.iter().map(text).collect(),
+    }
 }
 
-/// Where the headers are read again, if any of them has a file.
-pub(super) fn files(name: &str, http: &Http) -> Option<HeaderFiles> {
-    let files = http.headers.iter().filter_map(|(_, value)| value.file());
-    let files: Vec<_> = files.map(|file| file.to_owned()).collect();
-    (!files.is_empty()).then(|| HeaderFiles {
-        name: name.to_owned(),
-        files,
-        read: read(http.headers.clone()),
-    })
+/// Where that is read again, if any of it has a file.
+pub(super) fn files(name: &str, http: &Http) -> Option<TargetFiles> {
+    let headers = http.headers.iter().map(|(_, value)| value);
+    let secrets = headers.chain([&http.base_url]).chain(&http.proxy);
+    let files: Vec<_> = secrets.filter_map(Secret::file).map(ToOwned::to_owned).collect();
+    (!files.is_empty()).then(|| TargetFiles { name: name.to_owned(), files, read: read(http.clone()) })
 }
 
-fn read(headers: Vec<(String, Secret)>) -> ReadHeaders {
+fn read(http: Http) -> ReadTarget {
+    let read = |name: &str, secret: &Secret| match secret.read_again() {
+        Ok(secret) => Ok(secret.expose().to_owned()),
+        Err(why) => Err(format!("{name}: {why}")),
+    };
     Arc::new(move || {
-        let read = |(name, value): &(String, Secret)| match value.read_again() {
-            Ok(value) => Ok((name.clone(), value.expose().to_owned())),
-            Err(why) => Err(format!("the header `{name}`: {why}")),
+        let header = |(name, value): &(String, Secret)| {
+            Ok((name.clone(), read(&format!("the header `{name}`"), value)?))
         };
-        headers.iter().map(read).collect()
+        Ok(TargetTexts {
+            base_url: read("base_url", &http.base_url)?,
+            proxy: http.proxy.as_ref().map(|proxy| read("proxy", proxy)).transpose()?,
+            headers: http.headers.iter().map(header).collect::<Result<_, String>>()?,
+        })
     })
 }
 
@@ -146,5 +155,6 @@ fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth
         timeout: *timeout,
         tls,
         proxy: proxy.map(|proxy| proxy.expose().to_owned()),
+        read_proxy: proxy.and_then(Secret::reader),
     }
 }

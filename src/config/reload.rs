@@ -39,7 +39,13 @@ pub(super) const LIVE: [&str; 28] = [
 ];
 
 /// The keys whose files are read again by those that use them, for each connection or token.
-const FOLLOWED: [&str; 3] = ["amqp.url", "store.url", "downstreams.*.http.oauth2.client_secret"];
+const FOLLOWED: [&str; 5] = [
+    "amqp.url",
+    "store.url",
+    "downstreams.*.http.base_url",
+    "downstreams.*.http.proxy",
+    "downstreams.*.http.oauth2.client_secret",
+];
 
 /// The result of reading the sources of the configuration in effect again.
 #[derive(Clone, Debug)]

@@ -17,6 +17,7 @@ use crate::support::site::{Site, compare};
 
 mod logins;
 mod oauth2;
+mod target;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -3,7 +3,6 @@
 mod connect;
 mod connection;
 mod guard;
-mod headers;
 mod oauth2;
 mod options;
 mod pool;
@@ -11,6 +10,7 @@ mod proxy;
 mod request;
 mod response;
 mod retry_after;
+mod target;
 mod upload;
 
 use std::error::Error;
@@ -25,16 +25,14 @@ use crate::job::{Job, Reason, shown};
 use crate::store::BoxFuture;
 use crate::tls;
 
-use connect::{Connector, Route};
 use connection::Outgoing;
-pub use headers::{HeaderFiles, Headers, ReadHeaders};
 use oauth2::Replacement;
 pub use oauth2::{ClientAuth, OAuth2Client, OAuth2Options, check_token_url};
-use options::Target;
 pub use options::{HttpError, HttpOptions};
 use pool::Pool;
-use request::Credentials;
+use request::Basis;
 use response::{Answer, Wanted};
+pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 
 /// The longest time-out, which can be added to any instant.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
@@ -48,7 +46,6 @@ const MAX_ERROR: usize = 200;
 /// link-local or metadata address; where there is a proxy, it is the proxy that resolves the host. It need not be
 /// cloned: share it by reference.
 pub struct HttpSink {
-    pool: Pool,
     target: Target,
     /// Whose token every request has.
     tokens: Option<OAuth2Client>,
@@ -59,8 +56,7 @@ pub struct HttpSink {
 
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The base URL has no user information any more; header values may be secrets.
-        f.debug_struct("HttpSink").field("base_url", &self.target.base.as_str()).finish_non_exhaustive()
+        f.debug_struct("HttpSink").field("target", &self.target).finish_non_exhaustive()
     }
 }
 
@@ -74,11 +70,11 @@ impl HttpSink {
         Self::with(options, guard::system)
     }
 
-    /// Sets where the headers of every request can be read again: for [`Sink::read_secrets`], for requests that are
-    /// refused (401), and for [`Headers::refresh`].
+    /// Sets where the base URL, the proxy and the headers of every request can be read again: for
+    /// [`Sink::read_secrets`], for requests that are refused (401), and for [`Target::refresh`].
     #[must_use]
-    pub fn reading_headers_again(self, files: HeaderFiles) -> Self {
-        self.target.headers.follow(files);
+    pub fn reading_again(self, files: TargetFiles) -> Self {
+        self.target.follow(files);
         self
     }
 
@@ -89,37 +85,34 @@ impl HttpSink {
         self
     }
 
-    /// The headers of every request, which may be replaced while it sends.
+    /// Where requests go and the headers that all of them have, which may be replaced while it sends.
     #[must_use]
-    pub fn headers(&self) -> Headers {
-        self.target.headers.clone()
+    pub fn target(&self) -> Target {
+        self.target.clone()
     }
 
     fn with(options: HttpOptions, lookup: guard::Lookup) -> Result<Self, HttpError> {
+        options.check_timeout()?;
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
-        let max_age = options.max_connection_age;
-        let (throttled_when, keep_response) = (options.throttled_when.clone(), options.keep_response);
-        let tls = options.tls.clone();
-        let target = Target::new(options)?;
-        let route = Route { tls, proxy: target.proxy.clone() };
-        let connector = Connector::new(&target.base, timeout, lookup, route)?;
-        let pool = Pool::new(connector, max_age);
-        Ok(Self { pool, target, tokens: None, timeout, throttled_when, keep_response })
+        let target = Target::new(&options, timeout, lookup)?;
+        let HttpOptions { throttled_when, keep_response, .. } = options;
+        Ok(Self { target, tokens: None, timeout, throttled_when, keep_response })
     }
 
     async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
         let deadline = Instant::now() + self.timeout;
-        let credentials = match self.credentials(deadline).await {
-            Ok(credentials) => credentials,
+        let basis = match self.basis(deadline).await {
+            Ok(basis) => basis,
             Err(detail) => return Outcome::Unreachable { detail },
         };
-        let request = match self.target.request(job, &credentials) {
+        let request = match basis.request(job) {
             Ok(request) => request,
             Err((reason, detail)) => return Outcome::Dead { reason, detail, status: None, response: None },
         };
-        match self.exchange(request, look, deadline).await {
+        let pool = &basis.current.pool;
+        match self.exchange(pool, request, look, deadline).await {
             Ok(None) => Outcome::Missed,
-            Ok(Some(answer)) if self.target.is_refused_by_proxy(answer.head.status()) => {
+            Ok(Some(answer)) if basis.current.endpoint.is_refused_by_proxy(answer.head.status()) => {
                 let detail = "the proxy refuses the credentials (407); correct the user and the password in http.proxy";
                 Outcome::Unreachable { detail: detail.to_owned() }
             }
@@ -132,10 +125,10 @@ impl HttpSink {
                 };
                 let (outcome, reusable) = response::outcome(answer, wanted).await;
                 if let Some(aging) = reusable {
-                    self.pool.put(aging);
+                    pool.put(aging);
                 }
                 // Its future is large, and few requests need it.
-                if is_refused { Box::pin(self.judge_refusal(outcome, &credentials)).await } else { outcome }
+                if is_refused { Box::pin(self.judge_refusal(outcome, &basis)).await } else { outcome }
             }
             Err(Failed::Unreachable(detail)) => Outcome::Unreachable { detail },
             Err(Failed::Unreadable(detail)) => Outcome::Unreadable { detail },
@@ -145,8 +138,8 @@ impl HttpSink {
         }
     }
 
-    /// What a request is authorized with now; the error is why there is no token, for people.
-    async fn credentials(&self, deadline: Instant) -> Result<Credentials, String> {
+    /// What a request goes by now; the error is why there is no token, for people.
+    async fn basis(&self, deadline: Instant) -> Result<Basis, String> {
         let token = match self.tokens.as_ref().map(|tokens| (tokens, tokens.current())) {
             None => None,
             Some((_, Some(token))) => Some(token),
@@ -155,12 +148,12 @@ impl HttpSink {
                 Some(token.map_err(|_| self.too_late("no OAuth2 token"))??)
             }
         };
-        Ok(Credentials { headers: self.target.headers.current(), token })
+        Ok(Basis { current: self.target.current(), token })
     }
 
     /// Decides whether a refusal (401) is about the credentials alone, since they were replaced meanwhile, or should be:
     /// the files of the headers are read now, and a token of OAuth2 is replaced.
-    async fn judge_refusal(&self, outcome: Outcome, used: &Credentials) -> Outcome {
+    async fn judge_refusal(&self, outcome: Outcome, used: &Basis) -> Outcome {
         let Outcome::Dead { status: Some(status), .. } = outcome else { return outcome };
         let is_replaced = self.replace(used).await;
         let Outcome::Dead { mut detail, response, .. } = outcome else { return outcome };
@@ -176,7 +169,7 @@ impl HttpSink {
 
     /// Replaces credentials that were refused, if that can be done: returns whether there are others now, or `None` if
     /// they are what is to be used.
-    async fn replace(&self, used: &Credentials) -> Option<bool> {
+    async fn replace(&self, used: &Basis) -> Option<bool> {
         if let (Some(tokens), Some(token)) = (&self.tokens, &used.token) {
             match timeout_at(Instant::now() + self.timeout, tokens.replace(token)).await {
                 Ok(Replacement::Done) => return Some(true),
@@ -184,28 +177,28 @@ impl HttpSink {
                 Ok(Replacement::Useless) => {}
             }
         }
-        let headers = &self.target.headers;
-        if !headers.has_replaced(&used.headers) {
+        if !self.target.has_replaced(&used.current) {
             // What is wrong with the files is logged by whoever looks at them all the time.
-            let _ = headers.read().await;
+            let _ = self.target.read().await;
         }
-        headers.has_replaced(&used.headers).then_some(true)
+        self.target.has_replaced(&used.current).then_some(true)
     }
 
     /// Sends the request up to the head of its answer; `None` when the last look refuses.
     async fn exchange(
         &self,
+        pool: &Pool,
         mut request: Outgoing,
         look: LastLook<'_>,
         deadline: Instant,
     ) -> Result<Option<Answer>, Failed> {
         loop {
-            let taken = timeout_at(deadline, self.pool.take()).await;
+            let taken = timeout_at(deadline, pool.take()).await;
             let (mut aging, reused) = taken
                 .map_err(|_| Failed::Unreachable(self.too_late("no connection")))?
                 .map_err(Failed::Unreachable)?;
             if !look() {
-                self.pool.put(aging);
+                pool.put(aging);
                 return Ok(None);
             }
             let sent = timeout_at(deadline, aging.connection.send(request)).await;
@@ -263,7 +256,7 @@ impl Sink for HttpSink {
             // It is asked for before a job has to wait for it.
             let _ = tokens.current();
         }
-        self.pool.warm(connections);
+        self.target.current().pool.warm(connections);
     }
 
     fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
@@ -271,13 +264,13 @@ impl Sink for HttpSink {
             if let Some(tokens) = &self.tokens {
                 tokens.check().await?;
             }
-            self.pool.open_another().await
+            self.target.current().pool.open_another().await
         })
     }
 
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
         Box::pin(async move {
-            let read = self.target.headers.read().await;
+            let read = self.target.read().await;
             let Some(tokens) = &self.tokens else { return read };
             match (read, tokens.renew().await) {
                 (Ok(true), _) | (_, Ok(true)) => Ok(true),

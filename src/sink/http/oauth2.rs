@@ -61,6 +61,8 @@ pub struct OAuth2Options {
     pub tls: Option<Tls>,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the token server is reached.
     pub proxy: Option<String>,
+    /// Reads that again before each request, where it has a file. If that fails, the proxy that was read last is used.
+    pub read_proxy: Option<ReadSecret>,
 }
 
 /// How a client shows its secret.
@@ -387,6 +389,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             tls: None,
             proxy: None,
+            read_proxy: None,
         });
         let (shared, start) = (client.unwrap().0, Instant::now());
         let gives_up = |seconds: u64| {

@@ -12,8 +12,8 @@ use percent_encoding::percent_decode_str;
 use url::{Position, Url};
 
 use super::guard;
-use super::headers::Headers;
 use super::proxy::Proxy;
+use super::target;
 use crate::sink::BodyMatch;
 use crate::tls::{Tls, TlsError};
 
@@ -67,7 +67,13 @@ impl HttpOptions {
     /// # Errors
     /// [`HttpError`] when an option is wrong.
     pub fn check(self) -> Result<(), HttpError> {
-        Target::new(self).map(drop)
+        self.check_timeout()?;
+        let endpoint = Endpoint::new(&self.base_url, self.proxy.as_deref())?;
+        target::headers(&endpoint, self.headers).map(drop)
+    }
+
+    pub(super) const fn check_timeout(&self) -> Result<(), HttpError> {
+        if self.timeout.is_zero() { Err(HttpError::NoTimeout) } else { Ok(()) }
     }
 }
 
@@ -116,28 +122,30 @@ pub enum HttpError {
 /// A longer base URL leaves no room for paths: an HTTP target ends at 64 KiB.
 const MAX_BASE: usize = 8192;
 
-/// A base URL and the headers of every request.
-pub(super) struct Target {
+/// Where requests go, and by which proxy.
+#[derive(PartialEq, Eq)]
+pub(super) struct Endpoint {
     /// The base URL, which ends in `/` and has no user information, query or fragment.
     pub(super) base: Url,
     /// The `Host` of every request, unless one is configured.
     pub(super) host: HeaderValue,
-    /// The headers of every request, which take precedence over a job's.
-    pub(super) headers: Headers,
+    /// The header for the base URL's user information.
+    pub(super) authorization: Option<HeaderValue>,
     pub(super) proxy: Option<Proxy>,
 }
 
-impl Target {
-    pub(super) fn new(options: HttpOptions) -> Result<Self, HttpError> {
-        if options.timeout.is_zero() {
-            return Err(HttpError::NoTimeout);
-        }
-        let (base, authorization) = base(&options.base_url)?;
-        let headers = Headers::new(authorization, options.headers)?;
+impl Endpoint {
+    pub(super) fn new(base_url: &str, proxy: Option<&str>) -> Result<Self, HttpError> {
+        let (base, authorization) = base(base_url)?;
         let host = HeaderValue::from_str(&base[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
-        let proxy = options.proxy.as_deref().map(Proxy::parse).transpose()?;
-        Ok(Self { base, host, headers, proxy })
+        let proxy = proxy.map(Proxy::parse).transpose()?;
+        Ok(Self { base, host, authorization, proxy })
+    }
+
+    /// Whether a connection to the one is as good for the other.
+    pub(super) fn has_same_origin(&self, other: &Self) -> bool {
+        self.base.origin() == other.base.origin() && self.proxy == other.proxy
     }
 
     /// The proxy that gets requests as they are; over https it sees a tunnel alone.

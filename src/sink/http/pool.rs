@@ -57,7 +57,8 @@ pub(super) fn lifetime(max_age: Duration) -> Option<Duration> {
 }
 
 /// Connections are opened in tasks of their own, so that a send that gets another connection first, or is given up,
-/// wastes none.
+/// wastes none. Clones share the connections.
+#[derive(Clone)]
 pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {

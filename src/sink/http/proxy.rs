@@ -14,7 +14,7 @@ use super::{HttpError, guard};
 const MAX_HEAD: usize = 8 * 1024;
 
 /// An HTTP proxy. It is never shown with its credentials.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     /// `http://HOST:PORT/`
     origin: String,

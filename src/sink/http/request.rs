@@ -13,8 +13,9 @@ use url::{Position, Url};
 
 use super::connection::Outgoing;
 use super::oauth2::Token;
-use super::options::Target;
+use super::options::Endpoint;
 use super::proxy::Proxy;
+use super::target::Current;
 use super::upload::Payload;
 use crate::job::{self, Job, Reason, shown};
 
@@ -25,23 +26,23 @@ const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
 
 type Refusal = (Reason, String);
 
-/// What a request is authorized with, as of the time when it was made.
-pub(super) struct Credentials {
-    /// The headers of every request.
-    pub(super) headers: Arc<HeaderMap>,
+/// Where a request goes and what it is authorized with, as of the time when it was made.
+pub(super) struct Basis {
+    pub(super) current: Arc<Current>,
     /// The token of OAuth2, if there is a client.
     pub(super) token: Option<Arc<Token>>,
 }
 
-impl Target {
+impl Basis {
     /// The request of a job, or the reason why there can be none. A decoded job always has one; the checks are repeated
     /// because jobs can be built by hand.
-    pub(super) fn request(&self, job: &Job, credentials: &Credentials) -> Result<Outgoing, Refusal> {
+    pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
+        let endpoint = &self.current.endpoint;
         let mut request = Request::new(Payload::new(job.body.clone()));
         *request.method_mut() = Method::from_bytes(job.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
-        *request.uri_mut() = self.uri(&job.path)?;
-        *request.headers_mut() = self.headers_of(job, credentials)?;
+        *request.uri_mut() = endpoint.uri(&job.path)?;
+        *request.headers_mut() = self.headers_of(job, endpoint)?;
         if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
             // hyper omits the header for an empty body, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
@@ -49,6 +50,44 @@ impl Target {
         Ok(request)
     }
 
+    fn headers_of(&self, job: &Job, endpoint: &Endpoint) -> Result<HeaderMap, Refusal> {
+        let fixed = &self.current.headers;
+        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 8);
+        headers.insert(HOST, endpoint.host.clone());
+        for (name, value) in &job.headers {
+            let shown = || shown(name.as_bytes(), 60);
+            let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
+                return Err((Reason::MalformedHeader, format!("`{}` is no name of a header", shown())));
+            };
+            if job::is_never_a_jobs(parsed.as_str()) {
+                return Err((Reason::HeaderNotAllowed, format!("`{parsed}` is never a job's to set")));
+            }
+            headers.insert(parsed, text(value).map_err(|()| malformed(&shown()))?);
+        }
+        for (name, value) in [(CONTENT_TYPE, &job.content_type), (CONTENT_ENCODING, &job.content_encoding)] {
+            if let Some(value) = value {
+                let value = text(value).map_err(|()| malformed(name.as_str()))?;
+                headers.insert(name, value);
+            }
+        }
+        headers.entry(USER_AGENT).or_insert(AGENT);
+        headers.entry(ACCEPT).or_insert(ANYTHING);
+        for (name, value) in fixed {
+            headers.insert(name, value.clone());
+        }
+        if let Some(token) = &self.token {
+            headers.insert(AUTHORIZATION, token.header.clone());
+        }
+        if let Some(value) = endpoint.forwarding_proxy().and_then(Proxy::authorization) {
+            headers.insert(PROXY_AUTHORIZATION, value.clone());
+        }
+        let id = text(&job.id).map_err(|()| (Reason::BadId, "the job's id is no header value".to_owned()))?;
+        headers.insert(IDEMPOTENCY_KEY, id);
+        Ok(headers)
+    }
+}
+
+impl Endpoint {
     /// The path and query of the request, below the base.
     fn uri(&self, path: &str) -> Result<Uri, Refusal> {
         let text = if is_plain(path) {
@@ -74,42 +113,6 @@ impl Target {
         let base = self.base.as_str();
         let url = Url::parse(&format!("{base}{path}")).ok().filter(|url| url.as_str().starts_with(base))?;
         Some(url[Position::BeforePath..Position::AfterQuery].to_owned())
-    }
-
-    fn headers_of(&self, job: &Job, credentials: &Credentials) -> Result<HeaderMap, Refusal> {
-        let Credentials { headers: fixed, token } = credentials;
-        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 8);
-        headers.insert(HOST, self.host.clone());
-        for (name, value) in &job.headers {
-            let shown = || shown(name.as_bytes(), 60);
-            let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
-                return Err((Reason::MalformedHeader, format!("`{}` is no name of a header", shown())));
-            };
-            if job::is_never_a_jobs(parsed.as_str()) {
-                return Err((Reason::HeaderNotAllowed, format!("`{parsed}` is never a job's to set")));
-            }
-            headers.insert(parsed, text(value).map_err(|()| malformed(&shown()))?);
-        }
-        for (name, value) in [(CONTENT_TYPE, &job.content_type), (CONTENT_ENCODING, &job.content_encoding)] {
-            if let Some(value) = value {
-                let value = text(value).map_err(|()| malformed(name.as_str()))?;
-                headers.insert(name, value);
-            }
-        }
-        headers.entry(USER_AGENT).or_insert(AGENT);
-        headers.entry(ACCEPT).or_insert(ANYTHING);
-        for (name, value) in &**fixed {
-            headers.insert(name, value.clone());
-        }
-        if let Some(token) = token {
-            headers.insert(AUTHORIZATION, token.header.clone());
-        }
-        if let Some(value) = self.forwarding_proxy().and_then(Proxy::authorization) {
-            headers.insert(PROXY_AUTHORIZATION, value.clone());
-        }
-        let id = text(&job.id).map_err(|()| (Reason::BadId, "the job's id is no header value".to_owned()))?;
-        headers.insert(IDEMPOTENCY_KEY, id);
-        Ok(headers)
     }
 }
 
@@ -137,11 +140,10 @@ fn malformed(name: &str) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::{HttpOptions, Target};
     use super::*;
 
-    fn target(base_url: &str) -> Target {
-        Target::new(HttpOptions::new(base_url)).unwrap()
+    fn endpoint(base_url: &str) -> Endpoint {
+        Endpoint::new(base_url, None).unwrap()
     }
 
     #[test]
@@ -149,7 +151,7 @@ mod tests {
         // All short paths of pieces that parsers give a meaning to, and of pieces that they do not.
         let pieces =
             ["", "a", "/", ".", "%2e", "%", "?", ":", ";", "@", "=", "!", "+", "//", "a.b", "~", "$"];
-        let target = target("http://127.0.0.1/v1/");
+        let endpoint = endpoint("http://127.0.0.1/v1/");
         let mut plain = 0;
         for first in pieces {
             for second in pieces {
@@ -158,7 +160,7 @@ mod tests {
                         let path = format!("{first}{second}{third}{fourth}");
                         if is_plain(&path) {
                             plain += 1;
-                            assert_eq!(target.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
+                            assert_eq!(endpoint.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
                         }
                     }
                 }
@@ -168,14 +170,14 @@ mod tests {
         for byte in 0..=0x7f_u8 {
             let path = format!("a{}b?c{}d", char::from(byte), char::from(byte));
             if is_plain(&path) {
-                assert_eq!(target.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
+                assert_eq!(endpoint.normalised(&path).as_deref(), Some(&*format!("/v1/{path}")));
             }
         }
     }
 
     #[test]
     fn what_is_not_plain_is_encoded_or_refused() {
-        let target = target("http://127.0.0.1/v1/");
+        let endpoint = endpoint("http://127.0.0.1/v1/");
         for (path, sent) in [
             ("", "/v1/"),
             ("a/b?c=d", "/v1/a/b?c=d"),
@@ -185,10 +187,10 @@ mod tests {
             ("a/b#c", "/v1/a/b"),
             ("a/./b", "/v1/a/b"),
         ] {
-            assert_eq!(target.uri(path).unwrap().to_string(), sent, "{path}");
+            assert_eq!(endpoint.uri(path).unwrap().to_string(), sent, "{path}");
         }
         for path in ["..", "%2E%2e/x", "a/../../x", "..\\x"] {
-            assert_eq!(target.uri(path).unwrap_err().0, Reason::ForbiddenPath, "{path}");
+            assert_eq!(endpoint.uri(path).unwrap_err().0, Reason::ForbiddenPath, "{path}");
         }
     }
 }

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT,
 };
-use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper::{Method, Request, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
@@ -50,9 +50,12 @@ static TURNS: Mutex<BTreeMap<Identity, Weak<Turn>>> = Mutex::new(BTreeMap::new()
 pub(super) struct Asker {
     url: Url,
     host: HeaderValue,
-    connector: Connector,
+    lookup: Lookup,
     options: OAuth2Options,
-    proxy: Option<Proxy>,
+    /// How the token server is reached, as of the last request.
+    way: Mutex<Arc<Way>>,
+    /// The proxy, where it has a file.
+    proxy: Option<FreshSecret>,
     /// The secret, where it has a file.
     secret: Option<FreshSecret>,
     turn: Arc<Turn>,
@@ -77,15 +80,14 @@ impl Asker {
         let url = parse(&options.token_url)?;
         let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::TokenUrl("has a host that no request can name"))?;
-        let proxy = options.proxy.as_deref().map(Proxy::parse).transpose()?;
-        let route = Route { tls: options.tls.clone(), proxy: proxy.clone() };
-        let time = options.timeout.min(LONGEST_TIMEOUT);
-        let connector = Connector::new(&url, time, lookup, route)?;
+        let way = Way::new(&url, options.proxy.clone(), &options, lookup)?;
         let OAuth2Options { token_url, client_id, scopes, params, .. } = options.clone();
         let turn = turn((token_url, client_id, scopes, params));
         let fresh = |read| FreshSecret::new("client_secret of OAuth2", options.client_secret.clone(), read);
         let secret = options.read_secret.clone().map(fresh);
-        Ok(Self { url, host, connector, options, proxy, secret, turn })
+        let read_proxy = options.proxy.clone().zip(options.read_proxy.clone());
+        let proxy = read_proxy.map(|(proxy, read)| FreshSecret::new("proxy", proxy, read));
+        Ok(Self { url, host, lookup, options, way: Mutex::new(Arc::new(way)), proxy, secret, turn })
     }
 
     /// The URL of the token server, which has nothing secret in it.
@@ -105,14 +107,30 @@ impl Asker {
                 Some(secret) => secret.current(time / 4).await,
                 None => self.options.client_secret.clone(),
             };
+            let way = self.way(time / 4).await?;
             let asked = Instant::now();
-            let (answer, body) = self.exchange(self.request(&secret)?).await?;
+            let (answer, body) = way.exchange(self.request(&secret, &way)?).await?;
             granted(&answer, &body, asked)
         };
         timeout(time, asking).await.map_err(|_| TokenError::TooLate(time))?
     }
 
-    fn request(&self, secret: &str) -> Result<Outgoing, TokenError> {
+    /// How the token server is reached now.
+    async fn way(&self, patience: Duration) -> Result<Arc<Way>, TokenError> {
+        let last = Arc::clone(&self.way.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(proxy) = &self.proxy else { return Ok(last) };
+        let text = Some(proxy.current(patience).await);
+        if text == last.text {
+            return Ok(last);
+        }
+        let way = Way::new(&self.url, text, &self.options, self.lookup);
+        let way = Arc::new(way.map_err(|error| TokenError::Unreachable(error.to_string()))?);
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&way);
+        Ok(way)
+    }
+
+    fn request(&self, secret: &str, way: &Way) -> Result<Outgoing, TokenError> {
+        let forwarding_proxy = way.proxy.as_ref().filter(|_| self.url.scheme() == "http");
         let OAuth2Options { client_id, scopes, params, client_auth, .. } = &self.options;
         let mut form = Serializer::new(String::new());
         form.append_pair("grant_type", "client_credentials");
@@ -125,7 +143,9 @@ impl Asker {
         }
         let mut request = Request::new(Payload::new(Bytes::from(form.finish())));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri()?;
+        // A proxy learns from the request where it goes, unless it only sees a tunnel.
+        let from = forwarding_proxy.map_or(Position::BeforePath, |_| Position::BeforeScheme);
+        *request.uri_mut() = self.url[from..].parse().map_err(|_| TokenError::Unsendable("token_url"))?;
         let headers = request.headers_mut();
         headers.insert(HOST, self.host.clone());
         headers.insert(CONTENT_TYPE, FORM);
@@ -134,21 +154,32 @@ impl Asker {
         if *client_auth == ClientAuth::Basic {
             headers.insert(AUTHORIZATION, basic(client_id, secret)?);
         }
-        if let Some(value) = self.forwarding_proxy().and_then(Proxy::authorization) {
+        if let Some(value) = forwarding_proxy.and_then(Proxy::authorization) {
             headers.insert(PROXY_AUTHORIZATION, value.clone());
         }
         Ok(request)
     }
+}
 
-    /// A proxy learns from the request where it goes, unless it only sees a tunnel.
-    fn uri(&self) -> Result<Uri, TokenError> {
-        let from =
-            if self.forwarding_proxy().is_some() { Position::BeforeScheme } else { Position::BeforePath };
-        self.url[from..].parse().map_err(|_| TokenError::Unsendable("token_url"))
-    }
+/// How a token server is reached.
+struct Way {
+    connector: Connector,
+    proxy: Option<Proxy>,
+    /// The proxy as it was given.
+    text: Option<String>,
+}
 
-    fn forwarding_proxy(&self) -> Option<&Proxy> {
-        self.proxy.as_ref().filter(|_| self.url.scheme() == "http")
+impl Way {
+    fn new(
+        url: &Url,
+        text: Option<String>,
+        options: &OAuth2Options,
+        lookup: Lookup,
+    ) -> Result<Self, HttpError> {
+        let proxy = text.as_deref().map(Proxy::parse).transpose()?;
+        let route = Route { tls: options.tls.clone(), proxy: proxy.clone() };
+        let connector = Connector::new(url, options.timeout.min(LONGEST_TIMEOUT), lookup, route)?;
+        Ok(Self { connector, proxy, text })
     }
 
     /// Sends the request on a connection of its own, and reads the whole answer.

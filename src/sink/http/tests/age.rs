@@ -80,7 +80,7 @@ async fn a_request_that_outlasts_its_connection_is_answered() {
         };
         let (outcome, ()) = tokio::join!(sink.send(&job), release);
         delivered(outcome);
-        assert_eq!((server.connections(), sink.pool.counts()), (connections, (0, 0)));
+        assert_eq!((server.connections(), sink.target.current().pool.counts()), (connections, (0, 0)));
     }
 }
 

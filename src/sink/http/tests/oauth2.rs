@@ -7,6 +7,7 @@ use tokio_rustls::TlsAcceptor;
 use super::server::full;
 use super::tls::trusting;
 use super::*;
+use crate::ReadSecret;
 use crate::tls::authority::Authority;
 
 /// A token server whose n-th answer has the token `t-n`.
@@ -29,6 +30,7 @@ fn client_options(base: &str) -> OAuth2Options {
         timeout: PATIENT,
         tls: None,
         proxy: None,
+        read_proxy: None,
     }
 }
 
@@ -136,6 +138,21 @@ async fn a_client_may_show_its_secret_in_the_body_by_a_proxy() {
 }
 
 #[tokio::test]
+async fn a_proxy_is_read_again_for_each_token_and_stays_while_it_cannot_be() {
+    let [old, new] = [token_server(None).await, token_server(None).await];
+    let api = Server::always(200).await;
+    for (read, by) in [(Ok(new.base.clone()), &new), (Err("the file is gone".to_owned()), &old)] {
+        let options = OAuth2Options {
+            proxy: Some(old.base.clone()),
+            read_proxy: Some(ReadSecret::new(move || read.clone())),
+            ..client_options("http://login.invalid/")
+        };
+        delivered(with_tokens(&api, &client(options)).send(&job()).await);
+        assert_eq!(by.only().target, "http://login.invalid/token");
+    }
+}
+
+#[tokio::test]
 async fn a_token_server_with_an_authority_of_its_own() {
     let authority = Authority::new("ours");
     let (_folder, tls) = trusting(&authority, None);
@@ -152,10 +169,14 @@ async fn a_file_that_has_changed_when_a_request_is_refused_is_sent_with_the_next
     let kept = Arc::new(Mutex::new("old"));
     let api = Server::start(|n| future::ready(empty(if n == 0 { 200 } else { 401 }))).await;
     let source = Arc::clone(&kept);
-    let read = move || Ok(vec![pair("authorization", *source.lock().expect("no panic"))]);
-    let files = HeaderFiles { name: "billing".to_owned(), files: Vec::new(), read: Arc::new(read) };
+    let base = api.base.clone();
+    let read = move || {
+        let headers = vec![pair("authorization", *source.lock().expect("no panic"))];
+        Ok(TargetTexts { base_url: base.clone(), proxy: None, headers })
+    };
+    let files = TargetFiles { name: "billing".to_owned(), files: Vec::new(), read: Arc::new(read) };
     let options = HttpOptions { headers: vec![pair("authorization", "old")], ..options(&api.base) };
-    let sink = HttpSink::new(options).expect("a sink").reading_headers_again(files);
+    let sink = HttpSink::new(options).expect("a sink").reading_again(files);
     delivered(sink.send(&job()).await);
     let outcome = sink.send(&job()).await;
     assert!(matches!(outcome, Outcome::Dead { status: Some(401), .. }), "it is the same: {outcome:?}");

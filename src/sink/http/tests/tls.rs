@@ -43,12 +43,12 @@ async fn a_spare_has_done_its_handshake_and_is_used() {
         let before = server.connections();
         let sink = sink_with(&base, &tls);
         sink.warm(1);
-        until(|| sink.pool.counts() == (1, 0)).await;
+        until(|| sink.target.current().pool.counts() == (1, 0)).await;
         let job = Job { body: Bytes::from(vec![b'x'; 200_000]), ..job() };
         for _ in 0..3 {
             delivered(sink.send(&job).await);
         }
-        assert_eq!((sink.pool.counts(), server.connections() - before), ((1, 0), 1));
+        assert_eq!((sink.target.current().pool.counts(), server.connections() - before), ((1, 0), 1));
         let last = server.seen().pop().expect("a request");
         assert_eq!((last.target.as_str(), last.body.len()), ("/", 200_000));
         assert_eq!(last.header("host"), Some(base.trim_start_matches("https://").trim_end_matches('/')));

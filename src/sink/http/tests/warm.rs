@@ -17,7 +17,7 @@ pub(super) async fn pass(duration: Duration) {
 
 async fn with_spare(sink: &HttpSink) {
     sink.warm(1);
-    until(|| sink.pool.counts() == (1, 0)).await;
+    until(|| sink.target.current().pool.counts() == (1, 0)).await;
 }
 
 #[tokio::test]
@@ -26,14 +26,17 @@ async fn a_spare_is_opened_once_and_used_by_the_next_send() {
     let sink = sink(&server.base);
     for _ in 0..3 {
         sink.warm(1);
-        assert_eq!(sink.pool.counts(), (0, 1));
+        assert_eq!(sink.target.current().pool.counts(), (0, 1));
     }
-    until(|| sink.pool.counts() == (1, 0)).await;
+    until(|| sink.target.current().pool.counts() == (1, 0)).await;
     sink.warm(1);
-    assert_eq!(sink.pool.counts(), (1, 0));
+    assert_eq!(sink.target.current().pool.counts(), (1, 0));
     delivered(sink.send(&job()).await);
     sink.warm(1);
-    assert_eq!((sink.pool.counts(), server.connections(), server.seen().len()), ((1, 0), 1, 1));
+    assert_eq!(
+        (sink.target.current().pool.counts(), server.connections(), server.seen().len()),
+        ((1, 0), 1, 1)
+    );
 }
 
 #[tokio::test]
@@ -41,18 +44,18 @@ async fn as_many_are_opened_as_will_be_used_and_no_more() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
     sink.warm(3);
-    assert_eq!(sink.pool.counts(), (0, 3));
+    assert_eq!(sink.target.current().pool.counts(), (0, 3));
     sink.warm(3);
     sink.warm(2);
-    assert_eq!(sink.pool.counts(), (0, 3), "they are on their way");
-    until(|| sink.pool.counts() == (3, 0)).await;
+    assert_eq!(sink.target.current().pool.counts(), (0, 3), "they are on their way");
+    until(|| sink.target.current().pool.counts() == (3, 0)).await;
     sink.warm(4);
-    until(|| sink.pool.counts() == (4, 0)).await;
+    until(|| sink.target.current().pool.counts() == (4, 0)).await;
     sink.warm(4);
-    assert_eq!((sink.pool.counts(), server.connections()), ((4, 0), 4));
+    assert_eq!((sink.target.current().pool.counts(), server.connections()), ((4, 0), 4));
     server.hang_up().await;
     sink.warm(2);
-    until(|| sink.pool.counts().1 == 0 && server.connections() == 6).await;
+    until(|| sink.target.current().pool.counts().1 == 0 && server.connections() == 6).await;
 }
 
 #[tokio::test]
@@ -61,7 +64,7 @@ async fn a_send_uses_the_spare_that_is_being_opened() {
     let sink = sink(&server.base);
     sink.warm(1);
     delivered(sink.send(&job()).await);
-    assert_eq!((sink.pool.counts(), server.connections()), ((1, 0), 1));
+    assert_eq!((sink.target.current().pool.counts(), server.connections()), ((1, 0), 1));
 }
 
 #[tokio::test]
@@ -86,12 +89,12 @@ async fn a_spare_is_beyond_those_in_use() {
     with_spare(&sink).await;
     sends.push(send());
     until(|| server.seen().len() == 3).await;
-    assert_eq!((sink.pool.counts(), server.connections()), ((0, 0), 3));
+    assert_eq!((sink.target.current().pool.counts(), server.connections()), ((0, 0), 3));
     for send in sends {
         open.notify_one();
         send.await.expect("no panic");
     }
-    assert_eq!((sink.pool.counts(), server.connections()), ((3, 0), 3));
+    assert_eq!((sink.target.current().pool.counts(), server.connections()), ((3, 0), 3));
 }
 
 #[tokio::test]
@@ -159,10 +162,13 @@ async fn every_stale_connection_is_left_for_a_new_one() {
     for outcome in [first, second, third] {
         delivered(outcome);
     }
-    assert_eq!(sink.pool.counts(), (3, 0));
+    assert_eq!(sink.target.current().pool.counts(), (3, 0));
     server.hang_up().await;
     delivered(sink.send(&job).await);
-    assert_eq!((server.seen().len(), server.connections(), sink.pool.counts()), (4, 4, (1, 0)));
+    assert_eq!(
+        (server.seen().len(), server.connections(), sink.target.current().pool.counts()),
+        (4, 4, (1, 0))
+    );
 }
 
 #[tokio::test]
@@ -173,14 +179,14 @@ async fn idle_connections_are_closed() {
     // The connection is too old to wait for a job, but not for a job that is there.
     pass(POOL_IDLE - MIN_WARM_TIME).await;
     sink.warm(1);
-    until(|| sink.pool.counts() == (2, 0)).await;
+    until(|| sink.target.current().pool.counts() == (2, 0)).await;
     pass(MIN_WARM_TIME).await;
     until(|| server.open() == 1).await;
-    assert_eq!(sink.pool.counts(), (1, 0));
+    assert_eq!(sink.target.current().pool.counts(), (1, 0));
     pass(POOL_IDLE).await;
     until(|| server.open() == 0).await;
     delivered(sink.send(&job()).await);
-    assert_eq!((sink.pool.counts(), server.connections()), ((1, 0), 3));
+    assert_eq!((sink.target.current().pool.counts(), server.connections()), ((1, 0), 3));
     drop(sink);
     until(|| server.open() == 0).await;
 }
@@ -200,12 +206,12 @@ async fn a_spare_to_a_dead_port_is_not_tried_again_at_once() {
     let sink = HttpSink::with(options(&base), counted).expect("a sink");
     for tries in 1..=3 {
         sink.warm(1);
-        assert_eq!(sink.pool.counts(), (0, 1));
-        until(|| sink.pool.counts() == (0, 0)).await;
+        assert_eq!(sink.target.current().pool.counts(), (0, 1));
+        until(|| sink.target.current().pool.counts() == (0, 0)).await;
         for _ in 0..100 {
             sink.warm(1);
         }
-        assert_eq!((sink.pool.counts(), LOOKUPS.load(Ordering::SeqCst)), ((0, 0), tries));
+        assert_eq!((sink.target.current().pool.counts(), LOOKUPS.load(Ordering::SeqCst)), ((0, 0), tries));
         pass(WARM_RETRY).await;
     }
     unreachable(sink.send(&job()).await);
@@ -221,7 +227,7 @@ async fn a_send_that_is_given_up_leaves_its_connection() {
         outcome = sink.send(&job) => panic!("{outcome:?}"),
         () = future::ready(()) => {}
     }
-    until(|| sink.pool.counts() == (1, 0)).await;
+    until(|| sink.target.current().pool.counts() == (1, 0)).await;
     delivered(sink.send(&job).await);
     assert_eq!((server.seen().len(), server.connections()), (1, 1));
 }
