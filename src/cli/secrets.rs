@@ -29,9 +29,8 @@ impl Secrets {
     /// Has later requests use what the configuration says now.
     pub(super) fn replace(&self, name: &str, downstream: &Downstream) {
         let Some(target) = self.0.get(name) else { return };
-        let given = texts(&downstream.http).headers;
-        if let Err(error) = target.replace_headers(given, files(name, &downstream.http)) {
-            tracing::error!(downstream = name, %error, "the headers stay as they were");
+        if let Err(error) = target.replace(texts(&downstream.http), files(name, &downstream.http)) {
+            tracing::error!(downstream = name, %error, "base URL, proxy and headers stay as they were");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::reader::Entry;
-use super::{Downstream, Loaded, Plan, Settings};
+use super::{Downstream, Loaded, Plan, Secret, Settings};
 use crate::limit::LimitSet;
 
 /// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
@@ -38,7 +38,7 @@ pub(super) const LIVE: [&str; 28] = [
     "downstreams.*.lanes.default_plan",
 ];
 
-/// The keys whose files are read again by those that use them, for each connection or token.
+/// The keys whose files are read again by those that use them: for each connection or token, or when they change.
 const FOLLOWED: [&str; 5] = [
     "amqp.url",
     "store.url",
@@ -94,8 +94,13 @@ impl Loaded {
         let keeps_query = path != "store.url";
         let place = |url| place(url, keeps_query);
         let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
-        old.file().is_some() && old.file() == new.file() && is_same_place && is_one_of(&FOLLOWED, path)
+        is_of_same_file(&old, &new) && is_same_place && is_one_of(&FOLLOWED, path)
     }
+}
+
+/// Whether both have been read from one file of their own.
+fn is_of_same_file(old: &Secret, new: &Secret) -> bool {
+    old.file().is_some() && old.file() == new.file()
 }
 
 /// The scheme, the place and the query of a URL, without what may be a login.
@@ -211,6 +216,15 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         downstream.max_wait = new.max_wait;
         downstream.hold_max = new.hold_max;
         downstream.http.headers.clone_from(&new.http.headers);
+        // Headers go to the host that was read with them.
+        if is_of_same_file(&downstream.http.base_url, &new.http.base_url) {
+            downstream.http.base_url.clone_from(&new.http.base_url);
+        }
+        if let (Some(old), Some(new)) = (&mut downstream.http.proxy, &new.http.proxy)
+            && is_of_same_file(old, new)
+        {
+            old.clone_from(new);
+        }
         downstream.retry = new.retry.clone();
         downstream.max_pause = new.max_pause;
     }

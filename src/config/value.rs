@@ -306,18 +306,18 @@ pub(super) fn scope(text: &str) -> Result<String, String> {
     Err("no scope; use visible ASCII characters without spaces, and list each scope by itself".to_owned())
 }
 
-/// What the parameter of a request for a token says, other than those that paced sets itself.
+/// The value of a parameter of requests for a token, other than those that paced sets itself.
 pub(super) fn token_param(text: &str) -> Result<String, String> {
-    if (1..=1024).contains(&text.len()) && !text.chars().any(char::is_control) {
+    if (1..=1024).contains(&text.chars().count()) && !text.chars().any(char::is_control) {
         return Ok(text.to_owned());
     }
-    Err("no value of a parameter; use 1 to 1024 bytes, on one line".to_owned())
+    Err("no value of a parameter; use 1 to 1024 characters, on one line".to_owned())
 }
 
-/// The parameters that paced sets itself.
+/// The parameters of requests for a token that paced sets itself.
 pub(super) const OWN_TOKEN_PARAMS: [&str; 4] = ["client_id", "client_secret", "grant_type", "scope"];
 
-/// The name of such a parameter (RFC 6749, appendix A).
+/// Checks the name of a parameter of requests for a token (RFC 6749, appendix A).
 pub(super) fn token_param_name(name: &str) -> Result<(), String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     match name {

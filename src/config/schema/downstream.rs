@@ -254,7 +254,7 @@ fn oauth2() -> Node {
         )
         .key(
             "params",
-            named(TOKEN_PARAM, any_text().with("maxLength", 1024))
+            named(TOKEN_PARAM, text(r"^[^\x00-\x1f\x7f-\x9f]+$").with("maxLength", 1024))
                 .with("not", json!({ "anyOf": OWN_TOKEN_PARAMS.map(|name| json!({ "required": [name] })) }))
                 .about("What else a request for a token says, such as audience. It is shown, so keep no secret here."),
         )

@@ -152,7 +152,7 @@ impl HttpSink {
     }
 
     /// Decides whether a refusal (401) is about the credentials alone, since they were replaced meanwhile, or should be:
-    /// the files of the headers are read now, and a token of OAuth2 is replaced.
+    /// the files are read now, and a token of OAuth2 is replaced.
     async fn judge_refusal(&self, outcome: Outcome, used: &Basis) -> Outcome {
         let Outcome::Dead { status: Some(status), .. } = outcome else { return outcome };
         let is_replaced = self.replace(used).await;
@@ -170,6 +170,10 @@ impl HttpSink {
     /// Replaces credentials that were refused, if that can be done: returns whether there are others now, or `None` if
     /// they are what is to be used.
     async fn replace(&self, used: &Basis) -> Option<bool> {
+        if self.target.has_replaced(&used.current) {
+            // It says nothing of the token, which may be good where requests go now.
+            return Some(true);
+        }
         if let (Some(tokens), Some(token)) = (&self.tokens, &used.token) {
             match timeout_at(Instant::now() + self.timeout, tokens.replace(token)).await {
                 Ok(Replacement::Done) => return Some(true),
@@ -177,10 +181,8 @@ impl HttpSink {
                 Ok(Replacement::Useless) => {}
             }
         }
-        if !self.target.has_replaced(&used.current) {
-            // What is wrong with the files is logged by whoever looks at them all the time.
-            let _ = self.target.read().await;
-        }
+        // What is wrong with the files is logged by whoever looks at them all the time.
+        let _ = self.target.read().await;
         self.target.has_replaced(&used.current).then_some(true)
     }
 

@@ -144,7 +144,7 @@ impl Endpoint {
     }
 
     /// Whether a connection to the one is as good for the other.
-    pub(super) fn has_same_origin(&self, other: &Self) -> bool {
+    pub(super) fn can_share_connections(&self, other: &Self) -> bool {
         self.base.origin() == other.base.origin() && self.proxy == other.proxy
     }
 

@@ -1,6 +1,7 @@
 //! Where requests go and the headers that all of them have, which are read again when their files change.
 
 use std::fmt;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -31,7 +32,7 @@ const OWN: [&str; 8] = [
     "upgrade",
 ];
 
-/// How long is waited for files of which the answer depends.
+/// How long is waited for files on which an answer depends.
 const LONGEST_READ: Duration = Duration::from_secs(5);
 
 /// Where what requests go by is read again.
@@ -131,7 +132,8 @@ impl Target {
         Arc::clone(&self.0.in_use().current)
     }
 
-    /// Whether later requests go elsewhere, or have other headers.
+    /// Whether later requests go elsewhere, or have other headers. By which proxy they go is no matter of the one that
+    /// answers.
     pub(super) fn has_replaced(&self, used: &Arc<Current>) -> bool {
         let now = self.current();
         !Arc::ptr_eq(&now, used) && (now.endpoint.base != used.endpoint.base || now.headers != used.headers)
@@ -142,20 +144,15 @@ impl Target {
         self.0.in_use_mut().files = Some(Arc::new(files));
     }
 
-    /// Replaces the headers of later requests, and where all is read again. They go where they went until it is.
+    /// Replaces what later requests go by, all at once, and where it is read again.
     ///
     /// # Errors
-    /// [`HttpError`] when a header cannot be sent; then nothing changes.
-    pub fn replace_headers(
-        &self,
-        given: Vec<(String, String)>,
-        files: Option<TargetFiles>,
-    ) -> Result<(), HttpError> {
-        let mut in_use = self.0.in_use_mut();
-        let Current { endpoint, pool, .. } = &*in_use.current;
-        let headers = headers(endpoint, given)?;
-        in_use.current = Arc::new(Current { endpoint: Arc::clone(endpoint), pool: pool.clone(), headers });
-        in_use.files = files.map(Arc::new);
+    /// [`HttpError`] when no request can go by it; then nothing changes.
+    pub fn replace(&self, texts: TargetTexts, files: Option<TargetFiles>) -> Result<(), HttpError> {
+        let new = InUse { current: Arc::new(self.0.updated(texts)?), files: files.map(Arc::new) };
+        let old = mem::replace(&mut *self.0.in_use_mut(), new);
+        // Connections may end with it, which is done outside the lock.
+        drop(old);
         Ok(())
     }
 
@@ -266,8 +263,10 @@ impl Shared {
         if !is_wanted || now.endpoint == new.endpoint && now.headers == new.headers {
             return Ok(false);
         }
-        in_use.current = Arc::new(new);
+        let old = mem::replace(&mut in_use.current, Arc::new(new));
         drop(in_use);
+        // Connections may end with it, which is done outside the lock.
+        drop(old);
         tracing::info!(downstream = files.name, "secrets read again: requests have the new ones from now on");
         Ok(true)
     }
@@ -278,7 +277,7 @@ impl Shared {
         let endpoint = Endpoint::new(&base_url, proxy.as_deref())?;
         let headers = headers(&endpoint, given)?;
         let old = Arc::clone(&self.in_use().current);
-        let pool = match old.endpoint.has_same_origin(&endpoint) {
+        let pool = match old.endpoint.can_share_connections(&endpoint) {
             true => old.pool.clone(),
             false => self.dialling.pool(&endpoint)?,
         };

@@ -1,6 +1,7 @@
 //! The admin server under load: whoever connects, and however many, probes are answered.
 
 use std::cell::Cell;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -122,25 +123,24 @@ async fn probes_are_answered_while_64_requests_are_in_progress() {
     let site = Site::on(rabbit().await, &redis, "adminbusy", "rate = '100/s'");
     let replica = AdminReplica::with_token(&site).await;
     let to = replica.base.strip_prefix("http://").unwrap();
-    let mut idle = Vec::new();
-    for _ in 0..64 {
-        let mut stream = connect("127.0.0.2", to).await;
-        stream.write_all(b"GET /livez HTTP/1.1\r\nhost").await.unwrap();
-        idle.push(stream);
-    }
-    // All streams of events that there may be.
-    let mut streams = Vec::new();
-    for number in 0..32 {
-        let (stream, answer) = ask(&format!("127.0.0.{}", 3 + number % 2), to, "/api/v1/events").await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        streams.push(stream);
-    }
-    // Looks wait for a store that is frozen, and changes for bodies that do not come.
+    // Looks wait for a store that is frozen, changes for bodies that do not come, and streams of events go on.
     redis.freeze();
     let change =
         format!("authorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\ncontent-length: 2\r\n");
     until("64 requests are in progress from before the probes until after them", LONG, async || {
-        let mut waiting = Vec::new();
+        let (mut idle, mut streams, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..32 {
+            let (stream, answer) = ask(&format!("127.0.0.{}", 3 + number % 2), to, "/api/v1/events").await;
+            if !answer.starts_with("HTTP/1.1 200") {
+                return false;
+            }
+            streams.push(stream);
+        }
+        for _ in 0..64 {
+            let mut stream = connect("127.0.0.2", to).await;
+            stream.write_all(b"GET /livez HTTP/1.1\r\nhost").await.unwrap();
+            idle.push(stream);
+        }
         for _ in 0..16 {
             waiting.push(send("127.0.0.5", to, "POST /api/v1/downstreams/billing/pause", &change).await);
         }
@@ -148,7 +148,17 @@ async fn probes_are_answered_while_64_requests_are_in_progress() {
             waiting.push(send("127.0.0.6", to, "GET /api/v1/downstreams/billing", "").await);
         }
         let middle = probe(to).await;
-        if !waiting.iter().all(|stream| stream.try_read(&mut [0]).is_err()) {
+        let is_silent = |stream: &TcpStream| {
+            stream.try_read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        };
+        let has_ended = |stream: &TcpStream| loop {
+            match stream.try_read(&mut [0; 4096]) {
+                Ok(1..) => {}
+                Ok(0) => return true,
+                Err(error) => return error.kind() != ErrorKind::WouldBlock,
+            }
+        };
+        if !waiting.iter().chain(&idle).all(is_silent) || streams.iter().any(has_ended) {
             return false;
         }
         assert!(middle < Duration::from_millis(100), "{middle:?}");

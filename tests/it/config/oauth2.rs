@@ -72,11 +72,11 @@ fn other_parameters() {
         ("grant_type = 'password'", "grant_type", "is set by paced; remove it"),
         ("client_secret = 's'", "client_secret", "is set by paced; remove it"),
         ("'a b' = 'c'", "\"a b\"", "is no name of a parameter; use letters, digits, '-', '.' and '_'"),
-        ("audience = ''", "audience", "no value of a parameter; use 1 to 1024 bytes, on one line"),
+        ("audience = ''", "audience", "no value of a parameter; use 1 to 1024 characters, on one line"),
         (
             &*format!("audience = '{long}'"),
             "audience",
-            "no value of a parameter; use 1 to 1024 bytes, on one line",
+            "no value of a parameter; use 1 to 1024 characters, on one line",
         ),
         ("audience = 1", "audience", "an integer where a string belongs; write it in quotes"),
     ] {

@@ -180,3 +180,29 @@ fn a_plan_that_goes_stays_until_the_restart_beside_the_new_limits() {
     let rates: Vec<_> = a.plans[1].limits.iter().map(|limit| limit.rate().to_string()).collect();
     assert_eq!(rates, ["20/s", "100/m", "5/s"]);
 }
+
+#[test]
+fn headers_in_files_count_together_with_the_host_that_they_were_written_for() {
+    let text = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url_file = 'base'\nproxy_file = 'proxy'\n\
+                headers = { authorization_file = 'token' }\n";
+    let with = |scene: Scene, name: &str| {
+        let scene = scene.file("base", &format!("http://{name}/")).file("token", name);
+        scene.file("proxy", &format!("http://{name}:3128"))
+    };
+    let parts = |loaded: &Loaded| {
+        let http = &loaded.settings.downstreams["a"].http;
+        [&http.base_url, http.proxy.as_ref().unwrap(), &http.headers[0].1]
+            .map(|part| part.expose().to_owned())
+    };
+    let scene = with(Scene::new(text), "old");
+    let old = scene.right();
+    let scene = with(scene, "new");
+    let Reload { loaded, changed, restart } = old.reload(&scene.right());
+    assert_eq!((changed, restart), (owned(&["downstreams.a.http.headers.authorization"]), owned(&[])));
+    assert_eq!(parts(&loaded), ["http://new/", "http://new:3128", "new"]);
+    // Another file is another host.
+    let scene = scene.file("other", "http://other/").file("paced.toml", &text.replace("'base'", "'other'"));
+    let Reload { loaded, restart, .. } = loaded.reload(&scene.right());
+    assert_eq!(restart, owned(&["downstreams.a.http.base_url"]));
+    assert_eq!(parts(&loaded)[0], "http://new/");
+}

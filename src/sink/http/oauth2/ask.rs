@@ -53,7 +53,7 @@ pub(super) struct Asker {
     lookup: Lookup,
     options: OAuth2Options,
     /// How the token server is reached, as of the last request.
-    way: Mutex<Arc<Way>>,
+    route: Mutex<Arc<TokenRoute>>,
     /// The proxy, where it has a file.
     proxy: Option<FreshSecret>,
     /// The secret, where it has a file.
@@ -80,14 +80,14 @@ impl Asker {
         let url = parse(&options.token_url)?;
         let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort])
             .map_err(|_| HttpError::TokenUrl("has a host that no request can name"))?;
-        let way = Way::new(&url, options.proxy.clone(), &options, lookup)?;
+        let route = TokenRoute::new(&url, options.proxy.clone(), &options, lookup)?;
         let OAuth2Options { token_url, client_id, scopes, params, .. } = options.clone();
         let turn = turn((token_url, client_id, scopes, params));
         let fresh = |read| FreshSecret::new("client_secret of OAuth2", options.client_secret.clone(), read);
         let secret = options.read_secret.clone().map(fresh);
         let read_proxy = options.proxy.clone().zip(options.read_proxy.clone());
         let proxy = read_proxy.map(|(proxy, read)| FreshSecret::new("proxy", proxy, read));
-        Ok(Self { url, host, lookup, options, way: Mutex::new(Arc::new(way)), proxy, secret, turn })
+        Ok(Self { url, host, lookup, options, route: Mutex::new(Arc::new(route)), proxy, secret, turn })
     }
 
     /// The URL of the token server, which has nothing secret in it.
@@ -107,30 +107,30 @@ impl Asker {
                 Some(secret) => secret.current(time / 4).await,
                 None => self.options.client_secret.clone(),
             };
-            let way = self.way(time / 4).await?;
+            let route = self.route(time / 4).await?;
             let asked = Instant::now();
-            let (answer, body) = way.exchange(self.request(&secret, &way)?).await?;
+            let (answer, body) = route.exchange(self.request(&secret, &route)?).await?;
             granted(&answer, &body, asked)
         };
         timeout(time, asking).await.map_err(|_| TokenError::TooLate(time))?
     }
 
     /// How the token server is reached now.
-    async fn way(&self, patience: Duration) -> Result<Arc<Way>, TokenError> {
-        let last = Arc::clone(&self.way.lock().unwrap_or_else(PoisonError::into_inner));
+    async fn route(&self, patience: Duration) -> Result<Arc<TokenRoute>, TokenError> {
+        let last = Arc::clone(&self.route.lock().unwrap_or_else(PoisonError::into_inner));
         let Some(proxy) = &self.proxy else { return Ok(last) };
-        let text = Some(proxy.current(patience).await);
-        if text == last.text {
+        let proxy_url = Some(proxy.current(patience).await);
+        if proxy_url == last.proxy_url {
             return Ok(last);
         }
-        let way = Way::new(&self.url, text, &self.options, self.lookup);
-        let way = Arc::new(way.map_err(|error| TokenError::Unreachable(error.to_string()))?);
-        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&way);
-        Ok(way)
+        let route = TokenRoute::new(&self.url, proxy_url, &self.options, self.lookup);
+        let route = Arc::new(route.map_err(|error| TokenError::Unreachable(error.to_string()))?);
+        *self.route.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&route);
+        Ok(route)
     }
 
-    fn request(&self, secret: &str, way: &Way) -> Result<Outgoing, TokenError> {
-        let forwarding_proxy = way.proxy.as_ref().filter(|_| self.url.scheme() == "http");
+    fn request(&self, secret: &str, route: &TokenRoute) -> Result<Outgoing, TokenError> {
+        let forwarding_proxy = route.proxy.as_ref().filter(|_| self.url.scheme() == "http");
         let OAuth2Options { client_id, scopes, params, client_auth, .. } = &self.options;
         let mut form = Serializer::new(String::new());
         form.append_pair("grant_type", "client_credentials");
@@ -162,24 +162,24 @@ impl Asker {
 }
 
 /// How a token server is reached.
-struct Way {
+struct TokenRoute {
     connector: Connector,
     proxy: Option<Proxy>,
     /// The proxy as it was given.
-    text: Option<String>,
+    proxy_url: Option<String>,
 }
 
-impl Way {
+impl TokenRoute {
     fn new(
         url: &Url,
-        text: Option<String>,
+        proxy_url: Option<String>,
         options: &OAuth2Options,
         lookup: Lookup,
     ) -> Result<Self, HttpError> {
-        let proxy = text.as_deref().map(Proxy::parse).transpose()?;
+        let proxy = proxy_url.as_deref().map(Proxy::parse).transpose()?;
         let route = Route { tls: options.tls.clone(), proxy: proxy.clone() };
         let connector = Connector::new(url, options.timeout.min(LONGEST_TIMEOUT), lookup, route)?;
-        Ok(Self { connector, proxy, text })
+        Ok(Self { connector, proxy, proxy_url })
     }
 
     /// Sends the request on a connection of its own, and reads the whole answer.

@@ -138,6 +138,25 @@ async fn a_client_may_show_its_secret_in_the_body_by_a_proxy() {
 }
 
 #[tokio::test]
+async fn a_host_that_is_left_meanwhile_does_not_cost_the_token() {
+    let (tokens, new) = (token_server(None).await, Server::always(200).await);
+    let target = Arc::new(std::sync::OnceLock::<Target>::new());
+    let (left, base_url) = (Arc::clone(&target), new.base.clone());
+    let old = Server::start(move |_| {
+        let texts = TargetTexts { base_url: base_url.clone(), proxy: None, headers: Vec::new() };
+        left.get().expect("it is set").replace(texts, None).expect("a target");
+        future::ready(empty(401))
+    })
+    .await;
+    let sink = with_tokens(&old, &client(client_options(&tokens.base)));
+    target.set(sink.target()).expect("it is not set yet");
+    let outcome = sink.send(&job()).await;
+    assert!(matches!(outcome, Outcome::Outdated { replaced: true, .. }), "{outcome:?}");
+    delivered(sink.send(&job()).await);
+    assert_eq!((old.seen().len(), new.seen().len(), tokens.seen().len()), (1, 1, 1));
+}
+
+#[tokio::test]
 async fn a_proxy_is_read_again_for_each_token_and_stays_while_it_cannot_be() {
     let [old, new] = [token_server(None).await, token_server(None).await];
     let api = Server::always(200).await;

@@ -108,6 +108,25 @@ async fn what_a_request_went_by_is_compared_with_what_is_in_use() {
 }
 
 #[tokio::test]
+async fn a_header_that_is_replaced_with_its_host_never_goes_to_the_old_one() {
+    let [old, new] = [Server::always(200).await, Server::always(200).await];
+    let sink = sink(&old.base);
+    delivered(sink.send(&job()).await);
+    let headers = vec![pair("authorization", "new")];
+    let texts = TargetTexts { base_url: new.base.clone(), proxy: None, headers };
+    assert_eq!(sink.target().replace(texts, None), Ok(()));
+    delivered(sink.send(&job()).await);
+    assert_eq!(old.only().header("authorization"), None);
+    assert_eq!(new.only().header("authorization"), Some("new"));
+    // What cannot be used changes nothing, the headers with it neither.
+    let headers = vec![pair("authorization", "newer")];
+    let wrong = TargetTexts { base_url: "ftp://localhost/".to_owned(), proxy: None, headers };
+    assert!(sink.target().replace(wrong, None).is_err());
+    delivered(sink.send(&job()).await);
+    assert_eq!(new.seen()[1].header("authorization"), Some("new"));
+}
+
+#[tokio::test]
 async fn without_a_way_to_read_them_headers_stay() {
     let server = Server::always(200).await;
     assert_eq!(sink(&server.base).read_secrets().await, Ok(false));
