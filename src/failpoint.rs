@@ -1,5 +1,7 @@
-//! Points between two steps at which tests end the process, as `kill -9` does. Without the feature `failpoints` they are
-//! nothing.
+//! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does, and
+//! polling intervals that a test shortens. Without the feature `failpoints` they do nothing.
+
+use std::time::Duration;
 
 /// The environment variable that names the point, and how often it is to be reached: `park:confirmed`, or
 /// `park:confirmed=3`.
@@ -30,5 +32,35 @@ pub(crate) fn reached(point: &str) {
 }
 
 /// Does nothing.
-#[cfg(not(feature = "failpoints"))]
+#[cfg(all(not(feature = "failpoints"), any(feature = "amqp", feature = "redis")))]
 pub(crate) const fn reached(_point: &str) {}
+
+/// The environment variable with the divisor of polling intervals.
+#[cfg(feature = "failpoints")]
+const HASTE: &str = "PACED_TEST_HASTE";
+
+/// The divisor of polling intervals; 1 unless the environment sets another one.
+#[cfg(feature = "failpoints")]
+#[must_use]
+pub fn haste() -> u32 {
+    use std::sync::LazyLock;
+
+    static CHOSEN: LazyLock<u32> = LazyLock::new(|| {
+        let chosen = std::env::var(HASTE).ok().and_then(|text| text.parse().ok());
+        chosen.filter(|&haste| haste > 0).unwrap_or(1)
+    });
+    *CHOSEN
+}
+
+/// The divisor of polling intervals: 1.
+#[cfg(not(feature = "failpoints"))]
+#[must_use]
+pub const fn haste() -> u32 {
+    1
+}
+
+/// An interval between two polls, which tests shorten. Time limits of calls must not go through it.
+#[must_use]
+pub fn interval(usual: Duration) -> Duration {
+    usual / haste()
+}

@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+use crate::failpoint;
+
 #[cfg(any(feature = "amqp", feature = "http", feature = "redis"))]
 mod fresh;
 
@@ -93,7 +95,7 @@ impl Watch {
     pub fn note_failure(&mut self, stamps: Stamps) -> bool {
         let known = self.failed.take().filter(|failed| failed.stamps == stamps);
         let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_told: false });
-        let is_news = !failed.is_told && failed.since.elapsed() >= PATIENCE;
+        let is_news = !failed.is_told && failed.since.elapsed() >= failpoint::interval(PATIENCE);
         failed.is_told |= is_news;
         self.failed = Some(failed);
         is_news

@@ -71,8 +71,8 @@ pub mod config;
 #[cfg(feature = "dispatch")]
 #[doc(hidden)]
 pub mod dispatch;
-#[cfg(any(feature = "amqp", feature = "redis"))]
-mod failpoint;
+#[doc(hidden)]
+pub mod failpoint;
 #[cfg(any(feature = "config", feature = "tls"))]
 #[doc(hidden)]
 pub mod files;

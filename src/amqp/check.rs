@@ -335,6 +335,7 @@ mod tests {
             prefix: "p".to_owned(),
             window_bytes: 1,
             rung_unit: crate::amqp::RUNG_UNIT,
+            haste: 1,
             declare,
             downstreams: downstreams.iter().copied().cloned().collect(),
         };

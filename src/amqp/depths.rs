@@ -123,11 +123,11 @@ impl Shared {
     }
 
     /// Waits until the next sweep is due, after one that began at `began`.
-    async fn rest(&self, began: Instant) {
+    async fn rest(&self, began: Instant, haste: u32) {
         loop {
             let is_watched = self.seen().is_watched(Instant::now());
             let span = if is_watched { WATCHED_INTERVAL } else { UNWATCHED_INTERVAL };
-            if timeout_at(began + span, self.asked.notified()).await.is_err() {
+            if timeout_at(began + span / haste, self.asked.notified()).await.is_err() {
                 return;
             }
         }
@@ -148,8 +148,8 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(name: String) -> Self {
-        Self { name, length: Length::default() }
+    fn new(name: String, haste: u32) -> Self {
+        Self { name, length: Length::new(haste) }
     }
 
     /// Looks at the queue, if that is due.
@@ -248,31 +248,35 @@ struct Sweeper {
     ladder: Vec<(Rung, Queue, bool)>,
     emptiness: Emptiness,
     rungs: Arc<Rungs>,
+    /// Divides the intervals.
+    haste: u32,
 }
 
 impl Sweeper {
     fn new(depths: Depths, options: &Options, rungs: Arc<Rungs>) -> Self {
-        let names = options.names();
+        let (names, haste) = (options.names(), options.haste.max(1));
+        let queue = |name| Queue::new(name, haste);
         let queues = |downstream: &super::Downstream| Queues {
             downstream: downstream.name.clone(),
-            jobs: Queue::new(names.queue(downstream)),
-            home: Queue::new(names.home_queue(&downstream.name)),
-            dead: Queue::new(names.dead(&downstream.name)),
+            jobs: queue(names.queue(downstream)),
+            home: queue(names.home_queue(&downstream.name)),
+            dead: queue(names.dead(&downstream.name)),
             gauges: Gauges::new(&downstream.name),
         };
         let ladder = Rung::above(Duration::ZERO, options.rung_unit);
         Self {
             depths,
             downstreams: options.downstreams.iter().map(queues).collect(),
-            unroutable: Queue::new(names.unroutable()),
-            ladder: ladder.map(|rung| (rung, Queue::new(names.park(rung)), false)).collect(),
+            unroutable: queue(names.unroutable()),
+            ladder: ladder.map(|rung| (rung, queue(names.park(rung)), false)).collect(),
             emptiness: Emptiness::default(),
             rungs,
+            haste,
         }
     }
 
     async fn run(mut self, mut current: ConnectionWatch, stop: CancellationToken) {
-        let mut pace = interval(PACE);
+        let mut pace = interval(PACE / self.haste);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if !current.borrow().as_ref().is_some_and(|connection| connection.status().connected()) {
@@ -290,7 +294,7 @@ impl Sweeper {
                 self.show_unknown();
             }
             drop(connection);
-            stop.run_until_cancelled(self.depths.0.rest(began)).await;
+            stop.run_until_cancelled(self.depths.0.rest(began, self.haste)).await;
         }
     }
 

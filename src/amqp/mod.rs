@@ -91,6 +91,8 @@ pub struct Options {
     pub window_bytes: u64,
     /// The unit of the delays of jobs that are parked: [`RUNG_UNIT`], or less in tests, which makes all delays shorter.
     pub rung_unit: Duration,
+    /// Divides the intervals between looks at queues: 1, or more in tests.
+    pub haste: u32,
     /// The downstreams.
     pub downstreams: Vec<Downstream>,
 }
@@ -173,8 +175,8 @@ impl Amqp {
         let mut amqp = Self::idle(options);
         let link = amqp.links.shared();
         let (closing, rungs) = (amqp.closing.clone(), Arc::clone(&amqp.rungs));
-        let unroutable = amqp.options.names().unroutable();
-        amqp.subscribers.spawn(unroutable::watch(link.current.clone(), unroutable, closing.clone()));
+        let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
+        amqp.subscribers.spawn(unroutable::watch(link.current.clone(), unroutable, haste, closing.clone()));
         amqp.subscribers.spawn(amqp.depths.watch(link.current.clone(), &amqp.options, rungs, closing));
         amqp.consuming = Some(link);
         amqp.publisher = Publisher::new(amqp.links.publishing(None));

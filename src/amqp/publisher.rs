@@ -20,6 +20,7 @@ use super::error::{NameTooLong, soft, text};
 use super::letter;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::short;
+use crate::failpoint;
 
 /// The time-out for one publish: a quorum queue under load takes seconds, a blocked connection for ever.
 const PUBLISH: Duration = Duration::from_secs(30);
@@ -128,7 +129,8 @@ impl PublishError {
 
 impl Publisher {
     pub(super) fn new(current: ConnectionWatch) -> Self {
-        let shared = Shared { current, timeout: PUBLISH, open: tokio::sync::Mutex::default() };
+        let shared =
+            Shared { current, timeout: failpoint::interval(PUBLISH), open: tokio::sync::Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 

@@ -30,10 +30,10 @@ const LOWER_POLLS: u32 = 8;
 ///
 /// To be awaited before the connection is closed: a poll that is under way is finished, since the refusal of one that was
 /// given up would be taken for an error of the connection.
-pub(super) async fn watch(mut current: ConnectionWatch, queue: String, stop: CancellationToken) {
+pub(super) async fn watch(mut current: ConnectionWatch, queue: String, haste: u32, stop: CancellationToken) {
     metrics::counter!(metric::UNROUTABLE.name).increment(0);
     let (mut growth, mut is_said) = (Growth::default(), false);
-    let mut ticks = interval(POLL_INTERVAL);
+    let mut ticks = interval(POLL_INTERVAL / haste.max(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let next = async {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::{Gauge, gauge};
-use paced::metric;
 use paced::time::{Micros, wall_now};
 use paced::tls::{Concern, ServerTls, Tls, TlsError, TlsOptions, Validity};
+use paced::{failpoint, metric};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -130,7 +130,7 @@ impl Certificates {
         for watched in self.0.iter() {
             let watched = Arc::clone(watched);
             watches.spawn(async move {
-                let mut ticks = tokio::time::interval(INTERVAL);
+                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     ticks.tick().await;

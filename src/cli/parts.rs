@@ -8,7 +8,7 @@ use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock,
 use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
 use paced::tls::{ServerTls, Tls};
-use paced::{MemoryStore, RedisStore, Store, StoreError};
+use paced::{MemoryStore, RedisStore, Store, StoreError, failpoint};
 
 use super::exit::Exit;
 use super::secrets;
@@ -97,6 +97,7 @@ pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
         declare: settings.amqp.declare,
         window_bytes: settings.amqp.window_bytes,
         rung_unit: amqp::RUNG_UNIT,
+        haste: failpoint::haste(),
         downstreams: downstreams.collect(),
     })
 }

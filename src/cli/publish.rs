@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
 use paced::amqp::{self, Amqp, PublishError, Publisher};
+use paced::failpoint;
 use paced::job::{Message, Rules, Value, decode, ndjson};
 use paced::pipe::{Line, Lines, MAX_LINE, Notice, SkipError};
 use tokio::io::AsyncBufRead;
@@ -208,7 +209,9 @@ impl Target {
             let outcome = self.publisher.publish(&self.exchange, &self.key, properties.clone(), &body).await;
             match outcome {
                 Err(error)
-                    if error.is_retryable() && attempt < ATTEMPTS && begun.elapsed() < MAX_RETRY_TIME =>
+                    if error.is_retryable()
+                        && attempt < ATTEMPTS
+                        && begun.elapsed() < failpoint::interval(MAX_RETRY_TIME) =>
                 {
                     tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
                     attempt += 1;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::config::{Downstream, Http, OAuth2, Secret};
+use paced::failpoint;
 use paced::sink::http::{
     ClientAuth, HttpError, OAuth2Client, OAuth2Options, ReadTarget, Target, TargetFiles, TargetTexts,
 };
@@ -51,7 +52,7 @@ impl Secrets {
         for target in self.0.values() {
             let target = target.clone();
             watches.spawn(async move {
-                let mut ticks = tokio::time::interval(INTERVAL);
+                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     ticks.tick().await;

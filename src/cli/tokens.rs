@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paced::config::{Admin, Secret};
+use paced::failpoint;
 use paced::files::{Stamps, Watch};
 use tokio::time::MissedTickBehavior;
 
@@ -50,7 +51,7 @@ impl TokenFiles {
 
     /// Looks at the files each second, and never returns.
     pub(super) async fn watch(self) {
-        let mut ticks = tokio::time::interval(INTERVAL);
+        let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;

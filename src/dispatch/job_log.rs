@@ -7,19 +7,31 @@ use super::source::{DeadLetter, Report};
 /// The target of these lines.
 pub const TARGET: &str = "paced::jobs";
 
-/// Tells of a job that was delivered: how long it waited since it was first taken in, and how long after its slot it was
-/// released.
+/// Logs a job that was delivered: its slot (µs since the epoch, on the store's clock), how long it waited since it was
+/// first taken in, and how long after the slot it was released.
 pub(super) fn delivered(
     downstream: &str,
     id: &str,
-    Report { attempts, status, .. }: Report,
+    Report { attempts, status, released_at }: Report,
     waited: impl FnOnce() -> Duration,
     late: Option<Duration>,
 ) {
     // The clock is read only if the line is written.
     if tracing::event_enabled!(target: TARGET, tracing::Level::INFO) {
         let (waited, late) = (waited(), late.unwrap_or_default());
-        tracing::info!(target: TARGET, downstream, id, outcome = "delivered", status, attempts, ?waited, ?late, "job");
+        let slot = released_at.map(|slot| slot.0);
+        tracing::info!(
+            target: TARGET,
+            downstream,
+            id,
+            outcome = "delivered",
+            status,
+            attempts,
+            slot,
+            ?waited,
+            ?late,
+            "job"
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metrics::counter;
 use paced::dispatch::{Binding, Snapshot};
-use paced::metric;
+use paced::{failpoint, metric};
 use tokio::time::Instant;
 
 /// How long something binds before the log says so.
@@ -76,7 +76,9 @@ impl BindingLog {
         let seconds = now.saturating_duration_since(self.counted).as_secs();
         self.counted += Duration::from_secs(seconds);
         self.count(&self.current, seconds);
-        if now.saturating_duration_since(self.since) < LASTING || self.told == self.current {
+        if now.saturating_duration_since(self.since) < failpoint::interval(LASTING)
+            || self.told == self.current
+        {
             return false;
         }
         self.told = self.current.clone();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use paced::dispatch::Snapshot;
-use paced::{Store, StoreError};
+use paced::{Store, StoreError, failpoint};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -57,7 +57,7 @@ impl Exchange {
             self.round().await;
             let wait = async {
                 tokio::select! {
-                    () = tokio::time::sleep(INTERVAL) => {}
+                    () = tokio::time::sleep(failpoint::interval(INTERVAL)) => {}
                     () = self.shared.looked.notified() => {}
                 }
             };
@@ -157,7 +157,7 @@ impl Exchange {
 
     async fn peek(&self) {
         let is_old = |known: &Known, name: &str, snapshot: &Snapshot| {
-            known.left.get(name).is_none_or(|(at, _)| at.elapsed() > COUNT_AGE)
+            known.left.get(name).is_none_or(|(at, _)| at.elapsed() > failpoint::interval(COUNT_AGE))
                 && countable(snapshot).is_some()
         };
         let wanted = self.names(is_old, |known, name| known.left.get(name).map(|(at, _)| *at));
@@ -177,7 +177,9 @@ impl Exchange {
     async fn note_parked(&self, asks: bool) {
         let wanted: Vec<(String, i64)> = {
             let known = lock(&self.shared.known);
-            let is_old = |name: &str| known.parked.get(name).is_none_or(|(at, _)| at.elapsed() > COUNT_AGE);
+            let is_old = |name: &str| {
+                known.parked.get(name).is_none_or(|(at, _)| at.elapsed() > failpoint::interval(COUNT_AGE))
+            };
             let views = self.shared.parts.views.iter();
             let taken = views.map(|(name, view)| (name.clone(), view.totals().take_parked()));
             let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, jobs)| *jobs != 0);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paced::dispatch::{Binding, Snapshot};
+use paced::failpoint;
 use paced::limit::{LimitSet, rate_text};
 use paced::store::RecordState;
 use paced::terms::{Terms, algorithm};
@@ -75,7 +76,7 @@ impl Record {
     fn is_current(&self, since: Option<Instant>, generation: u64, is_paused: bool) -> bool {
         let shows_pause = self.state.status.paused_until() > self.state.now;
         self.was_asked_for_since(since)
-            && self.asked_at.elapsed() <= RECORD_AGE
+            && self.asked_at.elapsed() <= failpoint::interval(RECORD_AGE)
             && self.state.status.generation == generation
             && shows_pause == is_paused
     }

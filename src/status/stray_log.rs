@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use paced::failpoint;
 use tokio::time::Instant;
 
 use super::summary::Identity;
@@ -82,7 +83,9 @@ impl StrayLog {
             for name in names {
                 let new = Difference { since: now, is_told: false };
                 let difference = stray.downstreams.entry(name.to_owned()).or_insert(new);
-                if !difference.is_told && now.saturating_duration_since(difference.since) >= LASTING {
+                if !difference.is_told
+                    && now.saturating_duration_since(difference.since) >= failpoint::interval(LASTING)
+                {
                     difference.is_told = true;
                     due.push(name.to_owned());
                 }
@@ -105,7 +108,8 @@ impl StrayLog {
             let is_here = here.contains(id.as_str());
             let missing_since = (!is_here).then(|| stray.missing_since.unwrap_or(now));
             stray.missing_since = missing_since;
-            let is_gone = missing_since.is_some_and(|since| now.saturating_duration_since(since) >= LASTING);
+            let is_gone = missing_since
+                .is_some_and(|since| now.saturating_duration_since(since) >= failpoint::interval(LASTING));
             let agrees = |name: &str| is_here && strays.get(name).is_some_and(|ids| !ids.contains(id));
             let mut over = Vec::new();
             stray.downstreams.retain(|name, difference| {

@@ -56,6 +56,7 @@ fn options(rabbit: &Rabbit, prefix: &str) -> Options {
         declare: true,
         window_bytes: 256 << 20,
         rung_unit: paced::amqp::RUNG_UNIT,
+        haste: 1,
         downstreams: vec![downstream],
     }
 }

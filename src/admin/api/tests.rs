@@ -66,6 +66,7 @@ fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
         declare: false,
         window_bytes: 0,
         rung_unit: amqp::RUNG_UNIT,
+        haste: 1,
         downstreams: Vec::new(),
     });
     Api::new(Operations::new(store, own), watch, letters)

@@ -107,6 +107,7 @@ mod tests {
             declare: true,
             window_bytes: 1,
             rung_unit: crate::amqp::RUNG_UNIT,
+            haste: 1,
             downstreams: Vec::new(),
         };
         let letter = Letter {

@@ -12,10 +12,9 @@ const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
 /// The result of the latest looks at a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// It was not looked at yet, or could not be.
-    #[default]
     Unknown,
     Missing,
     /// `last` is what the latest look found, and `believed` what counts.
@@ -26,8 +25,10 @@ enum State {
 }
 
 /// The length of one queue over time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Length {
+    /// The first wait after a look that failed.
+    first_retry: Duration,
     state: State,
     /// Whether the queue was ever there.
     was_found: bool,
@@ -37,6 +38,12 @@ pub(super) struct Length {
 }
 
 impl Length {
+    /// A queue that was not looked at yet; `haste` divides the first wait after a look that failed.
+    pub(super) fn new(haste: u32) -> Self {
+        let first_retry = FIRST_RETRY / haste;
+        Self { first_retry, state: State::Unknown, was_found: false, failures: 0, retry_at: None }
+    }
+
     /// The length that counts; `None` if the queue is missing, or cannot be looked at.
     pub(super) const fn get(&self) -> Option<u32> {
         match self.state {
@@ -63,6 +70,7 @@ impl Length {
             _ => messages,
         };
         *self = Self {
+            first_retry: self.first_retry,
             state: State::Found { believed, last: messages },
             was_found: true,
             failures: 0,
@@ -85,7 +93,7 @@ impl Length {
     }
 
     fn wait(&mut self, now: Instant) {
-        let wait = (FIRST_RETRY * (1 << self.failures.min(10))).min(LONGEST_RETRY);
+        let wait = (self.first_retry * (1 << self.failures.min(10))).min(LONGEST_RETRY);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(now + wait);
     }
@@ -139,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_drop_to_zero_counts_at_the_second_look() {
-        let mut length = Length::default();
+        let mut length = Length::new(1);
         assert_eq!(length.get(), None);
         let mut looks = |found: &[u32]| -> Vec<u32> {
             let look = |messages: &u32| {
@@ -153,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_cannot_be_looked_at_is_looked_at_ever_less() {
-        let (mut length, start) = (Length::default(), Instant::now());
+        let (mut length, start) = (Length::new(1), Instant::now());
         let mut now = start;
         assert!(length.is_due(now));
         let mut said = 0;
@@ -176,7 +184,7 @@ mod tests {
     /// looked at.
     fn known(sweeps: &[[i32; 2]]) -> Vec<Option<bool>> {
         let (mut lengths, mut emptiness, now) =
-            ([Length::default(), Length::default()], Emptiness::default(), Instant::now());
+            ([Length::new(1), Length::new(1)], Emptiness::default(), Instant::now());
         let sweep = |found: &[i32; 2]| {
             for (length, found) in lengths.iter_mut().zip(found) {
                 match found {

@@ -140,6 +140,7 @@ async fn a_peer_that_never_answers_is_given_up() {
         declare: true,
         window_bytes: 256 << 20,
         rung_unit: paced::amqp::RUNG_UNIT,
+        haste: 1,
         downstreams: Vec::new(),
     };
     let attempt = tokio::spawn(Amqp::publishing(options));

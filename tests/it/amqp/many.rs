@@ -32,6 +32,7 @@ fn many(url: &str, prefix: &str) -> Options {
         declare: true,
         window_bytes: 256 << 20,
         rung_unit: paced::amqp::RUNG_UNIT,
+        haste: 1,
         downstreams: (0..ALL).map(downstream).collect(),
     }
 }

@@ -33,6 +33,7 @@ pub(super) fn options(host: &str, port: u16, tls: Tls) -> Options {
         declare: true,
         window_bytes: 256 << 20,
         rung_unit: paced::amqp::RUNG_UNIT,
+        haste: 1,
         downstreams: vec![Downstream {
             name: "billing".into(),
             queue: None,
