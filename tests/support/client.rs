@@ -1,11 +1,13 @@
 //! A small HTTP client without proxies and redirects, for servers on loopback.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::header::HeaderMap;
 use hyper::{Method, Request};
 use hyper_util::client::legacy::{self, connect::HttpConnector};
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 /// The error when there is no answer.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -28,7 +30,9 @@ pub struct Reply {
 impl Client {
     /// A client without connections yet.
     pub fn new() -> Self {
-        Self(legacy::Client::builder(TokioExecutor::new()).build_http())
+        // Servers close connections that are idle for 2 s: a request must not meet that instant.
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        Self(builder.pool_timer(TokioTimer::new()).pool_idle_timeout(Duration::from_secs(1)).build_http())
     }
 
     /// GET.

@@ -46,6 +46,27 @@ pub fn assert_paced(stamps: &[u64], rate: Rate, lateness: Duration) {
     }
 }
 
+/// Panics where jobs came faster than the rate allows, by counts that a slow machine cannot break: the k-th stamp from
+/// `since` on may not lie before the instant at which k - `ahead` units of the rate have passed.
+///
+/// `since` is a [`super::api::stamp`] taken before the first of these jobs could go. `ahead` is what may be under way at
+/// that instant (sends in flight, slots that were granted ahead, the burst), at least 1. A job that is late only makes
+/// room; windows of arrivals are judged where the machine is quiet (`make chaos`), and slots under paused time.
+#[track_caller]
+pub fn assert_never_ahead(stamps: &[u64], since: u64, rate: Rate, ahead: usize) {
+    let per_unit = u128::from(rate.period_micros()) * 1000;
+    for (place, &at) in stamps.iter().filter(|&&at| at >= since).enumerate() {
+        let due = (place + 1).saturating_sub(ahead) as u128 * per_unit / u128::from(rate.count());
+        let passed = u128::from(at - since);
+        assert!(
+            passed >= due,
+            "job {place} came {} us after the start, not {} us",
+            passed / 1000,
+            due / 1000
+        );
+    }
+}
+
 /// The longest lateness of a hand-over before its slot is given up.
 pub fn tolerance(rate: Rate) -> Duration {
     rate.interval().clamp(Duration::from_millis(5), Duration::from_millis(50))

@@ -18,9 +18,9 @@ use super::prometheus::Scrape;
 use super::{apart, blocking, poll};
 
 /// How long `paced run` may take to attach all consumers.
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(120);
 /// How long a command may run.
-const COMMAND: Duration = Duration::from_secs(60);
+const COMMAND: Duration = Duration::from_secs(180);
 
 /// The path of the binary: cargo's for tests; for the demo, the one beside it.
 pub fn binary() -> PathBuf {
@@ -66,6 +66,13 @@ impl Paced {
     /// Runs with this configuration, more arguments and environment variables; does not wait.
     pub async fn start(config: &str, args: &[&str], envs: &[(&str, &str)]) -> Self {
         Self::try_start(config, args, envs).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Paced::spawn`]; its polling intervals (never its time limits) are divided by `haste`.
+    pub async fn hasty(config: &str, haste: u32) -> Self {
+        let paced = Self::start(config, &[], &[("PACED_TEST_HASTE", &haste.to_string())]).await;
+        paced.wait_ready().await;
+        paced
     }
 
     /// As [`Paced::start`], for callers that report errors themselves.
@@ -199,9 +206,10 @@ impl Paced {
         self.signal(Signal::HUP);
     }
 
-    /// Sends SIGSTOP.
+    /// Sends SIGSTOP, and waits until the process stands still.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
+        wait_stopped(self.pid);
     }
 
     /// Sends SIGCONT.
@@ -236,10 +244,10 @@ impl Paced {
         exit.unwrap_or_else(|| panic!("still running after {within:?}; its log:\n{}", self.log().join("\n")))
     }
 
-    /// Sends SIGTERM, and SIGKILL after 40 s; returns the exit code.
+    /// Sends SIGTERM; returns the exit code.
     pub async fn stop(&self) -> i32 {
         self.term();
-        self.wait_exit(Duration::from_secs(40)).await
+        self.wait_exit(Duration::from_secs(120)).await
     }
 }
 
@@ -265,6 +273,21 @@ impl Lines {
     }
 }
 
+/// Waits until SIGSTOP has reached all threads of the process.
+pub fn wait_stopped(pid: u32) {
+    let is_stopped = |folder: PathBuf| {
+        let stat = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| !rest.starts_with(['R', 'S', 'D']))
+    };
+    loop {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        if threads.map(|thread| thread.path()).all(is_stopped) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// The result of a command.
 #[derive(Clone, Debug)]
 pub struct Output {
@@ -276,7 +299,7 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// Runs `paced` with these arguments and this standard input, for at most a minute.
+/// Runs `paced` with these arguments and this standard input, for at most three minutes.
 pub async fn run_cli(args: &[&str], stdin: &[u8]) -> Output {
     let folder = std::env::temp_dir();
     run_cli_in(&folder, args, stdin).await
@@ -307,7 +330,7 @@ pub async fn run_cli_in(folder: &Path, args: &[&str], stdin: &[u8]) -> Output {
 /// Runs a line of the shell on a terminal of its own, types this, and returns the exit code and all that was shown.
 pub async fn on_a_terminal(folder: &Path, line: &str, typed: &'static [u8]) -> (Option<i32>, String) {
     // In the foreground: a process group in the background is stopped when it reads the terminal.
-    let line = format!("timeout --foreground 60 {line}");
+    let line = format!("timeout --foreground 180 {line}");
     // It is part of Debian's base system.
     let mut script = Command::new("script");
     script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").current_dir(folder);

@@ -64,7 +64,7 @@ impl Guardian {
         self.ask(&format!("kill {name}")).map(drop)
     }
 
-    /// Sends SIGTERM, and SIGKILL after 15 s; returns when the process is gone.
+    /// Sends SIGTERM, and SIGKILL after a minute; returns when the process is gone.
     pub fn stop(&self, name: &str) -> Result<(), String> {
         self.ask(&format!("stop {name}")).map(drop)
     }

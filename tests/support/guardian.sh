@@ -4,14 +4,14 @@
 # One command a line, one answer a line:
 #   start NAME   runs FOLDER/NAME.sh             -> pid
 #   kill NAME    SIGKILL, and waits              -> exit code
-#   stop NAME    SIGTERM, SIGKILL after 15 s     -> exit code
+#   stop NAME    SIGTERM, SIGKILL after a minute     -> exit code
 # The first line of output is FOLDER.
 
 # A server that is told of a broken pipe or a signal must not take the guardian with it.
 trap '' PIPE
 trap : HUP INT QUIT TERM
 
-folder=$(mktemp -d "${TMPDIR:-/tmp}/paced-servers-XXXXXXXX") || exit 1
+folder=$(mktemp -d "${PACED_TEST_DATA:-${TMPDIR:-/tmp}}/paced-servers-XXXXXXXX") || exit 1
 running=""
 
 is_up() { # is_up PID: a child that has ended is a zombie until it is waited for, or gone
@@ -33,7 +33,11 @@ end_all() {
         wait "$pid" 2>/dev/null
     done
     # A helper of a killed server may still be writing.
-    rm -rf "$folder" 2>/dev/null || { sleep 0.2 && rm -rf "$folder"; }
+    tries=50
+    until rm -rf "$folder" 2>/dev/null || [ "$tries" = 0 ]; do
+        sleep 0.2
+        tries=$((tries - 1))
+    done
 }
 
 echo "$folder"
@@ -54,7 +58,7 @@ while :; do
         eval "pid=\$pid_$name"
         if [ "$verb" = stop ]; then
             kill -TERM "$pid" 2>/dev/null
-            tries=150
+            tries=600
             while [ "$tries" -gt 0 ] && is_up "$pid"; do
                 sleep 0.1
                 tries=$((tries - 1))

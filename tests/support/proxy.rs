@@ -46,7 +46,12 @@ enum Way {
 impl Proxy {
     /// Accepts clients of `target`; a round trip takes `delay` longer, half of it each way.
     pub fn start(target: u16, delay: Duration) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        Self::start_on(0, target, delay)
+    }
+
+    /// As [`Proxy::start`], on this port.
+    pub fn start_on(port: u16, target: u16, delay: Duration) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let port = listener.local_addr()?.port();
         let state = Mutex::new(State { way: Way::Open, streams: Vec::new() });
         let shared = Arc::new(Shared { target, delay: delay / 2, state, changed: Condvar::new() });

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
@@ -119,18 +120,32 @@ pub async fn publish_to(url: &str, exchange: &str, key: &str, jobs: Vec<Job>) {
 }
 
 /// How many messages are ready in a queue; `None` when there is no such queue.
+///
+/// The connection is kept for the next call, since tests poll.
 pub async fn depth(url: &str, queue: &str) -> Option<u32> {
     let (url, queue) = (url.to_owned(), queue.to_owned());
     apart(async move {
-        let (connection, channel) = open(&url).await;
+        let looker = LOOKERS.lock().unwrap().entry(url.clone()).or_default().clone();
+        let mut kept = looker.lock().await;
+        if !kept.as_ref().is_some_and(|(connection, _)| connection.status().connected()) {
+            *kept = Some(open(&url).await);
+        }
+        let (connection, channel) = kept.as_mut()?;
+        if !channel.status().connected() {
+            *channel = connection.create_channel().await.expect("a channel");
+        }
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        // A queue that is missing costs the channel.
         let found = channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await;
-        let depth = found.ok().map(|queue| queue.message_count());
-        let _ = connection.close(200, "done".into()).await;
-        depth
+        found.ok().map(|queue| queue.message_count())
     })
     .await
 }
+
+/// The connections and channels that [`depth`] keeps, by URL.
+static LOOKERS: LazyLock<Mutex<BTreeMap<String, Looker>>> = LazyLock::new(Mutex::default);
+
+type Looker = Arc<tokio::sync::Mutex<Option<(Connection, Channel)>>>;
 
 /// Declares a durable quorum queue with no other arguments.
 pub async fn declare_quorum(url: &str, queue: &str) {

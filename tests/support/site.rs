@@ -56,6 +56,12 @@ impl Site {
         )
     }
 
+    /// Declares what `paced run` declares, without a replica.
+    pub async fn declare(&self) {
+        let done = self.cli(&["publish", NAME, "--count", "0"]).await;
+        assert_eq!(done.code, 0, "{}", done.stderr);
+    }
+
     /// Starts a replica and waits until it is ready.
     pub async fn replica(&self) -> Paced {
         Paced::spawn(&self.config()).await

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
+use super::daemon::wait_stopped;
 use super::guardian::Guardian;
 use super::{apart, blocking, poll, random};
 
@@ -90,6 +91,9 @@ impl Server {
         // Until the guardian has waited for it, the pid is no other process's.
         let pid = i32::try_from(self.pid.load(Ordering::SeqCst)).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("a pid"), signal).expect("the server runs");
+        if signal == Signal::STOP {
+            wait_stopped(self.pid.load(Ordering::SeqCst));
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -147,7 +151,7 @@ async fn answers(port: u16, hello: &[u8], expected: &[u8]) -> io::Result<bool> {
         stream.read_exact(&mut answer).await?;
         Ok(answer == expected)
     };
-    timeout(Duration::from_secs(2), dialogue).await?
+    timeout(Duration::from_secs(10), dialogue).await?
 }
 
 /// Whether the process has ended (a zombie until the guardian waits for it).

@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::super::guardian::Guardian;
-use super::super::{apart, blocking, eventually, random};
-use super::{Server, free_port, launch, make_folder, output, root};
+use super::super::{apart, eventually, poll, random};
+use super::{Server, free_port, launch, make_folder, root};
 
 /// Where Debian keeps the scripts that run as any user; those in the path switch the user.
 const RABBITMQ: &str = "/usr/lib/rabbitmq/bin";
@@ -25,7 +24,11 @@ const HELLO: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
 
 /// A RabbitMQ node without plugins, and its own epmd.
 #[derive(Clone, Debug)]
-pub struct Rabbit(Arc<Server>);
+pub struct Rabbit {
+    server: Arc<Server>,
+    /// The port at which the node evaluates expressions.
+    eval: u16,
+}
 
 impl Rabbit {
     /// A node for the caller alone; it ends with the last clone.
@@ -35,23 +38,30 @@ impl Rabbit {
 
     /// As [`Rabbit::dedicated`], for callers that report errors themselves.
     pub async fn try_dedicated() -> Result<Self, String> {
-        let server = launch(|| Self::server("")).await?;
-        Ok(Self(Arc::new(server)))
+        Self::try_with(String::new()).await
     }
 
     /// A node for the caller alone, with more lines in its `rabbitmq.conf`.
     pub async fn with(lines: String) -> Self {
-        let server = launch(move || Self::server(&lines)).await;
-        Self(Arc::new(server.unwrap_or_else(|error| panic!("{error}"))))
+        Self::try_with(lines).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// A node for the caller alone that is not up yet: [`Rabbit::start`] starts it for the first time.
     pub async fn down() -> Self {
-        let server = blocking(|| Self::server("")).await.unwrap_or_else(|error| panic!("{error}"));
-        Self(Arc::new(server))
+        let eval = free_port();
+        let server = super::super::blocking(move || Self::server("", eval))
+            .await
+            .unwrap_or_else(|error| panic!("{error}"));
+        Self { server: Arc::new(server), eval }
     }
 
-    fn server(lines: &str) -> Result<Server, String> {
+    async fn try_with(lines: String) -> Result<Self, String> {
+        let eval = free_port();
+        let server = launch(move || Self::server(&lines, eval)).await?;
+        Ok(Self { server: Arc::new(server), eval })
+    }
+
+    fn server(lines: &str, eval: u16) -> Result<Server, String> {
         let server = format!("{RABBITMQ}/rabbitmq-server");
         if !root::path(&server).exists() {
             return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
@@ -68,7 +78,8 @@ impl Rabbit {
         put("enabled_plugins", "[].\n")?;
         put("empty.conf", "")?;
         put("rabbitmq.conf", &(rabbitmq_conf(port) + lines))?;
-        put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
+        put("env.sh", &rabbitmq_env(folder, (dist, epmd, eval)))?;
+        put("eval.erl", include_str!("eval.erl"))?;
         // A node that finds no epmd starts one that nobody ends; this one is the guardian's.
         let daemon = root::shell("epmd");
         guardian.start("epmd", &format!("exec {daemon} -port {epmd} -address 127.0.0.1\n"))?;
@@ -77,7 +88,7 @@ impl Rabbit {
             ". '{}/env.sh'\n\
              [ -f \"$HOME/.erlang.cookie\" ] || {{ umask 077; echo paced-{:x} >\"$HOME/.erlang.cookie\"; }}\n\
              umask 022\n\
-             tries=100\n\
+             tries=1200\n\
              until {daemon} -port {epmd} -names >/dev/null 2>&1 || [ $tries = 0 ]; do\n\
              sleep 0.05; tries=$((tries - 1)); done\n\
              exec {server}\n",
@@ -99,18 +110,18 @@ impl Rabbit {
 
     /// `amqp://127.0.0.1:PORT/%2f`, as the guest user.
     pub fn url(&self) -> String {
-        format!("amqp://127.0.0.1:{}/%2f", self.0.port)
+        format!("amqp://127.0.0.1:{}/%2f", self.server.port)
     }
 
     /// Its port, which stays over restarts.
     pub fn port(&self) -> u16 {
-        self.0.port
+        self.server.port
     }
 
     /// The version that the node reports in the first frame of a connection.
     pub async fn version(&self) -> String {
         const NAME: &[u8] = b"\x07versionS";
-        let port = self.0.port;
+        let port = self.server.port;
         apart(async move {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
             stream.write_all(HELLO.0).await.unwrap();
@@ -132,44 +143,108 @@ impl Rabbit {
     /// RabbitMQ 3.10 writes the list of its quorum queues down twice a second, and one that is not
     /// on it never comes up again; so this waits until all of them are.
     pub async fn kill(&self) {
-        let data = self.0.folder().join("data");
-        eventually("quorum queues are on disk", Duration::from_secs(10), || are_listed(&data)).await;
-        self.0.clone().end("kill").await;
+        let data = self.server.folder().join("data");
+        eventually("quorum queues are on disk", Duration::from_secs(60), || are_listed(&data)).await;
+        self.server.clone().end("kill").await;
     }
 
     /// Sends SIGTERM, which ends it cleanly: connections are closed with 320 first.
     pub async fn stop(&self) {
-        self.0.clone().end("stop").await;
+        self.server.clone().end("stop").await;
     }
 
     /// Starts it again on the same port with its data, and waits until it answers.
     pub async fn start(&self) {
-        self.0.clone().again().await;
+        self.server.clone().again().await;
     }
 
     /// Sends SIGSTOP: connections stay open, nothing is answered.
     pub fn freeze(&self) {
-        self.0.signal(Signal::STOP);
+        self.server.signal(Signal::STOP);
     }
 
     /// Sends SIGCONT.
     pub fn thaw(&self) {
-        self.0.signal(Signal::CONT);
+        self.server.signal(Signal::CONT);
     }
 
     /// The guardian that owns it.
     pub fn guardian(&self) -> &Guardian {
-        &self.0.guardian
+        &self.server.guardian
     }
 
     /// Runs `rabbitmqctl` with these arguments (1-3 s) and returns what it prints.
     pub async fn ctl(&self, args: &[&str]) -> String {
-        let mut command = Command::new("sh");
+        let mut command = std::process::Command::new("sh");
         let ctl = root::shell(&format!("{RABBITMQ}/rabbitmqctl"));
-        let script = format!(". '{}/env.sh'; exec {ctl} \"$@\"", self.0.folder().display());
+        let script = format!(". '{}/env.sh'; exec {ctl} \"$@\"", self.server.folder().display());
         command.args(["-c", &script, "rabbitmqctl"]).args(args);
-        output(command).await
+        super::output(command).await
     }
+
+    /// Evaluates Erlang expressions in the node, and returns the value as Erlang writes it; panics with the error.
+    ///
+    /// What `rabbitmqctl` does, a second of processor time each, are calls of the node's functions.
+    pub async fn eval(&self, expressions: &str) -> String {
+        let (port, text) = (self.eval, format!("{expressions}."));
+        let answer = apart(async move {
+            // The node listens a little after it has said that it is up.
+            let connect = || async { TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok() };
+            let mut stream = poll(RABBIT_START, connect).await.expect("the node evaluates");
+            let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+            stream.write_all(&[&length, text.as_bytes()].concat()).await.unwrap();
+            let length = stream.read_u32().await.unwrap();
+            let mut answer = vec![0; length as usize];
+            stream.read_exact(&mut answer).await.unwrap();
+            String::from_utf8_lossy(&answer).into_owned()
+        })
+        .await;
+        answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{expressions}: {answer}")).to_owned()
+    }
+
+    /// Adds a user, with these rights (to configure, write and read) in the virtual host `/`.
+    pub async fn add_user(&self, user: &str, password: &str, rights: [&str; 3]) {
+        self.eval(&format!(
+            "rabbit_auth_backend_internal:add_user(<<\"{user}\">>, <<\"{password}\">>, <<\"test\">>)"
+        ))
+        .await;
+        self.set_rights("/", user, rights).await;
+    }
+
+    /// Sets the rights of a user (to configure, write and read) in a virtual host.
+    pub async fn set_rights(&self, vhost: &str, user: &str, rights: [&str; 3]) {
+        let [configure, write, read] = rights.map(erlang);
+        self.eval(&format!(
+            "rabbit_auth_backend_internal:set_permissions(<<\"{user}\">>, <<\"{vhost}\">>, {configure}, {write}, {read}, <<\"test\">>)"
+        ))
+        .await;
+    }
+
+    /// Gives a user another password.
+    pub async fn set_password(&self, user: &str, password: &str) {
+        let call = "rabbit_auth_backend_internal:change_password";
+        self.eval(&format!("{call}(<<\"{user}\">>, <<\"{password}\">>, <<\"test\">>)")).await;
+    }
+
+    /// Adds a virtual host, in which the guest may do everything.
+    pub async fn add_vhost(&self, vhost: &str) {
+        self.eval(&format!("rabbit_vhost:add(<<\"{vhost}\">>, <<\"test\">>)")).await;
+        self.set_rights(vhost, "guest", [".*"; 3]).await;
+    }
+
+    /// Closes all connections of a virtual host with 320, as an operator does.
+    pub async fn close_connections(&self, vhost: &str) {
+        self.eval(&format!(
+            "[rabbit_networking:close_connection(Pid, \"test\") || \
+             [{{pid, Pid}}, {{vhost, <<\"{vhost}\">>}}] <- rabbit_networking:connection_info_all([pid, vhost])]"
+        ))
+        .await;
+    }
+}
+
+/// A binary of Erlang.
+fn erlang(text: &str) -> String {
+    format!("<<\"{}\">>", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// Whether the list of quorum queues on disk names each that has a folder.
@@ -194,8 +269,8 @@ fn rabbitmq_conf(port: u16) -> String {
     )
 }
 
-/// The variables of the node and of `rabbitmqctl`.
-fn rabbitmq_env(folder: &Path, dist: u16, epmd: u16) -> String {
+/// The variables of the node.
+fn rabbitmq_env(folder: &Path, (dist, epmd, eval): (u16, u16, u16)) -> String {
     let folder = folder.display();
     let local = "-kernel inet_dist_use_interface {127,0,0,1}";
     format!(
@@ -209,8 +284,8 @@ fn rabbitmq_env(folder: &Path, dist: u16, epmd: u16) -> String {
          export RABBITMQ_ENABLED_PLUGINS_FILE='{folder}/enabled_plugins'\n\
          export RABBITMQ_MNESIA_BASE='{folder}/data'\n\
          export RABBITMQ_LOG_BASE='{folder}/log'\n\
-         export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+S 1:1 {local}'\n\
-         export RABBITMQ_CTL_ERL_ARGS='{local}'\n\
+         export PACED_TEST_EVAL_PORT={eval}\n\
+         export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+S 1:1 +sbwt none {local} -eval file:eval(\"{folder}/eval.erl\")'\n\
          # Then the node replaces the shell, and the pid is the node's.\n\
          export RUNNING_UNDER_SYSTEMD=true\n"
     )
