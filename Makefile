@@ -1,12 +1,12 @@
 # `make` lists what there is.
 
 CARGO ?= cargo
-FEATURES = redis headers amqp http tls config dispatch redis,http failpoints demo
+FEATURES = redis headers amqp http tls config dispatch demo
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/postinst 2>/dev/null || ls .ci/run tests/support/*.sh deploy/*.sh)
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint packages sbom tarball test test-packages test-servers test-page chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
+.PHONY: help build deb demo tour bench footprint packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,9 +34,9 @@ packages: build ## Make .deb, tarball and SBOM, with checksums
 test-packages: deb ## Check the .deb with lintian; install, upgrade, remove and purge it in a root folder
 	@tests/support/test-packages.sh $$(ls -t $(PACKAGES)/*.deb | head -n 1)
 
-demo: servers ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
+demo: ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup needed)
 	@echo "Building paced with the release profile; the first time takes a few minutes."
-	@$(CARGO) build --release --locked --features demo --bin paced --bin paced-demo
+	@tests/support/install-beside.sh "" $(CARGO) build --release --locked --features demo --bin paced --bin paced-demo
 	@$(CARGO) run --release --locked --quiet --features demo --bin paced-demo -- $(ARGS)
 
 tour: ## Run the README's commands, in their order, on private servers (PACED=DIR: with DIR/paced)
@@ -50,8 +50,13 @@ footprint: servers ## Count the crates that embedding paced takes, and time thei
 	@tests/support/footprint.sh
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
-	@tests/support/install-servers.sh tests
-	$(CARGO) test --locked --all-features
+	@CARGO="$(CARGO)" tests/support/run-tests.sh all
+
+test-quick: ## Run the unit tests, and one job's way through real servers (under a minute once it is built)
+	@CARGO="$(CARGO)" tests/support/run-tests.sh quick
+
+test-noisy: ## Run all tests beside two busy loops and a disk writer
+	@CARGO="$(CARGO)" tests/support/run-tests.sh noisy
 
 test-page: ## Try the live page in a headless Chromium, against real daemons (ARGS="--test-name-pattern=keyboard": those tests)
 	@tests/support/test-page.sh main $(ARGS)
@@ -79,9 +84,10 @@ lint-code:
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --test chaos --test page --all-features -- -D warnings
 
+# The example has cargo take the features that tests take, so that no dependency is checked twice.
 lint-docs:
-	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features
-	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features --lib --example algorithms
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib
 
 # What other people depend on, the library with nothing, with its defaults or with Redis; and each feature alone.
 lint-features:
@@ -108,14 +114,15 @@ lint-licences:
 lint-deploy:
 	@tests/support/check-deploy.sh
 
-# Where promtool cannot be installed, the checks that need it are skipped; tests/it/monitoring.rs still reads each query.
+# It takes the program of `make test`. Where promtool cannot be installed, the checks that need it are skipped;
+# tests/it/monitoring.rs still reads each query.
 lint-metrics:
-	@tests/support/install-servers.sh promtool || true
+	@tests/support/install-beside.sh promtool $(CARGO) test --locked --all-features --no-run || \
+		$(CARGO) test --locked --all-features --no-run
 	@if command -v promtool >/dev/null 2>&1 && command -v curl >/dev/null 2>&1; then \
 		promtool check rules deploy/monitoring/rules.yml && \
 		promtool test rules deploy/monitoring/rules_test.yml && \
-		$(CARGO) build --locked --features daemon --bin paced && \
-		tests/support/check-metrics.sh $(CARGO) run --locked --quiet --features daemon --bin paced --; \
+		tests/support/check-metrics.sh "$${CARGO_TARGET_DIR:-target}/debug/paced"; \
 	else \
 		echo "promtool (Debian's prometheus) or curl is not installed: the checks of metrics, rules and alerts are skipped"; \
 	fi
