@@ -1,8 +1,9 @@
 //! One downstream with its environment: names of its own on a broker and a store, and its API.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::api::{Api, Arrival};
+use super::api::{Answer, Api, Arrival, Gate};
 use super::count::{Tally, tally};
 use super::daemon::{Output, Paced, run_cli};
 use super::publish::{self, Job, Taken};
@@ -65,6 +66,19 @@ impl Site {
     /// Starts a replica and waits until it is ready.
     pub async fn replica(&self) -> Paced {
         Paced::spawn(&self.config()).await
+    }
+
+    /// Has the API hold all answers but the first `free` until the gate is opened, so that jobs cannot run out before a
+    /// command counts, however long that takes: at most `free` and the concurrency of each replica arrive before.
+    pub fn hold_after(&mut self, free: usize) -> Gate {
+        "timeout = '300s'".clone_into(&mut self.http);
+        let (gate, asked) = (Gate::closed(), AtomicUsize::new(0));
+        let held = gate.clone();
+        self.api.rule(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+            number if number < free => Answer::ok(),
+            _ => Answer::ok().gated(&held),
+        });
+        gate
     }
 
     /// Waits until this many slots were granted to these replicas and used or missed; returns how many were missed. A

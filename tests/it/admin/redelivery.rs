@@ -18,6 +18,7 @@ async fn lost_while_sending(topic: &str, first: fn() -> Answer, requests: usize)
     let quick = "rate = '200/s'\nretry.min_backoff = '1ms'\nretry.max_backoff = '2ms'";
     let mut site = Site::on(broker, redis().await, topic, quick);
     site.amqp = site.amqp.replace(&format!(":{}", broker.port()), &format!(":{}", way.port()));
+    "timeout = '300s'".clone_into(&mut site.http);
     let (gate, asked) = (Gate::closed(), AtomicUsize::new(0));
     site.api.rule({
         let gate = gate.clone();
