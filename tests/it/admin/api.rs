@@ -23,7 +23,12 @@ impl AdminReplica {
 
     /// Starts a replica with this configuration, which has the table `[admin]`.
     pub(super) async fn with_config(config: &str) -> Self {
-        let paced = Paced::start(config, &[], &[]).await;
+        Self::hasty(config, 1).await
+    }
+
+    /// As [`AdminReplica::with_config`]; its polling intervals are divided by `haste`.
+    pub(super) async fn hasty(config: &str, haste: u32) -> Self {
+        let paced = Paced::start(config, &[], &[("PACED_TEST_HASTE", &haste.to_string())]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
         let line: Value = serde_json::from_str(&line).unwrap();
@@ -142,15 +147,16 @@ async fn without_a_token_nothing_is_changed() {
 async fn what_one_replica_is_told_all_know() {
     let site = Site::shared("apishare", "rate = '100/s'").await;
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
-    let order = r#"{"rate": "40/s", "for": "1s", "reason": "trial"}"#;
-    let (status, told) = one.send(Method::PUT, "/rate", &[], order).await;
+    let order = |span: &str| format!(r#"{{"rate": "40/s", "for": "{span}", "reason": "trial"}}"#);
+    let (status, told) = one.send(Method::PUT, "/rate", &[], &order("1h")).await;
     assert_eq!((status, &told["limits"][0]["rate"]), (200, &json!("40/s")), "{told}");
     let told = other.get().await;
     let set = &told["overrides"][0];
     assert_eq!((&set["by"], &set["set_at"]), (&json!("127.0.0.1"), &told["limits"][0]["since"]), "{told}");
     assert_eq!(told["limits"][0]["from"]["replica"], one.get().await["replica"], "{told}");
     let span = set["until"].as_i64().unwrap() - set["set_at"].as_i64().unwrap();
-    assert_eq!((&set["rate"], &set["reason"], span), (&json!("40/s"), &json!("trial"), 1000), "{told}");
+    assert_eq!((&set["rate"], &set["reason"], span), (&json!("40/s"), &json!("trial"), 3_600_000), "{told}");
+    assert_eq!(one.send(Method::PUT, "/rate", &[], &order("1s")).await.0, 200);
     until("the rate is over", LONG, async || {
         let told = other.get().await;
         told["overrides"] == json!([]) && told["limits"][0]["rate"] == "100/s"
@@ -166,9 +172,9 @@ async fn what_one_replica_is_told_all_know() {
     assert_eq!(one.send(Method::POST, "/resume", &[], "").await.0, 200);
     assert_eq!(other.get().await["paused"], false);
 
-    let lines = (one.audit("admin: changed", 2).await, other.audit("admin: changed", 1).await);
+    let lines = (one.audit("admin: changed", 3).await, other.audit("admin: changed", 1).await);
     let field = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
-    let [set, resume] = &lines.0[..] else { panic!("{lines:?}") };
+    let [set, _, resume] = &lines.0[..] else { panic!("{lines:?}") };
     assert_eq!((field(set, "change"), field(set, "reason")), ("rate set".to_owned(), "trial".to_owned()));
     assert_eq!(field(set, "before"), "leaky-bucket-0: as in the file");
     assert!(field(set, "after").starts_with("leaky-bucket-0: 40/s until "), "{set}");

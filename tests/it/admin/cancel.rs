@@ -73,7 +73,7 @@ async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() 
     assert_eq!(ids, expected);
     site.depth(&site.queue(), 0, LONG).await;
     assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(0), "no dead letters");
-    assert_eq!(replica.settled("delivered").await, 27);
+    until("all are settled", LONG, async || replica.settled("delivered").await == 27).await;
     assert_eq!(replica.paced.stop().await, 0);
 }
 
@@ -81,13 +81,16 @@ async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() 
 async fn a_cancelled_job_is_not_sent_when_it_comes_home() {
     let site = Site::shared("cancelpark", "rate = '100/s'\nhold_max = '1s'").await;
     let replica = AdminReplica::with_token(&site).await;
+    // In a pause none is sent, however long the tools take. Jobs that come home may be parked again.
+    assert_eq!(replica.tool(TOKEN, &["pause", "billing"]).await.code, 0);
     let wait = Duration::from_secs(3);
     site.publish(vec![later("gone", wait), later("kept", wait), later("undone", wait)]).await;
-    until("all three are parked", LONG, async || replica.settled("parked").await == 3).await;
+    until("all three are parked", LONG, async || replica.settled("parked").await >= 3).await;
     replica.cancel(&["gone", "undone"]).await;
     let told = replica.cancel(&["undone", "--undo"]).await;
     assert_eq!(told, "billing: 1 of 1 job(s) were cancelled, and are not any more\n");
     replica.until_cancelled(1).await;
+    assert_eq!(replica.tool(TOKEN, &["resume", "billing"]).await.code, 0);
     until("the others arrive", LONG, async || site.api.count() == 2).await;
     let mut ids = sent(&site);
     ids.sort_unstable();
@@ -101,15 +104,22 @@ async fn after_a_flush_every_replica_still_knows_what_was_cancelled() {
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "cancelflush", "rate = '100/s'\nhold_max = '1s'");
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
+    // In a pause none is sent, however long the tools take.
+    assert_eq!(one.tool(TOKEN, &["pause", "billing"]).await.code, 0);
     site.publish(vec![later("home", Duration::from_secs(4))]).await;
+    until("a copy is parked", LONG, async || {
+        one.settled("parked").await + other.settled("parked").await >= 1
+    })
+    .await;
     one.cancel(&["home", "queued", "again", "last"]).await;
     one.cancel(&["again", "--undo"]).await;
+    assert_eq!(one.tool(TOKEN, &["resume", "billing"]).await.code, 0);
     // Both have heard of it: each settles one of these.
     for id in ["queued", "queued", "queued", "queued"] {
         site.publish(vec![Job::new(id)]).await;
     }
-    until("all four are settled", LONG, async || {
-        one.settled("cancelled").await + other.settled("cancelled").await == 4
+    until("all four are settled, and perhaps the copy", LONG, async || {
+        one.settled("cancelled").await + other.settled("cancelled").await >= 4
     })
     .await;
 
@@ -164,7 +174,7 @@ async fn whoever_asked_for_the_outcome_is_told() {
 
 #[tokio::test]
 async fn a_retry_is_cancelled_and_a_replayed_dead_letter_until_it_is_undone() {
-    let retry = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 2\nmin_backoff = '20s'";
+    let retry = "rate = '100/s'\nhold_max = '10m'\n[downstreams.billing.retry]\nmax_attempts = 2\nmin_backoff = '200s'";
     let site = Site::shared("cancelretry", retry).await;
     site.api.rule(|arrival| Answer::status(if arrival.path == "/busy" { 503 } else { 410 }));
     let replica = AdminReplica::with_token(&site).await;
@@ -242,7 +252,7 @@ async fn who_may_cancel_and_what_is_told() {
 
 #[tokio::test]
 async fn a_long_list_of_cancelled_jobs_holds_nobody_up() {
-    const CANCELLED: usize = 5000;
+    const CANCELLED: usize = 1500;
     let site = Site::shared("cancelmany", "rate = '500/s'").await;
     let replica = AdminReplica::with_token(&site).await;
     let ids: Vec<String> = (0..CANCELLED).map(|number| format!("gone-{number}")).collect();

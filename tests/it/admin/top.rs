@@ -36,13 +36,15 @@ async fn top_with(key: &str, base: &str, text: &'static str, end: End) -> (Optio
     let (binary, file) = (binary(), file.display().to_string());
     let line = format!(
         "stty rows 24 cols 100; \
-         timeout --foreground 60 sh -c 'echo pid=$$,; exec {} -c {file} --admin {base} top'; code=$?; \
+         timeout --foreground 180 sh -c 'echo pid=$$,; exec {} -c {file} --admin {base} top'; code=$?; \
          stty -a; exit $code",
         binary.display()
     );
     // It is part of Debian's base system.
     let mut script = Command::new("script");
     script.args(["-q", "-e", "-c", &line, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    // A name that does not exist is known as such soon.
+    script.env("RES_OPTIONS", "timeout:1 attempts:1");
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     blocking(move || {
         let _folder = folder;
@@ -138,7 +140,7 @@ async fn top_ends_when_its_token_is_refused_from_then_on() {
     let folder = tempfile::TempDir::new().unwrap();
     let file = put(folder.path(), "read-token", TOKEN);
     let config = format!("{}{ADMIN}read_token_file = '{}'\n", site.config(), file.display());
-    let replica = AdminReplica::with_config(&config).await;
+    let replica = AdminReplica::hasty(&config, 5).await;
     let end = End::Replaced(file, "another-horse-battery");
     let (code, written) = top_with("read_token", &replica.base, "billing", end).await;
     assert_eq!(code, Some(77), "{written:?}");
