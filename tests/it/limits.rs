@@ -6,82 +6,61 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::park::parked;
-use crate::support::api::{Answer, Api};
+use crate::support::api::{Answer, Api, stamp};
 use crate::support::count;
 use crate::support::daemon::{Paced, run_cli};
 use crate::support::publish::{Job, Taken, drain};
 use crate::support::site::{Site, compare, slots_missed};
-use crate::support::until;
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, until};
 
 /// The configuration of replicas whose metrics are read.
 const ADMIN: &str = "admin.listen = '127.0.0.1:0'\n";
 
-/// The delay that a busy machine may add. The benchmarks measure exact figures.
-const NOISE: Duration = Duration::from_millis(150);
+/// What the clocks of the store and of the API may drift apart.
+const DRIFT: Duration = Duration::from_millis(20);
 
-/// Panics if more than `most` requests arrived in any window that is shorter than `window` by the noise, or many more
-/// in a whole one.
+/// Panics if a request arrived that is over `most` in each `window`: a job that is late only makes room, so that this
+/// holds on a slow machine too. `since` is from before the first of them.
 #[track_caller]
-fn assert_window(stamps: &[u64], window: Duration, most: usize) {
-    let (within, whole) = (count::busiest(stamps, window - NOISE), count::busiest(stamps, window));
-    assert!(within <= most, "{within} in {window:?} less {NOISE:?}, at most {most}");
-    assert!(whole <= most + 3, "{whole} in {window:?}, at most {most} and what is late");
-}
-
-/// The time from the first stamp to the one at this index.
-fn after(stamps: &[u64], place: usize) -> Duration {
-    Duration::from_nanos(stamps[place] - stamps[0])
-}
-
-#[tokio::test]
-async fn two_limits_hold_at_once_over_two_replicas() {
-    let limits = "rate = '30/s'\nlimits = [{ algorithm = 'sliding-log', rate = '50/5s' }]";
-    let site = Site::shared("both", limits).await;
-    let config = format!("{ADMIN}{}", site.config());
-    let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
-    site.publish(Job::many("job", 130)).await;
-    let arrivals = site.api.wait_for(130, LONG).await;
-    let missed = slots_missed(&[&first, &second]).await;
-    assert_eq!((first.stop().await, second.stop().await), (0, 0));
-    assert!(compare("job", 130, &arrivals).is_clean());
-    let stamps = site.api.stamps();
-    assert_window(&stamps, Duration::from_secs(1), 30);
-    assert_window(&stamps, Duration::from_secs(5), 50);
-    // First the shaper determines the slots, one in 33.3 ms; then the log does, until the first of the 50 are 5 s old.
-    count::assert_paced(&stamps, "30/s".parse().unwrap(), NOISE);
-    // A slot that is missed still counts, so the job that takes its place comes later.
-    for (place, slot) in [(49, 1633), (50, 5000), (100, 10_000)] {
-        let slot = Duration::from_millis(slot);
-        let (at, at_least) = (after(&stamps, place), after(&stamps, place.saturating_sub(missed)));
-        let told = format!("{at:?}, not {slot:?}, {missed} missed");
-        assert!(at >= slot - NOISE && at_least < slot + Duration::from_secs(1), "{told}");
+fn assert_windows(stamps: &[u64], since: u64, window: Duration, most: usize) {
+    for (number, first) in stamps.iter().step_by(most).enumerate() {
+        let after = Duration::from_nanos(first - since) + DRIFT;
+        let earliest = window * u32::try_from(number).unwrap();
+        assert!(after >= earliest, "job {} after {after:?}, not {earliest:?}", number * most);
     }
 }
 
 #[tokio::test]
-async fn three_a_second_and_a_hundred_a_minute_hold_at_once() {
-    let limits = "rate = '3/s'\nlimits = [{ algorithm = 'sliding-log', rate = '100/minute' }]";
+async fn two_limits_hold_at_once_over_two_replicas() {
+    let limits = "rate = '30/s'\nlimits = [{ algorithm = 'sliding-log', rate = '20/1s' }]";
+    let site = Site::shared("both", limits).await;
+    let config = format!("{ADMIN}{}", site.config());
+    let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
+    let since = stamp();
+    site.publish(Job::many("job", 60)).await;
+    let arrivals = site.api.wait_for(60, LONG).await;
+    assert_eq!((first.stop().await, second.stop().await), (0, 0));
+    assert!(compare("job", 60, &arrivals).is_clean());
+    // First the shaper determines the slots, one in 33.3 ms; then the log does, until the first of the 20 are 1 s old.
+    let stamps = site.api.stamps();
+    count::assert_never_ahead(&stamps, since, "30/s".parse().unwrap(), 2);
+    assert_windows(&stamps, since, Duration::from_secs(1), 20);
+}
+
+#[tokio::test]
+async fn thirty_a_second_and_a_hundred_a_minute_hold_at_once() {
+    let limits = "rate = '30/s'\nlimits = [{ algorithm = 'sliding-log', rate = '100/minute' }]";
     let site = Site::shared("minute", limits).await;
     let config = format!("{ADMIN}{}", site.config());
     let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
+    let since = stamp();
     site.publish(Job::many("job", 110)).await;
     let missed = site.used_up(100, &[&first, &second], LONG).await;
     let used = 100 - missed;
-    // At 3/s alone, 12 more would be released in this time.
-    assert!(
-        !site.api.reaches(used + 1, Duration::from_secs(4)).await,
-        "over 100, {missed} of them missed, in {:?}",
-        after(&site.api.stamps(), used)
-    );
+    // At 30/s alone, the others would be released in this time.
+    assert!(!site.api.reaches(used + 1, Duration::from_secs(1)).await, "over 100, {missed} of them missed");
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
-    let stamps = site.api.stamps();
-    assert_window(&stamps, Duration::from_secs(1), 3);
-    assert_window(&stamps, Duration::from_secs(60), 100);
-    let all = after(&stamps, used - 1);
-    let least = Duration::from_secs(33) - u32::try_from(missed).unwrap() * Duration::from_millis(334) - NOISE;
-    assert!(all >= least && all < Duration::from_secs(36), "100 at 3/s, {missed} of them missed: {all:?}");
+    count::assert_never_ahead(&site.api.stamps(), since, "30/s".parse().unwrap(), 2);
     // Jobs that were not allowed any more are in the queue.
     site.depth(&site.queue(), u32::try_from(10 + missed).unwrap(), LONG).await;
 }
@@ -98,6 +77,7 @@ async fn what_limits_reject_is_dead_lettered_and_nothing_is_lost() {
     let site = Site::shared("reject", limits).await;
     let config = format!("{ADMIN}{}", site.config());
     let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
+    let since = stamp();
     site.publish(Job::many("job", 400)).await;
     site.depth(&site.queue(), 0, LONG).await;
     let settled = |arrived: usize| u32::try_from(400 - arrived).unwrap();
@@ -117,17 +97,19 @@ async fn what_limits_reject_is_dead_lettered_and_nothing_is_lost() {
     assert_eq!(ids.len(), 400, "allowed and rejected are all, each once");
     let stamps = site.api.stamps();
     assert!(arrivals.len() >= 40, "{} in a burst of 40", arrivals.len());
-    let most = 40 + count::allowed_with("20/s".parse().unwrap(), count::span(&stamps), NOISE);
-    assert!(arrivals.len() <= most, "{} in {:?}", arrivals.len(), count::span(&stamps));
+    count::assert_never_ahead(&stamps, since, "20/s".parse().unwrap(), 42);
     for letter in &letters {
         let (reason, detail) = headers(letter);
         assert_eq!((reason, letter.headers["paced-attempts"].as_str()), ("rejected", "0"));
         assert!(detail.starts_with("the limit `gcra-0` is used up; it allows this job from 20"), "{detail}");
     }
-    let mut rejected = 0.0;
+    until("each rejected job is counted", LONG, async || {
+        let series = "paced_jobs_rejected_total{downstream=\"billing\",reason=\"rejected\"}";
+        let rejected = counted(&first, series).await + counted(&second, series).await;
+        rejected == f64::from(settled(arrivals.len()))
+    })
+    .await;
     for replica in [&first, &second] {
-        rejected +=
-            counted(replica, "paced_jobs_rejected_total{downstream=\"billing\",reason=\"rejected\"}").await;
         assert!(
             counted(replica, "paced_store_roundtrip_seconds_count{downstream=\"billing\",op=\"check\"}")
                 .await
@@ -135,7 +117,6 @@ async fn what_limits_reject_is_dead_lettered_and_nothing_is_lost() {
         );
         assert_eq!(replica.stop().await, 0);
     }
-    assert_eq!(rejected, f64::from(settled(arrivals.len())));
 }
 
 /// The value of a series of a replica's metrics.
@@ -172,62 +153,55 @@ async fn a_plan_that_is_used_up_holds_up_no_other_over_two_replicas() {
     let config = format!("{ADMIN}{plans}{}", site.config());
     let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
     let free = Job::many("free", 60).into_iter().map(|job| job.header("paced-plan", "free"));
-    let pro = Job::many("pro", 120).into_iter().enumerate().map(|(place, job)| {
+    let pro = Job::many("pro", 60).into_iter().enumerate().map(|(place, job)| {
         // Every other job is on the default plan.
         if place % 2 == 0 { job.header("paced-plan", "pro") } else { job }
     });
     let stray = Job::new("stray").header("paced-plan", "gold");
+    let since = stamp();
     site.publish(free.chain(pro).chain([stray]).collect()).await;
     let of = |plan: &str| {
         let arrivals = site.api.arrivals();
         arrivals.into_iter().filter(|arrival| arrival.id().starts_with(plan)).collect::<Vec<_>>()
     };
     // A slot of the exhausted plan that was missed is lost.
-    until("every job that may go has arrived", LONG, async || {
-        let missed = slots_missed(&[&first, &second]).await;
-        of("pro").len() == 120 && of("free").len() + missed >= 6
+    until("every job that may go has arrived, and the others are parked", LONG, async || {
+        let parked = usize::try_from(parked(&site).await).unwrap();
+        of("pro").len() == 60 && of("free").len() + parked == 60
     })
     .await;
+    let missed = slots_missed(&[&first, &second]).await;
     let letters = site.dead(1, LONG).await;
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
     let free = of("free").len();
-    assert!(free <= 6 && site.api.count() == 120 + free, "{free} of the plan that has 6 a day");
-    assert!(compare("pro", 120, &of("pro")).is_clean());
+    assert!(free <= 6 && free + missed >= 6, "{free} of the plan that has 6 a day, {missed} missed");
+    assert_eq!(site.api.count(), 60 + free);
+    assert!(compare("pro", 60, &of("pro")).is_clean());
     // Both levels hold: the plan's 50/s, and the downstream's 100/s.
     let pro: Vec<u64> = of("pro").iter().map(|arrival| arrival.at).collect();
-    count::assert_paced(&pro, "50/s".parse().unwrap(), NOISE);
-    count::assert_paced(&site.api.stamps(), "100/s".parse().unwrap(), NOISE);
-    let span = count::span(&pro);
-    assert!(span >= Duration::from_millis(2380) - NOISE && span < Duration::from_millis(3600), "{span:?}");
+    count::assert_never_ahead(&pro, since, "50/s".parse().unwrap(), 2);
+    count::assert_never_ahead(&site.api.stamps(), since, "100/s".parse().unwrap(), 2);
     let (reason, detail) = headers(&letters[0]);
     assert_eq!((letters[0].id(), reason), ("stray", "malformed-header"));
     assert!(detail.contains("send one of free, pro"), "{detail}");
-    let waiting = u32::try_from(60 - free).unwrap();
-    until("the others to be parked", LONG, async || parked(&site).await == waiting).await;
     site.depth(&site.queue(), 0, LONG).await;
 }
 
 #[tokio::test]
 async fn a_window_opens_for_both_replicas() {
-    let limits = "limits = [{ algorithm = 'fixed-window', rate = '60/2s', anchor = 'first-hit' }]";
+    let limits = "limits = [{ algorithm = 'fixed-window', rate = '60/1s', anchor = 'first-hit' }]";
     let site = Site::shared("window", limits).await;
     let config = format!("{ADMIN}{}", site.config());
     let (first, second) = tokio::join!(Paced::spawn(&config), Paced::spawn(&config));
+    let since = stamp();
     site.publish(Job::many("job", 150)).await;
     let arrivals = site.api.wait_for(150, LONG).await;
-    let missed = slots_missed(&[&first, &second]).await;
+    for replica in [&first, &second] {
+        assert!(counted(replica, "paced_jobs_released_total{downstream=\"billing\"}").await > 0.0);
+    }
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
     assert!(compare("job", 150, &arrivals).is_clean());
-    let stamps = site.api.stamps();
-    // In each window 60 arrive soon after its beginning, except for slots that were missed.
-    let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
-    for place in 0..stamps.len() {
-        let after = (after(&stamps, place) + NOISE).as_millis();
-        assert!(after % 2000 < 1000 + NOISE.as_millis(), "{after} ms");
-        *counts.entry(after / 2000).or_default() += 1;
-    }
-    assert!(counts.values().all(|count| *count <= 60), "{counts:?}");
-    assert!(counts[&0] + counts[&1] + missed >= 120, "{counts:?}, {missed} missed");
+    assert_windows(&site.api.stamps(), since, Duration::from_secs(1), 60);
 }
 
 #[tokio::test]
