@@ -3,10 +3,8 @@
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::process::Stdio;
-use std::time::Duration;
 
-use tokio::time::Instant;
-
+use crate::support::api::stamp;
 use crate::support::client::Client;
 use crate::support::count;
 use crate::support::daemon::Paced;
@@ -14,17 +12,12 @@ use crate::support::prometheus::Scrape;
 use crate::support::publish::Job;
 use crate::support::servers::free_port;
 use crate::support::site::{Site, compare};
-use crate::support::until;
+use crate::support::{LONG, until};
 
-const LONG: Duration = Duration::from_secs(60);
+const GOOD: usize = 40;
+const BAD: usize = 600;
 
-/// The delay that a busy machine may add.
-const NOISE: Duration = Duration::from_millis(150);
-
-const GOOD: usize = 200;
-const BAD: usize = 3000;
-
-/// Publishes 200 good jobs among 3 000 malformed messages, for a daemon with this stderr.
+/// Publishes 40 good jobs among 600 malformed messages, for a daemon with this stderr.
 async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
     let mut site = Site::shared(topic, "rate = '100/s'").await;
     let admin = free_port();
@@ -47,15 +40,12 @@ async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
             jobs.push(Job::new(format!("good-{}", n / (BAD / GOOD))));
         }
     }
+    let begin = stamp();
     site.publish(jobs).await;
     let arrivals = site.api.wait_for(GOOD, LONG).await;
     let tally = compare("good", GOOD, &arrivals);
     assert!(tally.is_clean(), "{topic}: {tally:?}");
-    let stamps = site.api.stamps();
-    count::assert_paced(&stamps, "100/s".parse().unwrap(), NOISE);
-    let span = count::span(&stamps);
-    // The pace needs 2 s; the broker takes longer for 3 000 dead letters, and even longer on a slow disk.
-    assert!(span < Duration::from_secs(30), "{topic}: {span:?}");
+    count::assert_never_ahead(&site.api.stamps(), begin, "100/s".parse().unwrap(), 2);
     site.depth(&site.dead_queue(), u32::try_from(BAD).unwrap(), LONG).await;
 
     let metrics = client.get(&format!("http://127.0.0.1:{admin}/metrics")).await.unwrap().text;
@@ -65,12 +55,10 @@ async fn good_jobs_among_bad_ones(topic: &str, stderr: Stdio) {
         // The log is shorter than its queue, so nothing is lost yet.
         assert!(dropped == 0.0, "{dropped}");
     } else {
-        // Unbounded, the dead letters would cause 3 000 lines and more.
-        assert!((10.0..1000.0).contains(&dropped), "{topic}: {dropped} lines were dropped");
+        // Unbounded, the dead letters would cause 600 lines and more.
+        assert!((10.0..300.0).contains(&dropped), "{topic}: {dropped} lines were dropped");
     }
-    let begun = Instant::now();
     assert_eq!(replica.stop().await, 0, "{topic}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "{topic}: {:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -106,7 +94,8 @@ async fn dead_letters_are_summarized_and_every_line_of_the_log_is_one_line() {
     assert_eq!(replica.stop().await, 0);
     let log = replica.log();
     let singly = log.iter().filter(|line| line.contains("\"dead-lettered\"")).count();
-    assert!((10..=60).contains(&singly), "{singly} lines of 100");
+    // How many more there are depends on how many seconds it takes.
+    assert!(singly >= 10, "{singly} lines of 100");
     let summaries = log.iter().filter_map(|line| {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
         value["message"].as_str()?.contains("too many").then(|| value["letters"].as_u64()).flatten()
