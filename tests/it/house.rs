@@ -2,11 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
 /// The packages of the lock file that are built on this platform, including those for tests.
-fn packages() -> Vec<Value> {
+static PACKAGES: LazyLock<Vec<Value>> = LazyLock::new(|| {
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked", "--offline", "--all-features"])
@@ -19,7 +20,7 @@ fn packages() -> Vec<Value> {
     let Value::Array(packages) = metadata["packages"].take() else { panic!("no packages") };
     assert!(packages.len() > 100, "only {} packages", packages.len());
     packages
-}
+});
 
 fn name(package: &Value) -> String {
     format!("{} {}", package["name"].as_str().unwrap(), package["version"].as_str().unwrap())
@@ -35,7 +36,7 @@ fn version(text: &str) -> Vec<u32> {
 #[test]
 fn no_dependency_wants_a_newer_compiler_than_we_promise() {
     let promised = version(env!("CARGO_PKG_RUST_VERSION"));
-    let newer: Vec<String> = packages()
+    let newer: Vec<String> = PACKAGES
         .iter()
         .filter(|package| package["rust_version"].as_str().is_some_and(|wanted| version(wanted) > promised))
         .map(name)
@@ -49,7 +50,7 @@ fn every_licence_is_allowed() {
     let file: toml::Table = file.parse().unwrap();
     let allowed: Vec<&str> =
         file["licenses"]["allow"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
-    let refused: Vec<String> = packages()
+    let refused: Vec<String> = PACKAGES
         .iter()
         .filter(|package| !package["license"].as_str().is_some_and(|text| is_allowed(text, &allowed)))
         .map(|package| format!("{}: {}", name(package), package["license"]))

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
 
 use paced::metric::{self, Kind};
 use serde_json::Value;
@@ -13,13 +12,11 @@ use crate::support::client::Client;
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::site::Site;
-use crate::support::until;
+use crate::support::{LONG, until};
 
 use query::{Matcher, Query};
 
 mod query;
-
-const LONG: Duration = Duration::from_secs(60);
 
 /// The labels that Prometheus adds to what it scrapes.
 const TARGET: [&str; 3] = ["namespace", "job", "instance"];
@@ -187,7 +184,7 @@ async fn exported() -> String {
         key.display(),
         crate::support::tls::CA,
     );
-    let paced = Paced::start(&config, &[], &[]).await;
+    let paced = Paced::start(&config, &[], &[("PACED_TEST_HASTE", "10")]).await;
     let line = paced.wait_line("probes and metrics are served", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let base = format!("http://{}", line["address"].as_str().unwrap());

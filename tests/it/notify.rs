@@ -2,13 +2,10 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::support::daemon::Paced;
 use crate::support::site::Site;
-use crate::support::{blocking, eventually};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, blocking, eventually};
 
 /// The manager's end of the socket, and all that came over it.
 struct Heard {
@@ -33,10 +30,10 @@ impl Heard {
         Self { folder, messages }
     }
 
-    /// Starts a daemon that tells what it does, and is to give a sign of life each second.
+    /// Starts a daemon that tells what it does, and is to give a sign of life each 0.4 s.
     async fn start(&self, config: &str) -> Paced {
         let socket = self.folder.path().join("notify");
-        let envs = [("NOTIFY_SOCKET", socket.to_str().unwrap()), ("WATCHDOG_USEC", "1000000")];
+        let envs = [("NOTIFY_SOCKET", socket.to_str().unwrap()), ("WATCHDOG_USEC", "400000")];
         Paced::start(config, &[], &envs).await
     }
 
@@ -97,7 +94,7 @@ async fn without_a_broker_it_asks_for_more_time_and_is_not_ready() {
     "amqp://127.0.0.1:1/%2f".clone_into(&mut site.amqp);
     let heard = Heard::listen();
     let paced = heard.start(&site.config()).await;
-    heard.wait("EXTEND_TIMEOUT_USEC=2000000", 3).await;
+    heard.wait("EXTEND_TIMEOUT_USEC=800000", 3).await;
     heard.wait("WATCHDOG=1", 3).await;
     // A reload meanwhile must not say that it is ready.
     paced.hangup();
