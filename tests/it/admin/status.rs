@@ -88,8 +88,9 @@ async fn a_quota_that_is_used_up_is_explained() {
     let at = |value: &Value| value.as_i64().unwrap();
     let apart = at(&state["binding"]["until"]) - at(&state["limits"][1]["whole_at"]);
     assert!(apart.abs() < 10_000, "{apart} ms: {state}");
-    let line = replica.paced.wait_line("what holds jobs back", LONG).await;
-    assert!(line.contains("\"limit\":\"quota-1\""), "{line}");
+    // On a slow machine there may be a line before, about the wait for the broker.
+    let line = replica.paced.wait_line("\"limit\":\"quota-1\"", LONG).await;
+    assert!(line.contains("what holds jobs back"), "{line}");
     let metrics = replica.client.get(&format!("{}/metrics", replica.base)).await.unwrap().text;
     let left = "paced_limit_remaining{downstream=\"billing\",limit=\"quota-1\"} 0";
     assert!(metrics.lines().any(|line| line == left), "{metrics}");
