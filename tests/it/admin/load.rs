@@ -187,7 +187,7 @@ async fn probes_are_answered_beside_64_clients_who_ask_without_a_pause() {
         }
         before_it.sort_unstable();
         println!("answers before that of a probe: {before_it:?}");
-        assert!(before_it[10] <= 256, "a probe waits for more than a few of each client: {before_it:?}");
+        assert!(before_it[10] <= 128, "a probe waits for more than a few of each client: {before_it:?}");
     };
     tokio::select! {
         _ = futures_util::future::join_all(clients) => unreachable!("they ask without an end"),
@@ -294,7 +294,7 @@ async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
     let made = calls(&redis).await - before;
     println!("{made} calls for {} lists", CALLERS * LISTS);
     // The daemon makes some of its own, so that the bound is not lower.
-    assert!(made < (CALLERS * LISTS / 3) as u64, "{made} calls for {} lists", CALLERS * LISTS);
+    assert!(made < (CALLERS * LISTS / 6) as u64, "{made} calls for {} lists", CALLERS * LISTS);
 
     // A store that does not answer delays no list: those that wait for it would take 1.5 s each.
     let limits = get("/api/v1/downstreams").await["downstreams"][0]["limits"].clone();
