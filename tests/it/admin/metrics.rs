@@ -1,9 +1,7 @@
 //! `/metrics` against the log of the API.
 
 use super::*;
-use crate::support::proxy::Proxy;
 use crate::support::publish::publish;
-use crate::support::servers::redis;
 
 /// The metrics that there are, and their kinds.
 const METRICS: [(&str, &str); 29] = [
@@ -346,32 +344,6 @@ async fn slots_missed_while_the_process_stands_still_are_counted() {
     let missed = last.count("paced_slots_abandoned_total", "reason", "late");
     assert!(missed >= 10, "some 30 slots came in 300 ms: {missed}");
     last.assert_slots_agree(JOBS);
-    assert_eq!(watched.paced.stop().await, 0);
-}
-
-#[tokio::test]
-async fn a_broker_that_comes_back_is_counted() {
-    let broker = rabbit().await;
-    let way = Proxy::start(broker.port(), Duration::ZERO).unwrap();
-    let mut site = Site::on(broker, redis().await, "again", "rate = '100/s'");
-    site.amqp = site.amqp.replace(&format!(":{}", broker.port()), &format!(":{}", way.port()));
-    let watched = Watched::start(&site).await;
-    watched.readyz(200).await;
-    way.cut();
-    until("the loss is seen", LONG, async || {
-        Scrape::of(&watched).await.samples["paced_amqp_connected"] == 0.0
-    })
-    .await;
-    until("the broker alone is away", LONG, async || {
-        let text = watched.readyz(503).await;
-        text.contains("[-]amqp failed: ") && text.contains("[+]store ok")
-    })
-    .await;
-    way.restore();
-    watched.readyz(200).await;
-    let samples = Scrape::of(&watched).await.samples;
-    assert_eq!(samples["paced_amqp_connected"], 1.0);
-    assert!(samples["paced_amqp_reconnects_total"] >= 2.0, "both connections");
     assert_eq!(watched.paced.stop().await, 0);
 }
 
