@@ -16,7 +16,8 @@ use super::load;
 use super::options::TlsOptions;
 use super::refusal::Refusal;
 use super::replaced::Replaced;
-use super::stream::Stream;
+use super::stream::{Stream, is_end};
+use super::transport::Transport;
 use super::validity::Validity;
 
 /// The least time between two looks at the files.
@@ -109,12 +110,11 @@ impl Tls {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, Refusal::NoName));
         };
         let peer = Peer { tls: self.clone(), name: name.to_str().into_owned() };
-        match TlsConnector::from(config).connect(name, io).await {
+        match TlsConnector::from(config).connect(name, Transport::new(io)).into_fallible().await {
             Ok(stream) => Ok(Stream::new(stream, peer)),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(io::Error::new(error.kind(), Refusal::Closed))
-            }
-            Err(error) => Err(peer.explain(error)),
+            Err((error, io)) if io.has_heard() => Err(peer.explain_end(error)),
+            Err((error, _)) if is_end(error.kind()) => Err(io::Error::new(error.kind(), Refusal::Closed)),
+            Err((error, _)) => Err(peer.explain(error)),
         }
     }
 
@@ -197,5 +197,15 @@ impl Peer {
             Some(inner) => io::Error::new(error.kind(), Refusal::of(inner, &self.tls.0.options, &self.name)),
             None => error,
         }
+    }
+
+    /// As [`Peer::explain`], on a connection on which the server has not accepted this client yet: if it ends, that may
+    /// be the reason.
+    pub(super) fn explain_end(&self, error: io::Error) -> io::Error {
+        if !is_end(error.kind()) {
+            return self.explain(error);
+        }
+        let shows_certificate = self.tls.0.options.cert_file.is_some();
+        io::Error::new(error.kind(), Refusal::ended(&error, shows_certificate))
     }
 }

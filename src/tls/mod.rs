@@ -23,6 +23,8 @@ mod server;
 #[cfg(feature = "tls")]
 mod stream;
 #[cfg(feature = "tls")]
+mod transport;
+#[cfg(feature = "tls")]
 mod validity;
 
 #[cfg(feature = "tls")]

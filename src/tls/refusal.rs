@@ -52,6 +52,8 @@ pub(crate) enum Refusal {
     NotTls,
     #[error("the server closed the connection in the TLS handshake; is it its port for TLS?")]
     Closed,
+    #[error("the server closed the connection in the TLS handshake or right after it ({error}); {perhaps}")]
+    ClosedWithoutAlert { error: String, perhaps: &'static str },
     #[error("no certificate can be for this host; set server_name to the name in the server's certificate")]
     NoName,
     #[error("TLS failed: {0}")]
@@ -117,6 +119,17 @@ impl Refusal {
             ) => Self::NotTls,
             other => Self::Other(other.to_string()),
         }
+    }
+
+    /// What it means that the server ended the connection without an alert before it has accepted this client. It may as
+    /// well have failed, and may have taken what was sent to it.
+    pub(super) fn ended(error: &io::Error, shows_certificate: bool) -> Self {
+        let perhaps = if shows_certificate {
+            "perhaps it does not accept the client certificate in cert_file; its log may say why"
+        } else {
+            "perhaps it requires a client certificate (cert_file, key_file); its log may say why"
+        };
+        Self::ClosedWithoutAlert { error: error.to_string(), perhaps }
     }
 
     fn of_certificate(error: &CertificateError, options: &TlsOptions, wanted: &str) -> Self {

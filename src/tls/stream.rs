@@ -2,13 +2,14 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::client::TlsStream;
 
 use super::client::Peer;
 use super::refusal::refusal;
+use super::transport::Transport;
 
 /// The most that is read after a write has failed.
 const LAST_WORDS: usize = 16 * 1024;
@@ -17,45 +18,79 @@ const LAST_WORDS: usize = 16 * 1024;
 ///
 /// In TLS 1.3 the client has done its part of the handshake before the server looks at the client's certificate: what
 /// the server says about that is read later, as an error. A server that refuses a client also resets the connection, so
-/// a write may fail before that is read: then it is looked for.
+/// a write may fail before that is read. The error of such a write is returned once everything is read that the server
+/// sent before: its reason, if it gave one.
 #[derive(Debug)]
 pub struct Stream<S> {
-    inner: TlsStream<S>,
+    inner: TlsStream<Transport<S>>,
     peer: Peer,
     /// What was read after a write had failed, and not delivered yet.
     late: Vec<u8>,
+    /// The error of a write, while its reason is looked for.
+    failed: Option<io::Error>,
 }
 
 impl<S> Stream<S> {
-    pub(super) const fn new(inner: TlsStream<S>, peer: Peer) -> Self {
-        Self { inner, peer, late: Vec::new() }
+    pub(super) fn new(mut inner: TlsStream<Transport<S>>, peer: Peer) -> Self {
+        inner.get_mut().0.open();
+        Self { inner, peer, late: Vec::new(), failed: None }
+    }
+
+    /// The same error, in words that tell what to do.
+    fn explain(&self, error: io::Error) -> io::Error {
+        // Whom the server has sent anything since the handshake, it has not refused there.
+        if self.inner.get_ref().0.has_heard() {
+            self.peer.explain(error)
+        } else {
+            self.peer.explain_end(error)
+        }
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
-    /// The result of a write, with the reason why the server has ended the connection, if it gave one.
-    fn explain_write<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        result.map_err(|error| self.last_words(cx).unwrap_or_else(|| self.peer.explain(error)))
+    /// Writes, and looks for the reason of an error.
+    fn poll_writing<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TlsStream<Transport<S>>>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if self.failed.is_none() {
+            match ready!(write(Pin::new(&mut self.inner), cx)) {
+                Ok(written) => return Poll::Ready(Ok(written)),
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        let error = match self.poll_last_words(cx) {
+            Poll::Ready(reason) => reason,
+            // tokio learns that a socket can be read later than a write has failed: it wakes this task then. Of a
+            // connection that is not over there may be nothing to read for long.
+            Poll::Pending if self.failed.as_ref().is_some_and(|error| is_end(error.kind())) => {
+                return Poll::Pending;
+            }
+            Poll::Pending => None,
+        };
+        let failed = self.failed.take().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into());
+        Poll::Ready(Err(error.unwrap_or_else(|| self.explain(failed))))
     }
 
     /// The refusal that the server sent before it ended the connection. Anything else that it sent is kept.
-    fn last_words(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+    fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Error>> {
         if !self.late.is_empty() {
-            return None;
+            return Poll::Ready(None);
         }
         let mut bytes = vec![0; LAST_WORDS];
         let mut buf = ReadBuf::new(&mut bytes);
-        match Pin::new(&mut self.inner).poll_read(cx, &mut buf) {
-            Poll::Ready(Err(error)) => {
-                Some(self.peer.explain(error)).filter(|error| refusal(error).is_some())
-            }
-            Poll::Ready(Ok(())) => {
-                self.late = buf.filled().to_vec();
-                None
-            }
-            Poll::Pending => None,
-        }
+        let read = ready!(Pin::new(&mut self.inner).poll_read(cx, &mut buf));
+        self.late = buf.filled().to_vec();
+        let told = read.err().map(|error| self.peer.explain(error));
+        Poll::Ready(told.filter(|error| refusal(error).is_some()))
     }
+}
+
+/// Whether an error means that the connection is over.
+pub(super) const fn is_end(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(kind, Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof)
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
@@ -71,14 +106,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
             return Poll::Ready(Ok(()));
         }
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
-        read.map_err(|error| self.peer.explain(error))
+        read.map_err(|error| self.explain(error))
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.explain_write(cx, written)
+        self.poll_writing(cx, |inner, cx| inner.poll_write(cx, buf))
     }
 
     fn poll_write_vectored(
@@ -86,8 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.explain_write(cx, written)
+        self.poll_writing(cx, |inner, cx| inner.poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -95,8 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.explain_write(cx, flushed)
+        self.poll_writing(cx, |inner, cx| inner.poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,9 +1,6 @@
 use std::io;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::crypto::ring;
@@ -12,13 +9,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ServerConfig, SupportedProtocolVersion};
 use tempfile::tempdir;
-use tokio::io::{
-    AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex,
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::TlsAcceptor;
 
 use super::authority::{Authority, Issued, put};
 use super::*;
+
+mod reset;
 
 const BOTH: &[&SupportedProtocolVersion] = rustls::ALL_VERSIONS;
 const OLD: &[&SupportedProtocolVersion] = &[&rustls::version::TLS12];
@@ -175,75 +172,6 @@ async fn what_is_refused_is_told_apart() {
         }
         greet(&known, "localhost", &closed).await.unwrap();
     }
-}
-
-/// A connection whose writes fail once it is reset; what arrived before that can still be read.
-struct Resettable {
-    inner: DuplexStream,
-    is_reset: Arc<AtomicBool>,
-}
-
-impl AsyncRead for Resettable {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Resettable {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.is_reset.load(Ordering::SeqCst) {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-        }
-        Pin::new(&mut self.inner).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-}
-
-/// Connects to a server that says hello to whom it accepts, and resets the connection when the server has ended.
-async fn reset_after(server: TlsAcceptor, tls: &Tls) -> Stream<Resettable> {
-    let (near, far) = duplex(64 * 1024);
-    let is_reset = Arc::new(AtomicBool::new(false));
-    let near = Resettable { inner: near, is_reset: Arc::clone(&is_reset) };
-    let serving = tokio::spawn(async move {
-        if let Ok(mut stream) = server.accept(far).await {
-            stream.write_all(b"hello").await.unwrap();
-            stream.shutdown().await.unwrap();
-        }
-    });
-    let stream = tls.connect("localhost", near).await.unwrap();
-    serving.await.unwrap();
-    is_reset.store(true, Ordering::SeqCst);
-    stream
-}
-
-#[tokio::test]
-async fn a_refusal_is_told_even_where_a_write_fails_before_it_is_read() {
-    let folder = tempdir().unwrap();
-    let ours = Authority::new("ours");
-    let tls = Tls::load(trusting(folder.path(), &ours)).unwrap();
-    let issued = ours.issue(&["localhost"]);
-    let mut refused = reset_after(server(&issued, Some(&ours), BOTH), &tls).await;
-    let error = refused.write_all(b"a request").await.unwrap_err();
-    assert!(error.to_string().contains("requires a client certificate"), "{error}");
-
-    // What an accepted client was sent is not lost.
-    let mut accepted = reset_after(server(&issued, None, BOTH), &tls).await;
-    let error = accepted.write_all(b"a request").await.unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}");
-    let mut answer = String::new();
-    accepted.read_to_string(&mut answer).await.unwrap();
-    assert_eq!(answer, "hello");
 }
 
 #[tokio::test]
