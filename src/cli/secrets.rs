@@ -158,3 +158,38 @@ fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth
         read_proxy: proxy.and_then(Secret::reader),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use paced::sink::http::{HttpOptions, HttpSink};
+
+    use super::*;
+
+    /// Time stands still while files are read, which threads do.
+    #[tokio::test(start_paused = true)]
+    async fn files_are_looked_at_each_second() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        std::fs::write(&file, "0").unwrap();
+        let base_url = "http://127.0.0.1:1/";
+        let reads = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&reads);
+        let read: ReadTarget = Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            Ok(TargetTexts { base_url: base_url.to_owned(), proxy: None, headers: vec![] })
+        });
+        let files = TargetFiles { name: "billing".to_owned(), files: vec![file.clone()], read };
+        let sink = HttpSink::new(HttpOptions::new(base_url)).unwrap().reading_again(files);
+        let secrets = Secrets::new([("billing".to_owned(), sink.target())]);
+        let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(secrets.watch()));
+        tokio::time::sleep(INTERVAL / 2).await;
+        for n in 1..=3 {
+            std::fs::write(&file, "0".repeat(n + 1)).unwrap();
+            let before = reads.load(Ordering::SeqCst);
+            tokio::time::sleep(INTERVAL).await;
+            assert_eq!(reads.load(Ordering::SeqCst), before + 1, "the {n}th second");
+        }
+    }
+}
