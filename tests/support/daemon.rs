@@ -307,10 +307,20 @@ pub async fn run_cli(args: &[&str], stdin: &[u8]) -> Output {
 
 /// As [`run_cli`], in this folder.
 pub async fn run_cli_in(folder: &Path, args: &[&str], stdin: &[u8]) -> Output {
+    run_cli_with(folder, args, stdin, &[]).await
+}
+
+/// As [`run_cli_in`], with more environment variables.
+pub async fn run_cli_with(folder: &Path, args: &[&str], stdin: &[u8], envs: &[(&str, &str)]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["-k", "1", &COMMAND.as_secs().to_string()]).arg(binary()).args(args);
     prepare(&mut command);
-    command.current_dir(folder).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .envs(envs.iter().copied())
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let input = stdin.to_vec();
     let done = blocking(move || {
         let mut child = command.spawn()?;

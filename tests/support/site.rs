@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::api::{Answer, Api, Arrival, Gate};
 use super::count::{Tally, tally};
-use super::daemon::{Output, Paced, run_cli};
+use super::daemon::{Output, Paced, run_cli_with};
 use super::publish::{self, Job, Taken};
 use super::servers::{Rabbit, Redis, rabbit, redis};
 use super::{pause, poll, real_now, unique};
@@ -103,12 +103,17 @@ impl Site {
 
     /// Runs a command with the site's configuration.
     pub async fn cli(&self, args: &[&str]) -> Output {
+        self.cli_with(args, &[]).await
+    }
+
+    /// As [`Site::cli`], with more environment variables.
+    pub async fn cli_with(&self, args: &[&str], envs: &[(&str, &str)]) -> Output {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("paced.toml");
         std::fs::write(&file, self.config()).unwrap();
         let mut all = vec!["-c", file.to_str().unwrap()];
         all.extend(args);
-        run_cli(&all, b"").await
+        run_cli_with(folder.path(), &all, b"", envs).await
     }
 
     /// The queue of the jobs.

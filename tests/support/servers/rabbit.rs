@@ -240,6 +240,15 @@ impl Rabbit {
         ))
         .await;
     }
+
+    /// Closes all connections of a user with 320, and returns how many there were.
+    pub async fn close_connections_of(&self, user: &str) -> usize {
+        let close = format!(
+            "length([rabbit_networking:close_connection(Pid, \"test\") || \
+             [{{pid, Pid}}, {{user, <<\"{user}\">>}}] <- rabbit_networking:connection_info_all([pid, user])])"
+        );
+        self.eval(&close).await.parse().unwrap()
+    }
 }
 
 /// A binary of Erlang.
