@@ -5,7 +5,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -13,11 +12,9 @@ use tempfile::TempDir;
 
 use crate::support::api::{Answer, Api, Gate};
 use crate::support::daemon::{Output, binary, run_cli};
-use crate::support::{apart, eventually, poll, until};
+use crate::support::{LONG, apart, eventually, poll, until};
 
 mod forms;
-
-const LONG: Duration = Duration::from_secs(60);
 
 /// A folder with an input, and where the outcomes go.
 struct Files {
@@ -68,6 +65,17 @@ impl Files {
     }
 }
 
+/// Has the API answer so many requests from now on, and hold the answers of all others.
+fn answers(api: &Api, count: usize) -> Gate {
+    let (gate, arrived) = (Gate::closed(), AtomicUsize::new(0));
+    let held = gate.clone();
+    api.rule(move |_| match arrived.fetch_add(1, Ordering::Relaxed) < count {
+        true => Answer::ok(),
+        false => Answer::ok().gated(&held),
+    });
+    gate
+}
+
 fn outcomes(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
@@ -86,6 +94,12 @@ impl Pipe {
 
     fn stderr(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// Sends a signal that has it stop, and waits until it is stopping.
+    async fn stop(&self, signal: Signal) {
+        self.signal(signal);
+        eventually("the signal is taken", LONG, || self.stderr().contains("stopping")).await;
     }
 
     /// Waits for its end: its exit code, `None` after a signal, and what it said.
@@ -132,13 +146,15 @@ fn counts(api: &Api) -> BTreeMap<String, usize> {
 
 #[tokio::test]
 async fn interrupted_twice_and_resumed_twice_every_line_is_delivered_once() {
-    const JOBS: usize = 20_000;
+    const JOBS: usize = 2_000;
     let (api, files) = (Api::start(), Files::of_jobs(JOBS));
     let mut before = 0;
     for stop_at in [JOBS / 4, JOBS / 2] {
+        let gate = answers(&api, stop_at - before);
         let mut pipe = files.start(&[], &api, "5000/s", &[]).await;
-        assert!(api.reaches(stop_at, LONG).await, "{}", pipe.stderr());
-        pipe.signal(Signal::INT);
+        gate.wait_for(1, LONG).await;
+        pipe.stop(Signal::INT).await;
+        gate.open();
         let (code, stderr) = pipe.end().await;
         let (sent, written) = (api.count(), files.outcomes().len());
         assert_eq!(code, Some(1), "{stderr}");
@@ -173,12 +189,7 @@ async fn interrupted_twice_and_resumed_twice_every_line_is_delivered_once() {
 #[tokio::test]
 async fn after_a_kill_only_what_was_in_flight_is_repeated() {
     let (api, files) = (Api::start(), Files::of_jobs(600));
-    let gate = Gate::closed();
-    let (held, arrived) = (gate.clone(), AtomicUsize::new(0));
-    api.rule(move |_| match arrived.fetch_add(1, Ordering::Relaxed) {
-        0..200 => Answer::ok(),
-        _ => Answer::ok().gated(&held),
-    });
+    let gate = answers(&api, 200);
     let mut pipe = files.start(&[], &api, "2000/s", &["--concurrency", "20"]).await;
     gate.wait_for(20, LONG).await;
     eventually("outcomes are written", LONG, || files.outcomes().len() == 200).await;
@@ -210,18 +221,23 @@ async fn after_a_kill_only_what_was_in_flight_is_repeated() {
 async fn a_hangup_ends_it_in_order_unless_it_was_started_with_nohup() {
     let (api, files) = (Api::start(), Files::of_jobs(200));
     // The tests themselves may have been started with nohup.
-    let mut pipe = files.start(&["env", "--default-signal=HUP"], &api, "100/s", &[]).await;
-    api.wait_for(20, LONG).await;
-    pipe.signal(Signal::HUP);
+    let gate = answers(&api, 20);
+    let mut pipe =
+        files.start(&["env", "--default-signal=HUP"], &api, "1000/s", &["--concurrency", "8"]).await;
+    gate.wait_for(8, LONG).await;
+    pipe.stop(Signal::HUP).await;
+    gate.open();
     let (code, stderr) = pipe.end().await;
     let sent = api.count();
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("SIGHUP"), "{stderr}");
     assert_eq!((figures(&stderr)["delivered"], figures(&stderr)["left"]), (sent, 200 - sent), "{stderr}");
 
-    let mut pipe = files.start(&["nohup"], &api, "100/s", &[]).await;
-    api.wait_for(sent + 20, LONG).await;
+    let gate = answers(&api, 20);
+    let mut pipe = files.start(&["nohup"], &api, "1000/s", &["--concurrency", "8"]).await;
+    gate.wait_for(8, LONG).await;
     pipe.signal(Signal::HUP);
+    gate.open();
     let (code, stderr) = pipe.end().await;
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(api.count(), 200);
@@ -237,9 +253,10 @@ async fn a_second_signal_ends_it_at_once_with_its_figures() {
         _ => Answer::ok(),
     });
     let mut pipe = files.start(&[], &api, "100/s", &[]).await;
-    eventually("3 are in flight", LONG, || api.in_flight() == 3).await;
-    pipe.signal(Signal::INT);
-    eventually("the first signal is taken", LONG, || pipe.stderr().contains("stopping")).await;
+    gate.wait_for(3, LONG).await;
+    pipe.stop(Signal::INT).await;
+    let is_quiet = || api.in_flight() == 3 && files.outcomes().len() + 3 == api.count();
+    eventually("all others have their outcomes", LONG, is_quiet).await;
     pipe.signal(Signal::INT);
     let (code, stderr) = pipe.end().await;
     assert_eq!(code, Some(75), "{stderr}");

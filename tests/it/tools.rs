@@ -7,11 +7,10 @@ use serde_json::Value;
 
 use crate::support::api::{Answer, Api};
 use crate::support::daemon::{Paced, binary, run_cli};
-use crate::support::servers::{Rabbit, rabbit, redis};
+use crate::support::proxy::Proxy;
+use crate::support::servers::rabbit;
 use crate::support::site::{Site, compare};
-use crate::support::{blocking, count, poll, publish};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, blocking, poll, publish};
 
 #[tokio::test]
 async fn pipe_needs_no_server_and_keeps_the_pace() {
@@ -31,8 +30,6 @@ async fn pipe_needs_no_server_and_keeps_the_pace() {
     let good: Vec<_> = arrivals.iter().filter(|a| a.id().starts_with("job-")).cloned().collect();
     assert!(compare("job", 50, &good).is_clean());
     assert_eq!(arrivals.len(), 51);
-    let span = count::span(&api.stamps());
-    assert!(span >= Duration::from_millis(950) && span < Duration::from_secs(3), "51 at 50/s: {span:?}");
 
     let outcomes: Vec<Value> =
         output.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -41,8 +38,8 @@ async fn pipe_needs_no_server_and_keeps_the_pace() {
     assert_eq!((&of("job-7")["outcome"], &of("job-7")["line"]), (&"delivered".into(), &8.into()));
     assert_eq!((&of("gone")["outcome"], &of("gone")["status"]), (&"dead".into(), &410.into()));
     assert_eq!((&of("up")["outcome"], &of("up")["reason"]), (&"rejected".into(), &"forbidden-path".into()));
-    // The slots of the jobs are never closer than one interval, and exactly whole intervals apart, unless a busy
-    // machine missed a slot, which is then reserved anew.
+    // The slots of the jobs are never closer than one interval, and exactly that far apart, unless a busy machine missed
+    // a slot, which is then reserved anew.
     let mut slots: Vec<i64> = outcomes
         .iter()
         .filter_map(|outcome| outcome["released_at"].as_str())
@@ -51,9 +48,7 @@ async fn pipe_needs_no_server_and_keeps_the_pace() {
     slots.sort_unstable();
     let gaps: Vec<i64> = slots.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(gaps.len(), 50);
-    assert!(gaps.iter().all(|gap| *gap >= 20_000), "{gaps:?}");
-    let exact = gaps.iter().filter(|gap| *gap % 20_000 == 0).count();
-    assert!(exact > gaps.len() / 2, "slots on no common grid: {gaps:?}");
+    assert_eq!(gaps.iter().min(), Some(&20_000), "{gaps:?}");
 }
 
 #[tokio::test]
@@ -235,14 +230,17 @@ async fn lines_that_are_no_text_are_skipped_like_others() {
 
 #[tokio::test]
 async fn publish_stops_when_the_broker_is_lost() {
-    let rabbit = Rabbit::dedicated().await;
-    let site = Site::on(&rabbit, redis().await, "gone", "rate = '500/s'");
+    let mut site = Site::shared("gone", "rate = '500/s'").await;
+    let proxy = Proxy::start(rabbit().await.port(), Duration::ZERO).unwrap();
+    let direct = std::mem::replace(&mut site.amqp, format!("amqp://127.0.0.1:{}/%2f", proxy.port()));
     let broken = async {
-        let some = || async { publish::depth(&site.amqp, &site.queue()).await.filter(|depth| *depth > 0) };
+        let some = || async { publish::depth(&direct, &site.queue()).await.filter(|depth| *depth > 0) };
         poll(LONG, some).await.expect("the first jobs");
-        rabbit.kill().await;
+        proxy.cut();
     };
-    let (output, ()) = tokio::join!(site.cli(&["publish", "billing", "--count", "5000000"]), broken);
+    let publish = ["publish", "billing", "--count", "5000000"];
+    // It tries again for a second, not for half a minute.
+    let (output, ()) = tokio::join!(site.cli_with(&publish, &[("PACED_TEST_HASTE", "30")]), broken);
     assert_eq!(output.code, 69, "{}", output.stderr);
     assert!(output.stderr.contains("gave up"), "{}", output.stderr);
     assert!(output.stderr.lines().count() < 10, "said once: {}", output.stderr);
@@ -267,18 +265,11 @@ async fn a_list_of_dead_letters_creates_nothing() {
 async fn a_login_that_is_refused_after_a_loss_is_told() {
     let mut site = Site::shared("login", "rate = '500/s'").await;
     let (broker, user) = (rabbit().await, site.prefix.clone());
-    broker.ctl(&["add_user", &user, "before"]).await;
-    broker.ctl(&["set_permissions", &user, ".*", ".*", ".*"]).await;
+    broker.add_user(&user, "before", [".*"; 3]).await;
     site.amqp = format!("amqp://{user}:before@127.0.0.1:{}", broker.port());
     let replica = Paced::spawn(&site.config()).await;
-    broker.ctl(&["change_password", &user, "after"]).await;
-    let connections = broker.ctl(&["list_connections", "--silent", "pid", "user"]).await;
-    let theirs: Vec<&str> = connections.lines().filter(|line| line.trim_end().ends_with(&user)).collect();
-    assert_eq!(theirs.len(), 2, "{user} in {connections}");
-    for line in theirs {
-        let pid = line.split_whitespace().next().unwrap();
-        broker.ctl(&["close_connection", pid, "test"]).await;
-    }
+    broker.set_password(&user, "after").await;
+    assert_eq!(broker.close_connections_of(&user).await, 2, "one for jobs, and one for letters");
     let line = replica.wait_line("refuses the login", LONG).await;
     assert!(!line.contains("before"), "{line}");
     assert_eq!(replica.stop().await, 0);
