@@ -7,12 +7,12 @@ use std::sync::{Mutex, mpsc};
 use paced::{ReadSecret, RedisOptions, RedisStore, Store as _};
 use tempfile::TempDir;
 
-use super::{LONG, finished};
+use super::finished;
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
-use crate::support::servers::{Rabbit, Redis, rabbit};
+use crate::support::servers::{Redis, rabbit};
 use crate::support::site::Site;
-use crate::support::until;
+use crate::support::{LONG, until};
 
 /// The URL with this login.
 fn with_login(url: &str, login: &str) -> String {
@@ -61,31 +61,30 @@ async fn a_file_system_that_does_not_answer_keeps_no_store_away() {
     let options = RedisOptions::default().reading_login_again(read);
     let store = RedisStore::open(&redis.url(), options).unwrap();
     // Each connection waits for the file for a while, and has the login that was read before.
-    store.ping().await.unwrap();
+    let answers = async || store.ping().await.is_ok();
+    until("the store answers", LONG, answers).await;
     redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.unwrap();
-    until("the store is there again", LONG, async || store.ping().await.is_ok()).await;
+    until("the store is there again", LONG, answers).await;
     drop(hang);
 }
 
 #[tokio::test]
 async fn a_new_password_of_the_broker_is_used_for_the_next_connection() {
-    let broker = Rabbit::dedicated().await;
-    let site = Site::on(&broker, crate::support::servers::redis().await, "brokerlogin", "rate = '200/s'");
-    broker.ctl(&["add_user", "paced", "old"]).await;
-    broker.ctl(&["set_permissions", "paced", ".*", ".*", ".*"]).await;
+    let (broker, site) = (rabbit().await, Site::shared("brokerlogin", "rate = '200/s'").await);
+    let user = &site.prefix;
+    broker.add_user(user, "old", [".*"; 3]).await;
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("url");
-    fs::write(&file, with_login(&site.amqp, "paced:old")).unwrap();
+    fs::write(&file, with_login(&site.amqp, &format!("{user}:old"))).unwrap();
     let url = format!("url = '{}'", site.amqp);
     let config = site.config().replace(&url, &format!("url_file = '{}'", file.display()));
     let replica = Paced::spawn(&config).await;
     site.publish(Job::many("a", 50)).await;
     site.api.wait_for(50, LONG).await;
 
-    broker.ctl(&["change_password", "paced", "new"]).await;
-    fs::write(&file, with_login(&site.amqp, "paced:new")).unwrap();
-    broker.stop().await;
-    broker.start().await;
+    broker.set_password(user, "new").await;
+    fs::write(&file, with_login(&site.amqp, &format!("{user}:new"))).unwrap();
+    assert!(broker.close_connections_of(user).await > 0);
     site.publish(Job::many("b", 50)).await;
     finished(&site, &replica, 100, || ids(&site)).await;
 }

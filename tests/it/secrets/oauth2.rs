@@ -9,16 +9,21 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::LONG;
-use crate::support::api::{Answer, Api, Arrival};
+use crate::support::api::{Answer, Api, Arrival, Gate};
 use crate::support::daemon::run_cli_in;
 use crate::support::publish::{self, Job};
-use crate::support::real_now;
 use crate::support::site::Site;
+use crate::support::{LONG, eventually, real_now};
 
 /// `paced:old` and `paced:new`, as HTTP Basic authentication has them.
 const OLD: &str = "Basic cGFjZWQ6b2xk";
 const NEW: &str = "Basic cGFjZWQ6bmV3";
+
+/// How long the API takes a token after its end, so that a slow machine makes no difference.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// How long the token server takes for an answer.
+const THINKS: Duration = Duration::from_millis(30);
 
 /// The tokens that were issued, each with its end, and the jobs that came with a good one.
 #[derive(Clone, Default)]
@@ -32,7 +37,7 @@ impl Issued {
     fn issue(&self, life: Duration) -> Answer {
         let mut all = self.ends.lock().unwrap();
         let token = format!("t0ken-{}", all.len());
-        all.insert(format!("Bearer {token}"), real_now() + life);
+        all.insert(format!("Bearer {token}"), real_now() + life + GRACE);
         let answer = json!({ "access_token": token, "token_type": "Bearer", "expires_in": life.as_secs() });
         Answer::ok().header("content-type", "application/json").body(answer.to_string())
     }
@@ -50,10 +55,17 @@ impl Issued {
 
     /// The API takes good tokens alone.
     fn guard(&self, api: &Api) {
-        let issued = self.clone();
+        let gate = Gate::closed();
+        gate.open();
+        self.guard_at(api, &gate);
+    }
+
+    /// As [`Issued::guard`]; refusals wait at the gate.
+    fn guard_at(&self, api: &Api, gate: &Gate) {
+        let (issued, gate) = (self.clone(), gate.clone());
         api.rule(move |arrival| {
             if !issued.is_good(arrival) {
-                return Answer::status(401);
+                return Answer::status(401).gated(&gate);
             }
             issued.taken.lock().unwrap().insert(arrival.id().to_owned());
             Answer::ok()
@@ -65,12 +77,12 @@ impl Issued {
     }
 }
 
-fn client(server: &Api, folder: &Path) -> String {
+fn client(server: &Api, folder: &Path, timeout: &str) -> String {
     let secret = folder.join("client");
     fs::write(&secret, "old\n").unwrap();
     format!(
         "oauth2 = {{ token_url = '{}token', client_id = 'paced', client_secret_file = '{}', scopes = ['a', 'b'], params = {{ \
-         audience = 'orders' }}, timeout = '1s' }}",
+         audience = 'orders' }}, timeout = '{timeout}' }}",
         server.url(),
         secret.display()
     )
@@ -82,26 +94,26 @@ async fn a_token_server_that_fails_at_times_costs_no_job_and_is_asked_once_at_a_
     let folder = TempDir::new().unwrap();
     let (server, issued) = (Api::start(), Issued::default());
     let mut site = Site::shared("tokens", "rate = '100/s'").await;
-    site.http = client(&server, folder.path());
+    site.http = client(&server, folder.path(), "1s");
     issued.guard(&site.api);
     let (issuer, asked) = (issued.clone(), Mutex::new(0));
     server.rule(move |_| {
         let mut asked = asked.lock().unwrap();
         *asked += 1;
         match *asked % 5 {
-            1 => issuer.issue(Duration::from_secs(2)),
-            2 => Answer::status(500).body("t0ken"),
-            3 => Answer::ok().body("<html>t0ken"),
+            1 => issuer.issue(Duration::from_secs(2)).after(THINKS),
+            2 => Answer::status(500).body("t0ken").after(THINKS),
+            3 => Answer::ok().body("<html>t0ken").after(THINKS),
             // Longer than the time-out.
             4 => Answer::ok().after(Duration::from_secs(20)),
-            _ => Answer::hang_up(),
+            _ => Answer::hang_up().after(THINKS),
         }
     });
     // Another downstream names the same client.
     let other = format!(
         "\n[downstreams.other]\nrate = '100/s'\n[downstreams.other.http]\nbase_url = '{}other/'\n{}\n",
         site.api.url(),
-        client(&server, folder.path())
+        client(&server, folder.path(), "1s")
     );
     let config = format!("{}{other}", site.config());
     let replica = crate::support::daemon::Paced::spawn(&config).await;
@@ -112,7 +124,9 @@ async fn a_token_server_that_fails_at_times_costs_no_job_and_is_asked_once_at_a_
     site.depth(&site.dead_queue().replace("billing", "other"), 0, LONG).await;
 
     println!("{} token requests, of which {} issued one", server.count(), issued.ends.lock().unwrap().len());
-    assert_eq!(server.peak_in_flight(), 1, "one token request at a time");
+    // None comes before its predecessor was answered, or given up after a second: that takes this long at least.
+    let least = u64::try_from(THINKS.as_nanos()).unwrap();
+    assert!(server.stamps().windows(2).all(|pair| pair[1] - pair[0] >= least), "one token request at a time");
     assert!(server.count() >= 6, "it failed in each way between two tokens");
     let tokens = |other: bool| -> BTreeSet<String> {
         let arrivals = site.api.arrivals();
@@ -132,47 +146,50 @@ async fn a_token_server_that_fails_at_times_costs_no_job_and_is_asked_once_at_a_
 
 #[tokio::test]
 async fn a_token_that_the_api_does_not_take_any_more_is_replaced_at_once() {
-    const JOBS: usize = 400;
+    const EACH: usize = 100;
     let folder = TempDir::new().unwrap();
     let (server, issued) = (Api::start(), Issued::default());
     let mut site = Site::shared("revoked", "rate = '200/s'").await;
-    site.http = client(&server, folder.path());
-    issued.guard(&site.api);
+    site.http = client(&server, folder.path(), "30s");
+    let gate = Gate::closed();
+    issued.guard_at(&site.api, &gate);
     let issuer = issued.clone();
     server.rule(move |_| issuer.issue(Duration::from_secs(3600)));
     let replica = site.replica().await;
-    site.publish(Job::many("job", JOBS)).await;
-    site.api.wait_for(100, LONG).await;
+    site.publish(Job::many("a", EACH)).await;
+    eventually("the jobs are taken", LONG, || issued.taken() == EACH).await;
     assert_eq!(server.count(), 1);
     issued.revoke();
-    super::finished(&site, &replica, JOBS, || issued.taken()).await;
+    site.publish(Job::many("b", EACH)).await;
+    gate.wait_for(4, LONG).await;
+    gate.open();
+    super::finished(&site, &replica, 2 * EACH, || issued.taken()).await;
     assert_eq!(server.count(), 2, "one more token, however many requests were refused");
     assert!(!replica.log().iter().any(|line| line.contains("refuses the credentials")));
 }
 
 #[tokio::test]
 async fn the_secret_of_the_client_may_be_replaced_too() {
-    const JOBS: usize = 300;
+    const EACH: usize = 50;
     let folder = TempDir::new().unwrap();
     let (server, issued) = (Api::start(), Issued::default());
-    let mut site = Site::shared("clients", "rate = '100/s'").await;
-    site.http = client(&server, folder.path());
+    let mut site = Site::shared("clients", "rate = '200/s'").await;
+    site.http = client(&server, folder.path(), "30s");
     issued.guard(&site.api);
     let (issuer, good) = (issued.clone(), Arc::new(Mutex::new(OLD)));
     let wanted = Arc::clone(&good);
     server.rule(move |arrival| match arrival.header("authorization") {
-        given if given == Some(*wanted.lock().unwrap()) => issuer.issue(Duration::from_secs(2)),
+        given if given == Some(*wanted.lock().unwrap()) => issuer.issue(Duration::from_secs(3600)),
         _ => Answer::status(401).body("{\"error\":\"invalid_client\"}"),
     });
     let replica = site.replica().await;
-    site.publish(Job::many("job", JOBS)).await;
-    site.api.wait_for(50, LONG).await;
-    {
-        let mut good = good.lock().unwrap();
-        fs::write(folder.path().join("client"), "new\n").unwrap();
-        *good = NEW;
-    }
-    super::finished(&site, &replica, JOBS, || issued.taken()).await;
+    site.publish(Job::many("a", EACH)).await;
+    eventually("the jobs are taken", LONG, || issued.taken() == EACH).await;
+    fs::write(folder.path().join("client"), "new\n").unwrap();
+    *good.lock().unwrap() = NEW;
+    issued.revoke();
+    site.publish(Job::many("b", EACH)).await;
+    super::finished(&site, &replica, 2 * EACH, || issued.taken()).await;
     assert!(server.arrivals().iter().any(|request| request.header("authorization") == Some(NEW)));
 }
 
@@ -181,7 +198,7 @@ async fn the_check_asks_for_a_token_and_the_configuration_hides_the_secret() {
     let folder = TempDir::new().unwrap();
     let (server, issued) = (Api::start(), Issued::default());
     let mut site = Site::shared("checked", "rate = '100/s'").await;
-    site.http = client(&server, folder.path());
+    site.http = client(&server, folder.path(), "30s");
     let file = folder.path().join("paced.toml");
     fs::write(&file, site.config()).unwrap();
     let run = async |args: &[&str]| run_cli_in(folder.path(), args, b"").await;
