@@ -6,6 +6,7 @@ use paced::tls::{Tls, TlsOptions};
 use tempfile::TempDir;
 
 use crate::authority::{Authority, put};
+use crate::support::daemon::scratch;
 
 mod broker;
 mod expiry;
@@ -25,16 +26,22 @@ impl Files {
     /// `ca.pem` and `theirs.pem`: the authorities. `server`: for `localhost`. `client`, and `stranger` of the other
     /// authority, and `late`, which has expired: for clients.
     fn new() -> Self {
-        let folder = TempDir::new().unwrap();
-        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-        let path = folder.path();
+        // It goes with this process, also where a static variable has it.
+        let folder = TempDir::new_in(scratch().unwrap()).unwrap();
+        let files = Self { folder, ours: Authority::new("ours"), theirs: Authority::new("theirs") };
+        files.put_all();
+        files
+    }
+
+    /// Puts all files in place, whatever a test has put there.
+    fn put_all(&self) {
+        let (path, ours, theirs) = (self.folder.path(), &self.ours, &self.theirs);
         put(path, "ca.pem", &ours.pem);
         put(path, "theirs.pem", &theirs.pem);
         ours.issue(&["localhost"]).put(path, "server");
         ours.issue(&["paced"]).put(path, "client");
         ours.issue_expired(&["paced"]).put(path, "late");
         theirs.issue(&["paced"]).put(path, "stranger");
-        Self { folder, ours, theirs }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,14 +1,42 @@
 //! RabbitMQ over TLS.
 
 use paced::amqp::{Amqp, Downstream, Error, Options, check_online};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::*;
 use crate::support::daemon::run_cli;
 use crate::support::servers::{Rabbit, free_port};
 use crate::support::unique;
 
-/// A node that listens with TLS on the port too, and wants certificates of its clients.
-pub(super) async fn rabbit(files: &Files) -> (Rabbit, u16) {
+/// A node that listens with TLS on the port too, and wants certificates of its clients; the files are its own.
+pub(super) struct Node {
+    pub(super) files: Files,
+    pub(super) rabbit: Rabbit,
+    pub(super) port: u16,
+}
+
+impl Node {
+    /// The node, which all tests share, each alone and with new files.
+    pub(super) async fn alone() -> MutexGuard<'static, Self> {
+        static NODE: OnceCell<Mutex<Node>> = OnceCell::const_new();
+        let start = async || {
+            let files = Files::new();
+            let (rabbit, port) = rabbit(&files).await;
+            Mutex::new(Self { files, rabbit, port })
+        };
+        let node = NODE.get_or_init(start).await.lock().await;
+        node.files.put_all();
+        node.reads_files().await;
+        node
+    }
+
+    /// Has the node read its files again, for the connections that it accepts from then on.
+    pub(super) async fn reads_files(&self) {
+        self.rabbit.eval("ssl:clear_pem_cache()").await;
+    }
+}
+
+async fn rabbit(files: &Files) -> (Rabbit, u16) {
     let port = free_port();
     let path = |name: &str| files.path(name).display().to_string();
     let lines = format!(
@@ -47,8 +75,8 @@ pub(super) fn options(host: &str, port: u16, tls: Tls) -> Options {
 
 #[tokio::test]
 async fn a_broker_with_a_private_authority_and_certificates_on_both_sides() {
-    let files = Files::new();
-    let (rabbit, port) = rabbit(&files).await;
+    let node = Node::alone().await;
+    let (files, port) = (&node.files, node.port);
     let known = || files.tls("ca.pem", Some("client"));
     let findings = check_online(&options("localhost", port, known())).await;
     assert!(findings.errors.is_empty(), "{:?}", findings.errors);
@@ -78,11 +106,11 @@ async fn a_broker_with_a_private_authority_and_certificates_on_both_sides() {
         let detail = refused(host, port, tls).await;
         assert!(detail.contains(expected), "{expected}: {detail}");
     }
-    let detail = refused("localhost", rabbit.port(), known()).await;
+    let detail = refused("localhost", node.rabbit.port(), known()).await;
     assert!(detail.contains("TLS"), "{detail}");
 
     files.ours.issue_expired(&["localhost"]).put(files.folder.path(), "server");
-    rabbit.ctl(&["eval", "ssl:clear_pem_cache()."]).await;
+    node.reads_files().await;
     let detail = refused("localhost", port, known()).await;
     assert!(detail.contains("the server's certificate expired at 2021-01-01T00:00:00Z"), "{detail}");
 }

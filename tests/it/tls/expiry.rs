@@ -1,12 +1,8 @@
 //! When certificates end: the metric, the log and the check.
 
-use std::time::Duration;
-
 use super::*;
 use crate::support::daemon::{Paced, run_cli};
-use crate::support::{eventually, until};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, eventually, until};
 
 /// 2021-01-01 and 2049-01-01.
 const PAST: f64 = 1_609_459_200.0;
@@ -44,7 +40,7 @@ async fn ends(paced: &Paced) -> [f64; 3] {
 #[tokio::test]
 async fn the_end_of_each_certificate_is_exported_and_logged() {
     let files = Files::new();
-    let paced = Paced::start(&config(&files), &[], &[]).await;
+    let paced = Paced::start(&config(&files), &[], &[("PACED_TEST_HASTE", "10")]).await;
     assert_eq!(ends(&paced).await, [FAR, FAR, PAST]);
     let count = |text: &str| paced.log().iter().filter(|line| line.contains(text)).count();
     assert_eq!(

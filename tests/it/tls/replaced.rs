@@ -1,7 +1,6 @@
 //! Certificates that are replaced while jobs flow, with TLS on every side.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::ALL_VERSIONS;
 
@@ -9,14 +8,13 @@ use super::*;
 use crate::support::api::Api;
 use crate::support::daemon::Paced;
 use crate::support::publish::{self, Job};
-use crate::support::servers::{Redis, free_port};
+use crate::support::servers::{rabbit, redis};
 use crate::support::site::{NAME, compare};
 use crate::support::tls::Front;
-use crate::support::{eventually, unique};
+use crate::support::{LONG, eventually, unique};
 
-const LONG: Duration = Duration::from_secs(60);
 /// More than are sent while certificates are replaced.
-const JOBS: usize = 3000;
+const JOBS: usize = 2000;
 
 /// The server trusts whoever is called so in the test.
 fn front_config(shown: &Authority, trusted: &Authority) -> Arc<rustls::ServerConfig> {
@@ -31,16 +29,9 @@ fn reads(paced: &Paced) -> usize {
 #[tokio::test]
 async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     let files = Files::new();
-    let (rabbit, amqps) = super::broker::rabbit(&files).await;
-    let rediss = free_port();
-    let path = |name: &str| files.path(name).display().to_string();
-    let options = format!(
-        "--tls-port {rediss} --tls-cert-file '{}' --tls-key-file '{}' --tls-ca-cert-file '{}' --tls-auth-clients yes",
-        path("server.pem"),
-        path("server-key.pem"),
-        path("ca.pem")
-    );
-    let _redis = Redis::with(move || options.clone()).await;
+    let rabbit = rabbit().await;
+    let before = async |server| Front::start_with(server, front_config(&files.ours, &files.ours)).await;
+    let (amqps, rediss) = (before(rabbit.port()).await, before(redis().await.port()).await);
     let api = Api::start();
     // The API has files of its own, which are replaced; those of the servers stay.
     let own = Files::new();
@@ -49,21 +40,23 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     let config = format!(
         "[amqp]\nurl = 'amqps://localhost:{amqps}/%2f'\nprefix = '{prefix}'\n[amqp.tls]\n{tls}\
          [store]\nurl = 'rediss://localhost:{rediss}'\nkey_prefix = '{prefix}'\n[store.tls]\n{tls}\
-         [downstreams.{NAME}]\nrate = '60/s'\nconcurrency = 8\n\
+         [downstreams.{NAME}]\nrate = '20/s'\nconcurrency = 8\n\
          [downstreams.{NAME}.http]\nbase_url = 'https://localhost:{front}/'\nmax_connection_age = '500ms'\n\
          [downstreams.{NAME}.tls]\n{own}",
         tls = files.lines(),
+        amqps = amqps.port(),
+        rediss = rediss.port(),
         front = front.port(),
         own = own.lines()
     );
     // No proxy is taken from the environment.
     let nobody = "http://127.0.0.1:1";
-    let envs =
-        [("HTTP_PROXY", nobody), ("HTTPS_PROXY", nobody), ("ALL_PROXY", nobody), ("https_proxy", nobody)];
+    let envs = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "https_proxy"].map(|variable| (variable, nobody));
+    let envs = [&envs[..], &[("PACED_TEST_HASTE", "10")]].concat();
     let paced = Paced::start(&config, &[], &envs).await;
     paced.wait_ready().await;
     publish::publish(&rabbit.url(), &prefix, NAME, Job::many("job", JOBS)).await;
-    eventually("the first jobs", LONG, || api.count() > 50).await;
+    eventually("the first jobs", LONG, || api.count() > 10).await;
 
     // Both authorities are trusted before either side shows a certificate of the new one.
     put(own.folder.path(), "ca.pem", &format!("{}{}", own.ours.pem, own.theirs.pem));
@@ -89,7 +82,7 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     eventually("the old authority is gone", LONG, || reads(&paced) > before).await;
 
     // The rest need not take as long.
-    std::fs::write(paced.config_file(), config.replace("60/s", "1000/s")).unwrap();
+    std::fs::write(paced.config_file(), config.replace("20/s", "1000/s")).unwrap();
     paced.hangup();
     eventually("all jobs", LONG, || api.count() >= JOBS).await;
     assert_eq!(paced.stop().await, 0);

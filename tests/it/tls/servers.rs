@@ -1,36 +1,37 @@
 //! Certificates of the broker and the store, and paced's own for them, that are replaced while jobs flow.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use paced::amqp::{Amqp, Error, check_online};
 use paced::store::{RedisStore, Store as _};
+use tokio::sync::MutexGuard;
 
+use super::broker::Node;
 use super::*;
 use crate::support::api::{Answer, Api, Gate};
 use crate::support::count::Tally;
 use crate::support::daemon::Paced;
 use crate::support::prometheus::Scrape;
 use crate::support::publish::{self, Job};
-use crate::support::servers::{Rabbit, Redis};
+use crate::support::servers::Redis;
 use crate::support::site::{NAME, compare};
-use crate::support::{eventually, unique, until};
+use crate::support::{LONG, eventually, unique, until};
 
-const LONG: Duration = Duration::from_secs(60);
 /// More than are sent while certificates are replaced.
-const JOBS: usize = 3000;
+const JOBS: usize = 1500;
 /// Jobs that flow while the connections to the broker are closed.
 const CUT: usize = 2000;
 /// The most jobs that are sent at once.
 const AT_ONCE: usize = 8;
 /// The most jobs that are held unacked.
 const HELD: usize = 16;
+/// The number of messages that consumers of the node hold unacked.
+const UNACKED: &str = "lists:sum([Count || [{messages_unacknowledged, Count}] <- \
+                       rabbit_channel:info_all([messages_unacknowledged])])";
 
-/// A daemon with its servers, all of which use the same folder of files.
+/// A daemon with its servers, all of which use the files of the node.
 struct Bench {
-    files: Files,
-    rabbit: Rabbit,
-    amqps: u16,
+    node: MutexGuard<'static, Node>,
     redis: Redis,
     rediss: u16,
     api: Api,
@@ -41,28 +42,28 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Self {
-        let files = Files::new();
+        let node = Node::alone().await;
+        let (files, amqps) = (&node.files, node.port);
         let path = files.folder.path();
         put(path, "ours.pem", &files.ours.pem);
         files.ours.issue(&["paced"]).put(path, "old");
-        let (rabbit, amqps) = super::broker::rabbit(&files).await;
-        let (redis, rediss) = super::store::redis(&files).await;
+        let (redis, rediss) = super::store::redis(files).await;
         let (api, prefix) = (Api::start(), unique("servers"));
         let config = format!(
             "[amqp]\nurl = 'amqps://localhost:{amqps}/%2f'\nprefix = '{prefix}'\n[amqp.tls]\n{tls}\
              [store]\nurl = 'rediss://localhost:{rediss}'\nkey_prefix = '{prefix}'\n[store.tls]\n{tls}\
              [admin]\nlisten = '127.0.0.1:0'\n\
-             [downstreams.{NAME}]\nrate = '60/s'\nconcurrency = {AT_ONCE}\nqueue.prefetch = {HELD}\n\
+             [downstreams.{NAME}]\nrate = '20/s'\nconcurrency = {AT_ONCE}\nqueue.prefetch = {HELD}\n\
              http = {{ base_url = '{api}', timeout = '5m' }}\n",
             tls = files.lines(),
             api = api.url(),
         );
-        let paced = Paced::spawn(&config).await;
-        Self { files, rabbit, amqps, redis, rediss, api, prefix, config, paced }
+        let paced = Paced::hasty(&config, 10).await;
+        Self { node, redis, rediss, api, prefix, config, paced }
     }
 
     async fn publish(&self, stem: &str, count: usize) {
-        publish::publish(&self.rabbit.url(), &self.prefix, NAME, Job::many(stem, count)).await;
+        publish::publish(&self.node.rabbit.url(), &self.prefix, NAME, Job::many(stem, count)).await;
     }
 
     /// Has files replaced, and waits until the daemon has read those of both connections again.
@@ -76,8 +77,8 @@ impl Bench {
 
     /// Has both servers read their files again, for the connections that they accept from then on.
     async fn servers_read(&self) {
-        self.rabbit.ctl(&["eval", "ssl:clear_pem_cache()."]).await;
-        let path = |name: &str| self.files.path(name).display().to_string();
+        self.node.reads_files().await;
+        let path = |name: &str| self.node.files.path(name).display().to_string();
         let (certificate, key, authority) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
         let set = ["CONFIG", "SET", "tls-cert-file", &certificate, "tls-key-file", &key];
         self.redis.command(&[&set[..], &["tls-ca-cert-file", &authority]].concat()).await.unwrap();
@@ -85,7 +86,8 @@ impl Bench {
 
     /// Replaces the certificates of all, and their authority, as docs/tls.md tells.
     async fn replace(&self) {
-        let (path, ours, theirs) = (self.files.folder.path(), &self.files.ours, &self.files.theirs);
+        let (path, ours, theirs) =
+            (self.node.files.folder.path(), &self.node.files.ours, &self.node.files.theirs);
         let both = format!("{}{}", ours.pem, theirs.pem);
         self.reads(|| drop(put(path, "ca.pem", &both))).await;
         self.servers_read().await;
@@ -98,18 +100,18 @@ impl Bench {
 
     /// Checks that the servers show the new certificates to new connections, and accept nobody of the old authority.
     async fn only_the_new_ones_connect(&self) {
-        let options = |tls| super::broker::options("localhost", self.amqps, tls);
-        let findings = check_online(&options(self.files.tls("theirs.pem", Some("stranger")))).await;
+        let options = |tls| super::broker::options("localhost", self.node.port, tls);
+        let findings = check_online(&options(self.node.files.tls("theirs.pem", Some("stranger")))).await;
         assert!(findings.errors.is_empty(), "{:?}", findings.errors);
         let url = format!("rediss://localhost:{}", self.rediss);
         let connect = async |tls| RedisStore::connect(&url, super::store::options(tls)).await;
-        let store = connect(self.files.tls("theirs.pem", Some("stranger"))).await.unwrap();
+        let store = connect(self.node.files.tls("theirs.pem", Some("stranger"))).await.unwrap();
         store.ping().await.unwrap();
         for (authority, client, expected) in [
             ("ours.pem", "stranger", "signed by an authority that is not in ca_file"),
             ("theirs.pem", "old", "does not trust the authority of the client certificate"),
         ] {
-            let tls = || self.files.tls(authority, Some(client));
+            let tls = || self.node.files.tls(authority, Some(client));
             let Err(Error::Unreachable { detail, .. }) = Amqp::publishing(options(tls())).await else {
                 panic!("RabbitMQ: {expected}")
             };
@@ -151,7 +153,7 @@ impl Bench {
     async fn cut_the_broker(&self) {
         let count = || self.paced.log().iter().filter(|line| line.contains("consuming again")).count();
         let before = count();
-        self.rabbit.ctl(&["close_all_connections", "certificates"]).await;
+        self.node.rabbit.close_connections("/").await;
         eventually("it consumes again", LONG, || count() > before).await;
     }
 
@@ -165,11 +167,11 @@ impl Bench {
         });
         gate.wait_for(AT_ONCE, LONG).await;
         let answered = self.api.count() - AT_ONCE;
-        let left = (JOBS - answered).to_string();
         let queue = format!("{}.jobs.{NAME}", self.prefix);
         until("the broker has processed every ack", LONG, async || {
-            let told = self.rabbit.ctl(&["-q", "list_queues", "name", "messages"]).await;
-            told.lines().any(|line| line.split_whitespace().eq([queue.as_str(), left.as_str()]))
+            let ready = publish::depth(&self.node.rabbit.url(), &queue).await.unwrap_or_default();
+            let unacked = self.node.rabbit.eval(UNACKED).await.parse::<u32>().unwrap();
+            usize::try_from(ready + unacked).unwrap() == JOBS - answered
         })
         .await;
         let received = self.metric("paced_jobs_received_total").await;
@@ -184,6 +186,15 @@ impl Bench {
         gate.open();
     }
 
+    /// Has the daemon go on with this rate.
+    async fn set_rate(&self, rate: &str) {
+        let count = || self.paced.log().iter().filter(|line| line.contains("configuration reloaded")).count();
+        let before = count();
+        std::fs::write(self.paced.config_file(), self.config.replace("20/s", rate)).unwrap();
+        self.paced.hangup();
+        eventually("the rate is another one", LONG, || count() > before).await;
+    }
+
     /// Compares the jobs of this stem with the requests so far.
     fn tally(&self, stem: &str, count: usize) -> Tally {
         let mut arrivals = self.api.arrivals();
@@ -196,7 +207,7 @@ impl Bench {
 async fn certificates_of_broker_and_store_are_replaced_under_load() {
     let bench = Bench::start().await;
     bench.publish("job", JOBS).await;
-    eventually("the first jobs", LONG, || bench.api.count() > 50).await;
+    eventually("the first jobs", LONG, || bench.api.count() > 10).await;
 
     // Open connections are kept.
     let before = bench.at_the_store().await;
@@ -210,17 +221,18 @@ async fn certificates_of_broker_and_store_are_replaced_under_load() {
     // sent meanwhile is not sent again.
     bench.cut_the_store().await;
     bench.cut_the_broker_while_sending().await;
-    std::fs::write(bench.paced.config_file(), bench.config.replace("60/s", "200/s")).unwrap();
-    bench.paced.hangup();
+    bench.set_rate("1000/s").await;
     eventually("all jobs", LONG, || bench.api.count() >= JOBS).await;
     until("all are settled", LONG, async || bench.metric("paced_jobs_in_flight").await == 0).await;
     assert_eq!(bench.tally("job", JOBS), Tally::default());
 
     // What the API has answered and the broker has not been told of is sent again: at most what is held unacked.
+    bench.set_rate("100/s").await;
     bench.publish("cut", CUT).await;
     eventually("jobs flow", LONG, || bench.api.count() > JOBS + 50).await;
     bench.cut_the_broker().await;
     assert!(bench.api.count() < JOBS + CUT, "jobs flow all the time");
+    bench.set_rate("1000/s").await;
     eventually("all jobs", LONG, || bench.tally("cut", CUT).lost.is_empty()).await;
     assert_eq!(bench.paced.stop().await, 0);
     let tally = bench.tally("cut", CUT);

@@ -7,9 +7,10 @@ use paced::{Shaper, StoreError};
 
 use super::*;
 use crate::support::servers::{Cluster, Redis, free_port};
-use crate::support::{unique, until};
+use crate::support::{LONG, unique, until};
 
-const LONG: Duration = Duration::from_secs(30);
+/// The time-outs of the store; an attempt that meets them is repeated where the test waits.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The options by which a Redis listens with TLS on this port too, and wants certificates of its clients.
 fn listens(files: &Files, port: u16, server: &str) -> String {
@@ -29,7 +30,7 @@ pub(super) async fn redis(files: &Files) -> (Redis, u16) {
 }
 
 pub(super) fn options(tls: Tls) -> RedisOptions {
-    RedisOptions::default().with_timeouts(LONG, LONG).with_key_prefix(unique("tls")).with_tls(tls)
+    RedisOptions::default().with_timeouts(TIMEOUT, TIMEOUT).with_key_prefix(unique("tls")).with_tls(tls)
 }
 
 #[tokio::test]

@@ -4,12 +4,11 @@ use rustls::ALL_VERSIONS;
 use serde_json::Value;
 
 use super::*;
+use crate::support::LONG;
 use crate::support::api::{Answer, Api};
 use crate::support::daemon::{Output, Paced, run_cli_in};
 use crate::support::site::Site;
 use crate::support::tls::Front;
-
-const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Starts a daemon with this table `[admin]` on any port; returns the port too.
 async fn daemon(site: &Site, admin: &str) -> (Paced, u16) {
