@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::support::api::{Answer, Api, Arrival};
 use crate::support::daemon::Paced;
-use crate::support::publish::Job;
-use crate::support::site::{Site, compare};
+use crate::support::publish::{self, Job};
+use crate::support::site::{NAME, Site, compare};
 use crate::support::{LONG, eventually};
 
 mod logins;
@@ -120,42 +120,38 @@ fn has(arrival: &Arrival, token: &str) -> bool {
 
 #[tokio::test]
 async fn a_token_that_is_replaced_while_the_api_takes_both_is_never_refused() {
-    // More than are sent while tokens are replaced.
-    const JOBS: usize = 1500;
     let volume = Volume::new("Bearer 0\n");
-    let (mut site, keeper) = guarded("rotated", "rate = '50/s'\nconcurrency = 1", &volume.token()).await;
+    let (site, keeper) = guarded("rotated", "rate = '200/s'\nconcurrency = 1", &volume.token()).await;
     keeper.take_after(&["Bearer 0"], || ());
     let replica = Paced::hasty(&site.config(), HASTE).await;
-    site.publish(Job::many("job", JOBS)).await;
-    site.api.wait_for(20, LONG).await;
-    let mut old = "Bearer 0".to_owned();
-    for n in 1..=3 {
-        let new = format!("Bearer {n}");
-        keeper.take_after(&[&old, &new], || match n {
-            // As Kubernetes replaces it.
-            1 => volume.put(&format!("{new}\n"), "..2"),
-            // Rewritten where it is, and then replaced by another file.
-            2 => fs::write(fs::canonicalize(volume.token()).unwrap(), format!("{new}\n")).unwrap(),
-            _ => {
-                let other = volume.0.path().join("other");
-                fs::write(&other, format!("{new}\n")).unwrap();
-                fs::rename(other, volume.token()).unwrap();
-            }
-        });
-        // One request is under way at a time, so none with the old token comes after one with the new token.
-        eventually("the new token is used", LONG, || is_used(&site.api, &new)).await;
-        keeper.take_after(&[&new], || ());
-        site.api.wait_for(site.api.count() + 10, LONG).await;
-        old = new;
-    }
-    // The rest need not take as long.
-    site.downstream = "rate = '1000/s'\nconcurrency = 1".to_owned();
-    fs::write(replica.config_file(), site.config()).unwrap();
-    replica.hangup();
-    finished(&site, &replica, JOBS, || keeper.taken()).await;
+    let replace = async {
+        site.api.wait_for(20, LONG).await;
+        let mut old = "Bearer 0".to_owned();
+        for n in 1..=3 {
+            let new = format!("Bearer {n}");
+            keeper.take_after(&[&old, &new], || match n {
+                // As Kubernetes replaces it.
+                1 => volume.put(&format!("{new}\n"), "..2"),
+                // Rewritten where it is, and then replaced by another file.
+                2 => fs::write(fs::canonicalize(volume.token()).unwrap(), format!("{new}\n")).unwrap(),
+                _ => {
+                    let other = volume.0.path().join("other");
+                    fs::write(&other, format!("{new}\n")).unwrap();
+                    fs::rename(other, volume.token()).unwrap();
+                }
+            });
+            // One request is under way at a time, so none with the old token comes after one with the new token.
+            eventually("the new token is used", LONG, || is_used(&site.api, &new)).await;
+            keeper.take_after(&[&new], || ());
+            site.api.wait_for(site.api.count() + 10, LONG).await;
+            old = new;
+        }
+    };
+    let jobs = publish::flow(&site.amqp, &site.prefix, NAME, "job", &site.api, replace).await;
+    finished(&site, &replica, jobs, || keeper.taken()).await;
     assert_eq!(keeper.refused(), 0, "401");
     let arrivals = site.api.arrivals();
-    let tally = compare("job", JOBS, &arrivals);
+    let tally = compare("job", jobs, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
     let with = |token: &str| -> BTreeSet<usize> {
         arrivals.iter().filter(|arrival| has(arrival, token)).map(|arrival| arrival.connection).collect()

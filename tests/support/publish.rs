@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use lapin::options::{
@@ -10,7 +12,8 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 
-use super::apart;
+use super::api::Api;
+use super::{LONG, apart};
 
 /// A message to publish.
 #[derive(Clone, Debug, Default)]
@@ -85,6 +88,29 @@ impl Job {
 /// the broker has confirmed every message.
 pub async fn publish(url: &str, prefix: &str, downstream: &str, jobs: Vec<Job>) {
     publish_to(url, &format!("{prefix}.jobs"), downstream, jobs).await;
+}
+
+/// Publishes jobs with the ids `STEM-0` and on while `change` runs, so that the API is sent jobs all the time; returns how
+/// many they are.
+pub async fn flow(
+    url: &str,
+    prefix: &str,
+    downstream: &str,
+    stem: &str,
+    api: &Api,
+    change: impl Future,
+) -> usize {
+    const BATCH: usize = 50;
+    let (mut change, before, mut count) = (pin!(change), api.count(), 0);
+    loop {
+        let mut jobs = Job::many(stem, count + BATCH);
+        publish(url, prefix, downstream, jobs.split_off(count)).await;
+        count += BATCH;
+        tokio::select! {
+            _ = &mut change => return count,
+            is_low = api.reaches(before + count - BATCH / 2, LONG) => assert!(is_low, "jobs do not flow"),
+        }
+    }
 }
 
 /// As [`publish`], to any exchange.

@@ -27,7 +27,7 @@ fn asked(proxy: &Api) -> BTreeSet<(String, Option<String>)> {
 
 #[tokio::test]
 async fn a_base_url_and_a_proxy_that_are_replaced_lose_no_job() {
-    const EACH: usize = 200;
+    const EACH: usize = 100;
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let site = Site::shared("target", "rate = '200/s'").await;

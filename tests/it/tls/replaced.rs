@@ -7,14 +7,11 @@ use rustls::ALL_VERSIONS;
 use super::*;
 use crate::support::api::Api;
 use crate::support::daemon::Paced;
-use crate::support::publish::{self, Job};
+use crate::support::publish;
 use crate::support::servers::{rabbit, redis};
 use crate::support::site::{NAME, compare};
 use crate::support::tls::Front;
 use crate::support::{LONG, eventually, unique};
-
-/// More than are sent while certificates are replaced.
-const JOBS: usize = 2000;
 
 /// The server trusts whoever is called so in the test.
 fn front_config(shown: &Authority, trusted: &Authority) -> Arc<rustls::ServerConfig> {
@@ -40,7 +37,7 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     let config = format!(
         "[amqp]\nurl = 'amqps://localhost:{amqps}/%2f'\nprefix = '{prefix}'\n[amqp.tls]\n{tls}\
          [store]\nurl = 'rediss://localhost:{rediss}'\nkey_prefix = '{prefix}'\n[store.tls]\n{tls}\
-         [downstreams.{NAME}]\nrate = '20/s'\nconcurrency = 8\n\
+         [downstreams.{NAME}]\nrate = '100/s'\nconcurrency = 8\n\
          [downstreams.{NAME}.http]\nbase_url = 'https://localhost:{front}/'\nmax_connection_age = '500ms'\n\
          [downstreams.{NAME}.tls]\n{own}",
         tls = files.lines(),
@@ -55,37 +52,35 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
     let envs = [&envs[..], &[("PACED_TEST_HASTE", "10")]].concat();
     let paced = Paced::start(&config, &[], &envs).await;
     paced.wait_ready().await;
-    publish::publish(&rabbit.url(), &prefix, NAME, Job::many("job", JOBS)).await;
-    eventually("the first jobs", LONG, || api.count() > 10).await;
+    let replace = async {
+        eventually("the first jobs", LONG, || api.count() > 10).await;
 
-    // Both authorities are trusted before either side shows a certificate of the new one.
-    put(own.folder.path(), "ca.pem", &format!("{}{}", own.ours.pem, own.theirs.pem));
-    eventually("the authorities are read", LONG, || reads(&paced) > 0).await;
-    front.replace(front_config(&own.theirs, &own.ours));
-    eventually("a connection with the server's new certificate", LONG, || front.accepted()[1] > 0).await;
-    // The key follows the certificate after a while in which neither can be used.
-    let client = own.theirs.issue(&["paced"]);
-    put(own.folder.path(), "client.pem", &client.certificate);
-    let told = paced.wait_line("certificates cannot be read again", LONG).await;
-    assert!(told.contains("does not fit the certificate in cert_file"), "{told}");
-    front.replace(front_config(&own.theirs, &own.ours));
-    eventually("the old certificate is still shown", LONG, || front.accepted()[2] > 0).await;
-    // What changes while it is read is read twice.
-    let before = reads(&paced);
-    put(own.folder.path(), "client-key.pem", &client.key);
-    paced.hangup();
-    eventually("the certificate is read", LONG, || reads(&paced) > before).await;
-    front.replace(front_config(&own.theirs, &own.theirs));
-    eventually("a connection with the client's new certificate", LONG, || front.accepted()[3] > 0).await;
-    let before = reads(&paced);
-    put(own.folder.path(), "ca.pem", &own.theirs.pem);
-    eventually("the old authority is gone", LONG, || reads(&paced) > before).await;
-
-    // The rest need not take as long.
-    std::fs::write(paced.config_file(), config.replace("20/s", "1000/s")).unwrap();
-    paced.hangup();
-    eventually("all jobs", LONG, || api.count() >= JOBS).await;
+        // Both authorities are trusted before either side shows a certificate of the new one.
+        put(own.folder.path(), "ca.pem", &format!("{}{}", own.ours.pem, own.theirs.pem));
+        eventually("the authorities are read", LONG, || reads(&paced) > 0).await;
+        front.replace(front_config(&own.theirs, &own.ours));
+        eventually("a connection with the server's new certificate", LONG, || front.accepted()[1] > 0).await;
+        // The key follows the certificate after a while in which neither can be used.
+        let client = own.theirs.issue(&["paced"]);
+        put(own.folder.path(), "client.pem", &client.certificate);
+        let told = paced.wait_line("certificates cannot be read again", LONG).await;
+        assert!(told.contains("does not fit the certificate in cert_file"), "{told}");
+        front.replace(front_config(&own.theirs, &own.ours));
+        eventually("the old certificate is still shown", LONG, || front.accepted()[2] > 0).await;
+        // What changes while it is read is read twice.
+        let before = reads(&paced);
+        put(own.folder.path(), "client-key.pem", &client.key);
+        paced.hangup();
+        eventually("the certificate is read", LONG, || reads(&paced) > before).await;
+        front.replace(front_config(&own.theirs, &own.theirs));
+        eventually("a connection with the client's new certificate", LONG, || front.accepted()[3] > 0).await;
+        let before = reads(&paced);
+        put(own.folder.path(), "ca.pem", &own.theirs.pem);
+        eventually("the old authority is gone", LONG, || reads(&paced) > before).await;
+    };
+    let jobs = publish::flow(&rabbit.url(), &prefix, NAME, "job", &api, replace).await;
+    eventually("all jobs", LONG, || api.count() >= jobs).await;
     assert_eq!(paced.stop().await, 0);
-    let tally = compare("job", JOBS, &api.end());
+    let tally = compare("job", jobs, &api.end());
     assert!(tally.is_clean(), "{tally:?}");
 }

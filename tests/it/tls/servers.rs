@@ -18,9 +18,9 @@ use crate::support::site::{NAME, compare};
 use crate::support::{LONG, eventually, unique, until};
 
 /// More than are sent while certificates are replaced.
-const JOBS: usize = 1500;
+const JOBS: usize = 800;
 /// Jobs that flow while the connections to the broker are closed.
-const CUT: usize = 2000;
+const CUT: usize = 1000;
 /// The most jobs that are sent at once.
 const AT_ONCE: usize = 8;
 /// The most jobs that are held unacked.
@@ -53,7 +53,7 @@ impl Bench {
             "[amqp]\nurl = 'amqps://localhost:{amqps}/%2f'\nprefix = '{prefix}'\n[amqp.tls]\n{tls}\
              [store]\nurl = 'rediss://localhost:{rediss}'\nkey_prefix = '{prefix}'\n[store.tls]\n{tls}\
              [admin]\nlisten = '127.0.0.1:0'\n\
-             [downstreams.{NAME}]\nrate = '20/s'\nconcurrency = {AT_ONCE}\nqueue.prefetch = {HELD}\n\
+             [downstreams.{NAME}]\nrate = '10/s'\nconcurrency = {AT_ONCE}\nqueue.prefetch = {HELD}\n\
              http = {{ base_url = '{api}', timeout = '5m' }}\n",
             tls = files.lines(),
             api = api.url(),
@@ -190,7 +190,7 @@ impl Bench {
     async fn set_rate(&self, rate: &str) {
         let count = || self.paced.log().iter().filter(|line| line.contains("configuration reloaded")).count();
         let before = count();
-        std::fs::write(self.paced.config_file(), self.config.replace("20/s", rate)).unwrap();
+        std::fs::write(self.paced.config_file(), self.config.replace("10/s", rate)).unwrap();
         self.paced.hangup();
         eventually("the rate is another one", LONG, || count() > before).await;
     }
@@ -227,9 +227,9 @@ async fn certificates_of_broker_and_store_are_replaced_under_load() {
     assert_eq!(bench.tally("job", JOBS), Tally::default());
 
     // What the API has answered and the broker has not been told of is sent again: at most what is held unacked.
-    bench.set_rate("100/s").await;
+    bench.set_rate("50/s").await;
     bench.publish("cut", CUT).await;
-    eventually("jobs flow", LONG, || bench.api.count() > JOBS + 50).await;
+    eventually("jobs flow", LONG, || bench.api.count() > JOBS + 20).await;
     bench.cut_the_broker().await;
     assert!(bench.api.count() < JOBS + CUT, "jobs flow all the time");
     bench.set_rate("1000/s").await;
