@@ -28,9 +28,9 @@ mod letter_view;
 mod limit;
 mod place;
 
-/// How often, and how far apart, the queue is polled for letters to return: a second at most, since others may have
+/// How often, and how far apart, the queue is polled for letters to return: ten seconds at most, since others may have
 /// taken some.
-const MAX_POLLS: u32 = 50;
+const MAX_POLLS: u32 = 500;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The dead letters of one downstream, or the messages that reached no downstream's queue.

@@ -170,6 +170,13 @@ impl Publisher {
         self.send(ChannelKind::Routed, exchange, routing_key, properties, body).await
     }
 
+    /// Whether the broker has reported that it accepts nothing at the moment.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.shared.current.borrow().as_ref().is_some_and(|connection| connection.status().blocked())
+    }
+
     /// The largest frame, which the headers must fit.
     pub(super) fn frame_max(&self) -> usize {
         let current = self.shared.current.borrow();

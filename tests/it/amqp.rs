@@ -1,6 +1,7 @@
 //! The broker side against a real RabbitMQ.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +10,7 @@ use lapin::{BasicProperties, Channel};
 use paced::amqp::{Address, Amqp, AmqpSource, Downstream, Options};
 use paced::dispatch::{Delivery, Report, Source};
 use paced::sink::{Receipt, Response};
+use tokio::sync::{Mutex, MutexGuard};
 
 mod check;
 mod dead;
@@ -28,13 +30,20 @@ mod timeouts;
 mod topology;
 mod window;
 
-use crate::support;
 use crate::support::publish::open;
+use crate::support::{self, LONG};
 // Each test has a prefix of its own on the shared servers.
 use crate::support::servers::{Rabbit, rabbit as shared};
 
-/// The longest wait for anything before the test counts as hanging.
-const LONG: Duration = Duration::from_secs(60);
+/// A node for one test at a time, which may stop it, freeze it, or change what it allows, and leaves it as it was.
+async fn rough() -> MutexGuard<'static, Option<Rabbit>> {
+    static NODE: LazyLock<Mutex<Option<Rabbit>>> = LazyLock::new(Mutex::default);
+    let mut node = NODE.lock().await;
+    if node.is_none() {
+        *node = Some(Rabbit::dedicated().await);
+    }
+    node
+}
 
 /// The vhost `/`, for this user and password.
 fn url(rabbit: &Rabbit, login: &str) -> String {
@@ -103,15 +112,19 @@ fn ack(delivery: Delivery) {
     delivery.ticket.ack(Receipt::new(Response::default()), report);
 }
 
+/// Publishes all in their order, and returns when the last one is confirmed.
 async fn publish(amqp: &Amqp, options: &Options, bodies: impl IntoIterator<Item = String>) {
-    let publisher = amqp.publisher();
-    for body in bodies {
+    let (publisher, exchange) = (amqp.publisher(), options.jobs_exchange());
+    let publish = async |body: String| {
         let properties = BasicProperties::default().with_delivery_mode(2);
-        let body = Bytes::from(body);
-        within("a confirm", publisher.publish(&options.jobs_exchange(), "billing", properties, &body))
-            .await
-            .unwrap();
+        publisher.publish(&exchange, "billing", properties, &Bytes::from(body)).await.unwrap();
+    };
+    let mut bodies = bodies.into_iter();
+    // The first one opens the channel, for which the others would not wait in their order.
+    if let Some(first) = bodies.next() {
+        within("a confirm", publish(first)).await;
     }
+    within("the confirms", futures_util::future::join_all(bodies.map(publish))).await;
 }
 
 fn numbered(numbers: std::ops::Range<u32>) -> Vec<String> {

@@ -17,26 +17,28 @@ use crate::support::api::Answer;
 use crate::support::daemon::Paced;
 use crate::support::publish::{self, Job, Taken};
 use crate::support::site::Site;
-use crate::support::{real_now, until};
+use crate::support::{LONG, eventually, real_now, until};
 
 mod cancel;
 mod letters;
 
-const LONG: Duration = Duration::from_secs(60);
 /// The variable that names the point at which a process ends.
 const FAIL_AT: &str = "PACED_TEST_FAIL_AT";
 const JOBS: usize = 10;
-/// How long parked jobs wait: twice in the broker, or more often, since no more than a second of it is held.
-const WAIT: Duration = Duration::from_secs(8);
+/// How many seconds parked jobs wait: twice in the broker, or more often, since no more than a second of it is held. A busy machine
+/// may need a longer wait to bring about what a scene wants.
+const WAITS: [u64; 5] = [4, 8, 16, 32, 64];
 /// How many scenes run at a time.
 const AT_ONCE: usize = 8;
 
 /// The windows of scenes in which a replica is killed.
 const BOTH: &[Window] = &[Window::One, Window::Wide];
 
-/// The certain number of copies.
+/// The number of copies that is certain.
 const NONE: RangeInclusive<usize> = 0..=0;
 const ONE: RangeInclusive<usize> = 1..=1;
+/// An ack leaves a little after it was made: whether it reached the broker before the end is not known.
+const ANY: RangeInclusive<usize> = 0..=1;
 
 /// How many messages a replica may hold unsettled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +75,10 @@ impl Kill {
     }
 
     async fn wait_exit(&self, replica: &Paced) {
-        let exit = replica.wait_exit(LONG).await;
+        self.assert_exit(replica, replica.wait_exit(LONG).await);
+    }
+
+    fn assert_exit(&self, replica: &Paced, exit: i32) {
         assert_eq!(exit, -6, "{self:?}: it was to end there\n{}", replica.log().join("\n"));
     }
 
@@ -129,10 +134,10 @@ async fn left(site: &Site) -> u32 {
     parked(site).await + ready(&site.queue()).await + ready(&format!("{}.home.billing", site.prefix)).await
 }
 
-/// How many jobs wait in the rungs that [`WAIT`] needs.
+/// How many jobs wait in the rungs that [`WAITS`] need.
 async fn parked(site: &Site) -> u32 {
     let mut parked = 0;
-    for seconds in [1, 2, 4] {
+    for seconds in [1, 2, 4, 8, 16, 32] {
         let rung = format!("{}.park.{seconds}s", site.prefix);
         parked += publish::depth(&site.amqp, &rung).await.unwrap_or(0);
     }
@@ -140,8 +145,8 @@ async fn parked(site: &Site) -> u32 {
 }
 
 /// The jobs, for this long from now on.
-fn later() -> Vec<Job> {
-    let at = wall_now().plus(WAIT).0 / 1000;
+fn later(wait: Duration) -> Vec<Job> {
+    let at = wall_now().plus(wait).0 / 1000;
     let later = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at));
     Job::many("job", JOBS).into_iter().map(later).collect()
 }
@@ -176,20 +181,17 @@ async fn a_kill_while_jobs_are_parked_loses_none() {
     let points = [
         ("park:publish=4", NONE),
         ("park:confirmed=4", ONE),
-        ("park:acked=4", ONE),
+        ("park:acked=4", ANY),
         ("home:taken=4", NONE),
         ("park:publish=14", NONE),
         ("park:confirmed=14", ONE),
-        ("park:acked=14", ONE),
+        ("park:acked=14", ANY),
         ("home:taken=14", NONE),
         ("deliver:sent=4", ONE),
-        ("deliver:acked=4", ONE),
+        ("deliver:acked=4", ANY),
     ];
     each(BOTH, &points, async |kill, expected| {
-        let site = kill.site("killpark", "hold_max = '1s'").await;
-        let replica = kill.replica(&site.config()).await;
-        site.publish(later()).await;
-        kill.wait_exit(&replica).await;
+        let site = killed_while_parking(&kill).await;
         finish(&site, &kill, 0).await;
         let arrivals = site.api.arrivals();
         kill.copies("requests", &expected, arrivals.iter().map(|arrival| arrival.id()));
@@ -197,12 +199,30 @@ async fn a_kill_while_jobs_are_parked_loses_none() {
     .await;
 }
 
+/// A site whose replica has ended at the point. Where the machine was so slow that all jobs were sent before it came to
+/// that, they wait for longer on another site.
+async fn killed_while_parking(kill: &Kill) -> Site {
+    for wait in WAITS.map(Duration::from_secs) {
+        let site = kill.site("killpark", "hold_max = '1s'").await;
+        let replica = kill.replica(&site.config()).await;
+        site.publish(later(wait)).await;
+        let is_over = || replica.exited().is_some() || site.api.count() >= JOBS;
+        eventually("the end of the replica, or all requests", wait + LONG, is_over).await;
+        let exit = replica.stop().await;
+        if exit != 0 {
+            kill.assert_exit(&replica, exit);
+            return site;
+        }
+    }
+    panic!("{kill:?}: all jobs were sent before the replica came to the point");
+}
+
 #[tokio::test]
 async fn a_kill_while_a_stopping_replica_parks_loses_none() {
     // In a window of one message a replica has tried one job when it is stopped.
-    let points = [("park:publish", NONE), ("park:confirmed", ONE), ("park:acked", ONE)];
+    let points = [("park:publish", NONE), ("park:confirmed", ONE), ("park:acked", ANY)];
     each(BOTH, &points, async |kill, expected| {
-        let retry = "[downstreams.billing.retry]\nmin_backoff = '5s'\nmax_backoff = '5s'";
+        let retry = "[downstreams.billing.retry]\nmin_backoff = '1s'\nmax_backoff = '1s'";
         let site = kill.site("killstop", retry).await;
         site.api.rule(|_| Answer::status(500));
         let replica = kill.replica(&site.config()).await;
@@ -223,16 +243,17 @@ async fn a_kill_while_a_stopping_replica_parks_loses_none() {
 
 #[tokio::test]
 async fn a_kill_while_jobs_are_delivered_loses_none() {
-    // The API has answered at each of these points.
-    let points = [("reply:publish=4", NONE), ("deliver:sent=4", ONE), ("deliver:acked=4", ONE)];
-    each(BOTH, &points, async |kill, more_replies| {
+    // The API has answered at each of these points. How many more requests there are, and replies:
+    let points =
+        [("reply:publish=4", (ONE, NONE)), ("deliver:sent=4", (ONE, ONE)), ("deliver:acked=4", (ANY, ANY))];
+    each(BOTH, &points, async |kill, (more_requests, more_replies)| {
         let site = kill.site("killdeliver", "").await;
         let replica = kill.replica(&site.config()).await;
         site.publish(with_reply(&site, Job::many("job", JOBS)).await).await;
         kill.wait_exit(&replica).await;
         finish(&site, &kill, 0).await;
         let arrivals = site.api.arrivals();
-        kill.copies("requests", &ONE, arrivals.iter().map(|arrival| arrival.id()));
+        kill.copies("requests", &more_requests, arrivals.iter().map(|arrival| arrival.id()));
         kill.copies("replies", &more_replies, replied(&site).await.iter().map(String::as_str));
     })
     .await;
@@ -240,14 +261,15 @@ async fn a_kill_while_jobs_are_delivered_loses_none() {
 
 #[tokio::test]
 async fn a_kill_while_jobs_are_dead_lettered_loses_none() {
-    // The API has answered at each of these points. First the reply is confirmed, then the letter.
+    // The API has answered at each of these points. First the reply is confirmed, then the letter. How many more requests
+    // there are, replies, and letters:
     let points = [
-        ("reply:publish=4", (NONE, NONE)),
-        ("dead:publish=4", (ONE, NONE)),
-        ("dead:confirmed=4", (ONE, ONE)),
-        ("dead:acked=4", (ONE, ONE)),
+        ("reply:publish=4", (ONE, NONE, NONE)),
+        ("dead:publish=4", (ONE, ONE, NONE)),
+        ("dead:confirmed=4", (ONE, ONE, ONE)),
+        ("dead:acked=4", (ANY, ANY, ANY)),
     ];
-    each(BOTH, &points, async |kill, (more_replies, more_letters)| {
+    each(BOTH, &points, async |kill, (more_requests, more_replies, more_letters)| {
         let site = kill.site("killdead", "").await;
         site.api.rule(|_| Answer::status(404));
         let replica = kill.replica(&site.config()).await;
@@ -255,7 +277,7 @@ async fn a_kill_while_jobs_are_dead_lettered_loses_none() {
         kill.wait_exit(&replica).await;
         finish(&site, &kill, 0).await;
         let arrivals = site.api.arrivals();
-        kill.copies("requests", &ONE, arrivals.iter().map(|arrival| arrival.id()));
+        kill.copies("requests", &more_requests, arrivals.iter().map(|arrival| arrival.id()));
         let letters = publish::drain(&site.amqp, &site.dead_queue()).await;
         kill.copies("letters", &more_letters, letters.iter().map(Taken::id));
         kill.copies("replies", &more_replies, replied(&site).await.iter().map(String::as_str));

@@ -153,6 +153,20 @@ impl Broker {
     }
 }
 
+#[test]
+fn short_jobs_fill_the_whole_window_without_any_wait() {
+    let (mut broker, mut sizes, mut turns) = (Broker::default(), Sizes::default(), 0);
+    while broker.unsettled().all < 1000 {
+        let before = broker.unsettled().all;
+        broker.turn(sizes.target(bounds(1000, true)), 1000, false);
+        broker.fill();
+        assert!(broker.unsettled().all > before, "stuck at {before}");
+        (before..broker.unsettled().all).for_each(|_| sizes.note(KIB));
+        turns += 1;
+    }
+    assert_eq!((broker.unsettled().all, turns), (1000, 4));
+}
+
 proptest! {
     /// Whatever is requested, the unacked messages never exceed the window that was in force when they came.
     #[test]

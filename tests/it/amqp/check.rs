@@ -97,8 +97,7 @@ async fn a_foreign_queue_that_drops_what_comes_back_often_is_warned_of() {
 async fn a_foreign_queue_that_may_not_be_configured_is_warned_of_with_an_if() {
     let rabbit = shared().await;
     let (prefix, user) = (unique("unknown"), unique("user"));
-    rabbit.ctl(&["add_user", &user, "pw"]).await;
-    rabbit.ctl(&["set_permissions", &user, &format!("^{prefix}[.]"), ".*", ".*"]).await;
+    rabbit.add_user(&user, "pw", [&format!("^{prefix}[.]"), ".*", ".*"]).await;
     let mut options = options(rabbit, &prefix);
     options.address = url(rabbit, &format!("{user}:pw")).parse().unwrap();
     let (_connection, channel) = open(&rabbit.url()).await;

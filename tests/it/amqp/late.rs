@@ -25,19 +25,19 @@ fn about(method: [u8; 6], queue: &str) -> Vec<u8> {
 
 /// A relay between paced and the broker, which holds back the broker's answers once a certain method is called for the
 /// first time.
-struct Relay {
+pub(super) struct Relay {
     question: Vec<u8>,
     /// Whether the method was called, so that the answer is held back.
     asked: watch::Sender<bool>,
     /// Whether another method was called after that.
     went_on: watch::Sender<bool>,
-    let_through: watch::Sender<bool>,
+    pub(super) let_through: watch::Sender<bool>,
     first: AtomicBool,
 }
 
 impl Relay {
     /// Starts the relay; returns its port.
-    async fn start(broker: u16, question: Vec<u8>) -> (Arc<Self>, u16) {
+    pub(super) async fn start(broker: u16, question: Vec<u8>) -> (Arc<Self>, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let relay = Arc::new(Self {
@@ -105,6 +105,16 @@ impl Relay {
     }
 }
 
+/// Lets more time pass than the time-out for an answer, second by second, as it is counted so.
+async fn outlast_the_timeout() {
+    tokio::time::pause();
+    for _ in 0..15 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::yield_now().await;
+    }
+    tokio::time::resume();
+}
+
 /// The broker grants a consumer after the call was given up: no job may be delivered to it.
 #[tokio::test]
 async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
@@ -119,10 +129,7 @@ async fn a_consumer_that_is_granted_too_late_takes_no_jobs() {
     let (_connection, channel) = open(&rabbit.url()).await;
     until("the broker's consent", async || consumers(&channel, "granted.jobs.billing").await == 1).await;
     assert!(!amqp.is_ready());
-    // This is longer than the time-out for an answer.
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(11)).await;
-    tokio::time::resume();
+    outlast_the_timeout().await;
     within("another question", relay.went_on.subscribe().wait_for(|went_on| *went_on)).await.unwrap();
     relay.let_through.send_replace(true);
     within("the consumer", amqp.ready()).await;
@@ -146,10 +153,7 @@ async fn a_late_declaration_leaves_no_channel() {
     let _source = amqp.source("billing").unwrap();
     within("the declaration", relay.asked.subscribe().wait_for(|asked| *asked)).await.unwrap();
     let (_connection, _channel) = open(&url).await;
-    // This is longer than the time-out for an answer.
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(11)).await;
-    tokio::time::resume();
+    outlast_the_timeout().await;
     within("another question", relay.went_on.subscribe().wait_for(|went_on| *went_on)).await.unwrap();
     assert!(!amqp.is_ready());
     relay.let_through.send_replace(true);

@@ -3,6 +3,8 @@ use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 
 use super::*;
+use crate::support::proxy::Proxy;
+use crate::support::servers::free_port;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_queue_is_declared_and_consumed_again() {
@@ -56,17 +58,18 @@ async fn a_missing_downstream_holds_up_no_other() {
 }
 
 /// Whatever happens to the connections, every confirmed job is delivered, and none is lost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn losses_are_survived() {
-    let rabbit = Rabbit::dedicated().await;
-    let options = options(&rabbit, "loss");
+    let node = rough().await;
+    let rabbit = node.as_ref().unwrap();
+    let options = options(rabbit, "loss");
     let (amqp, mut source) = consuming(options.clone()).await;
 
     // The broker closes every connection.
     publish(&amqp, &options, numbered(0..5)).await;
     let held = take(&mut source, 5).await;
     assert!(held.iter().all(|delivery| delivery.ticket.is_live()));
-    rabbit.ctl(&["close_all_connections", "test"]).await;
+    rabbit.close_connections("/").await;
     until("the loss to be seen", async || held.iter().all(|delivery| !delivery.ticket.is_live())).await;
     // Settling a message that is not live any more does nothing.
     held.into_iter().for_each(ack);
@@ -105,25 +108,29 @@ async fn losses_are_survived() {
     // The node hangs: its sockets stay open, and only missing heartbeats show it. Closing does not hang either. With
     // the sixteenth message, the last one, the window grows, which does not delay the end.
     rabbit.freeze();
-    let begun = crate::support::real_now();
+    // Only time-outs can happen now, so their seconds may pass at once.
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
     source.close().await;
     while within("the end", source.next()).await.is_some() {}
     assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
     assert!(!within("the shutdown", amqp.shutdown(Duration::from_secs(5))).await, "nothing was taken in");
+    tokio::time::resume();
     rabbit.thaw();
 }
 
 /// Jobs are consumed once the broker is up, however late that is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_may_come_late() {
-    let rabbit = Rabbit::down().await;
-    let options = options(&rabbit, "late");
+    let port = free_port();
+    let mut options = options(shared().await, "late");
+    options.address = format!("amqp://guest:guest@127.0.0.1:{port}").parse().unwrap();
     let amqp = Arc::new(Amqp::start(options.clone()));
     let mut source = amqp.source("billing").unwrap();
     let refused = Amqp::publishing(options.clone()).await.unwrap_err();
     assert!(refused.is_unreachable(), "{refused}");
     assert!(!refused.to_string().contains("guest"), "{refused}");
-    rabbit.start().await;
+    let _broker = Proxy::start_on(port, shared().await.port(), Duration::ZERO).unwrap();
     within("the consumer", amqp.ready()).await;
     publish(&amqp, &options, ["x".to_owned()]).await;
     ack(next(&mut source).await);
@@ -160,17 +167,22 @@ async fn a_peer_that_never_answers_is_given_up() {
 }
 
 /// A broker that is slow to stop the consumer still takes the acks of the drain.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn what_is_acked_after_a_slow_cancel_is_not_delivered_again() {
-    let rabbit = Rabbit::dedicated().await;
-    let options = options(&rabbit, "slow");
+    let rabbit = shared().await;
+    let proxy = Proxy::start(rabbit.port(), Duration::ZERO).unwrap();
+    let mut options = options(rabbit, "slow");
+    options.address = format!("amqp://guest:guest@127.0.0.1:{}", proxy.port()).parse().unwrap();
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, numbered(0..5)).await;
     let held = take(&mut source, 5).await;
-    rabbit.freeze();
+    proxy.silence();
+    // Only the time-out can happen now.
+    tokio::time::pause();
     source.close().await;
     assert!(within("the end", source.next()).await.is_none());
-    rabbit.thaw();
+    tokio::time::resume();
+    proxy.restore();
     assert!(held.iter().all(|delivery| delivery.ticket.is_live()), "the drain goes on");
     held.into_iter().for_each(ack);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);

@@ -59,10 +59,16 @@ async fn a_parked_job_comes_back_as_it_was() {
         .with_correlation_id("c".into())
         .with_reply_to("replies.r".into())
         // It is shorter than the stay, and must not end it.
-        .with_expiration("1000".into());
+        .with_expiration("500".into());
     let body = Bytes::from_static(b"body");
-    amqp.publisher().publish(&options.jobs_exchange(), "billing.eu", properties, &body).await.unwrap();
-    let delivery = next(&mut source).await;
+    let mut delivery = None;
+    // On a busy machine it may expire before it is taken.
+    while delivery.is_none() {
+        let (publisher, properties) = (amqp.publisher(), properties.clone());
+        publisher.publish(&options.jobs_exchange(), "billing.eu", properties, &body).await.unwrap();
+        delivery = tokio::time::timeout(Duration::from_secs(5), source.next()).await.ok();
+    }
+    let delivery = delivery.unwrap().unwrap();
     assert_eq!(delivery.stay, None, "it was not parked by paced");
     let id = Some("0199".to_owned());
     let stay = Stay {
@@ -72,14 +78,16 @@ async fn a_parked_job_comes_back_as_it_was() {
         refused: 1,
         unreadable: 1,
         assigned_id: id.clone(),
-        ..stay(Duration::from_secs(4))
+        ..stay(2000 * UNIT)
     };
     let parked_at = wall_now();
     park(delivery, stay.clone()).await;
+    let left = stay.until.since(wall_now());
 
     let home = next(&mut source).await;
     let stayed = wall_now().since(parked_at);
-    assert!(stayed >= 2048 * UNIT, "it stayed for {stayed:?}");
+    // The longest stay that leaves five units of the wait is a power of two, and so more than a half of that.
+    assert!(stayed >= left.saturating_sub(5 * UNIT) / 2, "it stayed for {stayed:?} of {left:?}");
     let millis = |at: Micros| Micros((at.0 + 999) / 1000 * 1000);
     let expected = Stay { until: millis(stay.until), assigned_id: None, ..stay };
     assert_eq!(home.stay, Some(expected));
@@ -108,20 +116,32 @@ async fn a_parked_job_comes_back_as_it_was() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_for_the_same_time_come_home_in_order() {
-    let options = scaled(shared().await, "sametime");
-    let (amqp, mut source) = consuming(options.clone()).await;
-    publish(&amqp, &options, numbered(0..100)).await;
-    let deliveries = take(&mut source, 100).await;
-    let stay = stay(Duration::from_millis(1500));
-    // The calls have the order, and nothing is awaited between them.
-    let parked: Vec<_> = deliveries.into_iter().map(|delivery| delivery.ticket.park(stay.clone())).collect();
-    for parked in parked {
-        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    // The broker keeps the order of those that stay equally long. Where the machine is so slow that the last ones have less
+    // left than the first ones' stay takes, it is tried again.
+    for attempt in 0..10 {
+        let options = scaled(shared().await, &format!("sametime{attempt}"));
+        let (amqp, mut source) = consuming(options.clone()).await;
+        publish(&amqp, &options, numbered(0..100)).await;
+        let deliveries = take(&mut source, 100).await;
+        let stay = stay(2000 * UNIT);
+        // The calls have the order, and nothing is awaited between them.
+        let parked: Vec<_> =
+            deliveries.into_iter().map(|delivery| delivery.ticket.park(stay.clone())).collect();
+        for parked in parked {
+            assert!(matches!(within("the confirm", parked).await, Parked::Done));
+        }
+        let stay_equally_long = stay.until.since(wall_now()) >= (1024 + 5) * UNIT;
+        let home = take(&mut source, 100).await;
+        if stay_equally_long {
+            assert_eq!(bodies(&home), numbered(0..100));
+        }
+        home.into_iter().for_each(ack);
+        assert!(amqp.shutdown(LONG).await);
+        if stay_equally_long {
+            return;
+        }
     }
-    let home = take(&mut source, 100).await;
-    assert_eq!(bodies(&home), numbered(0..100));
-    home.into_iter().for_each(ack);
-    assert!(amqp.shutdown(LONG).await);
+    panic!("it takes more than a second to park a hundred jobs");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,14 +168,14 @@ async fn jobs_are_parked_while_the_window_is_small() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rung_that_was_deleted_is_declared_again() {
     let rabbit = shared().await;
-    let options = scaled(rabbit, "deleted");
+    let options = scaled(rabbit, "lostrung");
     let (amqp, mut source) = consuming(options.clone()).await;
     publish(&amqp, &options, numbered(0..2)).await;
     let mut deliveries = take(&mut source, 2).await;
     let wait = Duration::from_secs(10_000);
     park(deliveries.pop().unwrap(), stay(wait)).await;
     let (_connection, channel) = open(&rabbit.url()).await;
-    let rung = "deleted.park.4194304s";
+    let rung = "lostrung.park.4194304s";
     channel.exchange_delete(rung.into(), Default::default()).await.unwrap();
     channel.queue_delete(rung.into(), Default::default()).await.unwrap();
     park(deliveries.pop().unwrap(), stay(wait)).await;

@@ -39,7 +39,19 @@ async fn grant(rabbit: &Rabbit, user: &str, prefix: &str) -> String {
                 }
             })
             .collect();
-        rabbit.ctl(&words.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        // What rabbitmqctl calls for these commands.
+        let (call, arguments) = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["add_user", user, password] => ("add_user", vec![user, password]),
+            ["set_permissions", user, configure, write, read] => {
+                ("set_permissions", vec![user, "/", configure, write, read])
+            }
+            ["set_topic_permissions", user, exchange, write, read] => {
+                ("set_topic_permissions", vec![user, "/", exchange, write, read])
+            }
+            ref other => panic!("docs/rabbitmq.md: {other:?}"),
+        };
+        let arguments: String = arguments.iter().map(|text| format!("<<\"{text}\">>, ")).collect();
+        rabbit.eval(&format!("rabbit_auth_backend_internal:{call}({arguments}<<\"test\">>)")).await;
     }
     format!("{name}:PASSWORD")
 }
@@ -171,12 +183,11 @@ async fn each_right_that_is_documented_is_needed_or_its_lack_is_said() {
     let everything = options(rabbit, &prefix);
     shut(within("declarations", Amqp::publishing(everything.clone())).await.unwrap()).await;
     let user = unique("less");
-    rabbit.ctl(&["add_user", &user, "pw"]).await;
     let mut options = as_user(rabbit, &everything, &format!("{user}:pw"));
     options.declare = false;
     let own = format!("^{prefix}[.]");
 
-    rabbit.ctl(&["set_permissions", &user, "^$", "^$", &own]).await;
+    rabbit.add_user(&user, "pw", ["^$", "^$", &own]).await;
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, []);
     let [Warning::NoParking { missing }, Warning::MayNotPublish { detail }] = &findings.warnings[..] else {
@@ -186,7 +197,7 @@ async fn each_right_that_is_documented_is_needed_or_its_lack_is_said() {
     assert_eq!(missing[..2], [format!("{prefix}.home"), format!("{prefix}.home.billing")]);
     assert_eq!(missing.len(), 2 + 18, "each rung from 32 s on: {missing:?}");
 
-    rabbit.ctl(&["set_permissions", &user, "^$", "^amq[.]default$", &format!("^{prefix}[.]dead[.]")]).await;
+    rabbit.set_rights("/", &user, ["^$", "^amq[.]default$", &format!("^{prefix}[.]dead[.]")]).await;
     let findings = within("the check", check_online(&options)).await;
     let [paced::amqp::Error::Refused { what, .. }] = &findings.errors[..] else {
         panic!("{:?}", findings.errors)
@@ -206,15 +217,12 @@ async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning
     let rabbit = shared().await;
     let mut site = Site::shared("degraded", "rate = '500/s'").await;
     site.api.rule(|arrival| Answer::status(if arrival.id() == "job-7" { 400 } else { 200 }));
-    site.publish(vec![]).await;
-    let replica = site.replica().await;
-    assert_eq!(replica.stop().await, 0, "now all is declared");
+    site.declare().await;
 
     // amqp.declare is true, but the user may only consume the jobs and publish dead letters.
     let user = unique("degraded");
-    rabbit.ctl(&["add_user", &user, "pw"]).await;
     let read = format!("^{}[.]jobs[.]", site.prefix);
-    rabbit.ctl(&["set_permissions", &user, "^$", "^amq[.]default$", &read]).await;
+    rabbit.add_user(&user, "pw", ["^$", "^amq[.]default$", &read]).await;
     site.publish(Job::many("job", 50)).await;
     let own = std::mem::replace(&mut site.amqp, url(rabbit, &format!("{user}:pw")));
     let replica = site.replica().await;
@@ -223,9 +231,9 @@ async fn what_may_not_be_declared_or_looked_at_is_used_as_it_is_with_one_warning
     site.amqp = own;
     let dead = site.dead(1, LONG).await;
     assert_eq!(dead.len(), 1);
+    assert_eq!(replica.stop().await, 0);
     let log = replica.log();
     let warned = log.iter().filter(|line| line.contains("WARN") && line.contains("not allowed"));
     // One warning is about the shared exchanges, one about the downstream's own queues, and one about parking.
     assert_eq!(warned.count(), 3, "{}", log.join("\n"));
-    assert_eq!(replica.stop().await, 0);
 }

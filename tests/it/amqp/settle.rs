@@ -282,23 +282,23 @@ async fn a_ticket_dropped_unsettled_gives_its_message_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_that_reads_nothing_does_not_hold_the_job() {
     let rabbit = shared().await;
-    let options = options(rabbit, "unread");
+    let options = options(rabbit, "noreader");
     let (amqp, mut source) = consuming(options.clone()).await;
     let (_connection, channel) = open(&rabbit.url()).await;
     let mut arguments = Table::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
     arguments.insert("x-overflow".into(), text("reject-publish"));
-    channel.queue_declare("unread.inbox".into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+    channel.queue_declare("noreader.inbox".into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
     let publisher = amqp.publisher();
-    publisher.publish("", "unread.inbox", BasicProperties::default(), &Bytes::new()).await.unwrap();
-    let properties = BasicProperties::default().with_reply_to("unread.inbox".into());
+    publisher.publish("", "noreader.inbox", BasicProperties::default(), &Bytes::new()).await.unwrap();
+    let properties = BasicProperties::default().with_reply_to("noreader.inbox".into());
     publisher.publish(&options.jobs_exchange(), "billing", properties, &Bytes::new()).await.unwrap();
     let delivery = next(&mut source).await;
     within("the end of the reply", delivery.ticket.reply(&Response::default())).await;
     assert!(delivery.ticket.is_live());
     ack(delivery);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
-    assert_eq!(depth(&channel, "unread.inbox").await, 1);
+    assert_eq!(depth(&channel, "noreader.inbox").await, 1);
 }
 
 /// Intake would refuse this name, which costs the channel each time.
@@ -312,21 +312,25 @@ async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobo
     publisher.publish(&options.jobs_exchange(), "billing", killer, &Bytes::new()).await.unwrap();
     let delivery = next(&mut source).await;
     let response = Response::default();
-    let mut others = 0;
     let empty = Bytes::new();
     {
         let ending = within("the end of the reply", delivery.ticket.reply(&response));
         let mut ending = std::pin::pin!(ending);
-        loop {
+        let mut is_over = false;
+        // The last one begins before the end, too.
+        while !is_over {
             let other = publisher.publish("", "killer.dead.billing", BasicProperties::default(), &empty);
-            tokio::select! {
-                () = &mut ending => break,
-                sent = other => sent.expect("others go on"),
-            }
-            others += 1;
+            let mut other = std::pin::pin!(other);
+            let sent = tokio::select! {
+                () = &mut ending => {
+                    is_over = true;
+                    within("a confirm", other).await
+                }
+                sent = &mut other => sent,
+            };
+            sent.expect("others go on");
         }
     }
-    assert!(others > 0, "others go on");
     assert!(delivery.ticket.is_live(), "the connection is not lost");
     ack(delivery);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);

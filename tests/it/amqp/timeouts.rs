@@ -25,14 +25,20 @@ async fn consumers_of_quorum_queues_have_a_timeout_of_their_own_whoever_declared
         within("the consumers", amqp.ready()).await;
         let mut consumers = String::new();
         until("the consumers of all queues", async || {
-            consumers = rabbit.ctl(&["-q", "list_consumers", "queue_name", "arguments"]).await;
-            consumers.lines().filter(|line| line.starts_with("timeouts.")).count() == 6
+            consumers = rabbit
+                .eval(
+                    "[{Queue, lists:keymember(<<\"x-consumer-timeout\">>, 1, proplists:get_value(arguments, Consumer))} \
+                     || Consumer <- rabbit_amqqueue:consumers_all(<<\"/\">>), \
+                     {resource, _, queue, <<\"timeouts.\", Queue/binary>>} \
+                     <- [proplists:get_value(queue_name, Consumer)]]",
+                )
+                .await;
+            consumers.matches("{<<").count() == 6
         })
         .await;
         for queue in ["jobs.billing", "home.billing", "theirs", "home.theirs", "home.classic"] {
-            let queue = format!("timeouts.{queue}");
-            let line = consumers.lines().find(|line| line.split_whitespace().next() == Some(&queue)).unwrap();
-            assert!(line.contains("x-consumer-timeout"), "declare = {declare}: {line}");
+            let has_one = format!("{{<<\"{queue}\">>,true}}");
+            assert!(consumers.contains(&has_one), "declare = {declare}, {queue}: {consumers}");
         }
         // A broker that knows the time-out refuses it for this one, which is consumed without.
         let body = Bytes::from_static(b"classic");

@@ -95,8 +95,7 @@ async fn a_wrong_login_is_told_from_a_missing_broker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_without_permissions_is_told_which() {
     let rabbit = shared().await;
-    rabbit.ctl(&["add_user", "limited", "pw"]).await;
-    rabbit.ctl(&["set_permissions", "limited", "^$", ".*", ".*"]).await;
+    rabbit.add_user("limited", "pw", ["^$", ".*", ".*"]).await;
     let mut options = options(rabbit, "limited");
     options.address = url(rabbit, "limited:pw").parse().unwrap();
     let error = Amqp::publishing(options.clone()).await.unwrap_err();

@@ -71,7 +71,7 @@ async fn publish_all(amqp: &Amqp, options: &Options, bodies: impl Iterator<Item 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_jobs_fill_the_whole_window_within_two_seconds() {
+async fn short_jobs_fill_the_whole_window_although_none_is_settled() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "fullwindow");
     options.downstreams[0].prefetch = 1000;
@@ -84,11 +84,8 @@ async fn short_jobs_fill_the_whole_window_within_two_seconds() {
     let amqp = Amqp::start(options);
     let mut source = amqp.source("billing").unwrap();
     within("the consumer", amqp.ready()).await;
-    let start = tokio::time::Instant::now();
     // Nothing is settled, so the sizes alone make the window grow.
     let held = take(&mut source, 1000).await;
-    let taken = start.elapsed();
-    assert!(taken < Duration::from_secs(2), "{taken:?}");
     until("no more than the window", async || depth(&channel, "fullwindow.jobs.billing").await == 200).await;
     drop(held);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
@@ -116,11 +113,18 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
             }
         }
         // Some are settled all the while: messages that are neither ready nor acked are unacked.
-        let unacked = JOBS - acked - depth(&channel, "toggles.jobs.billing").await;
-        most = most.max(unacked);
-        assert!(unacked <= u32::from(WIDE), "{unacked} after {toggle} changes");
+        let mut look = async || {
+            let unacked = JOBS - acked - depth(&channel, "toggles.jobs.billing").await;
+            most = most.max(unacked);
+            assert!(unacked <= u32::from(WIDE), "{unacked} after {toggle} changes");
+            most > 20
+        };
+        if toggle % 2 == 0 {
+            look().await;
+        } else {
+            until("a wide window", look).await;
+        }
     }
-    assert!(most > 20, "the window was never wide: {most}");
     drop(held);
     drop(source);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);

@@ -9,8 +9,6 @@ use super::*;
 
 /// A command has one letter at hand at a time, so that the window of replicas does not matter.
 const COMMAND: &[Window] = &[Window::One];
-/// Whether the last ack reached the broker is not known.
-const ANY: RangeInclusive<usize> = 0..=1;
 
 /// Runs `paced dead`, which ends at the point.
 async fn killed_command(site: &Site, kill: &Kill, args: &[&str]) {
@@ -50,8 +48,7 @@ async fn a_kill_while_unroutable_messages_are_replayed_loses_none() {
     let points = [("replay:publish=4", NONE), ("replay:confirmed=4", ONE), ("letter:removed=4", ANY)];
     each(COMMAND, &points, async |kill, expected| {
         let site = kill.site("killlost", "").await;
-        let replica = site.replica().await;
-        assert_eq!(replica.stop().await, 0);
+        site.declare().await;
         publish::publish(&site.amqp, &site.prefix, "biling", Job::many("job", JOBS)).await;
         let queue = format!("{}.unroutable", site.prefix);
         site.depth(&queue, u32::try_from(JOBS).unwrap(), LONG).await;
@@ -73,8 +70,7 @@ async fn a_kill_while_letters_are_purged_removes_no_others() {
     let points = [("purge:remove=4", 7..=8), ("letter:removed=4", 6..=7)];
     each(COMMAND, &points, async |kill, left| {
         let site = kill.site("killpurge", "").await;
-        let replica = site.replica().await;
-        assert_eq!(replica.stop().await, 0);
+        site.declare().await;
         let letter = |reason: &'static str| move |job: Job| job.header("paced-reason", reason);
         let doomed = Job::many("job", JOBS).into_iter().map(letter("status"));
         let others = Job::many("other", JOBS).into_iter().map(letter("expired"));
