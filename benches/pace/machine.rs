@@ -27,7 +27,7 @@ pub async fn describe(stage: &Stage) -> Result<Machine, String> {
         ("memory", format!("{} GiB", kib.unwrap_or(0) >> 20)),
         ("kernel", format!("Linux {}", kernel.trim())),
         ("Redis", redis.to_owned()),
-        ("RabbitMQ", format!("{}, one scheduler", stage.rabbit.ctl(&["version"]).await.trim())),
+        ("RabbitMQ", format!("{}, one scheduler", stage.rabbit.version().await)),
         ("rustc", output("rustc", &["--version"])?.trim_start_matches("rustc ").to_owned()),
     ]))
 }

@@ -28,9 +28,9 @@ mod letter_view;
 mod limit;
 mod place;
 
-/// How often, and how far apart, the queue is polled for letters to return: ten seconds at most, since others may have
-/// taken some.
-const MAX_POLLS: u32 = 500;
+/// How often, and how far apart, the queue is polled for letters to return: five seconds at most, since others may
+/// have taken some.
+const MAX_POLLS: u32 = 250;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The dead letters of one downstream, or the messages that reached no downstream's queue.
@@ -298,8 +298,8 @@ impl DeadLetters {
             }
             progress(&tally);
         }
-        held.give_back_all().await?;
-        self.settle(start.saturating_sub(removed)).await?;
+        let there = held.give_back_all().await?;
+        self.settle(there.saturating_sub(removed)).await?;
         Ok(tally)
     }
 

@@ -1,15 +1,12 @@
 //! SIGHUP: the real daemon reads its configuration again.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use crate::support::api::{Answer, Gate};
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::site::{Site, compare};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, eventually};
 
 /// The site's configuration, with edits.
 fn edited(site: &Site, edits: &[(&str, &str)]) -> String {
@@ -24,8 +21,7 @@ async fn reload(paced: &Paced, config: &str, end: &str) -> Vec<Value> {
     let before = paced.log().len();
     std::fs::write(paced.config_file(), config).unwrap();
     paced.hangup();
-    crate::support::eventually(end, LONG, || paced.log()[before..].iter().any(|line| line.contains(end)))
-        .await;
+    eventually(end, LONG, || paced.log()[before..].iter().any(|line| line.contains(end))).await;
     paced.log()[before..].iter().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -42,11 +38,11 @@ async fn a_new_rate_counts_at_once_and_nothing_is_lost() {
     let paced = site.replica().await;
     site.publish(Job::many("job", 300)).await;
     site.api.wait_for(2, LONG).await;
-    let faster = edited(&site, &[("'2/s'", "'200/s'")]);
+    let faster = edited(&site, &[("'2/s'", "'1000/s'")]);
     let lines = reload(&paced, &faster, DONE).await;
     assert_eq!(all(&lines, "INFO", "changed"), ["downstreams.billing.rate"], "{lines:?}");
     // At the old rate they would take two and a half minutes.
-    let arrivals = site.api.wait_for(300, Duration::from_secs(20)).await;
+    let arrivals = site.api.wait_for(300, LONG).await;
     assert!(compare("job", 300, &arrivals).is_clean());
     let lines = reload(&paced, &faster, DONE).await;
     assert!(lines.iter().any(|line| line["message"].as_str().unwrap().contains("nothing in it changed")));
@@ -66,7 +62,7 @@ async fn who_had_few_jobs_in_hand_takes_as_many_as_the_new_rate_needs() {
         move |_| Answer::ok().gated(&gate)
     });
     reload(&paced, &edited(&site, &[("'1/h'", "'1000/s'")]), DONE).await;
-    crate::support::eventually("many are sent at once", LONG, || site.api.in_flight() == 64).await;
+    eventually("many are sent at once", LONG, || site.api.in_flight() == 64).await;
     gate.open();
     let arrivals = site.api.wait_for(100, LONG).await;
     assert!(compare("job", 100, &arrivals).is_clean());
@@ -94,10 +90,8 @@ async fn with_any_mistake_the_old_configuration_stays() {
     std::fs::remove_file(paced.config_file()).unwrap();
     let before = paced.log().len();
     paced.hangup();
-    crate::support::eventually("told", LONG, || {
-        paced.log()[before..].iter().any(|line| line.contains("cannot be read"))
-    })
-    .await;
+    eventually("told", LONG, || paced.log()[before..].iter().any(|line| line.contains("cannot be read")))
+        .await;
     let lines = reload(&paced, &edited(&site, &[("'200/s'", "'100/s'")]), DONE).await;
     assert_eq!(all(&lines, "INFO", "changed"), ["downstreams.billing.rate"]);
     assert_eq!(paced.stop().await, 0);

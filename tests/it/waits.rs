@@ -5,12 +5,12 @@ use std::time::Duration;
 use lapin::types::AMQPValue;
 use paced::time::wall_now;
 
+use crate::pace::{logging, slots};
 use crate::support::api::Answer;
+use crate::support::daemon::Paced;
 use crate::support::publish::{self, Job};
 use crate::support::site::Site;
-use crate::support::until;
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{LONG, until};
 
 /// The present time, in ms since the epoch.
 fn now() -> u64 {
@@ -23,92 +23,81 @@ fn made_at(mut job: Job, seconds: u64) -> Job {
     job
 }
 
+/// Asserts that the slots of all jobs lie within this many seconds of the time at which they were made. The replicas have
+/// ended. A second is allowed for what they know of the store's clock.
+#[track_caller]
+fn assert_in_time(replicas: &[&Paced], count: usize, made: u64, within: u64) {
+    let slots = slots(replicas);
+    assert_eq!(slots.len(), count);
+    let bound = (made + within + 1) * 1_000_000;
+    let last = slots.last().copied().unwrap_or_default();
+    assert!(last <= bound, "the last slot is {} us late", last - bound);
+}
+
 #[tokio::test]
 async fn with_a_backlog_of_thrice_the_longest_wait_each_job_goes_in_time_or_is_refused() {
-    let site = Site::shared("maxwait", "rate = '20/s'\nmax_wait = '4s'").await;
-    let replicas = [site.replica().await, site.replica().await];
+    let site = Site::shared("maxwait", "rate = '40/s'\nmax_wait = '2s'").await;
+    let replicas = [logging(&site.config()).await, logging(&site.config()).await];
     let made = now() / 1000;
     let jobs = Job::many("job", 240).into_iter().map(|job| made_at(job, made)).collect();
     site.publish(jobs).await;
     site.depth(&site.queue(), 0, LONG).await;
-    let bound = (made + 4 + 2) * 1000;
     let settled = || async {
         let dead = publish::depth(&site.amqp, &site.dead_queue()).await.unwrap_or(0);
         (site.api.count() + usize::try_from(dead).unwrap() == 240).then_some(dead)
     };
     let dead = crate::support::poll(LONG, settled).await.expect("each is released or refused, once");
     let arrivals = site.api.arrivals();
-    assert!((50..=101).contains(&arrivals.len()), "{} in 4 to 5 s at 20/s", arrivals.len());
-    for arrival in &arrivals {
-        let at = u64::try_from(arrival.wall.0 / 1000).unwrap();
-        assert!(at <= bound, "{} {} ms late", arrival.id(), at - bound);
-    }
+    assert!(arrivals.len() <= 121, "{} in 2 to 3 s at 40/s", arrivals.len());
     for letter in site.dead(dead, LONG).await {
         assert_eq!(letter.headers["paced-reason"], "queue-full");
         assert!(letter.headers["paced-detail"].contains("try again in "), "{:?}", letter.headers);
-        let at: u64 = letter.headers["paced-dead-at"].parse().unwrap();
-        assert!(at <= bound, "{} ms late", at - bound);
     }
-    for replica in replicas {
+    for replica in &replicas {
         assert_eq!(replica.stop().await, 0);
     }
+    assert_in_time(&replicas.each_ref(), arrivals.len(), made, 2);
 }
 
-/// Jobs behind the window are seen once there is room for them, and most of them are too late by then. So in the end dead
-/// letters are made as fast as the broker takes them.
+/// Jobs behind the window are seen once there is room for them, and most of them are too late by then.
 #[tokio::test]
 async fn with_a_backlog_that_is_longer_than_the_window_each_job_goes_in_time_or_is_refused() {
-    const JOBS: usize = 4500;
+    const JOBS: usize = 1500;
     for prefetch in [100, 1000] {
         let site = Site::shared(
             "behind",
-            &format!("rate = '300/s'\nmax_wait = '5s'\n[downstreams.billing.queue]\nprefetch = {prefetch}"),
+            &format!("rate = '300/s'\nmax_wait = '2s'\n[downstreams.billing.queue]\nprefetch = {prefetch}"),
         )
         .await;
-        let replica = site.replica().await;
+        let replica = logging(&site.config()).await;
         let made = now() / 1000;
         site.publish(Job::many("job", JOBS).into_iter().map(|job| made_at(job, made)).collect()).await;
-        let bound = (made + 5 + 2) * 1000;
         let dead = async || publish::depth(&site.amqp, &site.dead_queue()).await.unwrap_or(0);
-        until("the first letters", LONG, async || dead().await > 0).await;
-        let (first, since) = (dead().await, now());
         until("each job to be released or refused", LONG, async || {
             site.api.count() + usize::try_from(dead().await).unwrap() >= JOBS
         })
         .await;
-        let (settled, last) = (now(), dead().await);
-        let took = settled - since;
-        eprintln!(
-            "a window of {prefetch}: {} letters in {took} ms, {} a second; all settled {} ms before the bound",
-            last - first,
-            u64::from(last - first) * 1000 / took.max(1),
-            i128::from(bound) - i128::from(settled)
-        );
-        assert!(settled <= bound, "a window of {prefetch}: settled {} ms late", settled - bound);
         let arrivals = site.api.arrivals();
-        assert!((900..=1501).contains(&arrivals.len()), "{} in 4 to 5 s at 300/s", arrivals.len());
-        for arrival in &arrivals {
-            let at = u64::try_from(arrival.wall.0 / 1000).unwrap();
-            assert!(at <= bound, "{} {} ms late", arrival.id(), at - bound);
-        }
-        let letters = site.dead(last, LONG).await;
+        assert!(arrivals.len() <= 901, "a window of {prefetch}: {} in 2 to 3 s at 300/s", arrivals.len());
+        let letters = site.dead(dead().await, LONG).await;
         assert!(letters.iter().all(|letter| letter.headers["paced-reason"] == "queue-full"));
         let ids = arrivals.iter().map(|arrival| arrival.id()).chain(letters.iter().map(publish::Taken::id));
         assert_eq!(ids.collect::<std::collections::BTreeSet<_>>().len(), JOBS);
         assert_eq!(arrivals.len() + letters.len(), JOBS, "each is released or refused, once");
         assert_eq!(replica.stop().await, 0);
+        assert_in_time(&[&replica], arrivals.len(), made, 2);
     }
 }
 
 #[tokio::test]
 async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
-    let site = Site::shared("pausewait", "rate = '100/s'\nmax_wait = '3s'").await;
-    site.api.script("/", [Answer::status(429).header("retry-after", 30)]);
+    let site = Site::shared("pausewait", "rate = '100/s'\nmax_wait = '1s'").await;
+    site.api.script("/", [Answer::status(429).header("retry-after", 300)]);
     let replica = site.replica().await;
     site.publish(Job::many("first", 1)).await;
     site.api.wait_for(1, LONG).await;
     replica.wait_line("paused", LONG).await;
-    let at = i64::try_from(now() + 1000).unwrap();
+    let at = i64::try_from(now() + 300).unwrap();
     let reply_to = format!("replies-{}", site.prefix);
     let (connection, channel) = publish::open(&site.amqp).await;
     let options = lapin::options::QueueDeclareOptions::default();
@@ -117,16 +106,16 @@ async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
     waits.properties = waits.properties.with_reply_to(reply_to.as_str().into());
     let expires = Job::new("expires").header_value("paced-deadline", AMQPValue::LongLongInt(at));
     site.publish(vec![waits, expires]).await;
-    let mut letters = site.dead(2, Duration::from_secs(20)).await;
-    letters.sort_by_key(|letter| letter.headers["paced-dead-at"].parse::<i64>().unwrap());
-    let reasons: Vec<&str> = letters.iter().map(|letter| letter.headers["paced-reason"].as_str()).collect();
-    assert_eq!(reasons, ["expired", "queue-full"]);
+    let mut letters = site.dead(2, LONG).await;
+    letters.sort_by(|one, other| one.id().cmp(other.id()));
+    let reasons = letters.iter().map(|letter| (letter.id(), letter.headers["paced-reason"].as_str()));
+    assert_eq!(reasons.collect::<Vec<_>>(), [("expires", "expired"), ("waits", "queue-full")]);
     let replies = publish::drain(&site.amqp, &reply_to).await;
     let reply: serde_json::Value = serde_json::from_slice(&replies[0].body).unwrap();
     assert!(reply["body"].as_str().unwrap().starts_with("queue-full: "), "{reply}");
     assert_eq!(reply["status"], 0);
     let after: u64 = reply["headers"]["retry-after"].as_str().unwrap().parse().unwrap();
-    assert!((15..=30).contains(&after), "the rest of the pause: {after}");
+    assert!((100..=300).contains(&after), "the rest of the pause: {after}");
     connection.close(200, "OK".into()).await.unwrap();
     assert_eq!(site.api.count(), 1, "the pause is not over");
     assert_eq!(replica.stop().await, 0);
@@ -134,16 +123,16 @@ async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
 
 #[tokio::test]
 async fn an_answer_of_success_can_mean_that_the_api_throttles() {
-    let when = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 1\nmax_backoff = '1s'\n\
+    let when = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 1\nmin_backoff = '10ms'\nmax_backoff = '20ms'\n\
                 when = { pointer = '/error/code', equals = 'rate_limited' }";
     let site = Site::shared("bodywhen", when).await;
     let slow_down = || Answer::ok().body(r#"{"error": {"code": "rate_limited"}}"#);
-    site.api.script("/", [slow_down(), slow_down().header("retry-after", 2), Answer::ok().body("{}")]);
+    site.api.script("/", [slow_down(), slow_down().header("retry-after", 1), Answer::ok().body("{}")]);
     let replica = site.replica().await;
     site.publish(Job::many("job", 1)).await;
     let arrivals = site.api.wait_for(3, LONG).await;
     let pause = arrivals[2].wall.since(arrivals[1].wall);
-    assert!(pause >= Duration::from_secs(2), "{pause:?}");
+    assert!(pause >= Duration::from_secs(1), "{pause:?}");
     assert_eq!(replica.stop().await, 0);
     assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(0));
     assert_eq!(publish::depth(&site.amqp, &site.queue()).await, Some(0), "it was delivered in the end");
@@ -206,16 +195,18 @@ async fn a_full_queue_is_told_to_the_publisher() {
     let fits = site.cli(&["publish", "billing", "--count", "10", "--body", "x"]).await;
     assert_eq!(fits.code, 0, "{}", fits.stderr);
     // A quorum queue learns of its length a little late.
+    let mut published = 10;
     until("the queue to be full", LONG, async || {
         let more = site.cli(&["-o", "json", "publish", "billing", "--count", "3", "--body", "x"]).await;
         assert!(more.code == 0 || more.stderr.contains("the queue is full"), "{}", more.stderr);
+        let report: serde_json::Value = serde_json::from_str(&more.stdout).unwrap();
+        published += u32::try_from(report["published"].as_u64().unwrap()).unwrap();
         more.code == 1
     })
     .await;
-    let depth = publish::depth(&site.amqp, &site.queue()).await.unwrap();
-    assert!((10..=40).contains(&depth), "{depth}");
+    site.depth(&site.queue(), published, LONG).await;
     let replica = site.replica().await;
-    site.api.wait_for(usize::try_from(depth).unwrap(), LONG).await;
+    site.api.wait_for(usize::try_from(published).unwrap(), LONG).await;
     site.depth(&site.queue(), 0, LONG).await;
     let fits = site.cli(&["publish", "billing", "--count", "1", "--body", "x"]).await;
     assert_eq!(fits.code, 0, "there is room again: {}", fits.stderr);
@@ -225,8 +216,7 @@ async fn a_full_queue_is_told_to_the_publisher() {
 #[tokio::test]
 async fn a_queue_with_other_arguments_is_used_as_it_is() {
     let mut site = Site::shared("asitis", "rate = '100/s'").await;
-    let replica = site.replica().await;
-    assert_eq!(replica.stop().await, 0);
+    site.declare().await;
     let clean = site.cli(&["check", "--online"]).await;
     assert!(!clean.stderr.contains("other arguments"), "{}", clean.stderr);
     site.downstream = "rate = '100/s'\n[downstreams.billing.queue]\nmax_length = 1000".to_owned();
@@ -235,9 +225,9 @@ async fn a_queue_with_other_arguments_is_used_as_it_is() {
     assert!(warned.contains(&site.queue()) && warned.contains("x-max-length"), "{warned}");
     site.publish(Job::many("job", 20)).await;
     site.api.wait_for(20, LONG).await;
+    assert_eq!(replica.stop().await, 0);
     let found = replica.log().iter().filter(|line| line.contains("exists with other arguments")).count();
     assert_eq!(found, 1, "one warning");
-    assert_eq!(replica.stop().await, 0);
     let check = site.cli(&["check", "--online"]).await;
     assert_eq!(check.code, 0, "{}", check.stderr);
     let told = format!("{}{}", check.stdout, check.stderr);
@@ -249,10 +239,10 @@ async fn a_queue_with_other_arguments_is_used_as_it_is() {
 #[tokio::test]
 async fn a_job_becomes_too_old_to_be_tried_again_in_a_pause() {
     let retry =
-        "rate = '100/s'\n[downstreams.billing.retry]\nmax_age = '5s'\nmin_backoff = '1s'\nmax_backoff = '1s'";
+        "rate = '100/s'\n[downstreams.billing.retry]\nmax_age = '2s'\nmin_backoff = '1s'\nmax_backoff = '1s'";
     let site = Site::shared("tooold", retry).await;
     site.api.rule(|arrival| match arrival.id() {
-        "pauses" => Answer::status(429).header("retry-after", 40),
+        "pauses" => Answer::status(429).header("retry-after", 120),
         _ => Answer::status(500),
     });
     let replica = site.replica().await;
@@ -260,11 +250,11 @@ async fn a_job_becomes_too_old_to_be_tried_again_in_a_pause() {
     site.api.wait_for(1, LONG).await;
     site.publish(vec![Job::new("pauses")]).await;
     // The one that pauses would be too old at the end of the pause, and is dead at once.
-    let letters = site.dead(2, Duration::from_secs(20)).await;
+    let letters = site.dead(2, LONG).await;
     let is_tried = |letter: &&publish::Taken| letter.headers["paced-status"] == "500";
     let detail =
         letters.iter().find(|letter| !is_tried(letter)).map(|letter| &letter.headers["paced-detail"]);
-    assert!(detail.is_some_and(|detail| detail.contains("retry.max_age (5s)")), "{letters:?}");
+    assert!(detail.is_some_and(|detail| detail.contains("retry.max_age (2s)")), "{letters:?}");
     assert!(letters.iter().all(|letter| letter.headers["paced-reason"] == "attempts-exhausted"));
     assert_eq!(replica.stop().await, 0);
 }

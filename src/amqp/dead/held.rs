@@ -29,7 +29,7 @@ pub(super) struct HeldLetters<'a> {
     connection: &'a Connection,
     place: &'a Place,
     queue: String,
-    /// The number of letters at the start.
+    /// The number of letters at the start: as the queue counted, until it turns out to have fewer.
     pub(super) found: u32,
     seen: u32,
     /// The channels, in the order of the letters that they hold; never empty.
@@ -66,7 +66,11 @@ impl<'a> HeldLetters<'a> {
         let Some(group) = self.groups.last_mut() else { return Ok(None) };
         let get = group.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
         let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
-        let Some(delivery) = got else { return Ok(None) };
+        let Some(delivery) = got else {
+            // The count of a quorum queue lags behind its acks, and others may have taken some.
+            self.found = self.seen;
+            return Ok(None);
+        };
         self.seen += 1;
         group.tags.push(delivery.delivery_tag);
         self.returned_before = delivery.redelivered;
@@ -87,14 +91,15 @@ impl<'a> HeldLetters<'a> {
         }
     }
 
-    /// Gives back the letters that are held, in their order, and returns when the queue has all of them and every ack.
+    /// Gives back the letters that are held, in their order, and returns when the queue has all of them and every ack; the
+    /// result is the number of letters that were there.
     ///
     /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came back,
     /// and delivers these first. So the others in that list are taken as well, and given back after ours.
     ///
     /// One channel after another gives back its letters and asks the queue for its count. The queue has received what
     /// that channel gave back by the time it answers, since each group is small enough to be passed on at once.
-    pub(super) async fn give_back_all(mut self) -> Result<(), Error> {
+    pub(super) async fn give_back_all(mut self) -> Result<u32, Error> {
         let mut more = MAX_OTHERS;
         let holds = self.groups.iter().any(|group| !group.tags.is_empty());
         while holds
@@ -116,7 +121,7 @@ impl<'a> HeldLetters<'a> {
         for Group { channel, .. } in &self.groups {
             ask("closing a channel", channel.close(200, "OK".into())).await?;
         }
-        Ok(())
+        Ok(self.found)
     }
 }
 

@@ -46,15 +46,6 @@ impl Rabbit {
         Self::try_with(lines).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A node for the caller alone that is not up yet: [`Rabbit::start`] starts it for the first time.
-    pub async fn down() -> Self {
-        let eval = free_port();
-        let server = super::super::blocking(move || Self::server("", eval))
-            .await
-            .unwrap_or_else(|error| panic!("{error}"));
-        Self { server: Arc::new(server), eval }
-    }
-
     async fn try_with(lines: String) -> Result<Self, String> {
         let eval = free_port();
         let server = launch(move || Self::server(&lines, eval)).await?;
