@@ -99,6 +99,7 @@ impl<'a> Pair<'a> {
                 Op::Flush => {
                     let _alone = self.scripts.write().await;
                     self.redis.command(&["SCRIPT", "FLUSH"]).await.unwrap();
+                    self.tally.count("flushed", 1);
                 }
                 _ => {
                     let told =

@@ -168,23 +168,26 @@ fn op() -> impl Strategy<Value = Op> {
     let lead =
         prop_oneof![Just(Span::Micros(0)), Just(Span::Micros(20_000)), (0_i64..150).prop_map(Span::Periods)];
     prop_oneof![
-        8 => (in_lanes(), ahead(), lead, lease(), prop::option::weighted(0.4, asks())).prop_map(
+        64 => (in_lanes(), ahead(), lead, lease(), prop::option::weighted(0.4, asks())).prop_map(
             |(jobs, ahead, lead, lease, asker)| Op::Lanes { jobs, ahead, lead, lease, asker },
         ),
-        10 => (jobs(), ahead(), lease(), shared, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
+        80 => (jobs(), ahead(), lease(), shared, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
             |(jobs, ahead, lease, shared, asker, policing)| {
                 Op::Reserve { jobs, ahead, lease, shared: shared.filter(|_| lease.is_none()), asker, policing }
             },
         ),
-        10 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
-        11 => (prop::sample::select(vec![0, 0, 0, 1, 2, 5]), prop::bool::weighted(0.3))
+        80 => (jobs(), prop::bool::weighted(0.8)).prop_map(|(jobs, policing)| Op::Check { jobs, policing }),
+        88 => (prop::sample::select(vec![0, 0, 0, 1, 2, 5]), prop::bool::weighted(0.3))
             .prop_map(|(back, is_unused)| Op::Cancel { back, is_unused }),
-        2 => Just(Op::Reset),
-        1 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
+        16 => Just(Op::Reset),
+        8 => (0_u8..16).prop_map(|limits| Op::Restart { limits }),
+        // Every script is compiled again after it, which takes longer than hundreds of calls.
         1 => Just(Op::Flush),
-        1 => Just(Op::Swap),
-        3 => change().prop_map(Op::Record),
+        8 => Just(Op::Swap),
+        24 => change().prop_map(Op::Record),
     ]
+    // A tree of this many kinds is large, and is moved often.
+    .boxed()
 }
 
 fn change() -> impl Strategy<Value = Option<Change<'static>>> {
