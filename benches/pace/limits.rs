@@ -33,7 +33,9 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          Memory is what Redis counts (used_memory) for 100 000 keys of 12 bytes on a server of its own, by key: \
          name, state, TTL and all overhead; each but the downstream's record has a TTL. The time in Redis of a call is \
          what Redis counts of it (commandstats), with 8 in flight, before 2 000 of the bare script; that of 1 024 \
-         jobs is of the slowest of five sets: each algorithm that counts alone, and six limits together.",
+         jobs is of the slowest of five sets: each algorithm that counts alone, and six limits together; \
+         that of lanes without room is of the slower of a full log and a full sliding window, in which jobs of cost \
+         5 000 find none.",
     );
     for run in 1..=stage.runs {
         eprintln!("  limits, run {run}: in memory");

@@ -1,10 +1,11 @@
 //! The time that one call takes inside of Redis, as Redis counts it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use paced::limit::{Calendar, Costs, Edges, calendar};
-use paced::store::{Asker, Lane, Lanes, Reserve, Scope};
+use paced::store::{Asker, Lane, Lanes, Reserve, Scope, TombstoneCall};
 use paced::{Limit, LimitSet, RedisOptions, RedisStore, Store as _};
 use redis::aio::MultiplexedConnection;
 
@@ -27,6 +28,9 @@ const SHARED: Row =
     row("1 024 lanes of one tenant, in Redis", "1 024 lanes of one tenant / bare", 0, LONGEST);
 const FULL: Row =
     row("1 024 jobs, the slowest set, in Redis", "1 024 jobs, the slowest set / bare", 0, LONGEST);
+
+const NO_ROOM: Row = row("1 024 lanes without room, in Redis", "1 024 lanes without room / bare", 0, LONGEST);
+const CANCELLED: Row = row("1 000 jobs cancelled, in Redis", "1 000 jobs cancelled / bare", 0, LONGEST);
 
 /// The bound is 20 ms: a call must end long before a client stops waiting for it.
 const LONGEST: Option<[f64; 2]> = Some([20_000.0, 4000.0]);
@@ -84,6 +88,8 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
         }
     }
     note(section, FULL, slowest);
+    note(section, NO_ROOM, without_room(stage, &mut bare).await?);
+    note(section, CANCELLED, cancelled(stage, &mut bare).await?);
     section.note(COLUMN, BARE, median(&bare.took));
     Ok(())
 }
@@ -210,6 +216,62 @@ async fn in_lanes(
             return Err(format!("{} of {jobs} jobs of lanes have a slot", first.slots.len()));
         }
         runs.push([timed(stage, &store, call, calls).await?, bare.timed(stage).await?]);
+    }
+    Beside::of(&runs)
+}
+
+/// Calls that take nothing, for jobs of lanes of their own: a log or a window is full. The slower one counts.
+async fn without_room(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> {
+    let lane = set(vec![pace()?])?;
+    let keys: Vec<[String; 1]> = (0..MOST).map(|lane| [format!("lane-{lane}")]).collect();
+    let keys: Vec<[&str; 1]> = keys.iter().map(|keys| keys.each_ref().map(String::as_str)).collect();
+    let all: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
+    let of: Vec<Option<u16>> = (0..MOST).map(|lane| u16::try_from(lane).ok()).collect();
+    let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD });
+    let slow = || Limit::leaky_bucket("pace", "100/s".parse().map_err(said)?, 1).map_err(said);
+    let scope = Scope { downstream: "inside", key: "" };
+    let mut slowest = Beside::default();
+    for full in [
+        Limit::sliding_log("log", 10_000, AHEAD).map_err(said)?,
+        Limit::sliding_window("buckets", 10_000, Duration::from_secs(120), 120).map_err(said)?,
+    ] {
+        let limits = set(vec![slow()?, full])?;
+        let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
+        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+        for _ in 0..10 {
+            store
+                .reserve(Reserve::new(scope, &limits, Costs::Each(&[1; 1000]), AHEAD))
+                .await
+                .map_err(said)?;
+        }
+        let costs = vec![5000; MOST];
+        let call = Reserve { lanes, ..Reserve::new(scope, &limits, Costs::Each(&costs), Duration::ZERO) };
+        let mut runs = Vec::new();
+        for _ in 0..3 {
+            runs.push([timed(stage, &store, call, 20).await?, bare.timed(stage).await?]);
+        }
+        let took = Beside::of(&runs)?;
+        if took.ratio > slowest.ratio {
+            slowest = took;
+        }
+    }
+    Ok(slowest)
+}
+
+/// Calls that cancel 1 000 jobs each, where up to 60 000 are cancelled.
+async fn cancelled(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> {
+    let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
+    let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+    let mut runs = Vec::new();
+    for run in 0..3 {
+        let before = spent(stage).await?;
+        for call in 0..20 {
+            let first = 1000 * (20 * run + call);
+            let ids: Vec<Arc<str>> = (first..first + 1000).map(|id| format!("job-{id}").into()).collect();
+            let call = TombstoneCall::Cancel { ids: &ids, span: AHEAD };
+            store.tombstones("inside", call).await.map_err(said)?;
+        }
+        runs.push([per_call(before, spent(stage).await?), bare.timed(stage).await?]);
     }
     Beside::of(&runs)
 }

@@ -123,6 +123,16 @@ impl RedisStore {
         self.with_test_clock(clock)
     }
 
+    /// Has each round of a loop in the scripts call ECHO, so that Redis counts the rounds. It serves tests of how much
+    /// work a call is there.
+    #[cfg(feature = "failpoints")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn counting_rounds(mut self) -> Self {
+        self.scripts = Scripts::counting_rounds();
+        self
+    }
+
     /// The raw value of a state as text: its letter, then its numbers.
     #[doc(hidden)]
     #[must_use]

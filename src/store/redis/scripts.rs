@@ -31,10 +31,12 @@ type Kinds = usize;
 #[derive(Debug)]
 struct ByKinds {
     main: &'static str,
-    /// Whether clocks that step back are corrected for.
-    steps: bool,
+    adapt: Adapt,
     scripts: [OnceLock<Script>; 16],
 }
+
+/// What is changed in the source of each script: nothing, but for tests.
+type Adapt = fn(String) -> String;
 
 /// All scripts.
 #[derive(Debug)]
@@ -70,13 +72,13 @@ impl<'a> Call<'a> {
 }
 
 impl ByKinds {
-    fn new(main: &'static str, steps: bool) -> Self {
-        Self { main, steps, scripts: Default::default() }
+    fn new(main: &'static str, adapt: Adapt) -> Self {
+        Self { main, adapt, scripts: Default::default() }
     }
 
     fn of<'l>(&self, limits: impl IntoIterator<Item = &'l Limit>) -> &Script {
         let kinds = limits.into_iter().fold(0, |kinds, limit| kinds | kind(limit));
-        self.scripts[kinds].get_or_init(|| script(&compose(kinds, self.main), self.steps))
+        self.scripts[kinds].get_or_init(|| Script::new(&(self.adapt)(compose(kinds, self.main))))
     }
 }
 
@@ -135,35 +137,41 @@ pub(super) fn preloaded() -> [String; 6] {
 /// The line of the scripts that sets the tolerance for steps of the clock.
 const STEP: &str = "local STEP = 100000";
 
-fn script(source: &str, steps: bool) -> Script {
-    if steps { Script::new(source) } else { Script::new(&source.replace(STEP, "local STEP = math.huge")) }
-}
-
 impl Scripts {
     pub(super) fn new() -> Self {
-        Self::with(true)
+        Self::with(|source| source)
     }
 
     /// The scripts for instants that are taken as they are.
     pub(super) fn without_steps() -> Self {
-        Self::with(false)
+        Self::with(|source| source.replace(STEP, "local STEP = math.huge"))
     }
 
-    fn with(steps: bool) -> Self {
-        let [one, many, one_turns, many_turns, _, record] = preloaded().map(|source| script(&source, steps));
+    /// The scripts with a call of ECHO in each round of a loop.
+    #[cfg(feature = "failpoints")]
+    pub(super) fn counting_rounds() -> Self {
+        const COUNT: &str = " redis.call('ECHO', '')\n";
+        Self::with(|source| {
+            source.replace(" do\n", &format!(" do{COUNT}")).replace(" repeat\n", &format!(" repeat{COUNT}"))
+        })
+    }
+
+    fn with(adapt: Adapt) -> Self {
+        let script = |source| Script::new(&adapt(source));
+        let [one, many, one_turns, many_turns, _, record] = preloaded().map(script);
         let mixed = [format!("{FAST}{MIXED}"), format!("{TURNS}{FAST}{MIXED}")];
-        let [mixed, mixed_turns] = mixed.map(|source| script(&source, steps));
+        let [mixed, mixed_turns] = mixed.map(script);
         Self {
             fast: [[one, many, mixed], [one_turns, many_turns, mixed_turns]],
-            reserve: ByKinds::new(RESERVE, steps),
-            lanes: ByKinds::new(LANES, steps),
-            cancel: ByKinds::new(include_str!("lua/cancel.lua"), steps),
-            reset: ByKinds::new(include_str!("lua/reset.lua"), steps),
-            restart: ByKinds::new(include_str!("lua/restart.lua"), steps),
+            reserve: ByKinds::new(RESERVE, adapt),
+            lanes: ByKinds::new(LANES, adapt),
+            cancel: ByKinds::new(include_str!("lua/cancel.lua"), adapt),
+            reset: ByKinds::new(include_str!("lua/reset.lua"), adapt),
+            restart: ByKinds::new(include_str!("lua/restart.lua"), adapt),
             record,
-            tombstones: script(&compose(0, include_str!("lua/tombstones.lua")), steps),
-            summaries: script(&compose(0, include_str!("lua/summaries.lua")), steps),
-            parked: script(&compose(0, include_str!("lua/parked.lua")), steps),
+            tombstones: script(compose(0, include_str!("lua/tombstones.lua"))),
+            summaries: script(compose(0, include_str!("lua/summaries.lua"))),
+            parked: script(compose(0, include_str!("lua/parked.lua"))),
         }
     }
 
