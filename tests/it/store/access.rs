@@ -11,8 +11,9 @@ use paced::time::Micros;
 use paced::{RedisOptions, RedisStore, StoreError};
 
 use super::record::attentive;
+use crate::support::LONG;
 use crate::support::publish::Job;
-use crate::support::servers::{Cluster, Redis, Sentinels};
+use crate::support::servers::{self, Redis, Sentinels};
 use crate::support::site::{Site, compare};
 
 const DOCS: &str = include_str!("../../../docs/redis.md");
@@ -193,7 +194,7 @@ async fn receives_changes(url: &str) {
     for downstream in ["a", "b", "c", "d"] {
         let mut changes = attentive(&one, &two, downstream).await;
         two.update_record(downstream, Change::Pause { span: None, note: "" }).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(10), changes.next()).await.expect("the pause is heard");
+        tokio::time::timeout(LONG, changes.next()).await.expect("the pause is heard");
     }
 }
 
@@ -220,7 +221,7 @@ async fn changes_are_heard_with_the_rights_that_are_documented() {
 
 #[tokio::test]
 async fn the_rights_are_enough_in_a_cluster() {
-    let cluster = Cluster::dedicated().await;
+    let cluster = servers::cluster().await;
     let words = documented("paced", "paced");
     for node in &cluster.nodes {
         grant(node, &words).await;
@@ -259,13 +260,13 @@ async fn rights_that_are_missing_and_not_needed_are_warned_of_once() {
     site.store = redis.url().replace("redis://", "redis://paced:PASSWORD@");
     let replica = site.replica().await;
     site.publish(Job::many("job", 50)).await;
-    let arrivals = site.api.wait_for(50, Duration::from_secs(60)).await;
+    let arrivals = site.api.wait_for(50, LONG).await;
     assert!(compare("job", 50, &arrivals).is_clean());
-    replica.wait_line("seen with the next call only", Duration::from_secs(30)).await;
+    replica.wait_line("seen with the next call only", LONG).await;
     // The connection breaks, and another one is opened, which causes no second warning.
     redis.command(&["CLIENT", "KILL", "TYPE", "normal"]).await.ok();
     site.publish(Job::many("more", 50)).await;
-    site.api.wait_for(100, Duration::from_secs(60)).await;
+    site.api.wait_for(100, LONG).await;
     let log = replica.log();
     for warning in ["grant +info", "seen with the next call only"] {
         let count = log.iter().filter(|line| line.contains("WARN") && line.contains(warning)).count();

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Reserve, Scope, Store};
-use paced::{RedisOptions, RedisStore, StoreError};
+use paced::{RedisStore, StoreError};
 
-use super::failover::keep_asking;
+use super::failover::{fail, keep_asking};
 use super::patient;
-use crate::support::poll;
 use crate::support::publish::Job;
-use crate::support::servers::{Cluster, Redis};
+use crate::support::servers::{self, Cluster, Redis};
 use crate::support::site::{Site, compare};
+use crate::support::{LONG, poll};
 
 fn limits(burst: u32) -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), burst).unwrap()]).unwrap()
@@ -36,7 +36,7 @@ async fn keys(cluster: &Cluster) -> BTreeMap<usize, Vec<String>> {
 
 #[tokio::test]
 async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
-    let cluster = Cluster::dedicated().await;
+    let cluster = servers::cluster().await;
     // One seed is enough, and it may be a replica.
     let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[4].port());
     let store = RedisStore::connect(&url, patient()).await.unwrap();
@@ -47,7 +47,7 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
         let expected: Vec<_> = (0..3).map(|k| reserved.now.plus(Duration::from_millis(50) * k)).collect();
         assert_eq!(reserved.slots, expected, "{name}");
     }
-    let keys = keys(&cluster).await;
+    let keys = keys(cluster).await;
     assert!(keys.values().all(|keys| keys.len() >= 4), "all three take part: {keys:?}");
     for name in &names {
         let tag = format!("{{{name}}}");
@@ -72,7 +72,7 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await.unwrap();
     let port = to.port().to_string();
     let names = ["paced:{downstream-0}:record", "paced:{downstream-0}:l:rate"];
-    let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+    let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "60000", "KEYS"];
     words.extend(names);
     from.command(&words).await.unwrap();
     // While the slots are moving the call has not run, and may be repeated.
@@ -105,7 +105,12 @@ async fn a_master_that_is_killed_is_followed_by_its_replica_and_no_slot_comes_tw
     }
     let master = cluster.master_of("{billing}").await;
     let other = elsewhere(&cluster, master).await;
-    let kill = async || cluster.nodes[master].kill().await;
+    let kill = async |billing: &_| {
+        cluster.nodes[master].kill().await;
+        fail(billing).await;
+        // It would do so itself, once most masters have missed its master for long enough.
+        cluster.nodes[master + 3].command(&["CLUSTER", "FAILOVER", "TAKEOVER"]).await.unwrap();
+    };
     let [billing, other] = keep_asking(&cluster.url(), ["billing", &other], kill).await;
     billing.assert_failed_over();
     other.assert_undisturbed();
@@ -117,7 +122,7 @@ async fn a_planned_failover_and_the_way_back_are_followed() {
     let cluster = Cluster::dedicated().await;
     let master = cluster.master_of("{billing}").await;
     for (from, to) in [(master, master + 3), (master + 3, master)] {
-        let hand_over = async || drop(cluster.nodes[to].command(&["CLUSTER", "FAILOVER"]).await.unwrap());
+        let hand_over = async |_: &_| cluster.hand_over(to).await;
         // The workers continue at once: the old master redirects them.
         let [billing] = keep_asking(&cluster.url(), ["billing"], hand_over).await;
         billing.assert_fenced_once();
@@ -136,7 +141,7 @@ async fn the_daemon_and_its_check_take_the_url_of_a_cluster() {
     assert!(checked.stdout.contains(&format!("store ok: {}\n", cluster.url())), "{}", checked.stdout);
     let replica = site.replica().await;
     site.publish(Job::many("job", 30)).await;
-    let arrivals = site.api.wait_for(30, Duration::from_secs(60)).await;
+    let arrivals = site.api.wait_for(30, LONG).await;
     assert!(compare("job", 30, &arrivals).is_clean());
     assert_eq!(replica.stop().await, 0);
     for node in &cluster.nodes {
@@ -149,7 +154,7 @@ async fn the_daemon_and_its_check_take_the_url_of_a_cluster() {
 #[tokio::test]
 async fn a_master_without_a_replica_that_stays_away_is_told() {
     let cluster = Cluster::dedicated().await;
-    let store = RedisStore::connect(&cluster.url(), RedisOptions::default()).await.unwrap();
+    let store = RedisStore::connect(&cluster.url(), patient()).await.unwrap();
     let limits = limits(1);
     let master = cluster.master_of("{billing}").await;
     store.reserve(call("billing", &limits, &[1])).await.unwrap();
@@ -202,7 +207,7 @@ async fn a_slot_that_nobody_serves_is_told_and_its_calls_go_on_once_it_is_served
     }
     cluster.nodes[master].command(&["CLUSTER", "ADDSLOTS", &slot]).await.unwrap();
     let is_served = async || store.reserve(call("billing", &limits, &[1])).await.ok();
-    let after = poll(Duration::from_secs(60), is_served).await.expect("the slot is served again");
+    let after = poll(LONG, is_served).await.expect("the slot is served again");
     assert_eq!(after.epoch, before.epoch, "nothing was lost");
     assert!(after.slots[0] > before.slots[0], "{after:?}");
 }
@@ -211,10 +216,9 @@ async fn a_slot_that_nobody_serves_is_told_and_its_calls_go_on_once_it_is_served
 async fn urls_of_the_wrong_kind_say_which_is_right() {
     let alone = Redis::dedicated().await;
     let url = alone.url().replace("redis://", "redis+cluster://u:hunter2@");
-    let options = RedisOptions::default;
-    let error = RedisStore::connect(&url, options()).await.unwrap_err().to_string();
+    let error = RedisStore::connect(&url, patient()).await.unwrap_err().to_string();
     assert!(error.contains("user or the password is wrong") && !error.contains("hunter2"), "{error}");
     let url = alone.url().replace("redis://", "redis+cluster://");
-    let error = RedisStore::connect(&url, options()).await.unwrap_err().to_string();
+    let error = RedisStore::connect(&url, patient()).await.unwrap_err().to_string();
     assert!(error.contains("has the URL redis://"), "{error}");
 }

@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{RedisOptions, RedisStore, Reserve, Scope, Store};
+use paced::store::{RedisStore, Reserve, Scope, Store};
 use paced::time::Micros;
 use tokio::sync::Mutex;
 
-use crate::support::{real_now, until};
+use super::patient;
+use crate::support::{LONG, real_now, until};
 
 const HORIZON: Duration = Duration::from_millis(100);
 /// The emission interval of 200/s.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// The number of workers that ask for slots of each downstream.
 const WORKERS: usize = 3;
-/// The longest failover, on a machine that compiles at the same time.
-const LONG: Duration = Duration::from_secs(60);
 
 /// The slots that the workers were granted of one downstream, and other observations.
 #[derive(Debug, Default)]
@@ -27,7 +26,7 @@ pub struct Grants {
     slots: Vec<Micros>,
     /// When each answer with slots arrived, and the record's epoch in it.
     answers: Vec<(Instant, Micros)>,
-    failures: usize,
+    pub failures: usize,
 }
 
 impl Grants {
@@ -69,12 +68,17 @@ impl Grants {
     }
 }
 
-/// Workers ask for slots of these downstreams before, during and after `event`, until each has as many after it as
-/// before, those of the first downstream under a new epoch.
+/// Waits until calls of the workers have failed.
+pub async fn fail(grants: &Mutex<Grants>) {
+    until("calls fail", LONG, async || grants.lock().await.failures > 0).await;
+}
+
+/// Workers ask for slots of these downstreams before, during and after `event`, which sees those of the first one, until
+/// each has as many after it as before, those of the first downstream under a new epoch.
 pub async fn keep_asking<const N: usize>(
     url: &str,
     downstreams: [&str; N],
-    event: impl AsyncFnOnce(),
+    event: impl AsyncFnOnce(&Mutex<Grants>),
 ) -> [Grants; N] {
     let rate = "200/s".parse().unwrap();
     let limits = LimitSet::new(vec![Limit::leaky_bucket("rate", rate, 1).unwrap()]).unwrap();
@@ -82,7 +86,7 @@ pub async fn keep_asking<const N: usize>(
     let grants: [_; N] = std::array::from_fn(|_| Arc::new(Mutex::new(Grants::default())));
     let mut workers = vec![];
     for _ in 0..WORKERS {
-        let store = Arc::new(RedisStore::open(url, RedisOptions::default()).unwrap());
+        let store = Arc::new(RedisStore::open(url, patient()).unwrap());
         for (downstream, grants) in downstreams.iter().zip(&grants) {
             let work =
                 worker(store.clone(), (*downstream).to_owned(), limits.clone(), grants.clone(), stop.clone());
@@ -98,7 +102,7 @@ pub async fn keep_asking<const N: usize>(
         true
     };
     until("slots of all", LONG, async || more(&[0; N]).await).await;
-    event().await;
+    event(&grants[0]).await;
     until("a new epoch", LONG, async || grants[0].lock().await.epochs().len() > 1).await;
     let mut reached = vec![];
     for grants in &grants {

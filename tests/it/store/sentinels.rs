@@ -6,13 +6,12 @@ use std::time::Duration;
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Reserve, Scope, Store};
 use paced::{RedisOptions, RedisStore, StoreError};
+use tokio::time::Instant;
 
-use super::failover::keep_asking;
+use super::failover::{fail, keep_asking};
 use super::patient;
-use crate::support::servers::{Redis, Sentinels};
-use crate::support::until;
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::servers::{Redis, Sentinels, free_port};
+use crate::support::{LONG, until};
 
 fn limits() -> LimitSet {
     LimitSet::new(vec![Limit::leaky_bucket("rate", "20/s".parse().unwrap(), 1).unwrap()]).unwrap()
@@ -27,7 +26,10 @@ fn call(limits: &LimitSet) -> Reserve<'_> {
 #[tokio::test]
 async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     let set = Sentinels::dedicated().await;
-    let kill = async || set.servers[0].kill().await;
+    let kill = async |billing: &_| {
+        set.kill_master().await;
+        fail(billing).await;
+    };
     let [billing] = keep_asking(&set.url(), ["billing"], kill).await;
     billing.assert_failed_over();
     let master = set.master().await;
@@ -35,6 +37,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
 
     // The old master returns, and becomes a replica.
     set.servers[0].start().await;
+    set.demote().await;
     let demoted = async || {
         let role = set.servers[0].told(&["INFO", "replication"], "role").await;
         role.as_deref() == Some("slave")
@@ -47,7 +50,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     set.sentinels[0].kill().await;
     set.sentinels[1].freeze();
     for _ in 0..3 {
-        let store = RedisStore::connect(&set.url(), RedisOptions::default()).await.unwrap();
+        let store = RedisStore::connect(&set.url(), patient()).await.unwrap();
         store.reserve(call(&limits)).await.unwrap();
     }
     set.sentinels[1].thaw();
@@ -57,8 +60,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
 #[tokio::test]
 async fn a_planned_failover_is_followed() {
     let set = Sentinels::dedicated().await;
-    let fail_over =
-        async || drop(set.sentinels[1].command(&["SENTINEL", "FAILOVER", "pace-master"]).await.unwrap());
+    let fail_over = async |_: &_| set.replace_master().await;
     let [billing] = keep_asking(&set.url(), ["billing"], fail_over).await;
     billing.assert_fenced_once();
     assert_ne!(set.master().await, 0);
@@ -67,7 +69,7 @@ async fn a_planned_failover_is_followed() {
 #[tokio::test]
 async fn what_sentinels_do_not_know_is_told() {
     let set = Sentinels::dedicated().await;
-    let options = RedisOptions::default;
+    let options = patient;
     let error = RedisStore::connect(&set.url_for("another"), options()).await.unwrap_err().to_string();
     assert!(error.contains("no master `another`; correct MASTER_NAME"), "{error}");
 
@@ -94,18 +96,20 @@ async fn what_sentinels_do_not_know_is_told() {
 
 #[tokio::test]
 async fn sentinels_that_are_all_away_are_told_in_time() {
-    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let ports = free.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    let silent = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = silent.each_ref().map(|listener| listener.local_addr().unwrap().port());
     let url = |ports: &[u16]| {
         let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("redis+sentinel://u:hunter2@{}/m", hosts.join(","))
     };
     // They accept connections, and answer nothing.
-    let start = tokio::time::Instant::now();
+    tokio::time::pause();
+    let start = Instant::now();
     let error = RedisStore::connect(&url(&ports), RedisOptions::default()).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    drop(free);
+    tokio::time::resume();
+    let ports = [(); 3].map(|()| free_port());
     let error = RedisStore::connect(&url(&ports), RedisOptions::default()).await.unwrap_err();
     let told = ports.iter().any(|port| error.to_string().contains(&port.to_string()));
     assert!(matches!(error, StoreError::Unreachable { .. }) && told, "{error}");
@@ -119,12 +123,14 @@ async fn a_master_that_is_made_a_replica_is_left_until_it_is_a_master_again() {
     let before = store.reserve(call(&limits)).await.unwrap();
     redis.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await.unwrap();
     other.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await.unwrap();
-    redis.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]).await.unwrap();
+    // It loads nothing meanwhile.
+    redis.command(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]).await.unwrap();
     // First by its answer READONLY on the open connection, then by its INFO.
     for hint in ["ReadOnly", "it is a replica"] {
         let error = store.reserve(call(&limits)).await.unwrap_err();
         assert!(matches!(&error, StoreError::Unreachable { detail, .. } if detail.contains(hint)), "{error}");
     }
+    redis.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]).await.unwrap();
     let synced = async || {
         let link = redis.told(&["INFO", "replication"], "master_link_status").await;
         link.as_deref() == Some("up")

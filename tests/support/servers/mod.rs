@@ -33,6 +33,7 @@ pub use sentinels::Sentinels;
 
 static REDIS: OnceCell<Redis> = OnceCell::const_new();
 static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
+static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
 
 /// The Redis that all tests of this process share; never stop it, use [`super::unique`] keys.
 pub async fn redis() -> &'static Redis {
@@ -42,6 +43,11 @@ pub async fn redis() -> &'static Redis {
 /// The RabbitMQ that all tests of this process share; never stop it, use [`super::unique`] prefixes.
 pub async fn rabbit() -> &'static Rabbit {
     RABBIT.get_or_init(Rabbit::dedicated).await
+}
+
+/// The cluster that all tests of this process share; never end a node of it.
+pub async fn cluster() -> &'static Cluster {
+    CLUSTER.get_or_init(Cluster::dedicated).await
 }
 
 #[derive(Debug)]

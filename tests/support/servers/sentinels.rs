@@ -1,12 +1,7 @@
 //! A master and two replicas, watched by three sentinels.
 
-use std::time::Duration;
-
-use super::super::until;
+use super::super::{LONG, until};
 use super::Redis;
-
-/// How long discovery may take on a machine that compiles at the same time.
-const FORMING: Duration = Duration::from_secs(60);
 
 /// The name under which the sentinels monitor the master.
 const NAME: &str = "pace-master";
@@ -32,12 +27,12 @@ impl Sentinels {
                 let link = replica.told(&["INFO", "replication"], "master_link_status").await;
                 link.as_deref() == Some("up")
             };
-            until("a replica follows its master", FORMING, follows).await;
+            until("a replica follows its master", LONG, follows).await;
         }
         let lines = format!(
             "sentinel monitor {NAME} 127.0.0.1 {port} 2\n\
-             sentinel down-after-milliseconds {NAME} 1000\n\
-             sentinel failover-timeout {NAME} 2000\n\
+             sentinel down-after-milliseconds {NAME} 30000\n\
+             sentinel failover-timeout {NAME} 10000\n\
              sentinel parallel-syncs {NAME} 2"
         );
         let sentinel = || Redis::sentinel(lines.clone());
@@ -53,9 +48,32 @@ impl Sentinels {
                 };
                 (number("num-slaves"), number("num-other-sentinels")) == (Some("2"), Some("2"))
             };
-            until("a sentinel knows the replicas and the others", FORMING, knows).await;
+            until("a sentinel knows the replicas and the others", LONG, knows).await;
         }
         set
+    }
+
+    /// Kills the master, and has the sentinels take it for failed soon.
+    pub async fn kill_master(&self) {
+        self.servers[0].kill().await;
+        for sentinel in &self.sentinels {
+            let soon = ["SENTINEL", "SET", NAME, "down-after-milliseconds", "500"];
+            sentinel.command(&soon).await.unwrap();
+        }
+    }
+
+    /// Has a sentinel replace the master, which answers and becomes a replica.
+    pub async fn replace_master(&self) {
+        let begin = async || self.sentinels[1].command(&["SENTINEL", "FAILOVER", NAME]).await.is_ok();
+        until("a failover begins", LONG, begin).await;
+        until("another server is the master", LONG, async || self.master().await != 0).await;
+        self.demote().await;
+    }
+
+    /// Makes the first server a replica of the master, as sentinels would themselves after eight seconds.
+    pub async fn demote(&self) {
+        let port = self.servers[self.master().await].port().to_string();
+        self.servers[0].command(&["REPLICAOF", "127.0.0.1", &port]).await.unwrap();
     }
 
     /// The index of the master in `servers`, as a sentinel reports that answers.
