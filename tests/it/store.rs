@@ -26,6 +26,6 @@ mod tombstones;
 
 /// Time-outs that suit a loaded machine, for tests of other properties.
 fn patient() -> RedisOptions {
-    let timeout = Duration::from_secs(10);
+    let timeout = Duration::from_secs(60);
     RedisOptions::default().with_timeouts(timeout, timeout)
 }

@@ -32,7 +32,7 @@ impl Both {
     async fn new() -> Self {
         let redis = servers::redis().await;
         let clock = Arc::new(ManualClock::new(Micros(START)));
-        let timeout = Duration::from_secs(10);
+        let timeout = Duration::from_secs(60);
         let options = RedisOptions::default().with_timeouts(timeout, timeout);
         let shared = RedisStore::open(&redis.url(), options).unwrap().with_test_clock(clock.clone());
         let memory = MemoryStore::with_clock(clock.clone());

@@ -73,3 +73,32 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
         tokio::time::sleep(wait.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::future::join_all;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// docs/redis.md says that 1 000 of them look within 0.7 s.
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_are_notified_in_waves() {
+        let (all, start) = (Arc::new(Watchers::default()), Instant::now());
+        let watch = |place| {
+            let mut changes = all.subscribe(&format!("downstream-{place}"));
+            async move {
+                changes.next().await;
+                start.elapsed()
+            }
+        };
+        let watching = join_all((0..1000).map(watch));
+        let (mut told, ()) = tokio::join!(watching, notify_all(Arc::downgrade(&all)));
+        told.sort_unstable();
+        let waves = told.chunk_by(|one, next| one == next);
+        assert!(waves.map(<[_]>::len).all(|wave| wave <= 16));
+        assert_eq!((told[0], told[999]), (Duration::ZERO, 62 * WAVE.1));
+    }
+}

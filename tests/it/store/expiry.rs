@@ -9,10 +9,10 @@ use paced::time::Micros;
 use super::losses::{SCOPE, answered, call, limits, store};
 use crate::support::servers::Redis;
 
-/// The TTL of a key in ms; -1 if it has none.
-async fn ttl(redis: &Redis, key: &str) -> i64 {
-    let answer = redis.command(&["PTTL", key]).await.unwrap();
-    answer.trim().trim_start_matches(':').parse().unwrap()
+/// When a key expires.
+async fn expires(redis: &Redis, key: &str) -> Micros {
+    let answer = redis.command(&["PEXPIRETIME", key]).await.unwrap();
+    Micros(1000 * answer.trim().trim_start_matches(':').parse::<i64>().unwrap())
 }
 
 /// Takes 60 slots at 4/s under these limits, some with a lease, and asserts that each state outlives its end by a minute.
@@ -22,19 +22,21 @@ async fn use_again_and_again(limits: Vec<Limit>, has_lease: impl Fn(usize) -> bo
     let redis = Redis::dedicated().await;
     let store = store(&redis).await;
     let limits = LimitSet::new(limits).unwrap();
-    let mut slots = vec![];
+    let (window, mut begun) = (Duration::from_secs(2), Micros(0));
     for turn in 0..60 {
         let asked = call(&limits, &[1], Duration::from_secs(15));
         let lease = has_lease(turn).then_some(Lease { replica: "one", ttl: Duration::from_secs(2) });
-        slots.push(answered(&store, Reserve { lease, ..asked }).await.slots[0]);
+        let slot = answered(&store, Reserve { lease, ..asked }).await.slots[0];
+        if slot >= begun.plus(window) {
+            begun = slot;
+        }
         for limit in limits.iter() {
             let whole = match limit.name() {
-                "rate" => slots[turn].plus(Duration::from_millis(250)),
-                _ => slots[turn - turn % 8].plus(Duration::from_secs(2)),
+                "rate" => slot.plus(Duration::from_millis(250)),
+                _ => begun.plus(window),
             };
             let key = format!("paced:{{billing}}:l:{}", limit.name());
-            let expires = redis.command(&["PEXPIRETIME", &key]).await.unwrap();
-            let expires = Micros(1000 * expires.trim().trim_start_matches(':').parse::<i64>().unwrap());
+            let expires = expires(&redis, &key).await;
             let least = whole.plus(Duration::from_millis(59_999));
             assert!(expires >= least, "{key} is whole at {whole:?} and expires at {expires:?}");
             assert!(expires <= whole.plus(Duration::from_secs(66)), "{key} expires at {expires:?}");
@@ -70,12 +72,13 @@ async fn every_key_but_the_record_expires() {
     let keyed = Scope { key: "tenant-42", ..SCOPE };
     let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
     let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
-    store.reserve(call).await.unwrap();
+    let now = store.reserve(call).await.unwrap().now;
+    let left = async |key: &str| (expires(&redis, key).await.0 - now.0) / 1000;
     // The state equals absence after 1 s, and expires a little more than a minute later.
-    let state = ttl(&redis, "paced:{billing}:k:rate:tenant-42").await;
-    assert!((64_500..=65_000).contains(&state), "{state}");
-    assert_eq!(ttl(&redis, "paced:{billing}:record").await, -1);
-    let leases = ttl(&redis, "paced:{billing}:replicas").await;
-    assert!((659_000..=660_000).contains(&leases), "{leases}");
+    let state = left("paced:{billing}:k:rate:tenant-42").await;
+    assert!((64_990..=65_010).contains(&state), "{state}");
+    assert_eq!(redis.command(&["PTTL", "paced:{billing}:record"]).await.unwrap().trim(), ":-1");
+    let leases = left("paced:{billing}:replicas").await;
+    assert!((659_990..=660_010).contains(&leases), "{leases}");
     assert!(redis.command(&["DBSIZE"]).await.unwrap().starts_with(":3"));
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::patient;
 use crate::support::servers::{self, Redis};
-use crate::support::{real_now, unique};
+use crate::support::{LONG, real_now, unique};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The start is a full second, at which windows begin.
@@ -177,16 +177,20 @@ async fn a_peek_writes_no_state() {
 #[tokio::test]
 async fn states_are_named_after_their_limits_and_expire() {
     let redis = Redis::dedicated().await;
-    let limit = || Limit::gcra("rate", "1/m".parse().unwrap(), 1).unwrap();
+    let limit = || Limit::gcra("rate", "1/h".parse().unwrap(), 1).unwrap();
     let builder = || Limiter::builder("api").limit(limit());
     let own = builder().store(store(&redis).await).build().unwrap();
     let shared = builder().shared().store(store(&redis).await).build().unwrap();
-    let shaper = Shaper::builder("api", "1/m".parse().unwrap()).store(store(&redis).await).build().unwrap();
+    let shaper = Shaper::builder("api", "1/h".parse().unwrap()).store(store(&redis).await).build().unwrap();
     assert!(own.check("tenant-42").await.unwrap().allowed);
     assert!(shared.check("tenant-42").await.unwrap().allowed);
     let reservation = shaper.reserve("tenant-42").await.unwrap();
     let next = shaper.peek("any").await.unwrap();
-    assert!(next > 59 * SECOND && next <= 60 * SECOND, "an interval behind {}: {next:?}", reservation.slot());
+    assert!(
+        next > 1800 * SECOND && next <= 3600 * SECOND,
+        "an interval behind {}: {next:?}",
+        reservation.slot()
+    );
     let keys = redis.cli(&["--raw", "KEYS", "paced:{api}:?:*"]).await;
     let mut keys: Vec<&str> = keys.lines().collect();
     keys.sort_unstable();
@@ -198,7 +202,7 @@ async fn states_are_named_after_their_limits_and_expire() {
     assert_eq!(keys, expected);
     for key in keys {
         let ttl: i64 = redis.cli(&["--raw", "PTTL", key]).await.trim().parse().unwrap();
-        assert!((60_000..=125_000).contains(&ttl), "{key}: {ttl} ms");
+        assert!((3_000_000..=3_725_000).contains(&ttl), "{key}: {ttl} ms");
     }
 }
 
@@ -222,7 +226,7 @@ async fn a_server_that_is_away_is_an_error_and_comes_back() {
     redis.start().await;
     let (start, mut decision) = (real_now(), limiter.check("any").await);
     while decision.is_err() {
-        assert!(start.elapsed() < 10 * SECOND, "{decision:?}");
+        assert!(start.elapsed() < LONG, "{decision:?}");
         decision = limiter.check("any").await;
     }
     // The server kept its state.

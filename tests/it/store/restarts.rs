@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Asker, Change, Check, NextTurn, RedisStore, Reserve, Scope, Store};
+use paced::store::{Asker, Change, Check, NextTurn, Reserve, Scope, Store};
 use paced::time::{Clock as _, ManualClock, Micros};
 
-use super::losses::{HORIZON, INTERVAL, SCOPE, answered, call, limits, store};
+use super::losses::{HORIZON, INTERVAL, SCOPE, TODAY, answered, call, limits, store, worker};
 use crate::support::servers::Redis;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -15,12 +15,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
 /// The advance of the clock is stored in steps of this length.
 const TICK: Duration = Duration::from_millis(25);
-const TODAY: Micros = Micros(1_760_000_000_000_000);
-
-/// A worker whose store uses this clock.
-async fn worker(redis: &Redis, clock: &Arc<ManualClock>) -> RedisStore {
-    store(redis).await.with_test_clock(clock.clone())
-}
 
 async fn restart(redis: &Redis) {
     redis.kill().await;
@@ -30,7 +24,8 @@ async fn restart(redis: &Redis) {
 #[tokio::test]
 async fn one_that_kept_its_state_goes_on_behind_what_was_granted() {
     let redis = Redis::dedicated().await;
-    let (store, limits) = (store(&redis).await, limits(1));
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let (store, limits) = (worker(&redis, &clock).await, limits(1));
     store.set_horizon("billing", MINUTE);
     let before = store.reserve(call(&limits, &[1; 40], MINUTE)).await.unwrap();
     restart(&redis).await;
@@ -92,11 +87,13 @@ async fn one_that_lost_what_it_wrote_last_leaves_no_burst() {
 async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
     for looks in [false, true] {
         let redis = Redis::dedicated().await;
-        let (old, new, limits) = (store(&redis).await, store(&redis).await, limits(100));
+        let clock = Arc::new(ManualClock::new(TODAY));
+        let (old, new, limits) = (worker(&redis, &clock).await, worker(&redis, &clock).await, limits(100));
         old.set_horizon("billing", HORIZON);
         let burst = old.reserve(call(&limits, &[1; 100], HORIZON)).await.unwrap();
         assert_eq!(burst.slots, [burst.now; 100]);
         redis.command(&["FLUSHALL"]).await.unwrap();
+        clock.set(TODAY.plus(2 * TICK));
         let blind = new.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
         assert_eq!(blind.slots, [blind.now], "it cannot know that anything was lost");
         if looks {
@@ -118,7 +115,8 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
 #[tokio::test]
 async fn the_fence_is_as_long_whoever_finds_the_loss() {
     let redis = Redis::dedicated().await;
-    let (idle, busy, limits) = (store(&redis).await, store(&redis).await, limits(1));
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let (idle, busy, limits) = (worker(&redis, &clock).await, worker(&redis, &clock).await, limits(1));
     for store in [&idle, &busy] {
         store.set_horizon("billing", Duration::from_secs(1));
         store.read_record("billing").await.unwrap();
