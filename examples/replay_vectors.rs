@@ -58,7 +58,9 @@ async fn run() -> Result<usize, Failure> {
     let store: Box<dyn Store> = match url.as_str() {
         "memory:" => Box::new(MemoryStore::replaying(clock.clone())),
         _ => {
-            let store = RedisStore::connect(&url, RedisOptions::default()).await?;
+            let patience = Duration::from_secs(30);
+            let options = RedisOptions::default().with_timeouts(patience, patience);
+            let store = RedisStore::connect(&url, options).await?;
             Box::new(store.replaying(clock.clone()))
         }
     };

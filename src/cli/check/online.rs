@@ -18,6 +18,9 @@ use crate::cli::secrets::Clients;
 /// The answers of the store that are timed; the fastest counts, since others waited for something else.
 const TIMED: usize = 5;
 
+/// How long the store may take to be connected to, or to answer: a tool that is run once is more patient than a daemon.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The shortest period of a window that a restart of the store may not forget without a warning.
 const LONG_WINDOW: Duration = Duration::from_secs(3600);
 
@@ -116,7 +119,8 @@ async fn store(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
 /// Asks the store, warns of its settings, and returns how long an answer takes.
 async fn redis(loaded: &Loaded, report: &mut Report) -> Result<Duration, StoreError> {
     let settings = &loaded.settings;
-    let store = RedisStore::open(settings.store.url.expose(), settings.store.redis_options()?)?;
+    let options = settings.store.redis_options()?.with_timeouts(PATIENCE, PATIENCE);
+    let store = RedisStore::open(settings.store.url.expose(), options)?;
     store.ping().await?;
     let mut fastest = Duration::MAX;
     for _ in 0..TIMED {

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::support::proxy::Proxy;
-use crate::support::{count, real_now};
+use crate::support::{LONG, real_now};
 
 /// A server that sends everything back, on a thread that ends with its listener's connections.
 fn echo() -> u16 {
@@ -37,21 +37,15 @@ fn round_trip(stream: &mut TcpStream) -> Duration {
     start.elapsed()
 }
 
-/// The median of many round trips, in µs.
-fn typical(stream: &mut TcpStream) -> u64 {
-    let times: Vec<u64> = (0..101).map(|_| round_trip(stream).as_micros() as u64).collect();
-    count::quantile(&times, 0.5)
-}
-
 #[test]
 fn a_proxy_adds_what_it_was_told_to() {
     let port = echo();
     let proxy = Proxy::start(port, Duration::from_millis(2)).unwrap();
-    let (mut direct, mut far) = (connect(port), connect(proxy.port()));
-    let (direct, far) = (typical(&mut direct), typical(&mut far));
-    assert!(far >= direct + 1900, "{far} µs, and {direct} µs without it");
-    // On an idle machine it is 2.2 ms; other programs may use this one.
-    assert!(far <= direct + 4000, "{far} µs, and {direct} µs without it");
+    let mut far = connect(proxy.port());
+    for _ in 0..20 {
+        let took = round_trip(&mut far);
+        assert!(took >= Duration::from_millis(2), "{took:?}");
+    }
 }
 
 #[test]
@@ -65,7 +59,7 @@ fn a_silent_proxy_holds_back_and_a_restored_one_delivers() {
     let mut answer = [0; 4];
     assert!(stream.read(&mut answer).is_err(), "nothing comes through");
     proxy.restore();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"held");
 }
