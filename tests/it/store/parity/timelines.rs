@@ -17,7 +17,7 @@ use crate::support::servers::Redis;
 use crate::support::{scaled, unique};
 
 /// The number of timelines of each test, unless `PACED_PARITY_TIMELINES` says another. They differ with every run.
-const TIMELINES: u32 = 200;
+const TIMELINES: u32 = 120;
 /// How many of them run in parallel, each on connections of its own.
 const WORKERS: usize = 4;
 
