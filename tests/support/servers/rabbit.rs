@@ -164,15 +164,6 @@ impl Rabbit {
         &self.server.guardian
     }
 
-    /// Runs `rabbitmqctl` with these arguments (1-3 s) and returns what it prints.
-    pub async fn ctl(&self, args: &[&str]) -> String {
-        let mut command = std::process::Command::new("sh");
-        let ctl = root::shell(&format!("{RABBITMQ}/rabbitmqctl"));
-        let script = format!(". '{}/env.sh'; exec {ctl} \"$@\"", self.server.folder().display());
-        command.args(["-c", &script, "rabbitmqctl"]).args(args);
-        super::output(command).await
-    }
-
     /// Evaluates Erlang expressions in the node, and returns the value as Erlang writes it; panics with the error.
     ///
     /// What `rabbitmqctl` does, a second of processor time each, are calls of the node's functions.
