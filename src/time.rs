@@ -123,9 +123,18 @@ impl Clock for SystemClock {
 }
 
 /// Returns the wall clock's instant. It may step; use it only for instants that people set (`paced-deadline`).
+///
+/// In unit tests it advances with tokio's clock: where that is paused, a slow machine changes nothing.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
 pub fn wall_now() -> Micros {
+    #[cfg(test)]
+    return boot::wall_of_tests();
+    #[cfg(not(test))]
+    read_wall()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
+fn read_wall() -> Micros {
     // A wall clock before 1970 is treated as the Unix epoch.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Micros(i64::try_from(since.as_micros()).unwrap_or(0)).min(Micros::MAX)

@@ -18,10 +18,10 @@ use tokio::time::Instant;
 /// use std::time::Duration;
 /// use tokio::time::Instant;
 ///
-/// let in_a_second = Instant::now() + Duration::from_secs(1);
-/// let deadline = Deadline::at(in_a_second);
+/// let in_an_hour = Instant::now() + Duration::from_secs(3600);
+/// let deadline = Deadline::at(in_an_hour);
 /// // Unless there is a suspend in between:
-/// assert_eq!(deadline.instant(), in_a_second);
+/// assert_eq!(deadline.instant(), in_an_hour);
 /// assert_eq!(deadline.late(), Duration::ZERO);
 /// # });
 /// ```
@@ -100,6 +100,10 @@ pub(crate) fn suspended() -> Duration {
     if let Some(simulated) = simulated() {
         return simulated;
     }
+    suspended_really()
+}
+
+fn suspended_really() -> Duration {
     let known = KNOWN.load(Ordering::Relaxed);
     let read = settle(known, clocks);
     if read == known {
@@ -164,6 +168,21 @@ thread_local! {
 #[cfg(test)]
 fn simulated() -> Option<Duration> {
     SIMULATED.get()
+}
+
+/// Returns the wall clock's instant as this thread sees it: read once, it advances with tokio's clock and with suspends.
+#[cfg(test)]
+pub(super) fn wall_of_tests() -> super::Micros {
+    use std::sync::LazyLock;
+
+    // The clock of the machine: that of the first test may be paused, and hours ahead.
+    static FIRST: LazyLock<(super::Micros, Deadline)> = LazyLock::new(|| {
+        let now = Instant::from_std(std::time::Instant::now());
+        (super::read_wall(), Deadline::at_suspended(now, suspended_really()))
+    });
+    let (wall, first) = *FIRST;
+    let since = Deadline::now().ns_since(first).div_euclid(1000);
+    super::Micros(wall.0 + i64::try_from(since).unwrap_or(0))
 }
 
 /// Simulates a suspend of the machine, as seen by this thread.

@@ -182,7 +182,7 @@ async fn what_is_undone_is_sent_again() {
     bench.publish(message("a"));
     bench.end();
     done.await.unwrap();
-    assert_eq!((bench.sink.ids().len(), bench.ledger.of("a").len()), (1, 2));
+    assert_eq!((bench.sink.count(), bench.ledger.of("a").len()), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]

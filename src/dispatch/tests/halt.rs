@@ -6,7 +6,7 @@ use crate::store::Lease;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Publishes jobs and starts; the bench does not end by itself.
-fn started(bench: &mut Bench, jobs: usize) -> tokio::task::JoinHandle<crate::dispatch::Drained> {
+fn started(bench: &mut Bench, jobs: usize) -> tokio_util::task::AbortOnDropHandle<crate::dispatch::Drained> {
     bench.publish_many(0..jobs);
     bench.start()
 }
@@ -55,7 +55,7 @@ async fn a_replica_without_a_way_to_its_downstream_gives_all_back_and_asks_for_n
     bench.publish_many(50..60);
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(bench.store.calls.load(Ordering::SeqCst), calls, "no slots");
-    assert_eq!((bench.sink.ids().len(), bench.ledger.all().len()), (0, 50), "nothing is taken");
+    assert_eq!((bench.sink.count(), bench.ledger.all().len()), (0, 50), "nothing is taken");
     let tried = bench.sink.tried.load(Ordering::SeqCst);
     assert!((30..=80).contains(&tried), "{tried} connections were tried in a minute");
 
@@ -77,13 +77,13 @@ async fn what_must_not_go_back_is_held_and_goes_at_the_pace_once_there_is_a_conn
         bench.sink.arrived(outage * 20).await;
         set(&bench.sink.reachable, false);
         tokio::time::sleep(20 * SECOND).await;
-        let sent = bench.sink.ids().len();
+        let sent = bench.sink.count();
         tokio::time::sleep(20 * SECOND).await;
-        assert_eq!(bench.sink.ids().len(), sent);
+        assert_eq!(bench.sink.count(), sent);
         set(&bench.sink.reachable, true);
     }
     let start = Instant::now();
-    let left = 1000 - bench.sink.ids().len();
+    let left = 1000 - bench.sink.count();
     bench.ledger.count(1000).await;
     let took = start.elapsed();
     assert!(
@@ -136,7 +136,7 @@ async fn statuses_that_are_not_listed_are_about_the_job() {
     let done = started(&mut bench, 20);
     bench.end();
     done.await.unwrap();
-    assert_eq!((dead_letters(&bench), bench.sink.ids().len(), bench.pauses()), (20, 20, vec![]));
+    assert_eq!((dead_letters(&bench), bench.sink.count(), bench.pauses()), (20, 20, vec![]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,9 +148,9 @@ async fn credentials_that_are_refused_for_a_while_bury_nothing() {
         bench.sink.accepted(100).await;
         set(&bench.sink.accepts, false);
         tokio::time::sleep(SECOND).await;
-        let sent = bench.sink.ids().len();
+        let sent = bench.sink.count();
         tokio::time::sleep(4 * SECOND).await;
-        let trials = bench.sink.ids().len() - sent;
+        let trials = bench.sink.count() - sent;
         assert!((1..=8).contains(&trials), "one job at a time: {trials}");
         assert!(bench.sink.secrets_read.load(Ordering::SeqCst) >= 2, "before each");
         assert_eq!((acked(&bench), dead_letters(&bench)), (100, 0));
@@ -252,7 +252,7 @@ async fn a_trial_is_never_a_job_that_may_not_go_yet() {
         tokio::time::sleep(100 * SECOND).await;
         let early = bench.sink.ids().iter().filter(|id| id.starts_with("later")).count();
         assert_eq!((early, dead_letters(&bench)), (0, 0));
-        assert!(bench.sink.ids().len() > 10, "the others are tried");
+        assert!(bench.sink.count() > 10, "the others are tried");
         set(&bench.sink.accepts, true);
         tokio::time::sleep(100 * SECOND).await;
         assert_eq!(acked(&bench) + given_back(&bench), 13, "{:?}", bench.ledger);

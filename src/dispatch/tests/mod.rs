@@ -197,7 +197,7 @@ async fn copies_of_a_lost_connection_are_never_released() {
     bench.live.store(false, Ordering::SeqCst);
     bench.end();
     done.await.unwrap();
-    assert_eq!(bench.sink.ids().len(), 3);
+    assert_eq!(bench.sink.count(), 3);
     assert!(bench.ledger.all().len() <= 3);
 }
 

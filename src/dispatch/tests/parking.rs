@@ -208,9 +208,7 @@ async fn jobs_that_the_downstreams_own_limit_holds_for_long_are_parked_until_it_
     for id in ["1", "2"] {
         let stay = stay(&bench, id);
         let wait = stay.until.since(wall);
-        // The wall clock stands still in this test.
-        let end = took + wait;
-        assert!(end > 59 * MINUTE && end < 61 * MINUTE, "{id}: {end:?}");
+        assert!(wait > 59 * MINUTE && wait < 61 * MINUTE, "{id}: {wait:?}");
         assert_eq!((stay.reason, stay.attempts), (ParkReason::Limit, 0));
     }
     bench.end();
@@ -229,7 +227,7 @@ async fn jobs_of_a_downstream_that_is_paused_for_long_are_parked_for_a_short_tim
     let took = start.elapsed();
     assert!(took >= 20 * MINUTE && took < 22 * MINUTE, "{took:?}");
     for id in ["0", "1", "2"] {
-        let wait = stay(&bench, id).until.since(wall);
+        let wait = stay(&bench, id).until.since(wall) - took;
         assert!(wait > MINUTE && wait < 3 * MINUTE, "{id}: {wait:?}");
     }
     bench.end();
@@ -243,7 +241,7 @@ async fn jobs_that_are_not_held_for_long_or_were_refused_are_not_parked() {
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    assert_eq!(bench.sink.ids().len(), 20, "each waits for less than 20 minutes");
+    assert_eq!(bench.sink.count(), 20, "each waits for less than 20 minutes");
 
     let mut bench = parking("1/h");
     bench.parking = ScriptedParking::Refused;

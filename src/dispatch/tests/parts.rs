@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::dispatch::{
     Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
@@ -154,8 +155,8 @@ impl Bench {
         }
     }
 
-    /// Starts the dispatcher; the handle ends with it.
-    pub(super) fn start(&mut self) -> tokio::task::JoinHandle<Drained> {
+    /// Starts the dispatcher. It ends with the handle, so that it costs later runs of the same test no time.
+    pub(super) fn start(&mut self) -> AbortOnDropHandle<Drained> {
         let mut source = self.source.take().expect("started once");
         source.can_park = self.parking != ScriptedParking::Absent;
         let dispatcher = Dispatcher::new(
@@ -165,7 +166,7 @@ impl Bench {
             Arc::clone(&self.clock),
         );
         (self.control, self.view) = (Some(dispatcher.control()), Some(dispatcher.view()));
-        tokio::spawn(dispatcher.run(source, self.stop.clone()))
+        AbortOnDropHandle::new(tokio::spawn(dispatcher.run(source, self.stop.clone())))
     }
 
     /// The handle on the running dispatcher.

@@ -237,7 +237,7 @@ async fn a_notice_that_was_missed_is_made_up_for() {
     tokio::time::sleep(58 * SECOND).await;
     update_record(&bench, Change::Pause { span: None, note: "" }).await;
     tokio::time::sleep(10 * SECOND).await;
-    assert_eq!(bench.sink.ids().len(), 1);
+    assert_eq!(bench.sink.count(), 1);
     update_record(&bench, Change::Resume).await;
     done.await.unwrap();
     let released = bench.sink.millis(start);
@@ -262,7 +262,7 @@ async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
     benches[0].sink.arrived(21).await;
     let asked = (Instant::now() - start).as_millis();
     tokio::time::sleep(5 * SECOND).await;
-    assert_eq!(benches[0].sink.ids().len(), 21, "held slots too");
+    assert_eq!(benches[0].sink.count(), 21, "held slots too");
     benches[0].store.away.store(false, Ordering::SeqCst);
     tokio::time::sleep(3 * SECOND).await;
     // The other one is notified of it.
@@ -281,10 +281,10 @@ async fn an_operators_pause_survives_the_loss_of_the_record() {
     bench.sink.arrived(10).await;
     update_record(&bench, Change::Pause { span: None, note: "" }).await;
     tokio::time::sleep(SECOND).await;
-    let sent = bench.sink.ids().len();
+    let sent = bench.sink.count();
     bench.store.forget();
     tokio::time::sleep(10 * SECOND).await;
-    assert_eq!(bench.sink.ids().len(), sent, "paused all the time");
+    assert_eq!(bench.sink.count(), sent, "paused all the time");
     assert!(bench.store.inner().read_record("billing").await.unwrap().status.is_stopped());
     bench.store.inner().update_record("billing", Change::Resume).await.unwrap();
     bench.sink.arrived(sent + 20).await;
@@ -318,7 +318,7 @@ async fn what_polices_waits_for_the_end_of_a_pause_and_rejects_nothing() {
     let start = Instant::now();
     let done = bench.start();
     tokio::time::sleep(SECOND).await;
-    assert_eq!((bench.sink.ids().len(), bench.ledger.all().len()), (0, 0));
+    assert_eq!((bench.sink.count(), bench.ledger.all().len()), (0, 0));
     bench.end();
     done.await.unwrap();
     assert_eq!(bench.sink.millis(start), [3000]);

@@ -142,7 +142,7 @@ async fn replicas_share_the_state_of_a_plan() {
     });
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);
-    let sent = |bench: &Bench| bench.sink.ids().len();
+    let sent = |bench: &Bench| bench.sink.count();
     while benches.iter().map(sent).sum::<usize>() < 100 {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -303,11 +303,11 @@ async fn a_replica_far_from_the_store_gets_its_share_of_a_plan() {
         });
         let _running = benches.each_mut().map(Bench::start);
         let [near, far] = &benches;
-        let done = || near.sink.ids().len() + far.sink.ids().len();
+        let done = || near.sink.count() + far.sink.count();
         while done() < jobs {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let share = far.sink.ids().len() * 100 / done();
+        let share = far.sink.count() * 100 / done();
         assert!((30..=70).contains(&share), "{share} % of {rate} for the far one");
     }
 }

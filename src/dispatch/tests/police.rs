@@ -46,7 +46,7 @@ async fn one_call_decides_for_many() {
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    assert_eq!((bench.sink.ids().len(), bench.ledger.all().len()), (5, 1000));
+    assert_eq!((bench.sink.count(), bench.ledger.all().len()), (5, 1000));
     let calls = bench.store.calls.load(Ordering::SeqCst);
     assert!(calls <= 40, "{calls} calls: one for as many as are taken in at once");
 }
@@ -61,7 +61,7 @@ async fn no_more_are_asked_for_than_can_be_sent() {
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    assert_eq!(bench.sink.ids().len(), 100, "a job that finds no place waits for one");
+    assert_eq!(bench.sink.count(), 100, "a job that finds no place waits for one");
     assert_eq!(bench.sink.most.load(Ordering::SeqCst), 10);
 }
 
@@ -147,5 +147,5 @@ async fn nothing_is_rejected_because_the_store_is_away() {
     bench.store.away.store(false, Ordering::SeqCst);
     bench.end();
     done.await.unwrap();
-    assert_eq!((bench.sink.ids().len(), bench.ledger.all().len()), (5, 10));
+    assert_eq!((bench.sink.count(), bench.ledger.all().len()), (5, 10));
 }

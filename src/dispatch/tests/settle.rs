@@ -189,11 +189,8 @@ async fn what_expires_while_it_waits_takes_no_slot() {
     bench.publish(message("good"));
     let done = bench.start();
     bench.sink.arrived(1).await;
-    // The wall clock is not paused: this waits until it has passed the deadline.
-    while wall_now().0 / 1000 <= deadline {
-        std::thread::yield_now();
-    }
     let start = Instant::now();
+    tokio::time::sleep(Duration::from_millis(501)).await;
     bench.end();
     done.await.unwrap();
     assert_eq!(bench.sink.ids(), ["0", "good"]);

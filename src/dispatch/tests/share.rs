@@ -15,11 +15,11 @@ async fn replicas_far_from_the_store_get_their_share() {
         let _running = benches.each_mut().map(Bench::start);
         let [near, far] = &benches;
         // The shares are compared as long as both have jobs.
-        let done = || near.sink.ids().len() + far.sink.ids().len();
+        let done = || near.sink.count() + far.sink.count();
         while done() < jobs {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let share = far.sink.ids().len() * 100 / done();
+        let share = far.sink.count() * 100 / done();
         assert!((30..=70).contains(&share), "{share} % of {rate} for the far one");
     }
 }
@@ -36,7 +36,7 @@ async fn four_replicas_take_a_quarter_each_for_less_than_half_a_call_a_job() {
     });
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);
-    let sent = |bench: &Bench| bench.sink.ids().len();
+    let sent = |bench: &Bench| bench.sink.count();
     while benches.iter().map(sent).sum::<usize>() < 2000 {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -80,7 +80,7 @@ async fn a_slow_limit_is_shared_too() {
             bench
         });
         let _running = benches.each_mut().map(Bench::start);
-        let sent = |bench: &Bench| bench.sink.ids().len();
+        let sent = |bench: &Bench| bench.sink.count();
         while benches.iter().map(sent).sum::<usize>() < 200 {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }

@@ -114,7 +114,7 @@ async fn replicas_share_a_window() {
     });
     let start = Instant::now();
     let _running = benches.each_mut().map(Bench::start);
-    let sent = |bench: &Bench| bench.sink.ids().len();
+    let sent = |bench: &Bench| bench.sink.count();
     while benches.iter().map(sent).sum::<usize>() < 500 {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -197,7 +197,7 @@ async fn dear_jobs_use_every_window_in_few_calls() {
     }
     let _running = benches.each_mut().map(Bench::start);
     tokio::time::sleep(59 * SECOND + 9 * 61 * SECOND).await;
-    let sent: usize = benches.iter().map(|bench| bench.sink.ids().len()).sum();
+    let sent: usize = benches.iter().map(|bench| bench.sink.count()).sum();
     assert!((30..=33).contains(&sent), "{sent}, three in each window");
     let calls: usize = benches.iter().map(|bench| bench.store.calls.load(Ordering::SeqCst)).sum();
     assert!(calls <= 120, "{calls} calls for {sent} jobs");

@@ -7,17 +7,23 @@ use crate::time::{Clock, suspend};
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_of_years_is_exact() {
+    const MONTH: Duration = Duration::from_secs(30 * 86_400);
     let bench = Bench::new();
     let shaper = builder("1/30d", &bench).max_wait(Duration::MAX).build().unwrap();
     let start = Instant::now();
     shaper.reserve_cost("any", 40).await.unwrap().wait().await;
     assert_eq!(start.elapsed(), Duration::ZERO);
     let far = shaper.reserve("any").await.unwrap();
-    far.wait().await;
-    assert_eq!(start.elapsed(), Duration::from_secs(40 * 30 * 86_400));
-    // The clock is read every ten minutes, and once a second before the end.
+    assert!(tokio::time::timeout(MONTH, far.wait()).await.is_err());
+    // The clock is read every ten minutes.
     let pings = bench.pings.load(Ordering::SeqCst);
-    assert!((172_800..=172_802).contains(&pings), "{pings}");
+    assert!((4319..=4321).contains(&pings), "{pings}");
+    // The other months but the last pass at once.
+    let ((), ()) = tokio::join!(far.wait(), tokio::time::advance(38 * MONTH));
+    assert_eq!(start.elapsed(), 40 * MONTH);
+    // It is read once more a second before the end.
+    let pings = bench.pings.load(Ordering::SeqCst) - pings;
+    assert!((4320..=4323).contains(&pings), "{pings}");
 }
 
 /// Returns when each scheduled job ran, sorted; none may fail.

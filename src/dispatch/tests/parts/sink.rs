@@ -92,6 +92,11 @@ impl RecordingSink {
         self.sent.lock().unwrap().iter().map(|sent| sent.id.clone()).collect()
     }
 
+    /// The number of hand-overs.
+    pub(in crate::dispatch) fn count(&self) -> usize {
+        self.sent.lock().unwrap().len()
+    }
+
     /// The instants of all hand-overs, in ms from `start`.
     pub(in crate::dispatch) fn millis(&self, start: Instant) -> Vec<u128> {
         self.sent.lock().unwrap().iter().map(|sent| (sent.at - start).as_millis()).collect()
