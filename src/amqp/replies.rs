@@ -102,21 +102,22 @@ mod tests {
     use std::time::Duration;
 
     use futures_util::future::join_all;
-    use tokio::net::TcpListener;
+    use tokio::net::TcpSocket;
 
     use super::*;
 
     #[tokio::test]
     async fn an_attempt_that_fails_answers_all_who_waited_for_it() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("amqp://{}/%2f", listener.local_addr().unwrap());
-        drop(listener);
+        // Nobody listens, and while it is kept, no other socket has its port.
+        let silent = TcpSocket::new_v4().unwrap();
+        silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("amqp://{}/%2f", silent.local_addr().unwrap());
         let replies = Replies::new(url.parse().unwrap());
         let body = Bytes::new();
         let publish = || replies.publish("q", BasicProperties::default(), &body);
         let waiting: Vec<_> = std::iter::repeat_with(publish).take(500).collect();
         // One by one, with the waits between attempts, they take minutes.
-        let answers = tokio::time::timeout(Duration::from_secs(20), join_all(waiting)).await.unwrap();
+        let answers = tokio::time::timeout(Duration::from_secs(60), join_all(waiting)).await.unwrap();
         assert!(answers.iter().all(|answer| *answer == Err(PublishError::Unavailable)));
     }
 }

@@ -14,11 +14,11 @@ use url::Url;
 use super::connection::Connection;
 use super::guard::{Lookup, Resolver};
 use super::proxy::Proxy;
-use super::{HttpError, chain};
+use super::{HttpError, SECOND, chain};
 use crate::tls::{Tls, TlsOptions};
 
 /// A host that does not answer within this time counts as away; the rest of a long time-out is left for the answer.
-const LONGEST_CONNECT: Duration = Duration::from_secs(10);
+const LONGEST_CONNECT: Duration = SECOND.saturating_mul(10);
 
 /// A connection that receives nothing is probed after this time, and at the same interval from then on.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -34,6 +34,10 @@ use request::Basis;
 use response::{Answer, Wanted};
 pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 
+/// A second, in which the time limits of connections are written. Unit tests let time pass by `warm::pass`, so that a
+/// standstill of their machine must not count: to them it is longer.
+const SECOND: Duration = Duration::from_secs(if cfg!(test) { 1000 } else { 1 });
+
 /// The longest time-out, which can be added to any instant.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
 

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{HttpError, guard};
+use super::{HttpError, SECOND, guard};
 use crate::files::ReadSecret;
 use crate::tls::Tls;
 
@@ -32,7 +32,7 @@ const LONGEST_AFTER: Duration = Duration::from_secs(60);
 /// The least times between two tokens that are fetched because one was refused: at first, and at most, while each one that
 /// is fetched is refused too. What is refused for its own sake must not have tokens fetched all the time, for which all who
 /// share the client wait.
-const BETWEEN_REFUSALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(160));
+const BETWEEN_REFUSALS: (Duration, Duration) = (SECOND.saturating_mul(10), SECOND.saturating_mul(160));
 
 /// How often those that wait for a token look whether they may have the old one.
 const LOOK: Duration = Duration::from_secs(1);

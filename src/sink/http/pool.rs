@@ -8,21 +8,22 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
+use super::SECOND;
 use super::connect::Connector;
 use super::connection::Connection;
 
 /// An idle connection is closed after this time. It is shorter than the keep-alive of common servers (5 s: Node,
 /// Apache, uvicorn), so that a request does not meet a connection that its server is closing.
-pub(super) const POOL_IDLE: Duration = Duration::from_secs(4);
+pub(super) const POOL_IDLE: Duration = SECOND.saturating_mul(4);
 
 /// How long an idle connection must stay usable to count as ready for a job that waits.
-pub(super) const MIN_WARM_TIME: Duration = Duration::from_secs(1);
+pub(super) const MIN_WARM_TIME: Duration = SECOND;
 
 /// The longest age, which can be added to any instant.
 const LONGEST_AGE: Duration = Duration::from_secs(366 * 86_400);
 
 /// After a spare connection could not be opened, the next attempt waits for this long.
-pub(super) const WARM_RETRY: Duration = Duration::from_secs(1);
+pub(super) const WARM_RETRY: Duration = SECOND;
 
 /// How much younger than the bound the youngest connections end, as a divisor.
 const AGE_JITTER: u32 = 5;

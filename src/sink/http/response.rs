@@ -8,6 +8,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{HeaderMap, SET_COOKIE};
 use tokio::time::{Instant, timeout_at};
 
+use super::SECOND;
 use super::pool::Aging;
 use super::retry_after;
 use crate::job::Reason;
@@ -17,7 +18,7 @@ use crate::sink::{BodyMatch, MAX_ANSWER, MAX_EXCERPT, Outcome, Receipt, Response
 const MAX_BODY: usize = MAX_ANSWER;
 
 /// How long reading a body that no reply needs may take; beyond that a new connection is cheaper.
-const LONGEST_DRAIN: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_DRAIN: Duration = SECOND;
 
 /// The most headers of a reply.
 const MAX_HEADERS: usize = 64;

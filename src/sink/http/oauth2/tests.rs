@@ -18,13 +18,13 @@ async fn tokens_that_are_all_refused_are_replaced_ever_more_rarely() {
         read_proxy: None,
     });
     let (shared, start) = (client.unwrap().0, Instant::now());
-    let gives_up = |seconds: u64| {
+    let gives_up = |seconds: u32| {
         let value = hyper::header::HeaderValue::from_static("Bearer x");
-        let now = start + Duration::from_secs(seconds);
-        shared.give_up(&Token::new(value, now, Duration::from_secs(3600), 0.5), now)
+        let now = start + SECOND * seconds;
+        shared.give_up(&Token::new(value, now, SECOND * 3600, 0.5), now)
     };
     // One that is refused as soon as that may be: each time is twice the one before.
-    let given_up: Vec<u64> = (0..1000).filter(|seconds| gives_up(*seconds)).collect();
+    let given_up: Vec<u32> = (0..1000).filter(|seconds| gives_up(*seconds)).collect();
     assert_eq!(given_up, [0, 10, 30, 70, 150, 310, 470, 630, 790, 950]);
     // One that was good for a long time is replaced at once, and so is the next after ten seconds.
     assert!(gives_up(2000) && !gives_up(2009) && gives_up(2021));

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::super::pool::lifetime;
+use super::super::pool::{POOL_IDLE, lifetime};
 use super::warm::pass;
 use super::*;
 
 /// A wait that is shorter than the time after which an idle connection is closed.
-const STEP: Duration = Duration::from_secs(3);
+const STEP: Duration = SECOND.saturating_mul(3);
 
 /// The last byte of the loopback address that the scripted lookup answers.
 static ADDRESS: AtomicU8 = AtomicU8::new(1);
@@ -44,6 +44,7 @@ async fn a_changed_dns_answer_is_followed_once_connections_are_old() {
         delivered(sink.send(&job()).await);
     }
     assert_eq!((old.seen().len(), new.seen().len(), new.connections()), (4, 3, 1));
+    pass(POOL_IDLE).await;
     until(|| old.open() == 0).await;
 
     // Without a bound the connection is used for as long as it lasts.

@@ -1,5 +1,6 @@
 //! The handling of the answer's body and headers.
 
+use super::super::response::LONGEST_DRAIN;
 use super::server::{full, streamed};
 use super::*;
 
@@ -56,9 +57,10 @@ async fn a_body_that_never_ends_delays_nobody() {
     let server =
         Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
     pieces.send(Bytes::from_static(b"first")).expect("open");
-    let sink = HttpSink::new(HttpOptions { timeout: Duration::from_secs(3600), ..options(&server.base) });
-    // Reading is given up after the drain's second, long before the time-out.
-    delivered(sink.expect("a sink").send(&job()).await);
+    let sink = HttpSink::new(HttpOptions { timeout: SECOND * 3600, ..options(&server.base) });
+    // Reading is given up long before the time-out.
+    let (sink, job) = (sink.expect("a sink"), job());
+    delivered(send_and_pass(&server, &sink, &job, LONGEST_DRAIN).await);
     drop(pieces);
 }
 
@@ -69,8 +71,9 @@ async fn a_body_that_breaks_off_is_still_an_answer() {
     let server =
         Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
     pieces.send(Bytes::from_static(b"first")).expect("open");
-    let short = HttpOptions { timeout: Duration::from_millis(150), ..options(&server.base) };
-    let response = delivered(HttpSink::new(short).expect("a sink").send(&with_reply()).await);
+    let short = HttpOptions { timeout: SECOND * 3, ..options(&server.base) };
+    let (sink, job) = (HttpSink::new(short).expect("a sink"), with_reply());
+    let response = delivered(send_and_pass(&server, &sink, &job, SECOND * 3).await);
     assert_eq!(&response.body[..], b"first");
     drop(pieces);
 }

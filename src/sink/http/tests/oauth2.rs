@@ -78,9 +78,8 @@ async fn sinks_of_one_client_ask_once_however_many_requests_wait() {
 
 #[tokio::test]
 async fn without_a_token_server_nothing_is_sent_and_nobody_is_blamed() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base = format!("http://{}/", listener.local_addr().expect("an address"));
-    drop(listener);
+    let (_silent, address) = silent();
+    let base = format!("http://{address}/");
     let api = Server::always(200).await;
     let sink = with_tokens(&api, &client(client_options(&base)));
     for _ in 0..3 {

@@ -124,9 +124,8 @@ async fn a_proxy_gets_requests_to_http_with_the_whole_url() {
 
 #[tokio::test]
 async fn a_proxy_that_is_away_is_told() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let proxy = format!("http://{}/", listener.local_addr().expect("an address"));
-    drop(listener);
+    let (_silent, address) = silent();
+    let proxy = format!("http://{address}/");
     for base in ["http://api.example/", "https://api.example/"] {
         let (_folder, tls) = trusting(&Authority::new("ours"), None);
         let tls = base.starts_with("https").then_some(tls);

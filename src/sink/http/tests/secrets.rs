@@ -145,9 +145,7 @@ async fn a_connection_is_tried_without_a_request_and_kept_for_the_next() {
 
 #[tokio::test]
 async fn a_connection_that_cannot_be_opened_is_explained() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base = format!("http://{}/", listener.local_addr().expect("an address"));
-    drop(listener);
-    let error = sink(&base).try_connection().await.expect_err("nobody listens");
+    let (_silent, address) = silent();
+    let error = sink(&format!("http://{address}/")).try_connection().await.expect_err("nobody listens");
     assert!(error.contains("refused"), "{error}");
 }

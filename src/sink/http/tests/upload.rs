@@ -62,7 +62,7 @@ async fn an_early_2xx_waits_for_the_rest_of_its_request() {
     ] {
         let (is_half_read, half_read) = oneshot::channel();
         let (resume, resumed) = oneshot::channel();
-        let outcome = send_to(Duration::from_secs(3600), |mut stream| async move {
+        let outcome = send_to(SECOND * 3600, |mut stream| async move {
             let read = read_head(&mut stream).await;
             stream.write_all(format!("HTTP/1.1 200 OK\r\n{head}").as_bytes()).await.expect("an answer");
             let read = read_body(&mut stream, read, LONG / 2).await;
@@ -77,7 +77,7 @@ async fn an_early_2xx_waits_for_the_rest_of_its_request() {
                 half_read.await.expect("no panic");
                 // This takes much longer than reading the rest of an unwanted body may take.
                 for _ in 0..10 {
-                    pass(Duration::from_secs(10)).await;
+                    pass(SECOND * 10).await;
                     tokio::task::yield_now().await;
                 }
             } => {}
@@ -107,12 +107,19 @@ async fn a_2xx_whose_request_is_cut_off_is_no_delivery() {
 
 #[tokio::test]
 async fn a_2xx_whose_request_is_not_read_in_time_is_no_delivery() {
-    let (outcome, _stream) = send_to(Duration::from_millis(300), |mut stream| async move {
+    let (is_answered, answered) = oneshot::channel();
+    let sending = send_to(SECOND * 3, |mut stream| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n").await.expect("an answer");
+        is_answered.send(()).expect("the test waits");
         stream
-    })
-    .await;
+    });
+    let passing = async {
+        answered.await.expect("no panic");
+        settle().await;
+        pass(SECOND * 3).await;
+    };
+    let ((outcome, _stream), ()) = tokio::join!(sending, passing);
     let (reason, detail) = retry(outcome);
     assert_eq!(reason, "timeout", "{detail}");
     assert!(detail.contains("202 Accepted"), "{detail}");

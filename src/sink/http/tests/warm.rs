@@ -200,10 +200,9 @@ fn counted(host: &str) -> std::io::Result<Vec<SocketAddr>> {
 
 #[tokio::test]
 async fn a_spare_to_a_dead_port_is_not_tried_again_at_once() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base = format!("http://localhost:{}/", listener.local_addr().expect("an address").port());
-    drop(listener);
-    let sink = HttpSink::with(options(&base), counted).expect("a sink");
+    let (_silent, address) = silent();
+    let options = options(&format!("http://localhost:{}/", address.port()));
+    let sink = HttpSink::with(options, counted).expect("a sink");
     for tries in 1..=3 {
         sink.warm(1);
         assert_eq!(sink.target.current().pool.counts(), (0, 1));
