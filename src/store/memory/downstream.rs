@@ -306,8 +306,16 @@ impl Downstream {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The number of keys whose states this thread has looked through.
+    pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl Row {
     fn all(&self, holds: impl FnMut(&StoredState) -> bool) -> bool {
+        #[cfg(test)]
+        EXAMINED.set(EXAMINED.get() + 1);
         self.first.iter().chain(self.more.iter().flatten()).all(holds)
     }
 
