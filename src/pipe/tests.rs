@@ -15,7 +15,7 @@ use crate::job::{CostBound, MaxCost, ReplyRules, Rules, decode};
 use crate::sink::{Receipt, Response};
 use crate::time::Micros;
 
-const PATIENT: Duration = Duration::from_secs(20);
+const PATIENT: Duration = Duration::from_secs(60);
 
 /// Notices, as text.
 #[derive(Clone, Default)]

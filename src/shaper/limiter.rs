@@ -45,14 +45,14 @@ pub use builder::LimiterBuilder;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::builder("api")
-///     .limit(Limit::gcra("per-minute", "10/m".parse()?, 2)?)
+///     .limit(Limit::gcra("steady", "10/h".parse()?, 2)?)
 ///     .limit(Limit::fixed_window("per-hour", 1000, Duration::from_secs(3600))?)
 ///     .build()?;
 /// assert!(limiter.check("tenant-42").await?.allowed);
 /// assert!(limiter.check("tenant-42").await?.allowed);
 /// let denied = limiter.check("tenant-42").await?;
-/// assert!(!denied.allowed && denied.retry_after <= Duration::from_secs(6));
-/// assert_eq!(limiter.limits().get(denied.binding).map(Limit::name), Some("per-minute"));
+/// assert!(!denied.allowed && denied.retry_after <= Duration::from_secs(360));
+/// assert_eq!(limiter.limits().get(denied.binding).map(Limit::name), Some("steady"));
 /// assert!(limiter.check("tenant-43").await?.allowed, "each key has its own");
 /// # Ok(()) }
 /// ```

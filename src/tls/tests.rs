@@ -272,7 +272,7 @@ async fn files_that_are_replaced_are_used_by_new_connections() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), seen).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), seen).await.unwrap();
     greet(&tls, "localhost", &old).await.unwrap();
 
     // A file that is gone changes nothing.

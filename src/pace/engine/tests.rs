@@ -183,7 +183,11 @@ async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
     let now = Instant::now();
     assert!(driven.engine.try_at().is_some_and(|at| at <= now));
     driven.engine.try_one(Caller::new(1));
-    driven.run(50 * MS).await;
+    for _ in 0..1000 {
+        if driven.seqs().len() < 2 {
+            driven.run(50 * MS).await;
+        }
+    }
     assert_eq!(driven.seqs(), [0, 1]);
 }
 

@@ -16,13 +16,13 @@ use crate::time::{Clock, Micros};
 /// use std::time::Duration;
 /// use paced::{Limit, LimitSet, MemoryStore};
 ///
-/// let limits = LimitSet::new(vec![Limit::gcra("burst", "10/s".parse()?, 2)?])?;
+/// let limits = LimitSet::new(vec![Limit::gcra("burst", "10/m".parse()?, 2)?])?;
 /// let gate = MemoryStore::new().handle("api", limits)?;
 /// assert!(gate.take("tenant-42", 1).is_ok());
 /// assert!(gate.take("tenant-42", 1).is_ok());
 /// assert!(gate.take("tenant-42", 1).is_err(), "the burst is used up");
-/// // A slot within the next second, where the caller waits for it by itself.
-/// let slot = gate.reserve("tenant-42", 1, Duration::from_secs(1));
+/// // A slot within the next ten seconds, where the caller waits for it by itself.
+/// let slot = gate.reserve("tenant-42", 1, Duration::from_secs(10));
 /// assert!(slot.is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

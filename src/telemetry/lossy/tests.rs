@@ -2,7 +2,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// A writer that reports what it is to write, and then waits for the test to decide the result.
 struct Scripted {
