@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::Empty;
 use hyper::Request;
@@ -16,7 +17,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use paced::{ReserveError, Shaper};
 use tokio::task::JoinSet;
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
+
+/// The wait before a reservation that failed is tried again.
+const RETRY: Duration = Duration::from_millis(100);
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -53,6 +57,11 @@ async fn call(shaper: &Shaper, api: &Api, how: &str, job: usize) -> Result<(), A
                 // Others wait in order: one cannot have a slot that is so far ahead.
                 Err(ReserveError::NotYet { retry_at }) => {
                     sleep_until(retry_at).await;
+                    continue;
+                }
+                // Such as a store that does not answer in time.
+                Err(error) if error.is_retryable() => {
+                    sleep(RETRY).await;
                     continue;
                 }
                 Err(error) => return Err(error.into()),

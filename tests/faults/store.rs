@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use crate::support::LONG;
+use crate::support::api::stamp;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit};
 use crate::support::site::{Site, compare};
-use crate::{LONG, NOISE, assert_paced};
+use crate::{UNDER_WAY, assert_paced};
 
 #[tokio::test]
 async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_back() {
@@ -13,7 +15,7 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
     // Each replica has jobs that wait, however unevenly the broker deals them.
     let downstream = "rate = '100/s'\n[downstreams.billing.queue]\nprefetch = 100";
     let site = Site::on(rabbit().await, &redis, "store", downstream);
-    site.api.watch_stalls();
+    let begun = stamp();
     let (first, second) = tokio::join!(site.replica(), site.replica());
     site.publish(Job::many("job", 600)).await;
     site.api.wait_for(200, LONG).await;
@@ -23,9 +25,10 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
         replica.wait_line("no slots while the store is away", LONG).await;
     }
     // The slots of one horizon that were granted before may still be used. The other jobs wait.
-    let early = site.api.reaches(at_kill + 40, Duration::from_secs(2)).await;
+    let early = site.api.reaches(at_kill + UNDER_WAY, Duration::from_secs(1)).await;
     assert!(!early, "released without a slot: {at_kill}, then {}", site.api.count());
     redis.wipe().await;
+    let back = stamp();
     redis.start().await;
     let arrivals = site.api.wait_for(600, LONG).await;
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
@@ -33,7 +36,8 @@ async fn jobs_are_held_while_the_store_is_away_and_nothing_bursts_when_it_is_bac
 
     let tally = compare("job", 600, &arrivals);
     assert!(tally.is_clean(), "{tally:?}");
-    assert_paced(&site.api, "100/s".parse().unwrap(), NOISE);
+    assert_paced(&site.api, begun, "100/s", 0);
+    assert_paced(&site.api, back, "100/s", UNDER_WAY);
 }
 
 #[tokio::test]
