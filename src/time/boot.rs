@@ -172,6 +172,7 @@ fn simulated() -> Option<Duration> {
 
 /// Returns the wall clock's instant as this thread sees it: read once, it advances with tokio's clock and with suspends.
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "what all paused clocks are compared with")]
 pub(super) fn wall_of_tests() -> super::Micros {
     use std::sync::LazyLock;
 
