@@ -83,7 +83,7 @@ async fn a_cancelled_job_is_not_sent_when_it_comes_home() {
     let replica = AdminReplica::with_token(&site).await;
     // In a pause none is sent, however long the tools take. Jobs that come home may be parked again.
     assert_eq!(replica.tool(TOKEN, &["pause", "billing"]).await.code, 0);
-    let wait = Duration::from_secs(3);
+    let wait = Duration::from_secs(5);
     site.publish(vec![later("gone", wait), later("kept", wait), later("undone", wait)]).await;
     until("all three are parked", LONG, async || replica.settled("parked").await >= 3).await;
     replica.cancel(&["gone", "undone"]).await;
