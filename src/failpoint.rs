@@ -35,32 +35,41 @@ pub(crate) fn reached(point: &str) {
 #[cfg(all(not(feature = "failpoints"), any(feature = "amqp", feature = "redis")))]
 pub(crate) const fn reached(_point: &str) {}
 
-/// The environment variable with the divisor of polling intervals.
+/// The divisor in an environment variable; 1 where it has none.
 #[cfg(feature = "failpoints")]
-const HASTE: &str = "PACED_TEST_HASTE";
-
-/// The divisor of polling intervals; 1 unless the environment sets another one.
-#[cfg(feature = "failpoints")]
-#[must_use]
-pub fn haste() -> u32 {
-    use std::sync::LazyLock;
-
-    static CHOSEN: LazyLock<u32> = LazyLock::new(|| {
-        let chosen = std::env::var(HASTE).ok().and_then(|text| text.parse().ok());
-        chosen.filter(|&haste| haste > 0).unwrap_or(1)
-    });
-    *CHOSEN
+fn divisor(variable: &str) -> u32 {
+    let chosen = std::env::var(variable).ok().and_then(|text| text.parse().ok());
+    chosen.filter(|&divisor| divisor > 0).unwrap_or(1)
 }
 
-/// The divisor of polling intervals: 1.
-#[cfg(not(feature = "failpoints"))]
+/// The divisor of polling intervals: 1, or what a test has set in `PACED_TEST_HASTE`.
 #[must_use]
-pub const fn haste() -> u32 {
+pub fn haste() -> u32 {
+    #[cfg(feature = "failpoints")]
+    {
+        static HASTE: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| divisor("PACED_TEST_HASTE"));
+        *HASTE
+    }
+    #[cfg(not(feature = "failpoints"))]
     1
 }
 
-/// An interval between two polls, which tests shorten. Time limits of calls must not go through it.
+/// An interval between two polls, which tests shorten.
 #[must_use]
 pub fn interval(usual: Duration) -> Duration {
     usual / haste()
+}
+
+/// A time limit of one call, which a test of that limit shortens by `PACED_TEST_IMPATIENCE`: on a busy machine a
+/// shorter limit ends calls that would succeed.
+#[must_use]
+pub fn limit(usual: Duration) -> Duration {
+    #[cfg(feature = "failpoints")]
+    {
+        static IMPATIENCE: std::sync::LazyLock<u32> =
+            std::sync::LazyLock::new(|| divisor("PACED_TEST_IMPATIENCE"));
+        usual / *IMPATIENCE
+    }
+    #[cfg(not(feature = "failpoints"))]
+    usual
 }

@@ -124,7 +124,7 @@ impl Clock for SystemClock {
 
 /// Returns the wall clock's instant. It may step; use it only for instants that people set (`paced-deadline`).
 ///
-/// In unit tests it advances with tokio's clock: where that is paused, a slow machine changes nothing.
+/// In unit tests of this crate it advances with tokio's clock: where that is paused, a slow machine changes nothing.
 #[must_use]
 pub fn wall_now() -> Micros {
     #[cfg(test)]

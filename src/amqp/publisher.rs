@@ -130,7 +130,7 @@ impl PublishError {
 impl Publisher {
     pub(super) fn new(current: ConnectionWatch) -> Self {
         let shared =
-            Shared { current, timeout: failpoint::interval(PUBLISH), open: tokio::sync::Mutex::default() };
+            Shared { current, timeout: failpoint::limit(PUBLISH), open: tokio::sync::Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 

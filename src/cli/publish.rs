@@ -211,7 +211,7 @@ impl Target {
                 Err(error)
                     if error.is_retryable()
                         && attempt < ATTEMPTS
-                        && begun.elapsed() < failpoint::interval(MAX_RETRY_TIME) =>
+                        && begun.elapsed() < failpoint::limit(MAX_RETRY_TIME) =>
                 {
                     tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
                     attempt += 1;

@@ -16,8 +16,8 @@ use super::load;
 use super::options::TlsOptions;
 use super::refusal::Refusal;
 use super::replaced::Replaced;
-use super::stream::{Stream, is_end};
-use super::transport::Transport;
+use super::stream::Stream;
+use super::transport::{Transport, is_end};
 use super::validity::Validity;
 
 /// The least time between two looks at the files.

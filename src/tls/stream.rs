@@ -4,12 +4,13 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use rustls::ProtocolVersion;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::client::TlsStream;
 
 use super::client::Peer;
 use super::refusal::refusal;
-use super::transport::Transport;
+use super::transport::{Transport, is_end};
 
 /// The most that is read after a write has failed.
 const LAST_WORDS: usize = 16 * 1024;
@@ -18,8 +19,8 @@ const LAST_WORDS: usize = 16 * 1024;
 ///
 /// In TLS 1.3 the client has done its part of the handshake before the server looks at the client's certificate: what
 /// the server says about that is read later, as an error. A server that refuses a client also resets the connection, so
-/// a write may fail before that is read. The error of such a write is returned once everything is read that the server
-/// sent before: its reason, if it gave one.
+/// a write may fail before that is read. The error of such a write is returned once what the server sent before
+/// is read: its reason, if it gave one.
 #[derive(Debug)]
 pub struct Stream<S> {
     inner: TlsStream<Transport<S>>,
@@ -38,11 +39,12 @@ impl<S> Stream<S> {
 
     /// The same error, in words that tell what to do.
     fn explain(&self, error: io::Error) -> io::Error {
-        // Whom the server has sent anything since the handshake, it has not refused there.
-        if self.inner.get_ref().0.has_heard() {
-            self.peer.explain(error)
-        } else {
+        let (transport, session) = self.inner.get_ref();
+        // Before TLS 1.3 the server accepts the client within the handshake. Later it has done so once it sends anything.
+        if session.protocol_version() == Some(ProtocolVersion::TLSv1_3) && !transport.has_heard() {
             self.peer.explain_end(error)
+        } else {
+            self.peer.explain(error)
         }
     }
 }
@@ -85,12 +87,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         let told = read.err().map(|error| self.peer.explain(error));
         Poll::Ready(told.filter(|error| refusal(error).is_some()))
     }
-}
-
-/// Whether an error means that the connection is over.
-pub(super) const fn is_end(kind: io::ErrorKind) -> bool {
-    use io::ErrorKind as Kind;
-    matches!(kind, Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof)
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {

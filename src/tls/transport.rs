@@ -6,6 +6,12 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+/// Whether an error means that the connection is over.
+pub(super) const fn is_end(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(kind, Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof)
+}
+
 /// A connection beneath TLS.
 ///
 /// A server that refuses a client sends an alert and closes the connection, which is reset if the client is still
@@ -40,7 +46,7 @@ impl<S> Transport<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Transport<S> {
-    /// Writes; in the handshake an error counts as `done`.
+    /// Writes; in the handshake the end of the connection counts as `done`.
     fn poll_writing<T>(
         &mut self,
         done: T,
@@ -54,7 +60,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Transport<S> {
             return Poll::Ready(Ok(done));
         }
         match ready!(write(Pin::new(&mut self.inner))) {
-            Err(error) if !self.is_open => {
+            Err(error) if !self.is_open && is_end(error.kind()) => {
                 self.failed = Some(error);
                 Poll::Ready(Ok(done))
             }

@@ -197,7 +197,9 @@ async fn a_full_queue_is_told_to_the_publisher() {
     // A quorum queue learns of its length a little late.
     let mut published = 10;
     until("the queue to be full", LONG, async || {
-        let more = site.cli(&["-o", "json", "publish", "billing", "--count", "3", "--body", "x"]).await;
+        // A job that the queue refuses is tried again, at first every second and for half a minute.
+        let args = ["-o", "json", "publish", "billing", "--count", "3", "--body", "x"];
+        let more = site.cli_with(&args, &[("PACED_TEST_IMPATIENCE", "10")]).await;
         assert!(more.code == 0 || more.stderr.contains("the queue is full"), "{}", more.stderr);
         let report: serde_json::Value = serde_json::from_str(&more.stdout).unwrap();
         published += u32::try_from(report["published"].as_u64().unwrap()).unwrap();

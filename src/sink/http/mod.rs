@@ -34,8 +34,8 @@ use request::Basis;
 use response::{Answer, Wanted};
 pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 
-/// A second, in which the time limits of connections are written. Unit tests let time pass by `warm::pass`, so that a
-/// standstill of their machine must not count: to them it is longer.
+/// The second in which the time limits of connections are written. In unit tests it is 1 000 s, so that these limits pass
+/// only when a test advances the clock (`warm::pass`), and never because the machine stood still.
 const SECOND: Duration = Duration::from_secs(if cfg!(test) { 1000 } else { 1 });
 
 /// The longest time-out, which can be added to any instant.

@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 
 use super::*;
 
-/// A connection whose writes fail after so many: the first one that fails has gone through nevertheless, and what arrives
-/// can be read.
+/// A connection whose writes fail after the first `good_writes`: the first one that fails has gone through nevertheless,
+/// and what arrives can be read.
 struct Resettable {
     inner: DuplexStream,
     good_writes: usize,
@@ -47,7 +47,7 @@ impl AsyncWrite for Resettable {
     }
 }
 
-/// Connects to a server that says hello to whom it accepts, over a connection on which so many writes succeed.
+/// Connects to a server that says hello to whom it accepts, over a connection on which `good_writes` writes succeed.
 async fn resettable(server: TlsAcceptor, tls: &Tls, good_writes: usize) -> io::Result<Stream<Resettable>> {
     let (near, far) = duplex(64 * 1024);
     let serving = tokio::spawn(async move {
@@ -84,6 +84,24 @@ async fn a_refusal_is_told_even_where_a_write_fails_before_it_is_read() {
     let mut answer = String::new();
     accepted.read_to_string(&mut answer).await.unwrap();
     assert_eq!(answer, "hello");
+}
+
+/// In TLS 1.2 the client is accepted by the end of the handshake: what ends later is no refusal.
+#[tokio::test]
+async fn an_end_after_the_handshake_of_an_accepted_client_is_no_refusal() {
+    let folder = tempdir().unwrap();
+    let ours = Authority::new("ours");
+    let tls = Tls::load(trusting(folder.path(), &ours)).unwrap();
+    let (near, far) = duplex(64 * 1024);
+    let server = server(&ours.issue(&["localhost"]), None, OLD);
+    let serving = tokio::spawn(async move { server.accept(far).await.map(drop) });
+    let mut stream = tls.connect("localhost", near).await.unwrap();
+    serving.await.unwrap().unwrap();
+    let error = match stream.write_all(b"a request").await {
+        Ok(()) => stream.read_u8().await.map(drop).unwrap_err(),
+        Err(error) => error,
+    };
+    assert!(refusal(&error).is_none(), "{error}");
 }
 
 /// A server on a thread of its own that refuses its one client and resets the connection, after it has sent the alert or
