@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::client::Client;
 use super::guardian::Guardian;
 use super::prometheus::Scrape;
-use super::{apart, blocking, poll};
+use super::{LONG, apart, blocking, poll, real_now};
 
 /// How long `paced run` may take to attach all consumers.
 const READY: Duration = Duration::from_secs(120);
@@ -279,11 +279,13 @@ pub fn wait_stopped(pid: u32) {
         let stat = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| !rest.starts_with(['R', 'S', 'D']))
     };
+    let begun = real_now();
     loop {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         if threads.map(|thread| thread.path()).all(is_stopped) {
             return;
         }
+        assert!(begun.elapsed() < LONG, "process {pid} does not stop");
         std::thread::yield_now();
     }
 }

@@ -1,10 +1,18 @@
 #!/bin/sh
 # Runs the tests: `run-tests.sh all` (`make test`), `quick` or `noisy`. It writes a line for each phase with its time, the
-# failures, and at the end the counts and the ten slowest tests. The whole output of each program is in target/test-logs.
+# failures, and at the end the ten slowest tests and the counts. The whole output of each phase is in target/test-logs.
 set -eu
 
 cd "$(dirname "$0")/../.."
 mode=${1:-all}
+case $mode in
+all | noisy | quick) ;;
+*)
+    echo "run-tests: all, quick or noisy, not $mode" >&2
+    exit 2
+    ;;
+esac
+# It may be a list of words, such as `cargo +stable`.
 cargo=${CARGO:-cargo}
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 mkdir -p "$logs"
@@ -21,95 +29,91 @@ duration() { # duration SECONDS
     if [ "$1" -lt 60 ]; then echo "$1 s"; else echo "$(($1 / 60)) min $(($1 % 60)) s"; fi
 }
 
-begun=$(date +%s)
-
-# phase NAME COMMAND...: its output goes to the terminal.
-phase() {
-    name=$1
-    shift
-    start=$(date +%s)
-    "$@"
-    printf '%-8s %s\n' "$name" "$(duration $(($(date +%s) - start)))"
+counts() { # counts LOG...
+    awk '/^test result: / { passed += $4; failed += $6 } END { print passed + 0 " passed, " failed + 0 " failed" }' "$@"
 }
 
-# Copies the output of a test program to a log, and counts on a terminal what is done.
-follow() {
-    shown=
-    [ ! -t 2 ] || shown=yes
-    awk -v log_file="$1" -v shown="$shown" '
-        { print >log_file }
-        /^running [0-9]+ tests?$/ { all += $2 }
-        /^test .* \.\.\. / { done += 1; if (shown) printf "\r%d of %d tests ", done, all >"/dev/stderr" }
-        END { if (shown) printf "\r%40s\r", "" >"/dev/stderr" }'
+# The programs that this script has started and that are to end with it.
+started=
+# shellcheck disable=SC2086 # a list of numbers
+stop() {
+    [ -z "$started" ] || kill $started 2>/dev/null || true
+    started=
+    rm -f "$logs/noise"
 }
-
-failed=0
-
-# tests NAME ARGUMENTS...: runs the programs that cargo selects by these arguments.
-tests() {
-    name=$1
-    shift
-    start=$(date +%s)
-    { "$cargo" test --locked --all-features --config "$runner" "$@" 2>&1 && echo 0 >"$logs/code" || echo 1 >"$logs/code"; } |
-        follow "$logs/$name.log"
-    counts=$(sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed; .*/\1 \2/p' "$logs/$name.log" |
-        awk '{ passed += $1; failed += $2 } END { print passed + 0 " passed, " failed + 0 " failed" }')
-    printf '%-8s %s: %s\n' "$name" "$(duration $(($(date +%s) - start)))" "$counts"
-    if [ "$(cat "$logs/code")" != 0 ]; then
-        failed=1
-        # Without failures of tests, the program did not build, or ended early.
-        grep -q '^failures:' "$logs/$name.log" && sed -n '/^failures:/,$p' "$logs/$name.log" || tail -n 60 "$logs/$name.log"
-    fi
-}
-
-summary() {
-    echo "The slowest tests:"
-    sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 \1/p' "$logs"/*.log | sort -rn | head -n 10 |
-        awk '{ printf "%8.1f s  %s\n", $1, $2 }'
-    echo "All took $(duration $(($(date +%s) - begun)))."
-    sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed; .*/\1 \2/p' "$logs"/*.log |
-        awk '{ passed += $1; failed += $2 } END { print passed + 0 " passed, " failed + 0 " failed" }'
-}
+trap stop EXIT
+trap 'echo "run-tests: interrupted; $logs has the output so far" >&2; exit 130' INT TERM HUP
 
 # Two loops that take all the time they can get, and one that writes to the disk and waits for it: for two hours at most.
 noise() {
     for _ in 1 2; do
         timeout 7200 sh -c 'while :; do :; done' &
-        noises="$noises $!"
+        started="$started $!"
     done
     timeout 7200 sh -c 'while dd if=/dev/zero of="$0" bs=1M count=256 conv=fsync 2>/dev/null; do :; done' "$logs/noise" &
-    noises="$noises $!"
+    started="$started $!"
 }
 
-noises=
-quiet() {
-    # shellcheck disable=SC2086 # a list of numbers
-    [ -z "$noises" ] || kill $noises 2>/dev/null || true
-    rm -f "$logs/noise"
+# Shows on a terminal how many tests are done, until it is ended.
+progress() { # progress LOG
+    while sleep 5; do
+        printf '\r%s tests are done ' "$(grep -c '^test .* \.\.\. ' "$1")" >&2
+    done
 }
-trap quiet EXIT
-trap 'exit 130' INT TERM HUP
 
-runner="target.'cfg(all())'.runner=['$PWD/tests/support/test-runner.sh']"
-phase build tests/support/install-beside.sh tests "$cargo" test --locked --all-features --no-run
+begun=$(date +%s)
+ended_badly=
+
+# Runs the test programs that cargo selects by these arguments.
+phase() { # phase NAME ARGUMENTS...
+    name=$1 log=$logs/$1.log start=$(date +%s) status=0 watch=
+    shift
+    : >"$log"
+    if [ -t 2 ]; then
+        progress "$log" &
+        watch=$!
+        started="$started $watch"
+    fi
+    # shellcheck disable=SC2086
+    $cargo test --locked --all-features "$@" >"$log" 2>&1 || status=$?
+    [ -z "$watch" ] || { kill "$watch" 2>/dev/null || true; printf "\r%30s\r" "" >&2; }
+    # A name that selects no test must not pass.
+    [ "$status" != 0 ] || ! counts "$log" | grep -q '^0 passed' || status=1
+    printf '%-8s %s: %s\n' "$name" "$(duration $(($(date +%s) - start)))" "$(counts "$log")"
+    [ "$status" = 0 ] || {
+        ended_badly="$ended_badly $name"
+        # Without failures of tests, it did not build, or ended early.
+        if grep -q '^failures:' "$log"; then sed -n '/^failures:/,$p' "$log"; else tail -n 60 "$log"; fi
+    }
+}
+
+# shellcheck disable=SC2086
+tests/support/install-beside.sh tests $cargo test --locked --all-features --no-run
+printf '%-8s %s\n' build "$(duration $(($(date +%s) - begun)))"
+
+runner="target.'cfg(all())'.runner=[\"$PWD/tests/support/test-runner.sh\"]"
 case $mode in
 quick)
-    tests unit --lib --bins
+    phase unit --config "$runner" --lib --bins
     # One way through everything: two replicas, RabbitMQ, Redis and an API.
-    tests smoke --test it -- --exact pace::two_replicas_share_one_pace_and_deliver_everything_once
-    ;;
-all | noisy)
-    [ "$mode" = all ] || noise
-    tests unit --lib --bins
-    tests bytes --test bytes
-    tests faults --test faults
-    tests it --test it
-    tests docs --doc
+    phase smoke --config "$runner" --test it -- --exact \
+        pace::two_replicas_share_one_pace_and_deliver_everything_once
     ;;
 *)
-    echo "run-tests: all, quick or noisy, not $mode" >&2
-    exit 2
+    [ "$mode" = all ] || noise
+    phase unit --config "$runner" --lib --bins
+    phase bytes --config "$runner" --test bytes
+    phase faults --config "$runner" --test faults
+    phase it --config "$runner" --test it
+    # These are no programs with the options that the runner adds.
+    phase docs --doc
     ;;
 esac
-summary
-exit $failed
+
+echo "The slowest tests:"
+sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 \1/p' "$logs"/*.log | sort -rn | head -n 10 |
+    awk '{ printf "%8.1f s  %s\n", $1, $2 }'
+echo "All took $(duration $(($(date +%s) - begun)))."
+[ -z "$ended_badly" ] || echo "Failed:$ended_badly."
+counts "$logs"/*.log
+[ -z "$ended_badly" ]

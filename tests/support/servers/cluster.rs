@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::super::{LONG, poll, real_now, until};
 use super::{Redis, free_port};
 
-/// After this long without an answer, in ms, a node counts as failed: while the cluster forms, which makes its gossip
-/// fast, and then, which no busy machine reaches.
+/// After this long without an answer, in ms, a node counts as failed: first while the cluster forms (short, so that gossip
+/// is fast), then for good (so long that a busy machine does not reach it).
 const NODE_TIMEOUT: [&str; 2] = ["1000", "30000"];
 /// A manual failover is given up by Redis after this long.
 const FAILOVER: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
 %% Runs in a private RabbitMQ node and evaluates the expressions that tests send over loopback: a `rabbitmqctl` takes a
-%% second of processor time each, since it starts a node of its own. The port comes from the environment.
+%% second of processor time each, since it starts a node of its own. The file with the name of this one and `.port` has the port.
 Evaluate = fun(Text) ->
     try
         {ok, Tokens, _} = erl_scan:string(binary_to_list(Text)),
@@ -18,9 +18,10 @@ Serve = fun(Socket) ->
     gen_tcp:close(Socket)
 end,
 spawn(fun() ->
-    Port = list_to_integer(os:getenv("PACED_TEST_EVAL_PORT")),
-    Options = [binary, {packet, 4}, {active, false}, {ip, {127, 0, 0, 1}}, {reuseaddr, true}],
-    {ok, Listener} = gen_tcp:listen(Port, Options),
+    Options = [binary, {packet, 4}, {active, false}, {ip, {127, 0, 0, 1}}],
+    {ok, Listener} = gen_tcp:listen(0, Options),
+    {ok, Port} = inet:port(Listener),
+    ok = file:write_file(os:getenv("PACED_TEST_EVAL") ++ ".port", integer_to_list(Port) ++ "\n"),
     Loop = fun(Again) ->
         {ok, Socket} = gen_tcp:accept(Listener),
         Serve(Socket),

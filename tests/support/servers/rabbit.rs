@@ -24,11 +24,7 @@ const HELLO: (&[u8], &[u8]) = (b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00");
 
 /// A RabbitMQ node without plugins, and its own epmd.
 #[derive(Clone, Debug)]
-pub struct Rabbit {
-    server: Arc<Server>,
-    /// The port at which the node evaluates expressions.
-    eval: u16,
-}
+pub struct Rabbit(Arc<Server>);
 
 impl Rabbit {
     /// A node for the caller alone; it ends with the last clone.
@@ -47,12 +43,11 @@ impl Rabbit {
     }
 
     async fn try_with(lines: String) -> Result<Self, String> {
-        let eval = free_port();
-        let server = launch(move || Self::server(&lines, eval)).await?;
-        Ok(Self { server: Arc::new(server), eval })
+        let server = launch(move || Self::server(&lines)).await?;
+        Ok(Self(Arc::new(server)))
     }
 
-    fn server(lines: &str, eval: u16) -> Result<Server, String> {
+    fn server(lines: &str) -> Result<Server, String> {
         let server = format!("{RABBITMQ}/rabbitmq-server");
         if !root::path(&server).exists() {
             return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
@@ -69,7 +64,7 @@ impl Rabbit {
         put("enabled_plugins", "[].\n")?;
         put("empty.conf", "")?;
         put("rabbitmq.conf", &(rabbitmq_conf(port) + lines))?;
-        put("env.sh", &rabbitmq_env(folder, (dist, epmd, eval)))?;
+        put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
         put("eval.erl", include_str!("eval.erl"))?;
         // A node that finds no epmd starts one that nobody ends; this one is the guardian's.
         let daemon = root::shell("epmd");
@@ -101,18 +96,18 @@ impl Rabbit {
 
     /// `amqp://127.0.0.1:PORT/%2f`, as the guest user.
     pub fn url(&self) -> String {
-        format!("amqp://127.0.0.1:{}/%2f", self.server.port)
+        format!("amqp://127.0.0.1:{}/%2f", self.0.port)
     }
 
     /// Its port, which stays over restarts.
     pub fn port(&self) -> u16 {
-        self.server.port
+        self.0.port
     }
 
     /// The version that the node reports in the first frame of a connection.
     pub async fn version(&self) -> String {
         const NAME: &[u8] = b"\x07versionS";
-        let port = self.server.port;
+        let port = self.0.port;
         apart(async move {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
             stream.write_all(HELLO.0).await.unwrap();
@@ -134,44 +129,47 @@ impl Rabbit {
     /// RabbitMQ 3.10 writes the list of its quorum queues down twice a second, and one that is not
     /// on it never comes up again; so this waits until all of them are.
     pub async fn kill(&self) {
-        let data = self.server.folder().join("data");
+        let data = self.0.folder().join("data");
         eventually("quorum queues are on disk", Duration::from_secs(60), || are_listed(&data)).await;
-        self.server.clone().end("kill").await;
+        self.0.clone().end("kill").await;
     }
 
     /// Sends SIGTERM, which ends it cleanly: connections are closed with 320 first.
     pub async fn stop(&self) {
-        self.server.clone().end("stop").await;
+        self.0.clone().end("stop").await;
     }
 
     /// Starts it again on the same port with its data, and waits until it answers.
     pub async fn start(&self) {
-        self.server.clone().again().await;
+        self.0.clone().again().await;
     }
 
     /// Sends SIGSTOP: connections stay open, nothing is answered.
     pub fn freeze(&self) {
-        self.server.signal(Signal::STOP);
+        self.0.signal(Signal::STOP);
     }
 
     /// Sends SIGCONT.
     pub fn thaw(&self) {
-        self.server.signal(Signal::CONT);
+        self.0.signal(Signal::CONT);
     }
 
     /// The guardian that owns it.
     pub fn guardian(&self) -> &Guardian {
-        &self.server.guardian
+        &self.0.guardian
     }
 
     /// Evaluates Erlang expressions in the node, and returns the value as Erlang writes it; panics with the error.
     ///
     /// What `rabbitmqctl` does, a second of processor time each, are calls of the node's functions.
     pub async fn eval(&self, expressions: &str) -> String {
-        let (port, text) = (self.eval, format!("{expressions}."));
+        let (file, text) = (self.0.folder().join("eval.erl.port"), format!("{expressions}."));
         let answer = apart(async move {
-            // The node listens a little after it has said that it is up.
-            let connect = || async { TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok() };
+            // The node listens a little after it has said that it is up, and its file has a whole line then.
+            let connect = || async {
+                let port: u16 = fs::read_to_string(&file).ok()?.strip_suffix('\n')?.parse().ok()?;
+                TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()
+            };
             let mut stream = poll(RABBIT_START, connect).await.expect("the node evaluates");
             let length = u32::try_from(text.len()).unwrap().to_be_bytes();
             stream.write_all(&[&length, text.as_bytes()].concat()).await.unwrap();
@@ -261,7 +259,7 @@ fn rabbitmq_conf(port: u16) -> String {
 }
 
 /// The variables of the node.
-fn rabbitmq_env(folder: &Path, (dist, epmd, eval): (u16, u16, u16)) -> String {
+fn rabbitmq_env(folder: &Path, dist: u16, epmd: u16) -> String {
     let folder = folder.display();
     let local = "-kernel inet_dist_use_interface {127,0,0,1}";
     format!(
@@ -275,8 +273,9 @@ fn rabbitmq_env(folder: &Path, (dist, epmd, eval): (u16, u16, u16)) -> String {
          export RABBITMQ_ENABLED_PLUGINS_FILE='{folder}/enabled_plugins'\n\
          export RABBITMQ_MNESIA_BASE='{folder}/data'\n\
          export RABBITMQ_LOG_BASE='{folder}/log'\n\
-         export PACED_TEST_EVAL_PORT={eval}\n\
-         export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+S 1:1 +sbwt none {local} -eval file:eval(\"{folder}/eval.erl\")'\n\
+         export PACED_TEST_EVAL='{folder}/eval.erl'\n\
+         rm -f '{folder}/eval.erl.port'\n\
+         export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+S 1:1 +sbwt none {local} -eval file:eval(os:getenv(\"PACED_TEST_EVAL\"))'\n\
          # Then the node replaces the shell, and the pid is the node's.\n\
          export RUNNING_UNDER_SYSTEMD=true\n"
     )
