@@ -16,7 +16,7 @@ mod replica;
 mod store;
 
 /// More requests than are under way at any instant of these tests: sent and not read by the API yet, or about to be sent.
-/// Whoever makes up for slots that were missed in a second sends many more.
+/// A replica that makes up for a second of missed slots sends many more.
 const UNDER_WAY: usize = 40;
 
 /// Panics where the requests since this stamp came faster than the rate, with this many more; one more is allowed, since

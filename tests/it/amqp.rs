@@ -1,6 +1,7 @@
 //! The broker side against a real RabbitMQ.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::ops::Deref;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -35,14 +36,35 @@ use crate::support::{self, LONG};
 // Each test has a prefix of its own on the shared servers.
 use crate::support::servers::{Rabbit, rabbit as shared};
 
-/// A node for one test at a time, which may stop it, freeze it, or change what it allows, and leaves it as it was.
-async fn rough() -> MutexGuard<'static, Option<Rabbit>> {
-    static NODE: LazyLock<Mutex<Option<Rabbit>>> = LazyLock::new(Mutex::default);
-    let mut node = NODE.lock().await;
-    if node.is_none() {
-        *node = Some(Rabbit::dedicated().await);
+/// A node for one test at a time, which may stop it, freeze it, or change what it allows, and leaves it as it was. One
+/// that a test leaves by a panic ends.
+struct NodeForFaults(MutexGuard<'static, Option<Rabbit>>);
+
+impl NodeForFaults {
+    async fn lock() -> Self {
+        static NODE: LazyLock<Mutex<Option<Rabbit>>> = LazyLock::new(Mutex::default);
+        let mut node = NODE.lock().await;
+        if node.is_none() {
+            *node = Some(Rabbit::dedicated().await);
+        }
+        Self(node)
     }
-    node
+}
+
+impl Deref for NodeForFaults {
+    type Target = Rabbit;
+
+    fn deref(&self) -> &Rabbit {
+        self.0.as_ref().unwrap()
+    }
+}
+
+impl Drop for NodeForFaults {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            *self.0 = None;
+        }
+    }
 }
 
 /// The vhost `/`, for this user and password.

@@ -30,7 +30,7 @@ pub fn slots(replicas: &[&Paced]) -> Vec<u64> {
     slots
 }
 
-/// Asserts that there are so many slots, no two of which are less than this many µs apart.
+/// Asserts that there are `count` slots, no two of which are less than this many µs apart.
 #[track_caller]
 fn assert_apart(slots: &[u64], count: usize, apart: u64) {
     assert_eq!(slots.len(), count);

@@ -65,7 +65,7 @@ impl Files {
     }
 }
 
-/// Has the API answer so many requests from now on, and hold the answers of all others.
+/// Has the API answer this many requests from now on, and hold the answers of all others.
 fn answers(api: &Api, count: usize) -> Gate {
     let (gate, arrived) = (Gate::closed(), AtomicUsize::new(0));
     let held = gate.clone();

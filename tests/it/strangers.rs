@@ -15,7 +15,7 @@ use crate::support::publish::{self, Job, Taken};
 use crate::support::servers::free_port;
 use crate::support::site::Site;
 
-/// Shorter than the jobs that cost too much would hold up the others.
+/// Shorter than the time for which a job that costs too much would hold up the others.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Names for Direct Reply-To that no broker makes; the first ones crash a channel of RabbitMQ 3.10.

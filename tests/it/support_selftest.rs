@@ -16,7 +16,6 @@ use tokio::net::TcpStream;
 use super::support::api::{Answer, Api, Arrival, Gate};
 use super::support::client::Client;
 use super::support::daemon::{Paced, message, run_cli};
-use super::support::guardian::Guardian;
 use super::support::publish::{self, Job};
 use super::support::servers::{Rabbit, Redis};
 use super::support::{blocking, count, eventually, servers, unique};
@@ -152,7 +151,7 @@ async fn servers_end_with_their_owner_even_by_sigkill() {
         processes.extend(family(*pid));
     }
     let names: Vec<&str> = processes.iter().map(|process| process.name.as_str()).collect();
-    for name in ["sh", servers::root::redis_server(), "epmd"] {
+    for name in ["sh", servers::root::redis_server(), "epmd", "beam.smp"] {
         assert!(names.contains(&name), "{name} is one of {names:?}");
     }
     owner.kill().unwrap();
@@ -167,14 +166,8 @@ async fn servers_end_with_their_owner_even_by_sigkill() {
 
 /// The owner, a second run of this program: it prints where its servers are, and waits to be killed.
 async fn own_servers() {
-    let redis = servers::redis().await;
-    // What RabbitMQ starts, without the node: one guardian owns several.
-    let other = Guardian::new().unwrap();
-    let epmd =
-        format!("exec {} -port {} -address 127.0.0.1\n", servers::root::shell("epmd"), servers::free_port());
-    other.start("epmd", &epmd).unwrap();
-    other.start("another", "exec sleep 1000\n").unwrap();
-    for guardian in [redis.guardian(), &other] {
+    let (redis, rabbit) = (servers::redis().await, servers::rabbit().await);
+    for guardian in [redis.guardian(), rabbit.guardian()] {
         println!("guardian {} {}", guardian.pid(), guardian.folder().display());
     }
     println!("all up");

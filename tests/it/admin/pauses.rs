@@ -58,7 +58,7 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     assert!(compare("job", JOBS, &arrivals).is_clean());
     count::assert_never_ahead(&site.api.stamps(), resumed, "200/s".parse().unwrap(), AHEAD);
     for replica in [&one, &other, &late] {
-        assert_eq!(replica.metric("paced_paused").await, 0.0);
+        until("it knows", LONG, async || replica.metric("paced_paused").await == 0.0).await;
         assert_eq!(replica.paced.stop().await, 0);
     }
 }

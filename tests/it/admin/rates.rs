@@ -42,7 +42,7 @@ async fn a_rate_that_is_set_counts_everywhere_and_ends_when_it_is_over() {
 
 #[tokio::test]
 async fn a_slow_rate_that_is_raised_stalls_nobody() {
-    let site = Site::shared("rateraise", "rate = '1/m'\nqueue.prefetch = 100").await;
+    let site = Site::shared("rateraise", "rate = '1/5m'\nqueue.prefetch = 100").await;
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     site.publish(Job::many("job", 30)).await;
     site.api.wait_for(1, LONG).await;
@@ -51,7 +51,7 @@ async fn a_slow_rate_that_is_raised_stalls_nobody() {
     let arrivals = site.api.wait_for(30, LONG).await;
     assert!(compare("job", 30, &arrivals).is_clean());
     count::assert_never_ahead(&site.api.stamps(), set, "40/s".parse().unwrap(), 4);
-    // Back at the file's rate, the next job is due a minute after the last.
+    // Back at the file's rate, the next job is due five minutes after the last: longer than anything here waits.
     assert_eq!(one.tool(TOKEN, &["rate", "unset", "billing"]).await.code, 0);
     for replica in [&one, &other] {
         until("it is known", LONG, async || replica.metric("paced_rate_limit_jobs_per_second").await < 1.0)

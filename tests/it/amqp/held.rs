@@ -24,8 +24,8 @@ async fn outlast(channel: &lapin::Channel, queue: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_is_held_for_longer_than_the_broker_usually_waits() {
-    let node = rough().await;
-    let rabbit = node.as_ref().unwrap();
+    let node = NodeForFaults::lock().await;
+    let rabbit: &Rabbit = &node;
     set_timeout(rabbit, Duration::from_millis(500), Duration::from_millis(250)).await;
     let options = options(rabbit, "held");
     let (amqp, mut source) = consuming(options.clone()).await;

@@ -60,8 +60,8 @@ async fn a_missing_downstream_holds_up_no_other() {
 /// Whatever happens to the connections, every confirmed job is delivered, and none is lost.
 #[tokio::test]
 async fn losses_are_survived() {
-    let node = rough().await;
-    let rabbit = node.as_ref().unwrap();
+    let node = NodeForFaults::lock().await;
+    let rabbit: &Rabbit = &node;
     let options = options(rabbit, "loss");
     let (amqp, mut source) = consuming(options.clone()).await;
 

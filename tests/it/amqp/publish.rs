@@ -105,8 +105,8 @@ async fn what_cannot_be_published_says_why_and_harms_no_other() {
 /// An alarm stops all who publish at the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_while_the_broker_blocks_are_no_copies() {
-    let node = rough().await;
-    let rabbit = node.as_ref().unwrap();
+    let node = NodeForFaults::lock().await;
+    let rabbit: &Rabbit = &node;
     let options = options(rabbit, "blocked");
     let amqp = Amqp::publishing(options.clone()).await.unwrap();
     let (publisher, exchange) = (amqp.publisher(), options.jobs_exchange());

@@ -32,7 +32,7 @@ pub async fn store(redis: &Redis) -> RedisStore {
     RedisStore::connect(&redis.url(), patient()).await.unwrap()
 }
 
-/// A worker whose store uses this clock, so that it takes no slot how long a call takes.
+/// A worker whose store uses this clock, so that the duration of a call costs no slot.
 pub async fn worker(redis: &Redis, clock: &Arc<ManualClock>) -> RedisStore {
     store(redis).await.with_test_clock(clock.clone())
 }

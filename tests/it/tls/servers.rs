@@ -227,7 +227,7 @@ async fn certificates_of_broker_and_store_are_replaced_under_load() {
     assert_eq!(bench.tally("job", JOBS), Tally::default());
 
     // What the API has answered and the broker has not been told of is sent again: at most what is held unacked.
-    bench.set_rate("50/s").await;
+    bench.set_rate("10/s").await;
     bench.publish("cut", CUT).await;
     eventually("jobs flow", LONG, || bench.api.count() > JOBS + 20).await;
     bench.cut_the_broker().await;
