@@ -35,6 +35,7 @@ async fn a_master_of_a_cluster_is_killed() {
     let mut chaos = Chaos::begin("cluster");
     let moment = chaos.moments(1)[0];
     let cluster = Cluster::dedicated().await;
+    cluster.fail_over_by_itself().await;
     let tag = format!("{{{NAME}}}");
     let master = cluster.master_of(&tag).await;
     let rig = Rig::at(chaos, &cluster.url()).await;
@@ -53,6 +54,7 @@ async fn a_master_behind_sentinels_is_killed() {
     let mut chaos = Chaos::begin("sentinel");
     let moment = chaos.moments(1)[0];
     let set = Sentinels::dedicated().await;
+    set.fail_after("1000").await;
     let rig = Rig::at(chaos, &set.url()).await;
     rig.publish().await;
     rig.reach(moment).await;

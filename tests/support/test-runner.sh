@@ -10,6 +10,10 @@ it-*) threads=$(($(nproc) * 3)) ;;
 faults-*) threads=$(($(nproc) * 2)) ;;
 *) threads=$(nproc) ;;
 esac
+# Each has daemons and servers: many processors do not make more memory.
+case ${program##*/} in
+it-* | faults-*) [ "$threads" -le 12 ] || threads=12 ;;
+esac
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$threads}"
 
 # The option is unstable; the variable concerns this program alone, which is built by now.

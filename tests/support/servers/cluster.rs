@@ -41,7 +41,8 @@ impl Cluster {
         cluster
     }
 
-    /// Replicas take over only when they are told to ([`Cluster::hand_over`], `CLUSTER FAILOVER TAKEOVER`).
+    /// Replicas take over only on a command ([`Cluster::hand_over`], `CLUSTER FAILOVER TAKEOVER`), unless the test wants it
+    /// otherwise ([`Cluster::fail_over_by_itself`]).
     async fn form(&self) {
         let (masters, replicas) = self.nodes.split_at(3);
         for (index, (node, slots)) in
@@ -81,6 +82,17 @@ impl Cluster {
             node.command(&["CONFIG", "SET", "cluster-node-timeout", NODE_TIMEOUT[1]]).await.unwrap();
         }
         self.whole().await;
+    }
+
+    /// Has replicas take over by themselves, after a second without their master: on a quiet machine only.
+    pub async fn fail_over_by_itself(&self) {
+        for node in &self.nodes {
+            for [name, value] in
+                [["cluster-node-timeout", NODE_TIMEOUT[0]], ["cluster-replica-no-failover", "no"]]
+            {
+                node.command(&["CONFIG", "SET", name, value]).await.unwrap();
+            }
+        }
     }
 
     /// Introduces all nodes to the first one.

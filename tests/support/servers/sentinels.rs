@@ -56,8 +56,13 @@ impl Sentinels {
     /// Kills the master, and has the sentinels take it for failed soon.
     pub async fn kill_master(&self) {
         self.servers[0].kill().await;
+        self.fail_after("500").await;
+    }
+
+    /// Has the sentinels take a server for failed after this many ms without an answer.
+    pub async fn fail_after(&self, millis: &str) {
         for sentinel in &self.sentinels {
-            let soon = ["SENTINEL", "SET", NAME, "down-after-milliseconds", "500"];
+            let soon = ["SENTINEL", "SET", NAME, "down-after-milliseconds", millis];
             sentinel.command(&soon).await.unwrap();
         }
     }
