@@ -9,7 +9,7 @@ use crate::support::unique;
 
 /// The options, with lengths that are looked at each tenth of a second.
 fn hasty(rabbit: &Rabbit, prefix: &str) -> Options {
-    Options { haste: 50, ..options(rabbit, prefix) }
+    Options { haste: 1, ..options(rabbit, prefix) }
 }
 
 /// The options, with a second downstream that consumes a queue of its own name.
