@@ -7,14 +7,9 @@ use super::*;
 use crate::support::publish::{self, Job};
 use crate::support::unique;
 
-/// The options, with lengths that are looked at each tenth of a second.
-fn hasty(rabbit: &Rabbit, prefix: &str) -> Options {
-    Options { haste: 1, ..options(rabbit, prefix) }
-}
-
 /// The options, with a second downstream that consumes a queue of its own name.
 fn two(rabbit: &Rabbit, prefix: &str) -> Options {
-    let mut options = hasty(rabbit, prefix);
+    let mut options = options(rabbit, prefix);
     let theirs = Downstream {
         name: "theirs".into(),
         queue: Some(format!("{prefix}-orders")),
@@ -100,7 +95,7 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
 async fn what_cannot_be_looked_at_is_not_known_and_hides_nothing_else() {
     let rabbit = shared().await;
     let prefix = unique("locked");
-    let all = hasty(rabbit, &prefix);
+    let all = options(rabbit, &prefix);
     // RabbitMQ lets no other connection look at an exclusive queue, whatever the user's rights.
     let (_connection, channel) = open(&rabbit.url()).await;
     let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };

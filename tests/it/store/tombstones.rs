@@ -231,7 +231,8 @@ async fn a_full_call_does_as_much_however_many_there_are() {
     }
     let (last, page_of_many) = (cancel(49_000).await, read().await);
     for (few, many) in [(first, last), (page, page_of_many)] {
-        assert!(many.rounds <= few.rounds && many.commands <= few.commands, "{few:?}, then {many:?}");
+        // A call may also note how far the clock has come.
+        assert!(many.rounds <= few.rounds && many.commands <= few.commands + 4, "{few:?}, then {many:?}");
         assert!(many.bytes <= 2 * few.bytes + 1000, "{few:?}, then {many:?}");
     }
     assert!(first.rounds <= 1100 && first.commands <= 1100, "{first:?}");
