@@ -27,7 +27,7 @@ pub struct Stream<S> {
     peer: Peer,
     /// What was read after a write had failed, and not delivered yet.
     late: Vec<u8>,
-    /// The error of a write, while its reason is looked for.
+    /// The error of a write, until its reason is read.
     failed: Option<io::Error>,
 }
 
@@ -84,8 +84,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         let mut buf = ReadBuf::new(&mut bytes);
         let read = ready!(Pin::new(&mut self.inner).poll_read(cx, &mut buf));
         self.late = buf.filled().to_vec();
-        let told = read.err().map(|error| self.peer.explain(error));
-        Poll::Ready(told.filter(|error| refusal(error).is_some()))
+        let reason = read.err().map(|error| self.peer.explain(error));
+        Poll::Ready(reason.filter(|error| refusal(error).is_some()))
     }
 }
 

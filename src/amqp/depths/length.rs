@@ -38,7 +38,7 @@ pub(super) struct Length {
 }
 
 impl Length {
-    /// A queue that was not looked at yet; `haste` divides the first wait after a look that failed.
+    /// A queue whose length is not known yet; `haste` divides the first wait after a failure.
     pub(super) fn new(haste: u32) -> Self {
         let first_retry = FIRST_RETRY / haste;
         Self { first_retry, state: State::Unknown, was_found: false, failures: 0, retry_at: None }
