@@ -10,6 +10,7 @@ use crate::support::unique;
 /// The options, with a second downstream that consumes a queue of its own name.
 fn two(rabbit: &Rabbit, prefix: &str) -> Options {
     let mut options = options(rabbit, prefix);
+    options.haste = 50;
     let theirs = Downstream {
         name: "theirs".into(),
         queue: Some(format!("{prefix}-orders")),
@@ -44,7 +45,9 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     until("nothing is parked", async || depths.rungs_are_empty() == Some(true)).await;
     assert_eq!(depths.unroutable(), Some(0));
     publish(&amqp, &all, numbered(0..3)).await;
-    take(&mut source, 3).await.into_iter().for_each(ack);
+    // One is held to the end: it is lost with its consumer.
+    let held = next(&mut source).await;
+    take(&mut source, 2).await.into_iter().for_each(ack);
 
     let orders = format!("{prefix}-orders");
     channel
@@ -81,10 +84,12 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     channel.queue_delete(orders.into(), QueueDeleteOptions::default()).await.unwrap();
     until("the queue is gone", async || depths.of("theirs").is_none()).await;
 
-    // The consumer has never noticed.
+    // The consumer has never noticed. A message may have come twice all the same: quorum queues take back what crosses the
+    // change of a window.
     publish(&amqp, &all, numbered(3..6)).await;
     let taken = take(&mut source, 3).await;
-    assert!(taken.iter().all(|delivery| !delivery.ticket.is_redelivered()), "nothing was given back");
+    assert!(held.ticket.is_live(), "the consumer is the first one");
+    ack(held);
     taken.into_iter().for_each(ack);
     assert_eq!(lengths(&depths, "billing"), Some((0, Some(5))));
     drop(source);
