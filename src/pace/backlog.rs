@@ -27,6 +27,8 @@ pub(crate) struct Backlog<W> {
     ends: BTreeSet<(Instant, Place, usize)>,
     /// The length from which on stale waiters are to be purged.
     purge_threshold: usize,
+    /// Whether waiters have left, rather than being taken to request slots for them.
+    has_left: bool,
 }
 
 impl<W: Waiter> Backlog<W> {
@@ -38,7 +40,23 @@ impl<W: Waiter> Backlog<W> {
             aside: BTreeMap::new(),
             ends: BTreeSet::new(),
             purge_threshold: PURGE_THRESHOLD,
+            has_left: false,
         }
+    }
+
+    /// Records that a waiter has left that was taken to request a slot for it.
+    pub(crate) const fn note_left(&mut self) {
+        self.has_left = true;
+    }
+
+    /// Returns whether waiters have left since the last call.
+    pub(crate) const fn take_left(&mut self) -> bool {
+        std::mem::replace(&mut self.has_left, false)
+    }
+
+    /// Whether any waiter is ready, or was put aside until a window ends.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.aside.is_empty() || self.ready.iter().any(|lane| !lane.is_empty())
     }
 
     /// Adds a waiter that is ready now.
@@ -104,6 +122,7 @@ impl<W: Waiter> Backlog<W> {
             let ready = self.ready[row].remove(&place);
             let ended = ready.or_else(|| remove_seq(&mut self.aside, place.1));
             if ended.is_some() {
+                self.has_left = true;
                 return ended;
             }
         }
@@ -142,6 +161,7 @@ impl<W: Waiter> Backlog<W> {
     /// Takes the last ready waiter of this lane.
     pub(crate) fn pop_last(&mut self, lane: LaneId) -> Option<W> {
         let last = self.ready[lane.row()].pop_last().map(|(_, waiter)| waiter);
+        self.has_left |= last.is_some();
         self.taken(lane.row(), last)
     }
 
@@ -154,6 +174,7 @@ impl<W: Waiter> Backlog<W> {
     pub(crate) fn pop_if(&mut self, lane: LaneId, is_meant: impl FnOnce(&W) -> bool) -> Option<W> {
         let first = self.ready[lane.row()].first_entry()?;
         let meant = is_meant(first.get()).then(|| first.remove());
+        self.has_left |= meant.is_some();
         self.taken(lane.row(), meant)
     }
 
@@ -163,6 +184,7 @@ impl<W: Waiter> Backlog<W> {
         let ready = self.ready[row].remove(&(9 - priority.min(9), seq));
         let found = ready.or_else(|| remove_seq(&mut self.later, seq));
         let found = found.or_else(|| remove_seq(&mut self.aside, seq));
+        self.has_left |= found.is_some();
         self.taken(row, found)
     }
 
@@ -207,6 +229,7 @@ impl<W: Waiter> Backlog<W> {
         self.later.retain(|_, waiter| waiter.is_live());
         self.aside.retain(|_, waiter| waiter.is_live());
         self.retain_ends();
+        self.has_left = true;
         self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
     }
 
@@ -223,6 +246,7 @@ impl<W: Waiter> Backlog<W> {
         self.ready.iter_mut().for_each(|lane| take(lane, &is_meant, &mut taken));
         [&mut self.later, &mut self.aside].into_iter().for_each(|others| take(others, &is_meant, &mut taken));
         if !taken.is_empty() {
+            self.has_left = true;
             self.retain_ends();
         }
         taken
@@ -231,6 +255,7 @@ impl<W: Waiter> Backlog<W> {
     /// Takes all waiters.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         self.ends.clear();
+        self.has_left = true;
         let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
         let later = std::mem::take(&mut self.later).into_values();
         ready.chain(later).chain(std::mem::take(&mut self.aside).into_values()).collect()

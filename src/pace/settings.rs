@@ -71,6 +71,12 @@ impl Settings {
         std::iter::once(&self.limits).chain(self.plans.iter().map(|plan| &plan.limits))
     }
 
+    /// Whether slots are requested under these settings as under others: of the same limits, in the same way.
+    pub(crate) fn paces_like(&self, other: &Self) -> bool {
+        let how = |of: &Self| (of.on_limit, of.horizon, of.concurrency);
+        how(self) == how(other) && self.lanes().eq(other.lanes())
+    }
+
     /// The limits that apply to this lane. An unknown plan has the downstream's limits.
     pub(crate) fn limits_of(&self, lane: LaneId) -> &LimitSet {
         let plan = lane.plan().and_then(|plan| self.plans.get(plan));

@@ -130,7 +130,7 @@ impl Driver {
         let generation = self.engine.generation().unwrap_or_default();
         self.far.call(&settings, (generation, self.engine.replica()));
         let Self { far, engine, .. } = &mut self;
-        let _ = timeout(CLOSING, async { tokio::join!(far.end(), engine.end_returns()) }).await;
+        let _ = timeout(CLOSING, async { tokio::join!(far.end(), engine.leave()) }).await;
     }
 
     fn take_in(&mut self, message: Message) {

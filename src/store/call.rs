@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::turns::Wants;
 use super::{
     Asker, Cancel, Check, LONGEST_LEASE, LONGEST_TURN_LEASE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
     SharedHorizon, Status, StoreError,
@@ -109,7 +110,7 @@ impl Reserve<'_> {
     /// The latest slot that may be granted at `now`: the horizon and the end of the caller's turn bound it, and it must
     /// be exact in a double.
     pub(super) fn until(&self, now: Micros) -> Micros {
-        let turn = self.asker.and_then(|asker| asker.turn);
+        let turn = self.asker.and_then(|asker| asker.turn).filter(|turn| turn.is_due(now));
         let turn = turn.map_or(Micros::MAX, |turn| turn.until(now));
         now.plus(self.ahead).min(self.exact()).min(turn)
     }
@@ -117,7 +118,7 @@ impl Reserve<'_> {
     /// Returns how many units the asker has left that wait for the downstream's pace, and the cost of the job that
     /// ended the call. `None` means that no turn is booked: no job is left, or none of those left waits for the whole
     /// downstream. `free` is the next slot of a unit.
-    pub(super) fn left(&self, asker: &Asker, plan: &Plan, free: Micros) -> Option<(u64, u32)> {
+    pub(super) fn left(&self, asker: &Asker, plan: &Plan, free: Micros) -> Option<Wants> {
         let own = |row: Row| u64::from(row[0] / self.limits.unit()[0].max(1));
         // A job that waits for the end of a window, or for a limit of its plan or lane, needs no turn until then.
         let waits =
@@ -142,7 +143,7 @@ impl Reserve<'_> {
                 (left, cost) = (left.saturating_sub(cost + others), 1);
             }
         }
-        (left > 0).then_some((left, u32::try_from(cost).unwrap_or(u32::MAX)))
+        (left > 0).then(|| Wants { units: left, cost: u32::try_from(cost).unwrap_or(u32::MAX) })
     }
 
     /// The latest slot at which each of these costs can be computed exactly.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{
-    Asker, Booking, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease,
-    NextTurn, RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError, TICK,
+    Asker, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
+    RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError, TICK,
     TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};

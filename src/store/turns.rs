@@ -6,6 +6,10 @@
 //! books the next turn in the queue. A turn has as many slots as lie in 0.4 of the reach, and its call is made 0.6 of
 //! the reach before it begins. At its turn the caller takes every slot up to the end of the turn, including those that
 //! earlier turns have left.
+//!
+//! A caller sends its turn with each call. One that calls before its turn gets that turn again, or what is left of it,
+//! instead of another one: so reloads and failed calls cost no place in the queue, and a caller may look for slots whose
+//! turns nobody keeps. A caller that needs its turn no more gives it back.
 
 use std::time::Duration;
 
@@ -13,15 +17,15 @@ use super::LONGEST_TURN_LEASE;
 use crate::limit::MAX_BATCH;
 use crate::time::Micros;
 
-/// Turns that would begin later than this are not booked.
-const MAX_BOOKING_AHEAD: Duration = Duration::from_secs(300);
+/// Turns that would begin later than both are not booked: this span, and so many slots of the limits in the long run.
+const MAX_BOOKING_AHEAD: (Duration, u32) = (Duration::from_secs(300), 1000);
 /// How long the reach stays after the last asker that needed it.
 const REACH_KEPT: Duration = Duration::from_secs(30);
 
 /// The part of a reserve call that books turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// The turn that the call is made for, if it is made at a turn.
+    /// The turn that the caller holds, if it holds one.
     pub turn: Option<Turn>,
     /// How far ahead this asker needs turns to be booked, given its round trip to the store.
     pub reach: Duration,
@@ -34,7 +38,7 @@ pub struct Asker {
     /// a window, the distance to it is no spacing.
     pub interval: Duration,
     /// The asker makes further calls at the same turn, for others of its jobs: no other turn is booked before this one
-    /// is used up.
+    /// is used up, and it is not given back.
     pub goes_on: bool,
 }
 
@@ -65,7 +69,7 @@ pub struct Booking {
 pub enum NextTurn {
     /// There is none: the asker has no jobs left, or the whole downstream's limits keep none of them waiting.
     None,
-    /// The turn was booked.
+    /// The turn is booked.
     At(Turn),
     /// The turn would begin at this instant, which is too far ahead to be booked.
     Later(Micros),
@@ -96,6 +100,29 @@ impl Turn {
         self.begins.minus(self.lead)
     }
 
+    /// The instant at which the turn ends.
+    fn end(&self) -> Micros {
+        self.begins.plus(self.length())
+    }
+
+    /// Whether a call that arrives at `now` is made at the turn: a quarter of the lead early at most.
+    pub(super) fn is_due(&self, now: Micros) -> bool {
+        now.plus(self.lead + floored(self.lead, 1, 4)) >= self.begins
+    }
+
+    /// What is left of the turn if the next slot is `free`; `None` if it is over.
+    fn left(&self, free: Micros) -> Option<Self> {
+        let (end, half) = (self.end(), floored(self.spacing, 1, 2));
+        if free.plus(half) >= end {
+            return None;
+        }
+        if free <= self.begins {
+            return Some(*self);
+        }
+        let units = (end.since(free) + half).as_micros() / self.spacing.as_micros().max(1);
+        Some(Self { begins: free, units: u32::try_from(units).unwrap_or(u32::MAX).max(1), ..*self })
+    }
+
     /// The latest slot that a call may take which arrives at `now`. A late call takes fewer slots.
     pub(super) fn until(&self, now: Micros) -> Micros {
         let late = now.since(self.ask_at()).min(floored(self.length(), 1, 4));
@@ -112,13 +139,30 @@ pub(super) struct Queue {
     pub(super) reach: Duration,
     /// The instant until which the present reach is needed.
     pub(super) until: Micros,
+    /// The begin and the end of a gap in the queue that a turn has left which was given back; 0 if there is none.
+    pub(super) vacancy: (Micros, Micros),
+}
+
+/// What a call has left to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wants {
+    /// The units that wait for the downstream's pace.
+    pub(super) units: u64,
+    /// The cost of the first job of them.
+    pub(super) cost: u32,
 }
 
 impl Queue {
     /// Moves the queue to a clock that stepped back by `back` µs.
     pub(super) fn step_back(&mut self, back: i64) {
-        self.end = Micros((self.end.0 - back).max(0));
-        self.until = Micros((self.until.0 - back).max(0));
+        let moved = |at: Micros| Micros((at.0 - back).max(0));
+        (self.end, self.until) = (moved(self.end), moved(self.until));
+        self.vacancy = (moved(self.vacancy.0), moved(self.vacancy.1));
+    }
+
+    /// Discards the turns that are booked.
+    pub(super) fn forget_turns(&mut self) {
+        (self.end, self.vacancy) = (Micros(0), <(Micros, Micros)>::default());
     }
 
     /// Records how far ahead an asker needs turns to be booked, and returns the reach in force.
@@ -129,29 +173,95 @@ impl Queue {
         self.reach
     }
 
-    /// Books the next turn of an asker with `left` units, the first of which belong to a job of `cost`. The first free
-    /// slot for that job is `free`, and the next one for a unit is `spacing` after it.
-    pub(super) fn book(
+    /// Decides on the next turn of an asker, whose call was granted slots or not. If it has jobs left, the first free
+    /// slot for the first of them is `free`, and the next one for a unit is `spacing` after it.
+    pub(super) fn next_turn(
         &mut self,
         now: Micros,
         asker: &Asker,
         (free, spacing): (Micros, Duration),
-        (left, cost): (u64, u32),
+        wants: Option<Wants>,
+        is_granted: bool,
     ) -> NextTurn {
-        if asker.goes_on && asker.turn.is_some_and(|turn| free <= turn.until(now)) {
-            return NextTurn::None;
+        let due = asker.turn.filter(|turn| turn.is_due(now));
+        let held = asker.turn.filter(|turn| !(due.is_some() && is_granted) && turn.end() <= self.end);
+        let left = held.and_then(|turn| turn.left(free));
+        match (wants, held.filter(|_| left.is_some())) {
+            (Some(_), Some(_)) => left.map_or(NextTurn::None, NextTurn::At),
+            (None, Some(held)) if !asker.goes_on => {
+                self.take_back(&held, free);
+                NextTurn::None
+            }
+            (None, _) => NextTurn::None,
+            (Some(_), None) if asker.goes_on && due.is_some_and(|turn| free <= turn.until(now)) => {
+                NextTurn::None
+            }
+            (Some(wants), None) => self.book(now, asker, (free, spacing), wants),
         }
+    }
+
+    /// Takes back a turn: the queue ends earlier, or else one vacancy is remembered, the earliest.
+    fn take_back(&mut self, turn: &Turn, free: Micros) {
+        let (begin, end, (from, to)) = (turn.begins, turn.end(), self.vacancy);
+        if end == self.end {
+            self.end = begin;
+            if to == begin {
+                (self.end, self.vacancy) = (from, (Micros(0), Micros(0)));
+            }
+        } else if to <= free || (begin < from && end != from) {
+            self.vacancy = (begin, end);
+        } else if to == begin {
+            self.vacancy.1 = end;
+        } else if end == from {
+            self.vacancy.0 = begin;
+        }
+    }
+
+    /// Books a turn: in the vacancy if it has room, or else at the end of the queue.
+    fn book(
+        &mut self,
+        now: Micros,
+        asker: &Asker,
+        (free, spacing): (Micros, Duration),
+        wants: Wants,
+    ) -> NextTurn {
         let spacing = spacing.min(asker.interval);
-        let begins = self.end.max(free);
-        if begins > now.plus(MAX_BOOKING_AHEAD) {
+        let (mut begins, lead, half) = (self.end.max(free), lead(self.reach), floored(spacing, 1, 2));
+        if !spacing.is_zero() {
+            // Where slots lie later than was planned by more than the lead, so does the turn.
+            let apart = i64::try_from(spacing.as_micros()).unwrap_or(i64::MAX);
+            let behind = (free.0 - begins.0).rem_euclid(apart);
+            let behind = Duration::from_micros(behind.unsigned_abs());
+            if lead < behind && behind <= half {
+                begins = begins.plus(behind);
+            }
+        }
+        let units = u64::from(units(self.reach, spacing)).min(wants.units).max(wants.cost.into());
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let length = spacing.saturating_mul(units);
+        if self.vacancy.1 <= free {
+            self.vacancy = <(Micros, Micros)>::default();
+        }
+        let (from, to) = self.vacancy;
+        let vacant = from.max(free);
+        if to > Micros(0) && from < begins && vacant.plus(length) <= to.plus(half) {
+            let rest = vacant.plus(length);
+            self.vacancy = if rest < to { (rest, to) } else { <(Micros, Micros)>::default() };
+            return NextTurn::At(Turn { begins: vacant, units, spacing, lead });
+        }
+        if begins > now.plus(latest_booking(asker.interval)) {
             return NextTurn::Later(begins);
         }
-        let units = u64::from(units(self.reach, spacing)).min(left).max(cost.into());
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let turn = Turn { begins, units, spacing, lead: lead(self.reach) };
-        self.end = begins.plus(turn.length());
-        NextTurn::At(turn)
+        self.end = begins.plus(length);
+        NextTurn::At(Turn { begins, units, spacing, lead })
     }
+}
+
+/// How far ahead a turn is booked at most, where slots lie so far apart in the long run.
+#[must_use]
+pub(crate) fn latest_booking(interval: Duration) -> Duration {
+    let (span, slots) = MAX_BOOKING_AHEAD;
+    interval.saturating_mul(slots).max(span)
 }
 
 /// The number of units of a turn whose slots lie `spacing` apart.
@@ -199,6 +309,10 @@ mod tests {
         }
     }
 
+    const fn wants(units: u64, cost: u32) -> Option<Wants> {
+        Some(Wants { units, cost })
+    }
+
     fn turn(next: NextTurn) -> Turn {
         match next {
             NextTurn::At(turn) => turn,
@@ -220,7 +334,8 @@ mod tests {
         let mut queue = Queue::default();
         assert_eq!(queue.extend_reach(NOW, 100 * MS), 100 * MS);
         let mut book = |free, left, cost| {
-            let turn = turn(queue.book(NOW, &asker(left), (NOW.plus(free), 5 * MS), (left, cost)));
+            let slots = (NOW.plus(free), 5 * MS);
+            let turn = turn(queue.next_turn(NOW, &asker(left), slots, wants(left, cost), false));
             (turn.begins.since(NOW), turn.units, turn.ask_at().since(NOW))
         };
         assert_eq!(book(100 * MS, 50, 1), (100 * MS, 8, 40 * MS));
@@ -246,7 +361,7 @@ mod tests {
         let (mut queue, minute) = (Queue::default(), Duration::from_secs(60));
         queue.extend_reach(NOW, 100 * MS);
         let asker = Asker { interval: Duration::from_secs(6), ..asker(50) };
-        let booked = turn(queue.book(NOW, &asker, (NOW, minute), (50, 3)));
+        let booked = turn(queue.next_turn(NOW, &asker, (NOW, minute), wants(50, 3), false));
         assert_eq!((booked.spacing, queue.end.since(NOW)), (asker.interval, 3 * asker.interval));
     }
 
@@ -256,8 +371,12 @@ mod tests {
         queue.extend_reach(NOW, 100 * MS);
         let hour = Duration::from_secs(3600);
         let far = NOW.plus(hour);
-        assert_eq!(queue.book(NOW, &asker(5), (far, hour), (5, 1)), NextTurn::Later(far));
-        assert_eq!(queue.end, Micros(0), "nobody waits behind it");
+        let mut book = |interval| {
+            let asker = Asker { interval, ..asker(5) };
+            (queue.next_turn(NOW, &asker, (far, hour), wants(5, 1), false), queue.end)
+        };
+        assert_eq!(book(Duration::from_secs(3)), (NextTurn::Later(far), Micros(0)), "nobody waits behind it");
+        assert!(matches!(book(Duration::from_secs(4)).0, NextTurn::At(_)), "no more than 1000 slots ahead");
         let booking = Booking { reach: 100 * MS, next: NextTurn::Later(far) };
         assert_eq!(booking.lease_ttl(NOW), LONGEST_TURN_LEASE);
     }
@@ -276,12 +395,128 @@ mod tests {
     fn a_turn_that_is_not_used_up_goes_on() {
         let mut queue = Queue::default();
         queue.extend_reach(NOW, 100 * MS);
-        let held = turn(queue.book(NOW, &asker(50), (NOW.plus(100 * MS), 5 * MS), (50, 1)));
+        let held = turn(queue.next_turn(NOW, &asker(50), (NOW.plus(100 * MS), 5 * MS), wants(50, 1), false));
         let asker = Asker { turn: Some(held), goes_on: true, ..asker(50) };
         let at = held.ask_at();
-        let book =
-            |queue: &mut Queue, free| queue.book(at, &asker, (held.begins.plus(MS * free), 5 * MS), (40, 1));
+        let book = |queue: &mut Queue, free| {
+            queue.next_turn(at, &asker, (held.begins.plus(MS * free), 5 * MS), wants(40, 1), true)
+        };
         assert_eq!(book(&mut queue, 35), NextTurn::None);
         assert_eq!(turn(book(&mut queue, 40)).begins, held.begins.plus(40 * MS));
+    }
+
+    const S: Duration = Duration::from_secs(1);
+
+    /// A queue of turns of one slot, a second apart; and these turns.
+    fn seconds(count: u32) -> (Queue, Vec<Turn>) {
+        let mut queue = Queue::default();
+        queue.extend_reach(NOW, 100 * MS);
+        let asker = Asker { interval: S, ..asker(1) };
+        let book = |_| turn(queue.next_turn(NOW, &asker, (NOW.plus(S), S), wants(1, 1), false));
+        let turns = (0..count).map(book).collect();
+        (queue, turns)
+    }
+
+    /// A call of who holds this turn and has `left` units, at an instant when the next slot is `free`.
+    fn call(
+        queue: &mut Queue,
+        held: &Turn,
+        now: Micros,
+        (free, left): (Micros, u64),
+        is_granted: bool,
+    ) -> NextTurn {
+        let asker = Asker { turn: Some(*held), interval: S, ..asker(left) };
+        queue.next_turn(now, &asker, (free, S), wants(left, 1).filter(|_| left > 0), is_granted)
+    }
+
+    #[test]
+    fn who_calls_before_its_turn_keeps_it() {
+        let (mut queue, turns) = seconds(4);
+        let (before, last) = (queue, &turns[3]);
+        for is_granted in [false, true] {
+            let next = call(&mut queue, last, NOW.plus(S), (turns[1].begins, 5), is_granted);
+            assert_eq!((next, queue), (NextTurn::At(*last), before));
+        }
+        // At its turn it was granted a slot: it gets another turn.
+        let at = last.ask_at().minus(last.lead / 4);
+        assert!(last.is_due(at) && !last.is_due(at.minus(Duration::from_micros(1))));
+        let next = turn(call(&mut queue, last, at, (last.end(), 5), true));
+        assert_eq!(next.begins, before.end);
+    }
+
+    #[test]
+    fn who_gets_no_slot_at_its_turn_keeps_the_rest_of_it() {
+        let mut queue = Queue::default();
+        queue.extend_reach(NOW, 100 * MS);
+        let held = turn(queue.next_turn(NOW, &asker(50), (NOW.plus(100 * MS), 5 * MS), wants(50, 1), false));
+        let mut rest = |late: u32| {
+            let (free, asker) = (held.begins.plus(MS * late), Asker { turn: Some(held), ..asker(50) });
+            let rest = turn(queue.next_turn(held.ask_at(), &asker, (free, 5 * MS), wants(50, 1), false));
+            (rest.begins.since(held.begins), rest.units)
+        };
+        let later = Duration::from_millis;
+        assert_eq!([rest(0), rest(12), rest(37)], [(later(0), 8), (later(12), 6), (later(37), 1)]);
+        assert_eq!(rest(38).1, 8, "it is over: another one is booked");
+    }
+
+    #[test]
+    fn a_turn_that_was_discarded_is_not_kept() {
+        let (mut queue, turns) = seconds(3);
+        queue.forget_turns();
+        let next = turn(call(&mut queue, &turns[2], NOW, (turns[0].begins, 5), false));
+        assert_eq!(next.begins, turns[0].begins);
+    }
+
+    #[test]
+    fn a_turn_that_is_given_back_goes_to_the_next_who_books() {
+        let (mut queue, turns) = seconds(5);
+        let mut give_back = |number: usize| {
+            assert_eq!(call(&mut queue, &turns[number], NOW, (turns[0].begins, 0), false), NextTurn::None);
+            (queue.end, queue.vacancy)
+        };
+        let (begins, ends) = (|number: usize| turns[number].begins, |number: usize| turns[number].end());
+        let none = (Micros(0), Micros(0));
+        assert_eq!(give_back(4), (ends(3), none), "the tail");
+        assert_eq!(give_back(2), (ends(3), (begins(2), ends(2))), "a gap");
+        assert_eq!(give_back(1), (ends(3), (begins(1), ends(2))), "a longer gap");
+        assert_eq!(give_back(3), (begins(1), none), "the tail, with the gap before it");
+
+        let (mut queue, turns) = seconds(5);
+        let book = |queue: &mut Queue, units| {
+            let asker = Asker { interval: S, ..asker(units) };
+            turn(queue.next_turn(NOW, &asker, (NOW.plus(S), S), wants(units, 1), false)).begins
+        };
+        for number in [1, 3] {
+            call(&mut queue, &turns[number], NOW, (turns[0].begins, 0), false);
+        }
+        assert_eq!(queue.vacancy, (turns[1].begins, turns[1].end()), "the earliest is remembered");
+        assert_eq!(book(&mut queue, 1), turns[1].begins);
+        assert_eq!((queue.vacancy, book(&mut queue, 1)), (none, turns[4].end()));
+        // One that lies behind the next slot is of no use.
+        call(&mut queue, &turns[2], NOW, (turns[0].begins, 0), false);
+        let asker = Asker { interval: S, ..asker(1) };
+        let next = queue.next_turn(NOW, &asker, (turns[2].end(), S), wants(1, 1), false);
+        assert_eq!((turn(next).begins, queue.vacancy), (turns[4].end().plus(S), none));
+    }
+
+    #[test]
+    fn who_goes_on_keeps_its_turn_for_others_of_its_jobs() {
+        let (mut queue, turns) = seconds(2);
+        let before = queue;
+        let asker = Asker { turn: Some(turns[0]), interval: S, goes_on: true, ..asker(1) };
+        assert_eq!(queue.next_turn(NOW, &asker, (turns[0].begins, S), None, false), NextTurn::None);
+        assert_eq!(queue, before);
+    }
+
+    #[test]
+    fn turns_follow_slots_that_lie_later_than_was_planned() {
+        let begins = |late: u32| {
+            let (mut queue, turns) = seconds(2);
+            let asker = Asker { interval: S, ..asker(1) };
+            let free = turns[0].begins.plus(MS * late);
+            turn(queue.next_turn(NOW, &asker, (free, S), wants(1, 1), false)).begins.since(turns[1].end())
+        };
+        assert_eq!([begins(60), begins(61), begins(500)], [Duration::ZERO, 61 * MS, 500 * MS]);
+        assert_eq!(begins(501), Duration::ZERO, "they are earlier");
     }
 }

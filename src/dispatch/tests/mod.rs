@@ -4,6 +4,7 @@ mod absence;
 mod cancel;
 mod dear;
 mod drain;
+mod faults;
 mod halt;
 mod outdated;
 mod parking;

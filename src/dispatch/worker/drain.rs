@@ -15,6 +15,9 @@ use crate::pace::Waiter;
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
 
+/// How long the store may take to take back slots and the turn.
+const LEAVING: Duration = Duration::from_secs(1);
+
 impl Worker {
     pub(super) async fn drain(
         mut self,
@@ -42,6 +45,12 @@ impl Worker {
         entries.sort_by_key(Waiter::seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));
         self.report_drain(self.engine.release().sending());
+        if timeout(LEAVING.min(self.drain_timeout), self.engine.leave()).await.is_err() {
+            tracing::debug!(
+                downstream = self.context.downstream,
+                "the store has not taken back what is unused"
+            );
+        }
 
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();

@@ -22,6 +22,7 @@ impl<W: Waiter> Engine<W> {
     pub(super) fn on_failure(&mut self, error: &StoreError) {
         let (now, downstream) = (Instant::now(), self.settings.downstream.clone());
         self.effects.push(Effect::Failing(error.clone()));
+        self.schedule.turns_mut().on_failure();
         self.pacing.renew_lease(now);
         // A store that refuses a call is available, and will refuse it again (a wrong password, a missing right).
         let refuses = !error.is_away();
@@ -68,7 +69,7 @@ impl<W: Waiter> Engine<W> {
             OnUnavailable::Open => {
                 tracing::warn!(downstream, %error, "the store is away: releasing without limits");
                 // The lanes sleep until slots that are void now.
-                self.schedule.forget();
+                self.forget_estimates_and_turn();
                 None
             }
         };

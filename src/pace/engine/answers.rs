@@ -20,6 +20,9 @@ use crate::time::{Deadline, Micros};
 /// machine drift apart.
 const BARRED: Duration = Duration::from_secs(300);
 
+/// The shortest wait after a call that was granted no slot.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 /// The delay before a slot is requested again for a trial waiter that was granted none.
 const TRIAL_AGAIN: Duration = Duration::from_millis(20);
 
@@ -79,6 +82,9 @@ impl<W: Waiter> Engine<W> {
             self.pacing.reserve_not_before(received + TRIAL_AGAIN);
         }
         batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
+        if suspended.is_some() {
+            self.give_back_turn(received);
+        }
         // The last one goes first, since only the last slot can go back to the store.
         stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
     }
@@ -193,7 +199,7 @@ impl<W: Waiter> Engine<W> {
                     downstream = self.settings.downstream,
                     "the store's clock stepped back: held slots keep their time"
                 );
-                self.schedule.forget();
+                self.forget_estimates_and_turn();
                 self.effects.push(Effect::Recheck);
             }
             Observed::Stepped => {
@@ -204,8 +210,7 @@ impl<W: Waiter> Engine<W> {
                 let given_up = self.release.give_up_all();
                 self.put_back(given_up, Abandoned::Stepped);
                 self.effects.push(Effect::Recheck);
-                self.schedule.forget();
-                // The turn that was booked is void.
+                self.forget_estimates_and_turn();
                 self.pacing.reserve_by(received);
                 // Other replicas may have begun a record that only seems to be the same.
                 self.terms.on_step();
@@ -275,8 +280,13 @@ impl<W: Waiter> Engine<W> {
         }
         // Other lanes use the rest of the turn at once.
         let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
+        let has_others = self.schedule.has_others(lane, &self.backlog);
+        if !is_used_up && !has_others {
+            // The store has taken the turn back.
+            self.schedule.turns_mut().drop_turn();
+        }
         // The next slot of a plan says nothing about other lanes.
-        if !is_used_up && (sleeps || self.schedule.has_others(lane, &self.backlog)) {
+        if !is_used_up && (sleeps || has_others) {
             return;
         }
         self.ask_again(sent, reserved);
@@ -317,7 +327,11 @@ impl<W: Waiter> Engine<W> {
         // The time counts from when the call was sent. Otherwise a replica far from the store would always be late,
         // after a nearer one took every slot.
         let at = match &reserved.booking {
-            Some(booking) => self.schedule.turns_mut().on_booking(sent, reserved.now, booking, reserved.next),
+            Some(booking) => {
+                let at = self.schedule.turns_mut().on_booking(sent, booking, reserved);
+                // A call that was granted nothing is not repeated at once.
+                if reserved.slots.is_empty() { at.max(Instant::now() + SHORTEST_WAIT) } else { at }
+            }
             None => {
                 let next = sent + reserved.next.since(reserved.now);
                 next.checked_sub(self.settings.horizon / 2).unwrap_or(sent)

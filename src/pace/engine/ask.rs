@@ -141,9 +141,11 @@ impl<W: Waiter> Engine<W> {
             if !waiter.is_live() {
                 // The connection was lost, so that probably many other waiters are stale too.
                 drop(waiter);
+                self.backlog.note_left();
                 self.drop_stale();
                 self.effects.push(Effect::DropStale);
             } else if !admission.admits(&waiter) {
+                self.backlog.note_left();
                 self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
             } else if let Some(until) = self.schedule.barred(lane, waiter.cost(), reaches) {
                 self.backlog.put_aside(until, waiter);

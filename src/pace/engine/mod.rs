@@ -217,6 +217,13 @@ impl<W: Waiter> Engine<W> {
         self.on_status(status, now, epoch, observed);
     }
 
+    /// Forgets the estimates of the next slots and the turn, since the store's clock stepped, its state was lost, or it
+    /// is away.
+    fn forget_estimates_and_turn(&mut self) {
+        self.schedule.forget();
+        self.schedule.turns_mut().drop_turn();
+    }
+
     /// Forgets the estimates of the next slots, since the counts of the limits were reset to 0 or a slot was given
     /// back.
     pub(crate) fn forget_next_slots(&mut self) {
@@ -247,6 +254,7 @@ impl<W: Waiter> Engine<W> {
         self.release_openly(now, admission);
         self.release_due(Deadline::at(now));
         self.ask(now, admission);
+        self.give_back_unneeded_turn(now);
         let circumstances = self.circumstances();
         self.terms.tick(now, circumstances, (&self.store, &self.settings.downstream));
         self.pacing.tick(now, self.schedule.lease(), (&self.store, &self.settings));
@@ -333,8 +341,13 @@ impl<W: Waiter> Engine<W> {
         waiters.into_iter().for_each(|waiter| self.backlog.push(waiter));
     }
 
-    /// Ends the engine: takes all waiters, with or without a slot. Sends in progress may end.
+    /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use
+    /// them. Sends in progress may end.
     pub(crate) fn drain(&mut self) -> Vec<W> {
+        // The last one goes first, since only the last slot can go back to the store.
+        for Unused { lane, cost, slot, .. } in self.release.unused().into_iter().rev() {
+            self.pacing.give_back(lane, cost, slot, &self.store);
+        }
         self.meters.abandoned(self.release.held(), Abandoned::Stopped);
         let mut waiters = self.backlog.drain();
         for effect in self.effects.drain(..) {

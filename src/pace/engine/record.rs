@@ -89,13 +89,19 @@ impl<W: Waiter> Engine<W> {
     /// Applies these settings. Waiters that hold a slot keep it.
     fn follow(&mut self, settings: Settings) {
         self.release.follow(&settings);
-        self.schedule.follow(&settings);
-        self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
+        // Where the limits stay, so do the slots, and the turn.
+        let is_same = settings.paces_like(&self.settings) && !self.is_absent();
+        if !is_same {
+            self.schedule.follow(&settings);
+            self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
+        }
         let before = std::mem::replace(&mut self.settings, Arc::new(settings));
         self.effects.push(Effect::Follow(before));
         self.follow_in_fallback();
-        // The next slots have changed.
-        self.pacing.reserve_at(Instant::now());
+        if !is_same {
+            // The next slots have changed.
+            self.pacing.reserve_at(Instant::now());
+        }
         self.schedule.forget_batch_delay();
     }
 

@@ -16,7 +16,11 @@ impl<W: Waiter> Engine<W> {
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
         let given_up = self.release.give_up_all();
         self.put_back(given_up, reason);
-        let trial = self.pacing.suspend(&self.settings, reason, Instant::now());
+        let now = Instant::now();
+        let trial = self.pacing.suspend(&self.settings, reason, now);
+        if !self.pacing.is_calling() {
+            self.give_back_turn(now);
+        }
         trial.into_iter().for_each(|waiter| self.backlog.push(waiter));
     }
 

@@ -7,6 +7,7 @@ use super::Engine;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::{Held, Unused};
 use crate::pace::{LaneId, Waiter};
+use crate::store::Asker;
 use crate::time::Deadline;
 
 impl<W: Waiter> Engine<W> {
@@ -68,10 +69,34 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Waits until no slot is on its way back to the store.
-    pub(crate) async fn end_returns(&mut self) {
-        while self.pacing.has_returns() {
-            self.pacing.next_return().await;
+    /// Gives the turn back to the store, since nobody here needs it any more.
+    pub(super) fn give_back_turn(&mut self, now: Instant) {
+        if let Some(asker) = self.unneeded_turn(now) {
+            self.pacing.give_back_turn(asker, now);
         }
+    }
+
+    /// Gives a long turn back once those who waited for it have left. A short one is not worth a call.
+    pub(super) fn give_back_unneeded_turn(&mut self, now: Instant) {
+        if self.pacing.is_calling() || !self.backlog.take_left() {
+            return;
+        }
+        if !self.backlog.has_ready() && self.schedule.turns().holds_long_turn() {
+            self.give_back_turn(now);
+        }
+    }
+
+    /// Drops the turn. Returns the part of a call that gives it back.
+    fn unneeded_turn(&mut self, now: Instant) -> Option<Asker> {
+        let asker = self.schedule.turns().unneeded(now, &self.settings.limits);
+        self.schedule.turns_mut().drop_turn();
+        asker
+    }
+
+    /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and
+    /// this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
+    pub(crate) async fn leave(&mut self) {
+        let asker = self.unneeded_turn(Instant::now());
+        self.pacing.leave(asker, (&self.store, &self.settings)).await;
     }
 }

@@ -82,16 +82,18 @@ pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>
     Reply { sent, received: Instant::now(), answer }
 }
 
-/// Probes whether the store is available, and renews the lease by that call.
+/// Probes whether the store is available, and renews the lease by that call. The turn of the asker, if there is one, is
+/// given back.
 pub(crate) async fn probe(
     store: Arc<dyn Store>,
     settings: Arc<Settings>,
     (replica, ttl): (Arc<str>, Duration),
+    asker: Option<Asker>,
 ) -> Reply {
     let scope = Scope { downstream: &settings.downstream, key: "" };
     let nothing = Reserve::new(scope, &settings.limits, Costs::Each(&[]), Duration::ZERO);
     let sent = Instant::now();
     let lease = Some(Lease { replica: &replica, ttl });
-    let answer = store.reserve(Reserve { lease, ..nothing }).await.map(Answer::Reserved);
+    let answer = store.reserve(Reserve { lease, asker, ..nothing }).await.map(Answer::Reserved);
     Reply { sent, received: Instant::now(), answer }
 }

@@ -15,8 +15,9 @@ use tokio::time::Instant;
 
 use super::meters::Abandoned;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
-use crate::store::{BoxFuture, Reserved, SlotClock, Store};
+use crate::store::{Asker, BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
+use call::probe;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
 pub(crate) use snapshot::SharedSnapshot;
@@ -59,6 +60,8 @@ struct Probing {
     call: Option<BoxFuture<'static, Reply>>,
     /// The earliest instant of the next probe.
     next_at: Option<Instant>,
+    /// A turn to give back with the next probe, and since when.
+    turn: Option<(Asker, Instant)>,
 }
 
 /// This replica's lease on a share of the pace.
@@ -89,7 +92,7 @@ impl<W> Pacing<W> {
         Self {
             state: State::Shared,
             call: None,
-            probing: Probing { call: None, next_at: Some(now) },
+            probing: Probing { call: None, next_at: Some(now), turn: None },
             next_reserve_at: now,
             lease: LeaseRenewal {
                 replica: format!("{:016x}", fastrand::u64(..)).into(),
@@ -311,7 +314,31 @@ impl<W> Pacing<W> {
         let ttl = if self.is_suspended() { RELEASED } else { ttl };
         self.lease.ends = None;
         let lease = (Arc::clone(&self.lease.replica), ttl);
-        self.probing.call = Some(Box::pin(call::probe(Arc::clone(store), Arc::clone(settings), lease)));
+        let asker = self.probing.turn.take().map(|(asker, _)| asker);
+        self.probing.call = Some(Box::pin(probe(Arc::clone(store), Arc::clone(settings), lease, asker)));
+    }
+
+    /// Gives a turn back to the store, which this replica does not need any more.
+    pub(crate) fn give_back_turn(&mut self, asker: Asker, now: Instant) {
+        if matches!(self.state, State::Shared) {
+            self.probing.turn = Some((asker, now));
+        }
+    }
+
+    /// Gives back what the store can still use before this replica ends: slots that are on their way back, the turn, and
+    /// the lease.
+    pub(crate) async fn leave(
+        &mut self,
+        asker: Option<Asker>,
+        (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
+    ) {
+        while self.has_returns() {
+            self.next_return().await;
+        }
+        if matches!(self.state, State::Shared) && settings.on_limit == OnLimit::Wait {
+            let lease = (Arc::clone(&self.lease.replica), RELEASED);
+            probe(Arc::clone(store), Arc::clone(settings), lease, asker).await;
+        }
     }
 
     /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
@@ -319,7 +346,8 @@ impl<W> Pacing<W> {
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
         let counts = settings.on_unavailable == OnUnavailable::Local;
         let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
-        self.lease.ends.into_iter().chain(asks).min()
+        let returns = self.probing.turn.map(|(_, since)| since);
+        self.lease.ends.into_iter().chain(asks).chain(returns).min()
     }
 
     /// Returns the instant of the next [`Pacing::tick`].

@@ -80,6 +80,14 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.len() - self.0.partition_point(together)
     }
 
+    /// Returns all slots, in their order.
+    pub(crate) fn unused(&self) -> Vec<Unused>
+    where
+        W: Waiter,
+    {
+        self.0.iter().map(Unused::of).collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -188,6 +188,11 @@ impl<W: Waiter> Release<W> {
         self.concurrency.connections(self.held.len() + more, spacing)
     }
 
+    /// Returns the slots of all waiters that hold one, in their order.
+    pub(crate) fn unused(&self) -> Vec<Unused> {
+        self.held.unused()
+    }
+
     /// Gives up the slots that `is_given_up` selects. Returns the waiters in the order of their slots.
     pub(crate) fn give_up(&mut self, is_given_up: impl Fn(&Held<W>) -> bool) -> Vec<W> {
         self.held.take(is_given_up)

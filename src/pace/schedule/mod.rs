@@ -17,13 +17,13 @@ use super::backlog::Backlog;
 use super::{LaneId, OnLimit, Settings, Waiter};
 use crate::limit::{Limit, LimitSet};
 use crate::rate::Rate;
-use crate::store::{Asker, Turn};
+use crate::store::Asker;
 
 mod batching;
 mod turn_taking;
 
 use batching::{Batch, Batching};
-use turn_taking::TurnTaking;
+use turn_taking::{SentTurn, TurnTaking};
 
 /// How long before a slot that the lane's own limits determine it is requested, if no other lane has waiters. If this
 /// were shorter than a round trip to the store, the lane would lose pace.
@@ -88,8 +88,8 @@ pub(crate) struct Next {
     pub(crate) ahead: Duration,
     /// Whether other lanes wait for slots that this lane could not use.
     is_contended: bool,
-    /// The turn that the call is for.
-    turn: Option<Turn>,
+    /// The turn that the call is sent with.
+    turn: Option<SentTurn>,
     /// The most units of the call.
     max_units: u32,
     /// Whether other lanes use the same turn afterwards.
@@ -137,7 +137,7 @@ impl Schedule {
         Self {
             lanes: settings.lanes().map(|limits| LaneState::new(limits, settings)).collect(),
             virtual_time: 0,
-            turns: TurnTaking::new(settings.horizon),
+            turns: TurnTaking::new(settings.horizon, &settings.limits),
             min_spacing: spacing.unwrap_or_default(),
             mean_spacing: spacing.unwrap_or_else(|| settings.limits.rate().interval()),
             next_slot: Instant::now(),
@@ -155,7 +155,7 @@ impl Schedule {
             lane.batching.set_replicas(replicas);
         }
         (self.min_spacing, self.mean_spacing) = (new.min_spacing, new.mean_spacing);
-        self.turns.follow(settings.horizon);
+        self.turns.follow(settings.horizon, &settings.limits);
         self.forget();
     }
 
@@ -236,7 +236,7 @@ impl Schedule {
     }
 
     /// Returns the turn of a call for a lane at `now`, the most units of the call, and how far ahead its slots may lie.
-    fn reach(&self, lane: LaneId, now: Instant) -> (Option<Turn>, u32, Duration) {
+    fn reach(&self, lane: LaneId, now: Instant) -> (Option<SentTurn>, u32, Duration) {
         let turn = self.turns.turn(now);
         let (max_units, ahead) = self.turns.call_bounds(turn, self.batching(lane).spacing());
         (turn, max_units, ahead)
@@ -391,10 +391,9 @@ impl Schedule {
         }
     }
 
-    /// Forgets the estimates of slots, since the store's clock stepped, its state was lost, or its slots have changed.
+    /// Forgets the estimates of slots, since the store's slots have changed. The turn is kept.
     pub(crate) fn forget(&mut self) {
         self.next_slot = Instant::now();
-        self.turns.forget();
         self.lanes.iter_mut().for_each(|lane| (lane.sleeping, lane.barred) = (None, None));
         self.bars_lifted = true;
     }

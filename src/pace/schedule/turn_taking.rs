@@ -5,15 +5,28 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::limit::LimitSet;
-use crate::store::turns::{farthest, lead, units};
-use crate::store::{Asker, Booking, NextTurn, Turn};
+use crate::store::turns::{farthest, latest_booking, lead, units};
+use crate::store::{Asker, Booking, NextTurn, Reserved, Turn};
 use crate::time::Micros;
 
 /// The longest reach of turns, in horizons.
 const LONGEST: u32 = 5;
 
-/// How long before a turn that is too far ahead to be booked the store is called again.
-const LATER: Duration = Duration::from_secs(300);
+/// The time over which the first calls for a turn are spread that was too far ahead to be booked.
+const SPREAD: Duration = Duration::from_secs(5);
+
+/// Where the next slot is earlier than the turn by more than this, the caller looks whether anybody takes it.
+const GAP: Duration = Duration::from_secs(1);
+
+/// How long others are trusted to take the slots before the turn, unless there is a sign that somebody does not.
+const TRUST: Duration = Duration::from_secs(10);
+
+/// How long after a slot a look for it is made at least. A look that came some microseconds before would be repeated at
+/// once.
+const LOOK_DELAY: Duration = Duration::from_millis(4);
+
+/// The error of what is known of the next slot.
+const SLACK: Duration = Duration::from_millis(2);
 
 /// The known state of the queue.
 #[derive(Clone, Copy, Debug)]
@@ -23,30 +36,70 @@ pub(crate) struct TurnTaking {
     round_trip: Option<Duration>,
     /// How far ahead turns are booked, according to the last answer.
     reach: Duration,
-    /// The turn that was booked last.
-    booked: Option<Booked>,
+    /// The longest distance between two slots of the downstream's limits in the long run.
+    interval: Duration,
+    /// The turn that this replica holds.
+    held: Option<HeldTurn>,
+    /// The next slot, according to the last answer.
+    expected: Option<Micros>,
+    /// Whether a call has failed since the last answer.
+    has_failed: bool,
 }
 
-/// A turn, and the instant until which it is of use.
+/// A turn, when the call for it is to be sent, and the instant until which it is of use.
 #[derive(Clone, Copy, Debug)]
-struct Booked {
+struct HeldTurn {
     turn: Turn,
+    ask_at: Instant,
     over: Instant,
 }
 
+/// The turn that a call is sent with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SentTurn {
+    pub(super) turn: Turn,
+    /// Whether the call is made at the turn. Before it, the call is a look for slots that nobody takes.
+    pub(super) is_due: bool,
+}
+
 impl TurnTaking {
-    pub(crate) const fn new(horizon: Duration) -> Self {
-        Self { horizon, round_trip: None, reach: horizon, booked: None }
+    pub(crate) fn new(horizon: Duration, limits: &LimitSet) -> Self {
+        let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap_or_default();
+        Self {
+            horizon,
+            round_trip: None,
+            reach: horizon,
+            interval,
+            held: None,
+            expected: None,
+            has_failed: false,
+        }
     }
 
-    /// Applies another horizon.
-    pub(crate) fn follow(&mut self, horizon: Duration) {
-        *self = Self { round_trip: self.round_trip, ..Self::new(horizon) };
+    /// Applies another horizon and other limits, under which the turn is void.
+    pub(crate) fn follow(&mut self, horizon: Duration, limits: &LimitSet) {
+        *self = Self { round_trip: self.round_trip, ..Self::new(horizon, limits) };
     }
 
-    /// Forgets the booked turn.
-    pub(crate) const fn forget(&mut self) {
-        self.booked = None;
+    /// Drops the turn.
+    pub(crate) const fn drop_turn(&mut self) {
+        (self.held, self.expected) = (None, None);
+    }
+
+    /// Returns the part of a call that gives the turn back, if there is one.
+    pub(crate) fn unneeded(&self, now: Instant, limits: &LimitSet) -> Option<Asker> {
+        let sent = self.turn(now)?;
+        Some(self.asker(Some(sent), 0, limits, false))
+    }
+
+    /// Whether the turn is worth a call to give it back: it keeps others from a slot for longer than the lead.
+    pub(crate) fn holds_long_turn(&self) -> bool {
+        self.held.is_some_and(|held| held.turn.spacing > held.turn.lead)
+    }
+
+    /// Records that a call failed.
+    pub(crate) const fn on_failure(&mut self) {
+        self.has_failed = true;
     }
 
     pub(crate) const fn horizon(&self) -> Duration {
@@ -77,15 +130,17 @@ impl TurnTaking {
         self.reach.max(self.need())
     }
 
-    /// Returns the turn of a call at `now`.
-    pub(crate) fn turn(&self, now: Instant) -> Option<Turn> {
-        self.booked.filter(|booked| now < booked.over).map(|booked| booked.turn)
+    /// Returns the turn that a call at `now` is sent with.
+    pub(super) fn turn(&self, now: Instant) -> Option<SentTurn> {
+        let held = self.held.filter(|held| now < held.over)?;
+        Some(SentTurn { turn: held.turn, is_due: now + held.turn.lead / 4 >= held.ask_at })
     }
 
     /// Returns the most units of a call, and how far ahead its slots may lie, given the known spacing of slots. At its
-    /// turn a call takes everything that is free up to the turn's end, and otherwise half a turn.
-    pub(super) fn call_bounds(&self, turn: Option<Turn>, spacing: Duration) -> (u32, Duration) {
-        if let Some(turn) = turn {
+    /// turn a call takes everything that is free up to the turn's end, and otherwise half a turn. Before a turn of one
+    /// slot it takes only a slot that is due: others have booked those before the turn.
+    pub(super) fn call_bounds(&self, sent: Option<SentTurn>, spacing: Duration) -> (u32, Duration) {
+        if let Some(SentTurn { turn, is_due: true }) = sent {
             // The slots lie no further ahead than the reach, of which the lead is a part: a slot behind the end of a
             // window would keep others from the rest of that window.
             let ahead = turn.lead.saturating_add(turn.length().min(turn.lead * 5 / 3));
@@ -95,17 +150,24 @@ impl TurnTaking {
             return (slots.saturating_add(1).max(turn.units), ahead);
         }
         let (far, units) = (self.far(), units(self.far(), spacing));
-        let more =
-            if units > 1 { spacing.saturating_mul(units + units / 2).min(far) } else { Duration::ZERO };
+        if units == 1 {
+            return (1, if sent.is_some() { Duration::ZERO } else { lead(far) });
+        }
+        let more = spacing.saturating_mul(units + units / 2).min(far);
         ((units / 2).max(1), lead(far) + more)
     }
 
     /// Returns this replica's part in the queue, with `waiting` units. If it `goes_on` with other lanes at the same
     /// turn, no other turn is booked before this one is used up.
-    pub(crate) fn asker(&self, turn: Option<Turn>, waiting: u64, limits: &LimitSet, goes_on: bool) -> Asker {
-        let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap_or_default();
-        let goes_on = goes_on && turn.is_some();
-        Asker { turn, reach: self.need(), waiting, own: limits.len(), interval, goes_on }
+    pub(super) fn asker(
+        &self,
+        sent: Option<SentTurn>,
+        waiting: u64,
+        limits: &LimitSet,
+        goes_on: bool,
+    ) -> Asker {
+        let (turn, goes_on) = (sent.map(|sent| sent.turn), goes_on && sent.is_some());
+        Asker { turn, reach: self.need(), waiting, own: limits.len(), interval: self.interval, goes_on }
     }
 
     /// Returns how long before a slot it is requested out of turn.
@@ -113,54 +175,115 @@ impl TurnTaking {
         lead(self.far())
     }
 
-    /// Records the booking in an answer, and returns when to call again. The call was sent at `sent`, and decided at
-    /// the store's `now`; `next` is the next free slot.
-    pub(crate) fn on_booking(
-        &mut self,
-        sent: Instant,
-        now: Micros,
-        booking: &Booking,
-        next: Micros,
-    ) -> Instant {
+    /// Records the booking in an answer to a call that was sent at `sent`, and returns when to call again.
+    pub(crate) fn on_booking(&mut self, sent: Instant, booking: &Booking, reserved: &Reserved) -> Instant {
+        let (now, next) = (reserved.now, reserved.next);
         self.reach = booking.reach;
-        self.booked = None;
+        let held = self.held.take().filter(|held| sent < held.over);
+        // Nobody may keep the turns before this one: those who did may be gone, or this replica was not told.
+        let is_wary = held.is_none()
+            || self.has_failed
+            || held.is_some_and(|held| self.is_missed(&held.turn, reserved));
+        (self.expected, self.has_failed) = (Some(next), false);
         // The time counts from when the call was sent, so that the way to the store cancels out, however long it is.
         let when = |at: Micros| sent + at.since(now);
-        match booking.next {
+        let (begins, ask_at) = match booking.next {
             NextTurn::At(turn) => {
                 let ask_at = when(turn.ask_at());
-                self.booked = Some(Booked { turn, over: when(turn.begins) + turn.length() + turn.lead });
-                ask_at
+                let over = when(turn.begins) + turn.length() + turn.lead;
+                self.held = Some(HeldTurn { turn, ask_at, over });
+                (turn.begins, ask_at)
             }
             NextTurn::Later(begins) => {
-                let spread = LATER / 60;
-                when(begins.minus(LATER)) + spread.mul_f64(fastrand::f64())
+                let at = when(begins.minus(latest_booking(self.interval)));
+                (begins, at + SPREAD.mul_f64(fastrand::f64()))
             }
-            NextTurn::None => when(next.minus(lead(self.far()))),
+            NextTurn::None => return when(next.minus(lead(self.far()))),
+        };
+        if begins.since(next) <= GAP {
+            return ask_at;
         }
+        ask_at.min(when(self.look_for(now, next, is_wary)) + (lead(self.reach) / 2).mul_f64(fastrand::f64()))
+    }
+
+    /// Returns when to look for a slot before the turn, on the store's clock: shortly behind the next slot, or behind the
+    /// last one within the time for which others are trusted to take them.
+    fn look_for(&self, now: Micros, next: Micros, is_wary: bool) -> Micros {
+        let trust = if is_wary { Duration::ZERO } else { TRUST };
+        let interval = self.interval.max(Duration::from_micros(1));
+        let slots = now.plus(trust).since(next).as_micros() / interval.as_micros();
+        let slot = next.plus(interval.saturating_mul(u32::try_from(slots).unwrap_or(u32::MAX)));
+        slot.plus(LOOK_DELAY.max((interval / 16).min(self.horizon / 2)))
+    }
+
+    /// Whether somebody seems to have missed a turn: a slot was taken when it was overdue, so that the next ones lie off
+    /// the grid of those that were expected, or this call was granted one long before its turn.
+    fn is_missed(&self, held: &Turn, reserved: &Reserved) -> bool {
+        let interval = self.interval;
+        if interval <= lead(self.reach) {
+            return false;
+        }
+        let is_off = |expected: Micros| {
+            let apart = i64::try_from(interval.as_micros()).unwrap_or(i64::MAX);
+            let slack = i64::try_from(SLACK.as_micros()).unwrap_or(i64::MAX);
+            (reserved.next.0 - expected.0 + slack).rem_euclid(apart) > 2 * slack
+        };
+        let is_early = |slot: &Micros| slot.plus(interval / 2) < held.begins;
+        self.expected.is_some_and(is_off) || reserved.slots.first().is_some_and(is_early)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Limit;
+    use crate::store::Status;
 
     const MS: Duration = Duration::from_millis(1);
+    const S: Duration = Duration::from_secs(1);
     const H: Duration = Duration::from_millis(100);
     const NOW: Micros = Micros(1_760_000_000_000_000);
 
+    fn taking(rate: &str) -> TurnTaking {
+        let limit = Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
+        TurnTaking::new(H, &LimitSet::new(vec![limit]).unwrap())
+    }
+
+    /// An answer at [`NOW`] with these slots and this next one.
+    fn reserved(slots: &[Duration], next: Duration) -> Reserved {
+        Reserved {
+            now: NOW,
+            epoch: NOW,
+            before: vec![],
+            slots: slots.iter().map(|slot| NOW.plus(*slot)).collect(),
+            charges: vec![],
+            passed: vec![],
+            refused: None,
+            next: NOW.plus(next),
+            replicas: None,
+            booking: None,
+            status: Status::default(),
+            outdated: false,
+        }
+    }
+
+    fn at(begins: Duration, units: u32, spacing: Duration) -> Booking {
+        let turn = Turn { begins: NOW.plus(begins), units, spacing, lead: 60 * MS };
+        Booking { reach: H, next: NextTurn::At(turn) }
+    }
+
     fn booked(units: u32, spacing: Duration) -> (TurnTaking, Instant, Turn) {
-        let (mut turns, sent) = (TurnTaking::new(H), Instant::now());
-        let turn = Turn { begins: NOW.plus(200 * MS), units, spacing, lead: 60 * MS };
-        let booking = Booking { reach: H, next: NextTurn::At(turn) };
-        let ask_at = turns.on_booking(sent, NOW, &booking, NOW.plus(200 * MS));
+        let (mut turns, sent) = (taking("200/s"), Instant::now());
+        let booking = at(200 * MS, units, spacing);
+        let NextTurn::At(turn) = booking.next else { unreachable!() };
+        let ask_at = turns.on_booking(sent, &booking, &reserved(&[], 200 * MS));
         assert_eq!(ask_at, sent + 140 * MS, "so that it arrives as long before the turn as it left");
         (turns, sent, turn)
     }
 
     #[test]
     fn the_reach_is_two_trips_in_steps() {
-        let mut turns = TurnTaking::new(H);
+        let mut turns = taking("200/s");
         let mut after = |millis: u32| {
             (0..60).for_each(|_| turns.on_round_trip(MS * millis));
             turns.need()
@@ -177,7 +300,7 @@ mod tests {
 
     #[test]
     fn one_stall_stretches_nothing() {
-        let mut turns = TurnTaking::new(H);
+        let mut turns = taking("200/s");
         (0..20).for_each(|_| turns.on_round_trip(MS));
         turns.on_round_trip(300 * MS);
         assert_eq!(turns.need(), H);
@@ -186,17 +309,30 @@ mod tests {
     #[test]
     fn at_its_turn_it_takes_all_that_may_be_free() {
         let (turns, sent, turn) = booked(8, 5 * MS);
-        let at_turn = turns.turn(sent + 140 * MS);
-        assert_eq!(at_turn, Some(turn));
+        let at_turn = turns.turn(sent + 125 * MS);
+        assert_eq!(at_turn, Some(SentTurn { turn, is_due: true }));
         assert_eq!(turns.call_bounds(at_turn, 5 * MS), (21, 100 * MS));
         assert_eq!(turns.turn(sent + 300 * MS), None, "long over");
-        let dear = Turn { units: 50, ..turn };
+        let dear = SentTurn { turn: Turn { units: 50, ..turn }, is_due: true };
         assert_eq!(turns.call_bounds(Some(dear), 5 * MS).0, 63, "one job may cost more than a turn");
     }
 
     #[test]
+    fn before_its_turn_it_takes_half_a_turn_or_what_is_due() {
+        let (turns, sent, turn) = booked(8, 5 * MS);
+        let before = turns.turn(sent + 124 * MS);
+        assert_eq!(before, Some(SentTurn { turn, is_due: false }));
+        assert_eq!(turns.call_bounds(before, 5 * MS), (4, 120 * MS));
+        assert_eq!(
+            turns.call_bounds(before, 200 * MS),
+            (1, Duration::ZERO),
+            "others have booked the next slot"
+        );
+    }
+
+    #[test]
     fn out_of_turn_it_takes_half_a_turn() {
-        let turns = TurnTaking::new(H);
+        let turns = taking("200/s");
         assert_eq!(turns.call_bounds(None, 5 * MS), (4, 120 * MS));
         assert_eq!(turns.call_bounds(None, 200 * MS), (1, 60 * MS), "only the next slot, if it is near");
         let spaced = [1, 7, 40, 60].map(|millis| turns.call_bounds(None, MS * millis).1);
@@ -204,9 +340,50 @@ mod tests {
     }
 
     #[test]
-    fn what_is_void_is_forgotten() {
+    fn what_is_void_is_dropped() {
         let (mut turns, sent, _) = booked(8, 5 * MS);
-        turns.forget();
+        turns.drop_turn();
         assert_eq!(turns.turn(sent), None);
+    }
+
+    /// Whether the next call is a look for the next slot, and not made at the turn, after an answer with a turn 8 s ahead.
+    fn looks(turns: &mut TurnTaking, slots: &[Duration], next: Duration) -> bool {
+        let sent = Instant::now();
+        let wait = turns.on_booking(sent, &at(8 * S, 1, S), &reserved(slots, next)) - sent;
+        let look = next + 50 * MS;
+        assert!(wait == 7940 * MS || (look..=look + 30 * MS).contains(&wait), "{wait:?}");
+        wait < 7 * S
+    }
+
+    #[test]
+    fn it_looks_for_the_next_slot_unless_others_are_seen_to_take_them() {
+        let mut turns = taking("1/s");
+        assert!(looks(&mut turns, &[], S), "nobody is known to take the slots before the turn");
+        assert!(!looks(&mut turns, &[], S), "the turn was sent, and all is as expected");
+        turns.on_failure();
+        assert!(looks(&mut turns, &[], S), "a call failed");
+        assert!(!looks(&mut turns, &[], 3002 * MS), "others took slots");
+        assert!(looks(&mut turns, &[], 3300 * MS), "one was taken late");
+        assert!(!looks(&mut turns, &[], 3300 * MS));
+        assert!(looks(&mut turns, &[2 * S], 3300 * MS), "this call took a slot of somebody else");
+        turns.drop_turn();
+        assert!(looks(&mut turns, &[], S));
+    }
+
+    #[test]
+    fn others_are_trusted_for_ten_seconds() {
+        let (mut turns, sent) = (taking("1/s"), Instant::now());
+        let booking = at(60 * S, 1, S);
+        turns.on_booking(sent, &booking, &reserved(&[], S));
+        let wait = turns.on_booking(sent, &booking, &reserved(&[], S)) - sent;
+        assert!((10_050 * MS..=10_080 * MS).contains(&wait), "the last slot within them: {wait:?}");
+    }
+
+    #[test]
+    fn a_turn_far_ahead_is_booked_later() {
+        let (mut turns, sent) = (taking("1/s"), Instant::now());
+        let booking = Booking { reach: H, next: NextTurn::Later(NOW.plus(2000 * S)) };
+        let wait = turns.on_booking(sent, &booking, &reserved(&[], 2000 * S)) - sent;
+        assert!((1000 * S..=1005 * S).contains(&wait), "{wait:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 
 use super::tombstones::{Answer, Tombstones};
-use super::{Asker, Booking, Cancel, GRACE, NextTurn, Queue, Status, TICK};
+use super::{Asker, Cancel, GRACE, Queue, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, DumpedState, Record};
 use crate::store::{TombstoneCall, TombstoneReply};
@@ -110,21 +110,17 @@ impl Downstream {
 
     /// Discards the turns that were booked: after a reset they begin too late.
     pub(super) fn forget_turns(&mut self) {
-        self.queue.end = Micros(0);
+        self.queue.forget_turns();
     }
 
-    /// Books the next turn of an asker with `left` units, the first job of which has the given cost; the next two slots
-    /// are given as well.
-    pub(super) fn book(
-        &mut self,
-        now: Micros,
-        asker: &Asker,
-        left: Option<((Micros, Duration), u64, u32)>,
-    ) -> Booking {
-        let reach = self.queue.extend_reach(now, asker.reach);
-        let next = left
-            .map_or(NextTurn::None, |(slots, left, cost)| self.queue.book(now, asker, slots, (left, cost)));
-        Booking { reach, next }
+    /// Records how far ahead an asker needs turns to be booked, and returns the reach in force.
+    pub(super) fn extend_reach(&mut self, now: Micros, asker: &Asker) -> Duration {
+        self.queue.extend_reach(now, asker.reach)
+    }
+
+    /// The queue of turns.
+    pub(super) const fn queue(&mut self) -> &mut Queue {
+        &mut self.queue
     }
 
     /// Whether the clock is behind the highest instant seen by more than the tolerance for steps.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::downstream::Downstream;
-use super::{Booking, LONGEST_TURN_LEASE, Lease, Reserve, Reserved, SharedHorizon};
+use super::{LONGEST_TURN_LEASE, Lease, NextTurn, Reserve, Reserved, SharedHorizon};
 use crate::limit::{Charge, Keyed, Mark, Plan, State};
 use crate::store::lanes::States;
-use crate::store::{Asker, Lanes};
+use crate::store::{Asker, Booking, Lanes};
 use crate::time::Micros;
 
 impl Downstream {
@@ -79,12 +79,18 @@ impl Downstream {
         (now, may_book): (Micros, bool),
         plan: &Plan,
     ) -> Booking {
+        let reach = self.extend_reach(now, asker);
+        if !may_book {
+            return Booking { reach, next: NextTurn::None };
+        }
         let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
-        let left = if may_book { call.left(asker, plan, next.0) } else { None };
-        let dear = plan.refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
-        let dear = dear.map(|refused| refused.slot).filter(|slot| *slot > next.0);
-        let slots = dear.map_or(next, |slot| (slot, asker.interval));
-        self.book(now, asker, left.map(|(left, cost)| (slots, left, cost)))
+        let wants = call.left(asker, plan, next.0);
+        let refused = plan.refused.filter(|refused| refused.limit < asker.own && refused.slot > next.0);
+        let dear = refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
+        let slots = dear.map_or(next, |refused| (refused.slot, asker.interval));
+        let is_granted = plan.taken() != Charge::default();
+        let next = self.queue().next_turn(now, asker, slots, wants, is_granted);
+        Booking { reach, next }
     }
 
     /// Renews a replica's lease, and counts the leases in force.

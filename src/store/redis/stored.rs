@@ -37,13 +37,14 @@ impl RedisStore {
         else {
             return Err(self.servers.unexpected(format!("the record {numbers:?}")));
         };
-        let [_, _, _, _, _, turns_end, reach, reach_until, tombstones, ..] = *rest else {
+        let [_, _, _, _, _, turns_end, reach, reach_until, tombstones, from, to, ..] = *rest else {
             return Ok(dump::unused(limits));
         };
         let status = reply::status([*penalty, *pause, *version, *generation, *reset, tombstones])
             .map_err(|detail| self.servers.unexpected(detail))?;
         let reach = Duration::from_micros(reach.unsigned_abs());
-        let queue = Queue { end: Micros(turns_end), reach, until: Micros(reach_until) };
+        let vacancy = (Micros(from), Micros(to));
+        let queue = Queue { end: Micros(turns_end), reach, until: Micros(reach_until), vacancy };
         let record = Record { epoch: Micros(*epoch), high: Micros(*high), shift: *shift, status, queue };
         let kept = |(limit, bytes): (&Limit, Option<Vec<u8>>)| {
             let Some(bytes) = bytes else { return Ok(None) };

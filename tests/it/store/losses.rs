@@ -176,12 +176,12 @@ async fn a_failover_to_an_older_record_is_fenced() {
     // A replica that had seen neither the flush nor later writes is the primary now.
     let record = "paced:{billing}:record";
     let mut older = packed(&redis, record, 0).await;
-    assert_eq!((older.len(), older[0], older[7]), (21, 1, second.epoch.0));
+    assert_eq!((older.len(), older[0], older[7]), (23, 1, second.epoch.0));
     (older[7], older[13]) = (first.epoch.0, first.epoch.0);
     // It has neither a gate nor a fence, and nothing was granted so far.
     (older[1], older[5], older[12]) = (0, 0, 0);
     let older: Vec<String> = older.iter().map(i64::to_string).collect();
-    let script = "return redis.call('SET', KEYS[1], struct.pack(string.rep('d', 21), unpack(ARGV)))";
+    let script = "return redis.call('SET', KEYS[1], struct.pack(string.rep('d', 23), unpack(ARGV)))";
     let words =
         [&["EVAL", script, "1", record][..], &older.iter().map(String::as_str).collect::<Vec<_>>()].concat();
     redis.command(&words).await.unwrap();

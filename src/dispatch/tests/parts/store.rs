@@ -20,6 +20,8 @@ pub(in crate::dispatch) struct FlakyStore {
     /// An additional latency of each way, in µs.
     pub(in crate::dispatch) farther: AtomicU64,
     pub(in crate::dispatch) away: AtomicBool,
+    /// Whether the next reserve call fails.
+    pub(in crate::dispatch) fails_next: AtomicBool,
     /// Whether it answers with a refusal.
     pub(in crate::dispatch) refuses: AtomicBool,
     /// Whether notifications of changes are suppressed.
@@ -41,6 +43,7 @@ impl FlakyStore {
             distance,
             farther: AtomicU64::new(0),
             away,
+            fails_next: AtomicBool::new(false),
             refuses,
             deaf,
             calls,
@@ -71,7 +74,8 @@ impl FlakyStore {
     /// Counts a call, and fails it while the store is away.
     fn enter(&self, counter: &AtomicUsize) -> Result<(), StoreError> {
         counter.fetch_add(1, Ordering::SeqCst);
-        if self.away.load(Ordering::SeqCst) {
+        let fails = std::ptr::eq(counter, &self.calls) && self.fails_next.swap(false, Ordering::SeqCst);
+        if fails || self.away.load(Ordering::SeqCst) {
             return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
         }
         if self.refuses.load(Ordering::SeqCst) {

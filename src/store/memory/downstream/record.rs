@@ -40,7 +40,7 @@ impl Downstream {
             }
             Change::Reset { limits } => {
                 let least = now.max(Micros(self.epoch.0 + 1));
-                self.queue.end = Micros(0);
+                self.queue.forget_turns();
                 self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
                 for limit in limits {
                     let last = self.last(limit);
@@ -62,14 +62,14 @@ impl Downstream {
                 if let Some(known) = known.filter(|_| newer(generation)) {
                     self.status.generation = generation;
                     self.terms = Some(known.to_owned());
-                    self.queue.end = Micros(0);
+                    self.queue.forget_turns();
                 }
             }
         }
         let paused = |status: &Status| (status.pause.version, status.generation);
         if paused(&self.status) != paused(&status) {
             // Turns that were booked behind the pause begin too late now, or have too few slots.
-            self.queue.end = Micros(0);
+            self.queue.forget_turns();
         }
         self.status != status
     }

@@ -9,7 +9,7 @@
 --         that is exact, 1 to police or else 0, the generation of the terms that the limits are from (0: any),
 --         1 if it takes turns or else 0, how far ahead slots are granted to it and those like it,
 --         0 (all) | 1 (any) | 2 (one of);
---         for one that takes turns, of its turn the begin (-1: it has none), units, spacing and lead, how far ahead it
+--         for one that takes turns, of the turn that it holds the begin (-1: none), units, spacing and lead, how far ahead it
 --         needs turns to be booked, the units that wait, how many of the limits are the whole downstream's: the first
 --         ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
@@ -28,11 +28,11 @@ local SPAN, KEPT = 4000000, 64000000
 local LEVEL_AT = '2' -- the offset of last in a state; shift, epoch, TAT and remainder follow
 local EXACT, NEVER = 9007199254740992, 9007199254740991 -- 2^53, and the latest instant
 local KIND, SIZE = 12660, 66 -- a state is "t1", and eight doubles
-local RECORD_BYTES = 168
+local RECORD_BYTES = 184
 -- Bytes of the record, counted from 1: the stamp is these, and the version of the tombstones.
 local STAMP_AT, STAMP_TO, TOMBSTONES_AT, TOMBSTONES_TO = 49, 96, 161, 168
 -- Offsets in the record, as texts: a number would be formatted in every call.
-local HW_AT, TURNS_AT = '32', '136'
+local HW_AT, TURNS_AT, VACANCY_AT = '32', '136', '168'
 local TURNS_FIRST = 137 -- the first byte at TURNS_AT, counted from 1
 local COMBINE_AT, LIMITS_AT = 73, 81 -- bytes of the arguments, counted from 1
 local call, pack, take = redis.call, struct.pack, struct.unpack
@@ -60,10 +60,12 @@ if version ~= 1 or ran ~= run or (known > 0 and known ~= epoch) or hw - now > ST
 end
 local ticked
 local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
+local due = false
 if turns == 1 then
   begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
     take('<ddddddddd', args, at)
-  if begins >= 0 then
+  due = is_due(now, begins, turn_lead)
+  if due then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
 end

@@ -32,29 +32,31 @@ local turn, units_next, spacing, lead = -1, 0, 0, 0
 if turns then
   record.reach, record.reach_until = reached(now, reach, record.reach, record.reach_until)
   changed = true
-  local free, charge, dear, _
-  if not outdated and not stopped and (refused < 0 or binding < own_limits) then
-    free, _, charge = choose(own_limits)
-    dear = refused > free -- a unit would fit before the job that was refused does
+  local is_used = false
+  for i = 1, count do
+    is_used = is_used or all[i].taken
+  end
+  local waits = refused < 0 or binding < own_limits -- for the whole downstream
+  if not outdated and not stopped and (waits or begins >= 0) then
+    local free, _, charge = choose(own_limits)
+    local dear = waits and refused > free -- a unit would fit before the job that was refused does
     if dear and combine == 0 and all[binding + 1].kind.is_window then
       -- The job gets its slot when the window ends, which needs no turn.
       units, cost, dear = units + max(dear_units, cost), 1, false
     end
-    local is_held = goes_on == 1 and begins >= 0
-    if waiting <= units
-      or (is_held and (dear and refused or free) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead)) then
-      free = nil -- no job is left, or the turn is not used up
-    end
-  end
-  if free then
+    local left, apart = waits and waiting - units or 0, interval
     if dear then
-      free, spacing = refused, interval
-    else
+      free = refused
+    elseif left > 0 then
       commit(free, charge, own_limits)
-      spacing = choose(own_limits) - free
+      apart = choose(own_limits) - free
     end
-    turn, units_next, lead, record.turns_end, spacing =
-      next_turn(now, free, spacing, waiting - units, cost, record.reach, record.turns_end, interval)
+    turn, units_next, spacing, lead, record.turns_end, record.vacant_from, record.vacant_to = next_turn(
+      now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, cost, free, apart, interval,
+      record.reach, record.turns_end, record.vacant_from, record.vacant_to
+    )
+  end
+  if turn >= 0 then
     ttl = max(ttl, ttl > 0 and min(2 * (turn - now), LONGEST_LEASE) or 0)
   end
 end

@@ -90,9 +90,11 @@ end
 --   turns_end    the end of the turns that are booked
 --   reach        how far ahead turns are booked, and until when somebody needs as much
 --   reach_until
---   tombstones   the version of the tombstones of cancelled jobs; a record of an earlier version of paced ends before it
-local RECORD = '<ddddddddddddddddddddd'
-local RECORD_BYTES = 168
+--   tombstones   the version of the tombstones of cancelled jobs
+--   vacant_from  the begin and the end of a gap in the queue of turns (0: none); a record of an earlier version of paced
+--   vacant_to    ends before it, or before tombstones
+local RECORD = '<ddddddddddddddddddddddd'
+local RECORD_BYTES = 184
 local OLDER_BYTES = 160
 local VERSION = 1
 
@@ -105,17 +107,17 @@ local function load_record()
     error('PACED: ' .. KEYS[1] .. ' was written by another version of paced; use its version, or another key_prefix')
   end
   if #packed < RECORD_BYTES then
-    packed = packed:sub(1, OLDER_BYTES) .. pack('<d', 0)
+    packed = (packed .. pack('<ddd', 0, 0, 0)):sub(1, RECORD_BYTES)
   end
   local version, gate, run, shift, hw, far, generation, epoch, penalty, pause, paused, reset, fence, loss, begun,
-    lull, kept, turns_end, reach, reach_until, tombstones =
+    lull, kept, turns_end, reach, reach_until, tombstones, vacant_from, vacant_to =
     unpack_at(RECORD, packed)
   -- A table that is built with all of its fields need not grow.
   return {
     version = version, gate = gate, run = run, shift = shift, hw = hw, far = far, generation = generation,
     epoch = epoch, penalty = penalty, pause = pause, paused = paused, reset = reset, fence = fence,
     loss = loss, begun = begun, lull = lull, kept = kept, turns_end = turns_end, reach = reach,
-    reach_until = reach_until, tombstones = tombstones,
+    reach_until = reach_until, tombstones = tombstones, vacant_from = vacant_from, vacant_to = vacant_to,
     more = packed:sub(RECORD_BYTES + 1),
   }
 end
@@ -125,7 +127,8 @@ local function save_record(r)
   local packed = pack(
     RECORD,
     r.version, r.gate, r.run, r.shift, r.hw, r.far, r.generation, r.epoch, r.penalty, r.pause, r.paused,
-    r.reset, r.fence, r.loss, r.begun, r.lull, r.kept, r.turns_end, r.reach, r.reach_until, r.tombstones
+    r.reset, r.fence, r.loss, r.begun, r.lull, r.kept, r.turns_end, r.reach, r.reach_until, r.tombstones,
+    r.vacant_from, r.vacant_to
   )
   redis.call('SET', KEYS[1], packed .. r.more)
 end
@@ -148,15 +151,22 @@ local function new_record()
   return {
     version = VERSION, gate = 0, run = run_now(), shift = 0, hw = 0, far = 0, generation = 0, epoch = 0,
     penalty = 0, pause = 0, paused = 0, reset = 0, fence = 0, loss = 0, begun = 0, lull = 0, kept = 0,
-    turns_end = 0, reach = 0, reach_until = 0, tombstones = 0,
+    turns_end = 0, reach = 0, reach_until = 0, tombstones = 0, vacant_from = 0, vacant_to = 0,
     more = '',
   }
+end
+
+-- Discards the turns that are booked.
+local function forget_turns(r)
+  r.turns_end, r.vacant_from, r.vacant_to = 0, 0, 0
 end
 
 -- Moves the record to a clock that stepped back by `behind`.
 local function step_back(r, behind)
   r.shift = r.shift + behind
-  for _, field in ipairs({ 'far', 'penalty', 'fence', 'begun', 'lull', 'turns_end', 'reach_until' }) do
+  for _, field in ipairs({
+    'far', 'penalty', 'fence', 'begun', 'lull', 'turns_end', 'reach_until', 'vacant_from', 'vacant_to',
+  }) do
     r[field] = max(r[field] - behind, 0)
   end
   if r.pause ~= NEVER then
@@ -169,7 +179,8 @@ end
 local function lose(r, now, known, fence)
   -- The new epoch is later than every epoch seen, so that epochs can be compared although clocks step.
   r.epoch = max(now, known + 1, r.epoch + 1)
-  r.fence, r.loss, r.turns_end = max(r.fence, fence), r.epoch, 0
+  r.fence, r.loss = max(r.fence, fence), r.epoch
+  forget_turns(r)
 end
 
 -- Reads the record and updates it for steps back, losses and restarts of the store. Returns it, and whether it
@@ -207,7 +218,8 @@ local function follow_record(now, known, run, horizon, farthest, answered_at, re
     if known > 0 and answered_at > r.kept + TICK then
       lose(r, now, known, max(now + horizon, granted))
     else
-      r.epoch, r.turns_end = max(now, r.epoch + 1), 0
+      r.epoch = max(now, r.epoch + 1)
+      forget_turns(r)
       r.lull = max(r.lull, now + min(horizon, SHORT))
     end
   elseif known > 0 and known < r.epoch then

@@ -118,27 +118,32 @@ local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
 if refused < 0 then
   next_slot = choose(count)
 end
-local turns_end, was, until_when = take('<ddd', record, TURNS_FIRST)
+local turns_end, was, until_when, _, from, to = take('<dddddd', record, TURNS_FIRST)
+local was_from, was_to = from, to
 reach, until_when = reached(now, reach, was, until_when)
-local free, limit
-if waiting > units_taken and (refused < 0 or binding < own_limits) then
-  free, limit = choose(own_limits)
-  if goes_on == 1 and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
-    free = nil -- the turn is not used up
+local waits = refused < 0 or binding < own_limits -- for the whole downstream
+if waits or begins >= 0 then
+  local is_used = false
+  for i = 1, count do
+    is_used = is_used or all[i].taken
   end
-end
-if free then
-  if refused > free then
-    -- A unit would fit before the job that was refused does.
-    free, spacing = refused, interval
-  else
+  local free, limit = choose(own_limits)
+  local left, apart = waits and waiting - units_taken or 0, interval
+  if waits and refused > free then
+    free = refused -- a unit would fit before the job that was refused does
+  elseif left > 0 then
     commit(own_limits, free, limit)
-    spacing = choose(own_limits) - free
+    apart = choose(own_limits) - free
   end
-  turn, units, lead, turns_end, spacing =
-    next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end, interval)
+  turn, units, spacing, lead, turns_end, from, to = next_turn(
+    now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, refused_cost, free, apart, interval,
+    reach, turns_end, from, to
+  )
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
+if from ~= was_from or to ~= was_to then
+  call('SETRANGE', KEYS[1], VACANCY_AT, pack('<dd', from, to))
+end
 return stamp .. tombstones
   .. pack('<dddddddddddd', now, now, 0, granted, refused, binding, next_slot, reach, turn, units, spacing, lead)
   .. before

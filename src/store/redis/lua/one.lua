@@ -108,35 +108,33 @@ local function free_slot()
 end
 
 local next_slot, turn, units, spacing, lead = refused, -1, 0, 0, 0
-local turns_end, was, until_when = take('<ddd', record, TURNS_FIRST)
+local turns_end, was, until_when, _, from, to = take('<dddddd', record, TURNS_FIRST)
+local was_from, was_to = from, to
 reach, until_when = reached(now, reach, was, until_when)
-local waits = waiting > units_taken
-if refused < 0 or waits then
-  local free = free_slot()
+local left = waiting - units_taken
+if refused < 0 or left > 0 or begins >= 0 then
+  local free, apart = free_slot(), interval
   next_slot = refused < 0 and free or refused
-  if waits then
-    -- A unit would fit before the job that was refused does.
-    local dear = refused > free
-    if goes_on == 1 and begins >= 0 and math.max(free, refused) <= turn_end(now, begins, turn_units, turn_spacing, turn_lead) then
-      waits = false -- the turn is not used up
-    elseif dear then
-      free, spacing = refused, interval
-    else
-      if tat < free and (rem == 0 or tat + 1 < free) then
-        tat, rem = free, 0
-      end
-      local x = rem + r
-      local m = x % n
-      tat, rem = tat + q + (x - m) / n, m
-      spacing = free_slot() - free
+  if refused > free then
+    free = refused -- a unit would fit before the job that was refused does
+  elseif left > 0 then
+    if tat < free and (rem == 0 or tat + 1 < free) then
+      tat, rem = free, 0
     end
+    local x = rem + r
+    local m = x % n
+    tat, rem = tat + q + (x - m) / n, m
+    apart = free_slot() - free
   end
-  if waits then
-    turn, units, lead, turns_end, spacing =
-      next_turn(now, free, spacing, waiting - units_taken, refused_cost, reach, turns_end, interval)
-  end
+  turn, units, spacing, lead, turns_end, from, to = next_turn(
+    now, begins, turn_units, turn_spacing, turn_lead, taken, goes_on == 1, left, refused_cost, free, apart, interval,
+    reach, turns_end, from, to
+  )
 end
 call('SETRANGE', KEYS[1], TURNS_AT, pack('<ddd', turns_end, reach, until_when))
+if from ~= was_from or to ~= was_to then
+  call('SETRANGE', KEYS[1], VACANCY_AT, pack('<dd', from, to))
+end
 return stamp .. tombstones
   .. pack('<dddddddddddd', now, now, 0, granted, refused, 0, next_slot, reach, turn, units, spacing, lead)
   .. pack('<ddd', before_last, before_tat, before_rem)

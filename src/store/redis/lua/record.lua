@@ -43,7 +43,7 @@ local function pause(span, version)
   set('pause', span < 0 and NEVER or span == 0 and 0 or after(span))
   set('paused', version)
   -- Turns that were booked behind the end of the pause are too late now.
-  r.turns_end = 0
+  forget_turns(r)
 end
 
 -- The note tells who paused and why. It outlives a pause by a day, for those who look later.
@@ -58,7 +58,8 @@ end
 
 local function put_terms(generation)
   redis.call('SET', KEYS[2], text)
-  r.generation, r.turns_end, changed = generation, 0, true
+  r.generation, changed = generation, true
+  forget_turns(r)
 end
 
 if op == 'penalize' then

@@ -9,7 +9,7 @@
 --         else 0, the generation of the terms that the limits are from (0: any), for how long the
 --         replica lives (0: no lease; below 0: it takes none, and while others hold one no slot lies further ahead
 --         than so many µs less 1);
---         1 if it takes turns, or else 0; then of its turn the begin (-1: it has none), units, spacing and lead, how
+--         1 if it takes turns, or else 0; then of the turn that it holds the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
 --         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
 --         how many limits, then each, then what a unit costs each; then what jobs.lua or lanes.lua reads
@@ -46,10 +46,12 @@ end
 local record, changed = follow_record(now, known, run, horizon, farthest, seen, reach_now)
 local last_slot = min(now + ahead, exact)
 local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
+local due = false
 if turns then
   begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
     unpack_at('<ddddddddd', args, at)
-  if begins >= 0 then
+  due = is_due(now, begins, turn_lead)
+  if due then
     last_slot = min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
   end
 end

@@ -19,7 +19,7 @@ for _, l in ipairs(limits(count, record and max(record.fence, record.lull) or 0)
 end
 if record then
   -- Turns that were booked begin too late now.
-  record.turns_end = 0
+  forget_turns(record)
   save_record(record)
 end
 return 1

@@ -29,7 +29,7 @@ end
 
 -- Later than the record's beginning, so that what workers remember of windows from before a loss is obsolete.
 r.reset = max(r.reset + 1, r.epoch + 1, now)
-r.turns_end = 0
+forget_turns(r)
 save_record(r)
 -- If PUBLISH is not permitted, the others learn of it when they next read the record.
 redis.pcall('PUBLISH', ARGV[2], ARGV[3])

@@ -1,17 +1,27 @@
 -- The queue of turns of those who ask for slots. src/store/turns.rs has the same arithmetic.
 --
 -- The answer to an asker says when its next turn begins, for how many units, how far apart their slots are, and how
--- long before it the call should arrive (lead). At its turn the asker takes every slot up to the turn's end.
+-- long before it the call should arrive (lead). At its turn the asker takes every slot up to the turn's end. A call
+-- that arrives before leaves the asker its turn.
 
-local LATER = 300000000 -- turns that begin later are not booked
+local LATER, LATER_SLOTS = 300000000, 1000 -- turns that begin later than both are not booked
 local REACH_KEPT = 30000000 -- how long the reach stays after the last asker that needed it
 local MOST = 1024
+
+local function half(span)
+  return (span - span % 2) / 2
+end
+
+-- Whether a call that arrives now is made at the turn.
+local function is_due(now, begins, lead)
+  return begins >= 0 and now >= begins - lead - (lead - lead % 4) / 4
+end
 
 -- The latest slot that a call at its turn may take. A late call takes fewer slots.
 local function turn_end(now, begins, units, spacing, lead)
   local length = units * spacing
   local late = math.min(math.max(now - begins + lead, 0), (length - length % 4) / 4)
-  return now + lead + length - (spacing - spacing % 2) / 2 - late
+  return now + lead + length - half(spacing) - late
 end
 
 -- The reach of the queue and the instant until which it is needed, given that the caller needs `own`.
@@ -22,20 +32,91 @@ local function reached(now, own, reach, reach_until)
   return reach, reach_until
 end
 
--- The next turn: its begin, units and lead, the new end of the queue, and the distance between its slots. Zero units
--- mean that it is too far ahead to be booked.
-local function next_turn(now, free, spacing, left, cost, reach, turns_end, interval)
+-- The begin and the units of what is left of a turn that was not used; nil if it is over, or was discarded. The next
+-- slot is `free`.
+local function left_of(begins, units, spacing, free, turns_end)
+  local ends = begins + units * spacing
+  if ends > turns_end or free + half(spacing) >= ends then
+    return nil
+  end
+  if free <= begins then
+    return begins, units
+  end
+  local x = ends - free + half(spacing)
+  return free, math.max((x - x % spacing) / spacing, 1)
+end
+
+-- Takes back a turn: the queue ends earlier, or else the record remembers one vacancy, the earliest. Returns the end of
+-- the queue, and the begin and the end of the vacancy (0: none).
+local function take_back(free, begins, ends, turns_end, from, to)
+  if ends == turns_end then
+    if to == begins then
+      return from, 0, 0
+    end
+    return begins, from, to
+  end
+  if to <= free or (begins < from and ends ~= from) then
+    return turns_end, begins, ends
+  elseif to == begins then
+    return turns_end, from, ends
+  elseif ends == from then
+    return turns_end, begins, to
+  end
+  return turns_end, from, to
+end
+
+-- Books a turn for `left` units, the first of which belong to a job of `cost`; the next slot is `free`. Returns what
+-- next_turn does.
+local function book(now, free, spacing, left, cost, interval, reach, turns_end, from, to)
   -- Slots lie no farther apart than the interval, but for those behind the end of a window.
   spacing = math.min(math.max(spacing, 0), interval)
   local begins, lead = math.max(turns_end, free), (3 * reach - 3 * reach % 5) / 5
-  if begins > now + LATER then
-    return begins, 0, lead, turns_end, spacing
-  end
   local units = MOST
   if spacing > 0 then
+    -- Where slots lie later than was planned by more than the lead, so does the turn.
+    local behind = (free - begins) % spacing
+    if lead < behind and behind <= half(spacing) then
+      begins = begins + behind
+    end
     local x, y = 4 * reach + 5 * spacing, 10 * spacing
     units = math.min(math.max((x - x % y) / y, 1), MOST)
   end
   units = math.max(math.min(left, units), cost)
-  return begins, units, lead, math.min(begins + units * spacing, 9007199254740991), spacing
+  if to <= free then
+    from, to = 0, 0
+  end
+  local vacant = math.max(from, free)
+  if to > 0 and from < begins and vacant + units * spacing <= to + half(spacing) then
+    from = vacant + units * spacing
+    if from >= to then
+      from, to = 0, 0
+    end
+    return vacant, units, spacing, lead, turns_end, from, to
+  end
+  if begins > now + math.max(LATER, LATER_SLOTS * interval) then
+    return begins, 0, spacing, lead, turns_end, from, to
+  end
+  return begins, units, spacing, lead, math.min(begins + units * spacing, 9007199254740991), from, to
+end
+
+-- The next turn of a caller: its begin (-1: none), units (0: it is too far ahead to be booked), spacing and lead; then the
+-- new end of the queue, and the begin and the end of its vacancy (0: none). `begins`, `units`, `spacing` and `lead` are
+-- those of the turn that it holds (-1: none), `is_used` says that this call was granted slots, and `goes_on` that others
+-- of its jobs are asked for at the same turn. `left` units wait, the first of which belong to a job of `cost`: their next
+-- slot is `free`, and the one after it lies `apart`.
+local function next_turn(now, begins, units, spacing, lead, is_used, goes_on, left, cost, free, apart, interval, reach,
+  turns_end, from, to)
+  local due = is_due(now, begins, lead)
+  if begins >= 0 and not (due and is_used) then
+    local left_begins, left_units = left_of(begins, units, spacing, free, turns_end)
+    if left_begins and left > 0 then
+      return left_begins, left_units, spacing, lead, turns_end, from, to
+    elseif left_begins and not goes_on then
+      return -1, 0, 0, 0, take_back(free, begins, begins + units * spacing, turns_end, from, to)
+    end
+  end
+  if left <= 0 or (goes_on and due and free <= turn_end(now, begins, units, spacing, lead)) then
+    return -1, 0, 0, 0, turns_end, from, to
+  end
+  return book(now, free, apart, left, cost, interval, reach, turns_end, from, to)
 end
