@@ -264,7 +264,7 @@ async fn other_options_count_while_the_store_is_away() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_begins_anew_is_gone_back_to_by_all_at_once() {
-    for seed in 0..12 {
+    for seed in 0..20 {
         fastrand::seed(seed);
         let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 600);
         let start = Instant::now();

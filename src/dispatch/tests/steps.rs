@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicI64;
 use super::*;
 use crate::time::{Clock, Micros};
 
-const SEEDS: std::ops::Range<u64> = 0..30;
+const SEEDS: std::ops::Range<u64> = 0..60;
 /// As many jobs as 3 s of slots at 200/s.
 const JOBS: usize = 600;
 /// The length of a step of the clock, either way.

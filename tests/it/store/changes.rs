@@ -156,7 +156,7 @@ async fn no_order_of_changes_costs_a_slot_or_stalls() {
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
     let remote = RedisStore::connect(&redis().await.url(), patient()).await.unwrap();
     let remote: Arc<dyn Store> = Arc::new(remote.with_test_clock(Arc::clone(&clock) as _));
-    for (seed, burst) in (0..40).flat_map(|seed| [(seed, 1), (seed, 10)]) {
+    for (seed, burst) in (0..100).flat_map(|seed| [(seed, 1), (seed, 10)]) {
         println!("seed {seed}, burst {burst}");
         clock.set(TODAY);
         let limit = |rate: &&str| {

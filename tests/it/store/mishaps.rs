@@ -289,10 +289,10 @@ async fn judge_all(seeds: std::ops::Range<u64>, joins: bool) {
 
 #[tokio::test]
 async fn the_pace_survives_steps_flushes_and_failovers() {
-    judge_all(0..24, false).await;
+    judge_all(0..60, false).await;
 }
 
 #[tokio::test]
 async fn a_new_worker_that_is_first_after_a_flush_costs_a_horizon_of_slots_at_most() {
-    judge_all(0..10, true).await;
+    judge_all(0..20, true).await;
 }

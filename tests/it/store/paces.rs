@@ -208,7 +208,7 @@ fn whichever_script_decides_it_answers_as_the_memory_store_does() {
     let memory = Backend { store: Box::new(MemoryStore::with_clock(here.clone())), clock: here, redis: None };
     let shared = Backend { store: Box::new(shared), clock: there, redis: Some(&redis) };
     let (cases, asked, kinds) = (Cell::new(0), Cell::new(0), Cell::new([0; 4]));
-    let mut runner = TestRunner::new(Config { cases: 250, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&(sets(), prop::collection::vec(step(), 1..40)), |(limits, steps)| {
         cases.set(cases.get() + 1);
         let name = format!("pace-{}", cases.get());
@@ -239,7 +239,7 @@ fn whichever_script_decides_it_answers_as_the_memory_store_does() {
         panic!("{failure}");
     }
     let kinds = kinds.get();
-    assert!(kinds.iter().all(|&count| count > 8), "the timelines reach all answers: {kinds:?}");
+    assert!(kinds.iter().all(|&count| count > 20), "the timelines reach all answers: {kinds:?}");
     let (calls, asked) = (runtime.block_on(calls(&redis)), asked.get());
     assert!(calls > asked && calls < 2 * asked, "{calls} scripts for {asked} calls: most took one");
 }
