@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use paced::store::{Change, RedisOptions, RedisStore, Store};
 use serde_json::Value;
 
-use crate::pace::{logging, slots};
+use crate::pace::{begin_at_once, slots};
 use crate::park::parked;
 use crate::support::api::{Answer, Api, stamp};
 use crate::support::count;
 use crate::support::daemon::{Paced, run_cli};
 use crate::support::publish::{Job, Taken, drain};
-use crate::support::site::{NAME, Site, compare, slots_missed};
+use crate::support::site::{Site, compare, slots_missed};
 use crate::support::{LONG, until};
 
 /// The configuration of replicas whose metrics are read.
@@ -25,24 +24,9 @@ const SECOND: u64 = 1_000_000;
 /// is granted, and every slot is granted long before it comes: so the slots do not depend on when a job arrived. Returns
 /// the slots, and how many more were missed.
 async fn shared_slots(site: &mut Site, count: usize) -> (Vec<u64>, usize) {
-    let own = format!("horizon = '10s'\nqueue.prefetch = {}\n", count / 2);
-    site.downstream.insert_str(0, &own);
-    let config = format!("{ADMIN}{}", site.config());
-    let (first, second) = tokio::join!(logging(&config), logging(&config));
-    let options = RedisOptions::default().with_timeouts(LONG, LONG).with_key_prefix(&site.prefix);
-    let store = RedisStore::connect(&site.store, options).await.unwrap();
-    store.update_record(NAME, Change::Pause { span: None, note: "" }).await.unwrap();
-    for replica in [&first, &second] {
-        let paused = async || counted(replica, "paced_paused{downstream=\"billing\"}").await == 1.0;
-        until("the pause is known", LONG, paused).await;
-    }
-    site.publish(Job::many("job", count)).await;
-    for replica in [&first, &second] {
-        let waiting = "paced_jobs_in_flight{downstream=\"billing\",state=\"lane\"}";
-        let has_half = async || counted(replica, waiting).await == (count / 2) as f64;
-        until("half of the jobs wait in each", LONG, has_half).await;
-    }
-    store.update_record(NAME, Change::Resume).await.unwrap();
+    let prefetch = count / 2;
+    site.downstream.insert_str(0, &format!("horizon = '10s'\nqueue.prefetch = {prefetch}\n"));
+    let [first, second] = begin_at_once(site, prefetch, || Job::many("job", count)).await;
     let arrivals = site.api.wait_for(count, LONG).await;
     assert!(compare("job", count, &arrivals).is_clean());
     let missed = slots_missed(&[&first, &second]).await;

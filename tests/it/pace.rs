@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use paced::store::{Change, RedisOptions, RedisStore, Store};
 use serde_json::Value;
 
 use crate::support::api::Answer;
 use crate::support::daemon::{self, Paced};
+use crate::support::prometheus::Scrape;
 use crate::support::proxy::Proxy;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit, redis};
-use crate::support::site::{Site, compare};
-use crate::support::{LONG, eventually};
+use crate::support::site::{NAME, Site, compare};
+use crate::support::{LONG, eventually, until};
 
 /// A replica that logs each job.
 pub async fn logging(config: &str) -> Paced {
@@ -28,6 +31,30 @@ pub fn slots(replicas: &[&Paced]) -> Vec<u64> {
     let mut slots: Vec<u64> = jobs.filter_map(slot).collect();
     slots.sort_unstable();
     slots
+}
+
+/// Has replicas take all of these jobs, each as many, and grants no slot before they have: so the slots do not depend on
+/// when a job came. The site's `queue.prefetch` is as many, and its horizon is long.
+pub async fn begin_at_once<const N: usize>(
+    site: &Site,
+    prefetch: usize,
+    jobs: impl FnOnce() -> Vec<Job>,
+) -> [Paced; N] {
+    let config = format!("admin.listen = '127.0.0.1:0'\n{}", site.config());
+    let replicas: [Paced; N] = join_all((0..N).map(|_| logging(&config))).await.try_into().unwrap();
+    let options = RedisOptions::default().with_timeouts(LONG, LONG).with_key_prefix(&site.prefix);
+    let store = RedisStore::connect(&site.store, options).await.unwrap();
+    store.update_record(NAME, Change::Pause { span: None, note: "" }).await.unwrap();
+    let sum = async |series: &str| {
+        let told = join_all(replicas.iter().map(|replica| replica.metrics())).await;
+        told.iter().filter_map(|text| Scrape::read(text).sum(series)).sum::<f64>()
+    };
+    until("the pause is known", LONG, async || sum("paced_paused").await == N as f64).await;
+    site.publish(jobs()).await;
+    let all = (N * prefetch) as f64;
+    until("all jobs are taken", LONG, async || sum("paced_jobs_received_total").await >= all).await;
+    store.update_record(NAME, Change::Resume).await.unwrap();
+    replicas
 }
 
 /// Asserts that there are `count` slots, no two of which are less than this many µs apart.
