@@ -29,23 +29,38 @@ fn p99(mut late: Vec<Duration>) -> Duration {
 /// by less than 250 ms.
 #[tokio::test]
 async fn delays_are_kept() {
-    const JOBS: usize = 200;
-    let site = Site::on(rabbit().await, redis().await, "delays", "rate = '1000/s'");
-    let replica = site.replica().await;
-    let delays = [1, 5, 75].map(Duration::from_secs);
+    keeps_delays("delays", "rate = '1000/s'", [1, 5, 75]).await;
+}
+
+/// The same for jobs that are held for a second at most, so that each of them comes back from the ladder of parking, and
+/// most of them several times.
+#[tokio::test]
+async fn delays_are_kept_by_the_ladder() {
+    let stays = keeps_delays("ladder", "rate = '1000/s'\nhold_max = '1s'", [3, 9, 24]).await;
+    assert!(stays >= 4 * DELAYED, "{stays} stays");
+}
+
+/// The jobs of each delay.
+const DELAYED: usize = 200;
+
+/// Sends jobs for these seconds from now; returns how often one was parked.
+async fn keeps_delays(name: &str, downstream: &str, seconds: [u64; 3]) -> usize {
+    let site = Site::on(rabbit().await, redis().await, name, downstream);
+    let replica = Paced::spawn(&format!("admin.listen = '127.0.0.1:0'\n{}", site.config())).await;
+    let delays = seconds.map(Duration::from_secs);
     let start = wall_now();
     // Spread over two seconds, so that they need not wait for each other.
     let spread = |n: usize| Duration::from_millis(10 * u64::try_from(n).unwrap());
     for delay in delays {
-        let jobs = (0..JOBS).flat_map(|n| {
+        let jobs = (0..DELAYED).flat_map(|n| {
             let at = start.plus(delay + spread(n));
             later("job", 1, at).into_iter().map(move |job| Job { id: Some(format!("{delay:?}-{n}")), ..job })
         });
         site.publish(jobs.collect()).await;
     }
-    let arrivals = site.api.wait_for(3 * JOBS, LONG).await;
+    let arrivals = site.api.wait_for(3 * DELAYED, LONG).await;
     for delay in delays {
-        let late: Vec<Duration> = (0..JOBS)
+        let late: Vec<Duration> = (0..DELAYED)
             .map(|n| {
                 let id = format!("{delay:?}-{n}");
                 let mut of = arrivals.iter().filter(|arrival| arrival.id() == id);
@@ -56,10 +71,15 @@ async fn delays_are_kept() {
             })
             .collect();
         let late = p99(late);
-        eprintln!("delays: after {delay:?} late by {late:?} at the 99th percentile");
+        eprintln!("{name}: after {delay:?} late by {late:?} at the 99th percentile");
         assert!(late < Duration::from_millis(250), "after {delay:?} late by {late:?}");
     }
+    let metrics = replica.metrics().await;
     assert_eq!(replica.stop().await, 0);
+    let series = "paced_jobs_settled_total{downstream=\"billing\",outcome=\"parked\"} ";
+    let stays = metrics.lines().find_map(|line| line.strip_prefix(series)).unwrap().parse().unwrap();
+    eprintln!("{name}: {stays} stays of {} jobs", 3 * DELAYED);
+    stays
 }
 
 /// 10 000 jobs for the same time: broker, store and all replicas are restarted meanwhile. They all come home, and while
