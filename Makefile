@@ -69,6 +69,7 @@ test-servers: ## Run tests, faults and chaos against newer servers, in root fold
 
 chaos: ## Run the long fault tests, one by one; nothing else should run meanwhile (ARGS="flush": some of them)
 	@tests/support/install-servers.sh chaos
+	$(CARGO) build --locked --all-features --example worker
 	$(CARGO) test --locked --all-features --test chaos -- --test-threads=1 --nocapture $(ARGS)
 
 lint: lint-scripts lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts

@@ -1,12 +1,10 @@
 //! Tests of programs that embed paced beside the daemon: one pace and one set of limits in force, even if either is
 //! killed or stopped.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use paced::Shaper;
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, Command};
+use rustix::process::Signal;
 
 use crate::support::LONG;
 use crate::support::api::{Api, stamp};
@@ -14,45 +12,11 @@ use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, rabbit};
 use crate::support::site::{NAME, Site, compare};
+use crate::support::worker::Worker;
 use crate::support::{count, eventually};
 use crate::{UNDER_WAY, assert_paced};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A process of the example `worker`, which uses the site's configuration.
-struct Worker {
-    child: Child,
-    _folder: tempfile::TempDir,
-}
-
-impl Worker {
-    /// Starts a worker that makes this number of calls.
-    fn start(site: &Site, (how, name): (&str, &str), calls: usize) -> Self {
-        let folder = tempfile::TempDir::new().unwrap();
-        let file = folder.path().join("paced.toml");
-        std::fs::write(&file, site.config()).unwrap();
-        let mut path = std::env::current_exe().unwrap();
-        path.pop();
-        path.pop();
-        path.push(format!("examples/worker{}", std::env::consts::EXE_SUFFIX));
-        assert!(path.exists(), "{} is missing: run `cargo build --example worker` first", path.display());
-        let mut command = Command::new(path);
-        command.arg(file).arg(NAME).arg(site.api.url()).arg(calls.to_string()).args([how, name]);
-        let child = command.stdin(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-        Self { child, _folder: folder }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("it runs");
-        kill_process(pid, signal).unwrap();
-    }
-
-    /// Waits until the worker has made its calls.
-    async fn end(&mut self) {
-        let ended = tokio::time::timeout(LONG, self.child.wait()).await.expect("it ends").unwrap();
-        assert!(ended.success(), "{ended}");
-    }
-}
 
 /// Returns how many of the arrivals between these instants came from each of these senders.
 fn shares(api: &Api, (from, to): (u64, u64), names: &[&str]) -> Vec<usize> {
@@ -155,7 +119,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     site.api.wait_for(200, LONG).await;
     worker.signal(Signal::KILL);
     let killed = stamp();
-    worker.child.wait().await.unwrap();
+    worker.gone().await;
     let called = shares(&site.api, (0, u64::MAX), &["crowd"])[0];
     eventually("the daemon's jobs are done", LONG, || site.api.count() >= 600 + called).await;
     assert_paced(&site.api, begun, "200/s", 0);
