@@ -170,7 +170,8 @@ fn simulated() -> Option<Duration> {
     SIMULATED.get()
 }
 
-/// Returns the wall clock's instant as this thread sees it: read once, it advances with tokio's clock and with suspends.
+/// Returns the wall clock's instant as this thread sees it: read once, it advances with tokio's clock and with suspends. It
+/// begins five minutes after the full hour, so that no test meets the end of an hour by chance.
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "what all paused clocks are compared with")]
 pub(super) fn wall_of_tests() -> super::Micros {
@@ -179,7 +180,9 @@ pub(super) fn wall_of_tests() -> super::Micros {
     // The clock of the machine: that of the first test may be paused, and hours ahead.
     static FIRST: LazyLock<(super::Micros, Deadline)> = LazyLock::new(|| {
         let now = Instant::from_std(std::time::Instant::now());
-        (super::read_wall(), Deadline::at_suspended(now, suspended_really()))
+        let (wall, hour) = (super::read_wall().0, 3_600_000_000);
+        let start = super::Micros(wall - wall.rem_euclid(hour) + hour / 12);
+        (start, Deadline::at_suspended(now, suspended_really()))
     });
     let (wall, first) = *FIRST;
     let since = Deadline::now().ns_since(first).div_euclid(1000);

@@ -46,6 +46,9 @@ async fn of_several_limits_the_one_that_is_used_up_is_named_with_its_end() {
     let window = Limit::fixed_window("window", 5, 60 * SECOND).unwrap();
     bench.options.limits = LimitSet::new(vec![pace, window]).unwrap();
     bench.publish_many(0..10);
+    // Not shortly before the window ends.
+    let into = Duration::from_micros(wall_now().0.unsigned_abs() % 60_000_000);
+    tokio::time::sleep(60 * SECOND - into).await;
     let _done = bench.start();
     let snapshot = snapshot(&bench).await;
     assert_eq!((snapshot.binding.limit(), snapshot.counts.waiting), (Some("window"), 5), "{snapshot:?}");
