@@ -23,6 +23,7 @@ mod waiter;
 
 pub(crate) use engine::{Admission, Effect, Engine, EngineView, Hold, Refusal, Stamp, Wakeups};
 pub(crate) use release::Unused;
+pub(crate) use schedule::TurnTaking;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
 pub(crate) use terms::{CancelledIds, Paused};

@@ -59,7 +59,13 @@ pub(super) struct Driver {
     is_failing: bool,
     /// The error of the last call that failed.
     last_error: ReserveError,
+    /// When somebody who had waited in order got a slot last.
+    served_at: Option<Instant>,
 }
+
+/// How long those who reserve still yield after somebody who waited in order got a slot: whoever waits for one slot after
+/// the other does so with breaks.
+const YIELDING: Duration = Duration::from_secs(1);
 
 /// Admits waiters whose cost the limits in force can ever hold.
 struct Fits(Arc<Settings>);
@@ -88,6 +94,7 @@ impl Driver {
             refresh: Refresh::new(Arc::clone(&core.store), core.given.downstream.clone()),
             is_failing: false,
             last_error: ReserveError::Stopped,
+            served_at: None,
         }
     }
 
@@ -108,7 +115,8 @@ impl Driver {
                 // While this process follows its fallback, slots from the store would exceed the limits.
                 _ if self.engine.is_absent() => self.far.fail(&self.last_error),
                 Some(generation) => {
-                    self.far.call(self.engine.settings(), (generation, self.engine.replica()))
+                    let waits_here = self.does_somebody_wait();
+                    self.far.call(self.engine.settings(), (generation, self.engine.replica()), waits_here);
                 }
                 None if self.engine.has_no_limits() => self.has_no_limits(),
                 None => {}
@@ -128,9 +136,14 @@ impl Driver {
         // The last clones may have given slots back when they were dropped.
         let settings = Arc::clone(self.engine.settings());
         let generation = self.engine.generation().unwrap_or_default();
-        self.far.call(&settings, (generation, self.engine.replica()));
+        self.far.call(&settings, (generation, self.engine.replica()), false);
         let Self { far, engine, .. } = &mut self;
         let _ = timeout(CLOSING, async { tokio::join!(far.end(), engine.leave()) }).await;
+    }
+
+    /// Whether somebody waits in order, or has got a slot a moment ago and may wait for another one.
+    fn does_somebody_wait(&self) -> bool {
+        self.engine.somebody_waits() || self.served_at.is_some_and(|at| at.elapsed() < YIELDING)
     }
 
     fn take_in(&mut self, message: Message) {
@@ -184,7 +197,10 @@ impl Driver {
                         self.engine.take_waiting().into_iter().for_each(|waiting| answer(waiting, refused()));
                     }
                 }
-                Effect::Recheck => self.known.recheck.notify_waiters(),
+                Effect::Recheck => {
+                    self.known.recheck.notify_waiters();
+                    self.far.drop_turn();
+                }
                 // Callers have no ids by which they could be cancelled.
                 Effect::Prepare(_) | Effect::DropStale | Effect::Cancelled => {}
             }
@@ -214,6 +230,7 @@ impl Driver {
 
     /// Hands a slot that has come to its caller.
     fn release(&mut self, held: Held<Waiting>) {
+        self.served_at = Some(Instant::now());
         // The driver does not know when the caller's work ends.
         self.engine.on_sent(None);
         let come = WaitOutcome::Come(Unused::of(&held));

@@ -19,11 +19,12 @@ pub enum ReserveError {
         /// The name of the binding limit: the first that allows nothing earlier.
         limit: String,
     },
-    /// Other processes work on the downstream, and the slot lies beyond the horizon: a slot so far ahead would starve
-    /// them. Nothing was taken.
-    #[error("the slot is not near enough yet; try again in {:?}", retry_at.saturating_duration_since(Instant::now()))]
+    /// Others wait in order for slots of the downstream, in this process or in others: the next slots are theirs, and one
+    /// beyond the horizon would starve them. Nothing was taken.
+    #[error("others wait for the next slots; try again in {:?}", retry_at.saturating_duration_since(Instant::now()))]
     NotYet {
-        /// The instant at which the slot is available, unless another caller takes it.
+        /// The instant at which it is the turn of those who reserve in this process. Whoever of them asks first then has
+        /// the slot.
         retry_at: Instant,
     },
     /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an

@@ -1,4 +1,7 @@
 //! Slots however far ahead: calls to the store for reservations, and for slots that are given back.
+//!
+//! While others wait in order for slots of the downstream, here or elsewhere, no slot lies beyond the horizon, and these
+//! calls take turns as all others do. A caller that is refused is told when its turn comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +13,11 @@ use super::calls::Calls;
 use super::cost::kind;
 use super::queue::{Queue, Request, batch_costs};
 use super::reservation::Reservation;
-use crate::limit::LimitSet;
-use crate::pace::{LaneId, Settings, Stamp};
-use crate::store::{Cancel, Granted, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError};
+use crate::limit::{LimitSet, MAX_BATCH};
+use crate::pace::{LaneId, Settings, Stamp, TurnTaking};
+use crate::store::{
+    Asker, Cancel, Granted, NextTurn, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError,
+};
 use crate::time::Micros;
 
 /// The answer to a caller that reserves.
@@ -35,6 +40,11 @@ pub(super) struct Far {
     store: Arc<dyn Store>,
     max_wait: Duration,
     calls: Calls<Place, KeyQueue, Done>,
+    /// The place of these calls in the queue of turns of the downstream, and the settings that it is for.
+    turns: Option<(TurnTaking, Arc<Settings>)>,
+    /// While others wait in order, no slot is requested before this instant, at which the last one has come, or it is the
+    /// turn of these calls.
+    yields_until: Option<Instant>,
 }
 
 /// The requests and returned slots of one key that wait for a call.
@@ -51,6 +61,10 @@ struct Ask {
     max_wait: Duration,
     generation: u64,
     replica: Arc<str>,
+    /// The part in the queue of turns.
+    asker: Asker,
+    /// Whether callers of this process wait in order.
+    waits_here: bool,
     requests: Vec<Request<ReserveResult>>,
     returned: Vec<Returned>,
 }
@@ -67,13 +81,16 @@ pub(super) struct Done {
     kept: Option<Micros>,
 }
 
+/// The shortest time after which a caller that was refused is to ask again.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 /// The most slots that one call gives back before the queue is read again; each takes a round trip.
 const MAX_RETURNS_PER_CALL: usize = 32;
 
 impl KeyQueue {
-    /// Takes the contents of the next call.
-    fn take(&mut self) -> (Vec<Request<ReserveResult>>, Vec<Returned>) {
-        let requests = self.requests.take_batch();
+    /// Takes the contents of the next call, with this many requests at most.
+    fn take(&mut self, most: usize) -> (Vec<Request<ReserveResult>>, Vec<Returned>) {
+        let requests = self.requests.take(most);
         // Only the tail can be given back, so the latest goes first. Stable, and read from the end:
         // among equal slots (a burst) the last one taken goes first.
         self.returned.sort_by_key(|returned| returned.granted.slot);
@@ -89,7 +106,7 @@ impl KeyQueue {
 
 impl Far {
     pub(super) fn new(store: Arc<dyn Store>, max_wait: Duration) -> Self {
-        Self { store, max_wait, calls: Calls::new() }
+        Self { store, max_wait, calls: Calls::new(), turns: None, yields_until: None }
     }
 
     /// Adds a request for a slot.
@@ -111,20 +128,51 @@ impl Far {
         }
     }
 
-    /// Starts the calls that are due, under limits of this generation.
-    pub(super) fn call(&mut self, settings: &Arc<Settings>, (generation, replica): (u64, &Arc<str>)) {
-        let (store, max_wait) = (&self.store, self.max_wait);
+    /// Starts the calls that are due, under limits of this generation. `waits_here` says whether callers of this process
+    /// wait in order.
+    pub(super) fn call(
+        &mut self,
+        settings: &Arc<Settings>,
+        (generation, replica): (u64, &Arc<str>),
+        waits_here: bool,
+    ) {
+        let (store, max_wait, now) = (&self.store, self.max_wait, Instant::now());
+        let is_same = |(_, before): &(TurnTaking, Arc<Settings>)| before.paces_like(settings);
+        let turns = self
+            .turns
+            .take()
+            .filter(is_same)
+            .map_or_else(|| TurnTaking::new(settings.horizon, &settings.limits), |(turns, _)| turns);
+        self.turns = Some((turns, Arc::clone(settings)));
+        let (yields, until) = (waits_here || self.yields_until.is_some(), self.yields_until);
         self.calls.start(|place, queue| {
-            let (requests, returned) = queue.take();
-            let mut requests = fitting(settings.limits_of(place.0), requests);
+            let limits = settings.limits_of(place.0);
+            let most = if yields && place.1.is_empty() { 1 } else { MAX_BATCH };
+            if let Some(retry_at) = until.filter(|until| place.1.is_empty() && *until > now) {
+                refuse(queue.requests.take(usize::MAX), &ReserveError::NotYet { retry_at });
+            }
+            let (requests, returned) = queue.take(most);
+            let mut requests = fitting(limits, requests);
             while requests.is_empty() && !queue.requests.is_empty() {
-                requests = fitting(settings.limits_of(place.0), queue.requests.take_batch());
+                requests = fitting(limits, queue.requests.take(most));
             }
             let is_needed = !requests.is_empty() || !returned.is_empty();
             is_needed.then(|| {
                 let (store, settings, replica) =
                     (Arc::clone(store), Arc::clone(settings), Arc::clone(replica));
-                let ask = Ask { store, settings, max_wait, generation, replica, requests, returned };
+                let units = |request: &Request<ReserveResult>| u64::from(request.cost.row(limits)[0]);
+                let asker = turns.asker_at(now, requests.iter().map(units).sum(), &settings.limits);
+                let ask = Ask {
+                    store,
+                    settings,
+                    max_wait,
+                    generation,
+                    replica,
+                    asker,
+                    waits_here,
+                    requests,
+                    returned,
+                };
                 ask.carry_out(place.clone())
             })
         });
@@ -164,15 +212,16 @@ impl Far {
             // Earlier slots cannot be given back either.
             self.calls.queue(place.clone()).returned.retain(|returned| returned.granted.slot > last);
         }
-        let reserved = match answer {
+        let (sent, received, reserved) = match answer {
             None => return,
             Some((.., Err(error))) => return refuse(requests, &error.into()),
-            Some((.., Ok(reserved))) => reserved,
+            Some((sent, received, Ok(reserved))) => (sent, received, reserved),
         };
         if reserved.outdated {
             // The requests are repeated once the limits in force are known.
             return self.calls.queue(place).requests.put_back(requests);
         }
+        let turn = self.next_turn((sent, received), &reserved);
         let limits = settings.limits_of(place.0);
         let costs = batch_costs(limits, &requests);
         let scope = Scope { downstream: &settings.downstream, key: &place.1 };
@@ -194,7 +243,7 @@ impl Far {
                         continue;
                     }
                     let latest = reserved.now.plus(self.max_wait);
-                    Err(refusal(&settings, place.0, latest, outcome, &not_yet))
+                    Err(refusal((&settings, place.0), latest, outcome, turn, &not_yet))
                 }
             };
             // The slot of a caller that is gone is given back before more are requested. A refusal without a receiver
@@ -205,6 +254,44 @@ impl Far {
         }
         if !again.is_empty() {
             self.calls.queue(place).requests.put_back(again);
+        }
+    }
+
+    /// Records the turn in an answer. If the call took part in the queue of turns, returns when to ask again, and the
+    /// first slot then.
+    fn next_turn(
+        &mut self,
+        (sent, received): (Instant, Instant),
+        reserved: &Reserved,
+    ) -> Option<(Instant, Micros)> {
+        let (turns, _) = self.turns.as_mut()?;
+        turns.on_round_trip(received - sent);
+        self.yields_until = None;
+        let booking = reserved.booking?;
+        let mut at = turns.on_booking(sent, &booking, reserved);
+        if let NextTurn::At(turn) = booking.next {
+            // Whoever waits for one slot after the other asks without a turn when the next slot is as near. These calls
+            // would always be second.
+            at = at.min(sent + turn.ask_at().minus(turn.lead / 8).since(reserved.now));
+        }
+        at = at.max(received + SHORTEST_WAIT);
+        // They have one slot at a time, as a caller has who waits for one after the other.
+        if let Some(last) = reserved.slots.last() {
+            at = at.max(sent + last.since(reserved.now));
+        }
+        self.yields_until = Some(at);
+        let begins = match booking.next {
+            NextTurn::At(turn) => turn.begins,
+            NextTurn::Later(begins) => begins,
+            NextTurn::None => reserved.next,
+        };
+        Some((at, begins))
+    }
+
+    /// Drops the turn, since the store's clock stepped or its state was lost.
+    pub(super) fn drop_turn(&mut self) {
+        if let Some((turns, _)) = &mut self.turns {
+            turns.drop_turn();
         }
     }
 }
@@ -225,7 +312,8 @@ impl Done {
 
 impl Ask {
     async fn carry_out(self, place: Place) -> Done {
-        let Self { store, settings, max_wait, generation, replica, requests, returned } = self;
+        let Self { store, settings, max_wait, generation, replica, asker, waits_here, requests, returned } =
+            self;
         let (given_back, kept) = give_back(&*store, returned).await;
         let mut answer = None;
         if !requests.is_empty() {
@@ -237,9 +325,11 @@ impl Ask {
             let reach = requests.first().map(|request| limits.reach_of(&request.cost.row(limits)));
             let horizon = settings.horizon.saturating_add(reach.unwrap_or_default());
             // Limits of a key of its own cannot starve other callers.
-            let shared = place.1.is_empty().then_some(SharedHorizon { replica: &replica, horizon });
+            let shared = SharedHorizon { replica: &replica, horizon, waits_here };
+            let shared = place.1.is_empty().then_some(shared);
             let call = Reserve {
                 generation,
+                asker: shared.map(|_| asker),
                 shared,
                 max_wait: Some(max_wait),
                 ..Reserve::new(scope, limits, costs.costs(), max_wait)
@@ -308,21 +398,28 @@ fn refuse(requests: Vec<Request<ReserveResult>>, error: &ReserveError) {
     }
 }
 
-/// Returns the reason why a request got no slot up to `latest`.
+/// Returns the reason why a request got no slot up to `latest`. `turn` is when to ask again and the first slot then, if a
+/// turn is booked.
 fn refusal(
-    settings: &Settings,
-    lane: LaneId,
+    (settings, lane): (&Settings, LaneId),
     latest: Micros,
     outcome: Outcome,
+    turn: Option<(Instant, Micros)>,
     not_yet: impl Fn(Micros, Duration) -> ReserveError,
 ) -> ReserveError {
-    let (retry_after, limit) = match outcome {
-        Outcome::Paused { until } => {
-            return ReserveError::Paused { retry_after: until.map(|until| until.since(latest)) };
+    let (retry_after, limit) = match (outcome, turn) {
+        (Outcome::NotYet { .. }, Some((retry_at, begins))) if begins <= latest => {
+            return ReserveError::NotYet { retry_at };
         }
-        Outcome::QueueFull { retry_after, limit } => (retry_after, limit),
-        Outcome::NotYet { retry_at, .. } => return not_yet(retry_at, settings.horizon),
-        _ => (Duration::ZERO, 0),
+        (Outcome::NotYet { limit, .. }, Some((_, begins))) => (begins.since(latest), limit),
+        (outcome, _) => match outcome {
+            Outcome::Paused { until } => {
+                return ReserveError::Paused { retry_after: until.map(|until| until.since(latest)) };
+            }
+            Outcome::QueueFull { retry_after, limit } => (retry_after, limit),
+            Outcome::NotYet { retry_at, .. } => return not_yet(retry_at, settings.horizon),
+            _ => (Duration::ZERO, 0),
+        },
     };
     let limit = settings.limits_of(lane).get(limit).map(|limit| limit.name().to_owned());
     ReserveError::QueueFull { retry_after, limit: limit.unwrap_or_default() }
@@ -334,7 +431,7 @@ mod tests {
 
     use super::super::cost::Cost;
     use super::*;
-    use crate::store::{MAX_BATCH, MemoryStore};
+    use crate::store::MemoryStore;
 
     #[tokio::test]
     async fn all_are_told_where_nobody_can_have_a_slot() {

@@ -176,18 +176,18 @@ impl Shaper {
     /// Reserves the next slot for `key`, at cost 1, however far ahead up to `max_wait`. It never waits for the slot
     /// itself.
     ///
-    /// Slots far ahead would starve callers that wait for theirs in order. So while a daemon, or another process that
-    /// waits by [`Shaper::acquire`], works on the same downstream, only slots within the horizon are granted, or as
-    /// much further ahead as a higher cost has to reach. (With `on_unavailable = "local"` a daemon counts even while it
-    /// has nothing to do.) It takes no turn, so that many callers of it may get more than their share: if a pace is
-    /// shared, prefer [`Shaper::acquire`].
+    /// Slots far ahead would starve callers that wait for theirs in order. So while anybody does, by [`Shaper::acquire`]
+    /// here or in another process, or as a daemon (with `on_unavailable = "local"` also one that has nothing to do), those
+    /// who reserve in this process take turns with them: together they have one slot at a time, within the horizon, or
+    /// as much further ahead as a higher cost has to reach. Others are refused, and told when to come back. Somebody
+    /// counts as waiting for a second after it had its slot. If a pace is shared, prefer [`Shaper::acquire`].
     ///
     /// Cancel safe: a slot that was granted to a dropped future is given back unless a later one was taken by then.
     /// Others in the same call are not affected.
     ///
     /// # Errors
-    /// [`ReserveError::QueueFull`] when the slot is too far ahead; [`ReserveError::NotYet`] when other processes work
-    /// on the downstream and it lies beyond the horizon; other errors when the store fails.
+    /// [`ReserveError::QueueFull`] when the slot is too far ahead; [`ReserveError::NotYet`] when others wait in order and
+    /// it is not the turn of those who reserve here; other errors when the store fails.
     pub async fn reserve(&self, key: &str) -> Result<Reservation, ReserveError> {
         self.reserve_cost(key, 1).await
     }

@@ -26,8 +26,13 @@ impl<A> Queue<A> {
 
     /// Takes the requests of the next call, and drops those whose callers are gone.
     pub(super) fn take_batch(&mut self) -> Vec<Request<A>> {
+        self.take(MAX_BATCH)
+    }
+
+    /// Takes this many requests at most, and drops those before them whose callers are gone.
+    pub(super) fn take(&mut self, most: usize) -> Vec<Request<A>> {
         let mut batch = vec![];
-        while batch.len() < MAX_BATCH {
+        while batch.len() < most {
             match self.0.pop_front() {
                 Some(request) if request.answer.is_closed() => {}
                 Some(request) => batch.push(request),

@@ -6,6 +6,7 @@ mod pauses;
 pub(super) mod sets;
 mod shared;
 mod waits;
+mod yields;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -112,7 +112,7 @@ impl MemoryStore {
         }
         Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
             let before = call.limits.marks(states);
-            let call = downstream.within_shared_horizon(call, now);
+            let call = downstream.yielding(call, states, now);
             let plan = call.plan(states, (now, now), &downstream.status);
             let taken = plan.taken();
             (downstream.reserved(&call, states, now, (before, plan)), taken)

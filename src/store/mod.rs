@@ -120,7 +120,9 @@ pub struct Lease<'a> {
     pub ttl: Duration,
 }
 
-/// How far ahead a slot may lie while other replicas hold leases on the downstream: slots far ahead would starve these.
+/// How far ahead a slot may lie while others wait in order for slots of the downstream, or replicas hold leases on it:
+/// slots far ahead would starve these. Only then the caller takes turns ([`Reserve::asker`]), of one slot each, and
+/// before its turn it gets no slot that lies within the turns of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedHorizon<'a> {
     /// The id of the caller, 1 to 64 bytes long. A lease under this id does not count.
@@ -128,6 +130,8 @@ pub struct SharedHorizon<'a> {
     /// How far after the store's now a slot may lie while others hold leases; without such leases [`Reserve::ahead`]
     /// bounds it.
     pub horizon: Duration,
+    /// Whether others wait in order in the caller's own process.
+    pub waits_here: bool,
 }
 
 /// The answer to [`Reserve`]: the slots for the first jobs that fit, and the reason why there are no more.

@@ -14,11 +14,11 @@
 use std::time::Duration;
 
 use super::LONGEST_TURN_LEASE;
-use crate::limit::MAX_BATCH;
+use crate::limit::{Algorithm, Edges, Limit, LimitSet, MAX_BATCH};
 use crate::time::Micros;
 
-/// Turns that would begin later than both are not booked: this span, and so many slots of the limits in the long run.
-const MAX_BOOKING_AHEAD: (Duration, u32) = (Duration::from_secs(300), 1000);
+/// How far ahead turns are booked: the longer of this span, and so many slots of the limits in the long run.
+const BOOKING_AHEAD: (Duration, u32) = (Duration::from_secs(300), 1000);
 /// How long the reach stays after the last asker that needed it.
 const REACH_KEPT: Duration = Duration::from_secs(30);
 
@@ -40,6 +40,8 @@ pub struct Asker {
     /// The asker makes further calls at the same turn, for others of its jobs: no other turn is booked before this one
     /// is used up, and it is not given back.
     pub goes_on: bool,
+    /// How far ahead a turn may begin that is booked.
+    pub farthest: Duration,
 }
 
 /// The part of the slots that one asker may take.
@@ -249,7 +251,7 @@ impl Queue {
             self.vacancy = if rest < to { (rest, to) } else { <(Micros, Micros)>::default() };
             return NextTurn::At(Turn { begins: vacant, units, spacing, lead });
         }
-        if begins > now.plus(latest_booking(asker.interval)) {
+        if begins > now.plus(asker.farthest) {
             return NextTurn::Later(begins);
         }
         self.end = begins.plus(length);
@@ -257,11 +259,16 @@ impl Queue {
     }
 }
 
-/// How far ahead a turn is booked at most, where slots lie so far apart in the long run.
+/// How far ahead turns are booked under these limits, whose slots lie so far apart in the long run. The edges of a calendar
+/// are known to the store for a short time ahead.
 #[must_use]
-pub(crate) fn latest_booking(interval: Duration) -> Duration {
-    let (span, slots) = MAX_BOOKING_AHEAD;
-    interval.saturating_mul(slots).max(span)
+pub(crate) fn booking_ahead(limits: &LimitSet, interval: Duration) -> Duration {
+    let (span, slots) = BOOKING_AHEAD;
+    let is_by_calendar = |limit: &Limit| match limit.algorithm() {
+        Algorithm::Quota(counting) => matches!(counting.edges(), Edges::Calendar(_)),
+        _ => false,
+    };
+    if limits.iter().any(is_by_calendar) { span } else { interval.saturating_mul(slots).max(span) }
 }
 
 /// The number of units of a turn whose slots lie `spacing` apart.
@@ -306,6 +313,7 @@ mod tests {
             own: 1,
             interval: Duration::MAX,
             goes_on: false,
+            farthest: Duration::from_secs(3600),
         }
     }
 
@@ -371,14 +379,28 @@ mod tests {
         queue.extend_reach(NOW, 100 * MS);
         let hour = Duration::from_secs(3600);
         let far = NOW.plus(hour);
-        let mut book = |interval| {
-            let asker = Asker { interval, ..asker(5) };
+        let mut book = |farthest| {
+            let asker = Asker { farthest, ..asker(5) };
             (queue.next_turn(NOW, &asker, (far, hour), wants(5, 1), false), queue.end)
         };
-        assert_eq!(book(Duration::from_secs(3)), (NextTurn::Later(far), Micros(0)), "nobody waits behind it");
-        assert!(matches!(book(Duration::from_secs(4)).0, NextTurn::At(_)), "no more than 1000 slots ahead");
+        assert_eq!(book(hour - MS), (NextTurn::Later(far), Micros(0)), "nobody waits behind it");
+        assert!(matches!(book(hour).0, NextTurn::At(_)));
         let booking = Booking { reach: 100 * MS, next: NextTurn::Later(far) };
         assert_eq!(booking.lease_ttl(NOW), LONGEST_TURN_LEASE);
+    }
+
+    #[test]
+    fn slow_limits_book_far_ahead_but_for_those_by_a_calendar() {
+        let ahead = |limits| {
+            let limits = LimitSet::new(limits).unwrap();
+            booking_ahead(&limits, limits.iter().map(|limit| limit.rate().interval()).max().unwrap())
+                .as_secs()
+        };
+        let leaky = |rate: &str| Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
+        let day = crate::limit::Calendar::new(crate::limit::calendar::Unit::Day, 0).unwrap();
+        let quota = Limit::quota("q", 10, Edges::Calendar(day)).unwrap();
+        assert_eq!([ahead(vec![leaky("200/s")]), ahead(vec![leaky("10/h")])], [300, 360_000]);
+        assert_eq!(ahead(vec![leaky("10/h"), quota]), 300);
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub async fn measure(stage: &Stage, section: &mut Section) -> Result<(), String>
         own: 1,
         interval: Duration::from_micros(1),
         goes_on: false,
+        farthest: Duration::from_secs(300),
     };
     note(section, TURNS, micros(stage, &mut bare, &one, Some(asker), 1, CALLS).await?);
     let quota = set(vec![pace()?, quota()?])?;

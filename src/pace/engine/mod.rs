@@ -178,6 +178,11 @@ impl<W: Waiter> Engine<W> {
         self.backlog.len()
     }
 
+    /// Whether anybody waits in order: without a slot, or until it comes.
+    pub(crate) fn somebody_waits(&self) -> bool {
+        self.backlog.has_ready() || self.pacing.is_calling() || self.release.held() > 0
+    }
+
     /// Takes all waiters without a slot.
     pub(crate) fn take_waiting(&mut self) -> Vec<W> {
         self.backlog.drain()

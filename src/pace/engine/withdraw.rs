@@ -60,9 +60,14 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Handles a slot that was missed by more than the tolerance.
-    pub(crate) fn on_missed(&mut self, Unused { lane, cost, slot, .. }: Unused) {
+    pub(crate) fn on_missed(&mut self, unused: Unused) {
         self.meters.abandoned(1, Abandoned::Late);
-        // If slots lie far apart, a late waiter does not have to wait for a whole interval, unless a later slot was
+        self.give_back_unused(unused);
+    }
+
+    /// Gives a slot back that has come, and at which nothing was sent.
+    pub(crate) fn give_back_unused(&mut self, Unused { lane, cost, slot, .. }: Unused) {
+        // If slots lie far apart, the next waiter does not have to wait for a whole interval, unless a later slot was
         // taken.
         if self.settings.limits_of(lane).spacing() > self.settings.horizon {
             self.pacing.give_back(lane, cost, slot, &self.store);
@@ -88,9 +93,9 @@ impl<W: Waiter> Engine<W> {
 
     /// Drops the turn. Returns the part of a call that gives it back.
     fn unneeded_turn(&mut self, now: Instant) -> Option<Asker> {
-        let asker = self.schedule.turns().unneeded(now, &self.settings.limits);
+        let asker = self.schedule.turns().asker_at(now, 0, &self.settings.limits);
         self.schedule.turns_mut().drop_turn();
-        asker
+        asker.turn.map(|_| asker)
     }
 
     /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and

@@ -23,7 +23,8 @@ mod batching;
 mod turn_taking;
 
 use batching::{Batch, Batching};
-use turn_taking::{SentTurn, TurnTaking};
+use turn_taking::SentTurn;
+pub(crate) use turn_taking::TurnTaking;
 
 /// How long before a slot that the lane's own limits determine it is requested, if no other lane has waiters. If this
 /// were shorter than a round trip to the store, the lane would lose pace.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::limit::LimitSet;
-use crate::store::turns::{farthest, latest_booking, lead, units};
+use crate::store::turns::{booking_ahead, farthest, lead, units};
 use crate::store::{Asker, Booking, NextTurn, Reserved, Turn};
 use crate::time::Micros;
 
@@ -38,6 +38,8 @@ pub(crate) struct TurnTaking {
     reach: Duration,
     /// The longest distance between two slots of the downstream's limits in the long run.
     interval: Duration,
+    /// How far ahead turns are booked.
+    booking_ahead: Duration,
     /// The turn that this replica holds.
     held: Option<HeldTurn>,
     /// The next slot, according to the last answer.
@@ -70,6 +72,7 @@ impl TurnTaking {
             round_trip: None,
             reach: horizon,
             interval,
+            booking_ahead: booking_ahead(limits, interval),
             held: None,
             expected: None,
             has_failed: false,
@@ -86,10 +89,9 @@ impl TurnTaking {
         (self.held, self.expected) = (None, None);
     }
 
-    /// Returns the part of a call that gives the turn back, if there is one.
-    pub(crate) fn unneeded(&self, now: Instant, limits: &LimitSet) -> Option<Asker> {
-        let sent = self.turn(now)?;
-        Some(self.asker(Some(sent), 0, limits, false))
+    /// Returns the part of a call at `now` for one lane, with `waiting` units. With none, the call gives the turn back.
+    pub(crate) fn asker_at(&self, now: Instant, waiting: u64, limits: &LimitSet) -> Asker {
+        self.asker(self.turn(now), waiting, limits, false)
     }
 
     /// Whether the turn is worth a call to give it back: it keeps others from a slot for longer than the lead.
@@ -167,7 +169,8 @@ impl TurnTaking {
         goes_on: bool,
     ) -> Asker {
         let (turn, goes_on) = (sent.map(|sent| sent.turn), goes_on && sent.is_some());
-        Asker { turn, reach: self.need(), waiting, own: limits.len(), interval: self.interval, goes_on }
+        let (own, interval, farthest) = (limits.len(), self.interval, self.booking_ahead);
+        Asker { turn, reach: self.need(), waiting, own, interval, goes_on, farthest }
     }
 
     /// Returns how long before a slot it is requested out of turn.
@@ -195,7 +198,7 @@ impl TurnTaking {
                 (turn.begins, ask_at)
             }
             NextTurn::Later(begins) => {
-                let at = when(begins.minus(latest_booking(self.interval)));
+                let at = when(begins.minus(self.booking_ahead));
                 (begins, at + SPREAD.mul_f64(fastrand::f64()))
             }
             NextTurn::None => return when(next.minus(lead(self.far()))),

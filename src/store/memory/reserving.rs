@@ -84,7 +84,10 @@ impl Downstream {
             return Booking { reach, next: NextTurn::None };
         }
         let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
-        let wants = call.left(asker, plan, next.0);
+        let mut wants = call.left(asker, plan, next.0);
+        if let (Some(wants), Some(_)) = (&mut wants, call.shared) {
+            wants.units = wants.units.min(1);
+        }
         let refused = plan.refused.filter(|refused| refused.limit < asker.own && refused.slot > next.0);
         let dear = refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
         let slots = dear.map_or(next, |refused| (refused.slot, asker.interval));
@@ -102,11 +105,23 @@ impl Downstream {
         u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
-    /// The call with its horizon reduced to the shared one while other replicas hold leases.
-    pub(super) fn within_shared_horizon<'a>(&self, call: Reserve<'a>, now: Micros) -> Reserve<'a> {
-        let Some(SharedHorizon { replica, horizon }) = call.shared else { return call };
+    /// The call as it counts while others wait in order or hold leases; without them, as it counts for a caller that is
+    /// alone. A call that is still shared yields to others.
+    pub(super) fn yielding<'a>(&mut self, call: Reserve<'a>, states: &[State], now: Micros) -> Reserve<'a> {
+        let Some(SharedHorizon { replica, horizon, waits_here }) = call.shared else { return call };
         let lives = |until: &Micros| *until > now && *until <= now.plus(LONGEST_TURN_LEASE);
-        let is_shared = self.leases.iter().any(|(name, until)| name != replica && lives(until));
-        Reserve { ahead: if is_shared { call.ahead.min(horizon) } else { call.ahead }, ..call }
+        let yields = waits_here || self.leases.iter().any(|(name, until)| name != replica && lives(until));
+        if !yields {
+            return Reserve { shared: None, asker: None, ..call };
+        }
+        let call = Reserve { ahead: call.ahead.min(horizon), ..call };
+        let turn = call.asker.and_then(|asker| asker.turn);
+        if turn.is_some_and(|turn| turn.is_due(now)) {
+            return call;
+        }
+        // The slots before the end of the queue belong to those whose turns are booked.
+        let own = call.asker.map_or(call.limits.len(), |asker| asker.own);
+        let (free, _) = call.limits.next_two(&mut states.to_vec(), now, own);
+        Reserve { ahead: if self.queue().end > free { Duration::ZERO } else { call.ahead }, ..call }
     }
 }

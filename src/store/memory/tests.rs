@@ -217,6 +217,7 @@ async fn a_reset_forgets_booked_turns() {
         own: 1,
         interval: Duration::from_millis(100),
         goes_on: false,
+        farthest: Duration::from_secs(300),
     };
     let book = async || {
         let call =
@@ -245,7 +246,8 @@ async fn who_waits_for_the_end_of_a_window_books_no_turn() {
     let scope = Scope { downstream: "d", key: "" };
     let booked = async |costs: &[u32], waiting| {
         let (reach, interval) = (Duration::from_millis(100), Duration::from_secs(6));
-        let asker = Some(Asker { turn: None, reach, waiting, own: 2, interval, goes_on: false });
+        let farthest = Duration::from_secs(300);
+        let asker = Some(Asker { turn: None, reach, waiting, own: 2, interval, goes_on: false, farthest });
         let call = Reserve::new(scope, limits, Costs::Each(costs), Duration::from_millis(120));
         bench.store.reserve(Reserve { asker, ..call }).await.unwrap().booking.unwrap().next
     };

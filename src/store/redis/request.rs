@@ -152,7 +152,8 @@ impl Request<'_> {
         numbers.put([self.is_derived().into()]);
         numbers.put_count(self.generation);
         numbers.put([self.lease_micros()]);
-        numbers.put([self.asker.is_some().into()]);
+        let waits_here = self.shared.is_some_and(|shared| shared.waits_here);
+        numbers.put([i64::from(self.asker.is_some()) + 2 * i64::from(waits_here)]);
         self.asker.iter().for_each(|asker| encode_asker(numbers, asker));
     }
 
@@ -253,14 +254,14 @@ impl Request<'_> {
 }
 
 fn encode_asker(numbers: &mut Packed, asker: &Asker) {
-    let Asker { turn, reach, waiting, own, interval, goes_on } = *asker;
+    let Asker { turn, reach, waiting, own, interval, goes_on, farthest } = *asker;
     let micros = |span: Duration| Micros(0).plus(span).0;
     let turn = turn.map(|turn| [turn.begins.0, turn.units.into(), micros(turn.spacing), micros(turn.lead)]);
     numbers.put(turn.unwrap_or([-1, 0, 0, 0]));
     numbers.put([micros(reach)]);
     numbers.put_count(waiting);
     numbers.put_count(own as u64);
-    numbers.put([micros(interval), goes_on.into()]);
+    numbers.put([micros(interval), goes_on.into(), micros(farthest)]);
 }
 
 /// The window of a limit, if it is one.

@@ -110,7 +110,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
                 };
                 store.cancel(cancel).await?;
             }
-            let shared = Some(SharedHorizon { replica: "two", horizon: Duration::ZERO });
+            let shared = Some(SharedHorizon { replica: "two", horizon: Duration::ZERO, waits_here: false });
             let call = Reserve { shared, ..Reserve::new(scope, &limits, costs, Duration::from_secs(5)) };
             store.reserve(call).await?;
             store.check(Check { scope, limits: &limits, costs, generation: 0 }).await?;

@@ -138,8 +138,15 @@ async fn a_pace_beside_a_quota_is_decided_by_a_fast_script() {
     let month = Edges::Calendar(Calendar::new(calendar::Unit::Month, 0).unwrap());
     let quota = Limit::quota("quota", 1000, month).unwrap();
     let limits = LimitSet::new(vec![pace, quota]).unwrap();
-    let asker =
-        Asker { turn: None, reach: SECOND, waiting: 1, own: 2, interval: SECOND / 1000, goes_on: false };
+    let asker = Asker {
+        turn: None,
+        reach: SECOND,
+        waiting: 1,
+        own: 2,
+        interval: SECOND / 1000,
+        goes_on: false,
+        farthest: 300 * SECOND,
+    };
     let sets = || redis.told(&["INFO", "commandstats"], "cmdstat_set");
     for asker in [None, Some(asker)] {
         reserve(&store, &name, &limits, 1).await;

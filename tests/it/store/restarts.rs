@@ -200,7 +200,15 @@ async fn a_loss_is_fenced_as_far_as_turns_were_booked() {
     near.set_horizon("billing", HORIZON);
     let asker = |turn, reach| {
         let interval = Duration::from_millis(5);
-        Some(Asker { turn, reach, waiting: 1000, own: 1, interval, goes_on: false })
+        Some(Asker {
+            turn,
+            reach,
+            waiting: 1000,
+            own: 1,
+            interval,
+            goes_on: false,
+            farthest: Duration::from_secs(300),
+        })
     };
     let ask = |asker, ahead| Reserve { asker, ..call(&limits, &[1; 100], ahead) };
     far.reserve(ask(asker(None, 5 * HORIZON), HORIZON)).await.unwrap();

@@ -11,7 +11,7 @@
 --         0 (all) | 1 (any) | 2 (one of);
 --         for one that takes turns, of the turn that it holds the begin (-1: none), units, spacing and lead, how far ahead it
 --         needs turns to be booked, the units that wait, how many of the limits are the whole downstream's: the first
---         ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
+--         ones, how far apart slots of these lie at most in the long run, 1 if it asks for others of its jobs at the same turn, and how far ahead a turn may begin;
 --         then of each limit N, P div N, P mod N, and a and b: a cost is due a*cost + b emission
 --         intervals after TAT, so that the burst is 1 - a - b;
 --         then runs of a cost for each limit and how many jobs have them
@@ -59,11 +59,11 @@ if version ~= 1 or ran ~= run or (known > 0 and known ~= epoch) or hw - now > ST
   return false
 end
 local ticked
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, farthest_turn
 local due = false
 if turns == 1 then
-  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
-    take('<ddddddddd', args, at)
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, farthest_turn, at =
+    take('<dddddddddd', args, at)
   due = is_due(now, begins, turn_lead)
   if due then
     last_slot = math.min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))

@@ -45,6 +45,9 @@ if turns then
       units, cost, dear = units + max(dear_units, cost), 1, false
     end
     local left, apart = waits and waiting - units or 0, interval
+    if yields then
+      left = min(left, 1)
+    end
     if dear then
       free = refused
     elseif left > 0 then
@@ -52,7 +55,7 @@ if turns then
       apart = choose(own_limits) - free
     end
     turn, units_next, spacing, lead, record.turns_end, record.vacant_from, record.vacant_to = next_turn(
-      now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, cost, free, apart, interval,
+      now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, cost, free, apart, interval, farthest_turn,
       record.reach, record.turns_end, record.vacant_from, record.vacant_to
     )
   end

@@ -136,7 +136,7 @@ if waits or begins >= 0 then
     apart = choose(own_limits) - free
   end
   turn, units, spacing, lead, turns_end, from, to = next_turn(
-    now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, refused_cost, free, apart, interval,
+    now, begins, turn_units, turn_spacing, turn_lead, is_used, goes_on == 1, left, refused_cost, free, apart, interval, farthest_turn,
     reach, turns_end, from, to
   )
 end

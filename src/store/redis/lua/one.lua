@@ -127,7 +127,7 @@ if refused < 0 or left > 0 or begins >= 0 then
     apart = free_slot() - free
   end
   turn, units, spacing, lead, turns_end, from, to = next_turn(
-    now, begins, turn_units, turn_spacing, turn_lead, taken, goes_on == 1, left, refused_cost, free, apart, interval,
+    now, begins, turn_units, turn_spacing, turn_lead, taken, goes_on == 1, left, refused_cost, free, apart, interval, farthest_turn,
     reach, turns_end, from, to
   )
 end

@@ -7,11 +7,11 @@
 --         farthest slot that it was granted, when it was answered last, how far ahead a slot may lie, the latest slot that is exact,
 --         0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, 1 if the worker derives slots from the marks or
 --         else 0, the generation of the terms that the limits are from (0: any), for how long the
---         replica lives (0: no lease; below 0: it takes none, and while others hold one no slot lies further ahead
---         than so many µs less 1);
---         1 if it takes turns, or else 0; then of the turn that it holds the begin (-1: it has none), units, spacing and lead, how
+--         replica lives (0: no lease; below 0: it takes none, and while others wait in order or hold one, no slot
+--         lies further ahead than so many µs less 1, and it takes turns only then);
+--         1 if it takes turns, or else 0, and 2 more if others wait in order where it is; then of the turn that it holds the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
---         downstream's: the first ones, how far apart slots of these lie at most in the long run, and 1 if it asks for others of its jobs at the same turn;
+--         downstream's: the first ones, how far apart slots of these lie at most in the long run, 1 if it asks for others of its jobs at the same turn, and how far ahead a turn may begin;
 --         how many limits, then each, then what a unit costs each; then what jobs.lua or lanes.lua reads
 --       2 the replica that lives
 -- Answer doubles: generation, epoch, penalty, pause, paused, reset, tombstones, now; from when on it was decided, replicas that
@@ -29,8 +29,9 @@
 local given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks
 given, known, run, horizon, farthest, seen, ahead, exact, combine, policer, derives, generation, ttl, asks, at =
   unpack_at('<dddddddddddddd', args)
-local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks == 1
-local reach_now
+local now, police, derived, turns = instant(given), policer == 1, derives == 1, asks % 2 == 1
+-- Whether others wait in order for slots that this caller would take out of order.
+local yields, reach_now = asks >= 2, nil
 if ttl < 0 then
   -- Slots far ahead would starve the replicas that hold leases.
   local leases = KEYS[#KEYS]
@@ -39,17 +40,21 @@ if ttl < 0 then
   if own > now and own <= now + LONGEST_LEASE then
     others = others - 1
   end
-  if others > 0 then
+  yields = yields or others > 0
+  if yields then
     ahead, reach_now = min(ahead, -ttl - 1), min(horizon, -ttl - 1)
   end
 end
 local record, changed = follow_record(now, known, run, horizon, farthest, seen, reach_now)
 local last_slot = min(now + ahead, exact)
-local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on
+local begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, farthest_turn
 local due = false
 if turns then
-  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, at =
-    unpack_at('<ddddddddd', args, at)
+  begins, turn_units, turn_spacing, turn_lead, reach, waiting, own_limits, interval, goes_on, farthest_turn, at =
+    unpack_at('<dddddddddd', args, at)
+  if ttl < 0 and not yields then
+    turns, begins = false, -1
+  end
   due = is_due(now, begins, turn_lead)
   if due then
     last_slot = min(last_slot, turn_end(now, begins, turn_units, turn_spacing, turn_lead))
@@ -160,6 +165,16 @@ local function commit(slot, charge, places)
       l.kind.commit(l, l.state, slot, costs[i])
       l.taken = true
     end
+  end
+end
+
+if yields and not due then
+  for i = 1, count do
+    costs[i] = unit[i]
+  end
+  -- The slots before the end of the queue belong to those whose turns are booked.
+  if record.turns_end > choose(turns and own_limits or count) then
+    last_slot = min(last_slot, now)
   end
 end
 

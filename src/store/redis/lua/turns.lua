@@ -4,7 +4,6 @@
 -- long before it the call should arrive (lead). At its turn the asker takes every slot up to the turn's end. A call
 -- that arrives before leaves the asker its turn.
 
-local LATER, LATER_SLOTS = 300000000, 1000 -- turns that begin later than both are not booked
 local REACH_KEPT = 30000000 -- how long the reach stays after the last asker that needed it
 local MOST = 1024
 
@@ -67,7 +66,7 @@ end
 
 -- Books a turn for `left` units, the first of which belong to a job of `cost`; the next slot is `free`. Returns what
 -- next_turn does.
-local function book(now, free, spacing, left, cost, interval, reach, turns_end, from, to)
+local function book(now, free, spacing, left, cost, interval, farthest_turn, reach, turns_end, from, to)
   -- Slots lie no farther apart than the interval, but for those behind the end of a window.
   spacing = math.min(math.max(spacing, 0), interval)
   local begins, lead = math.max(turns_end, free), (3 * reach - 3 * reach % 5) / 5
@@ -93,7 +92,7 @@ local function book(now, free, spacing, left, cost, interval, reach, turns_end, 
     end
     return vacant, units, spacing, lead, turns_end, from, to
   end
-  if begins > now + math.max(LATER, LATER_SLOTS * interval) then
+  if begins > now + farthest_turn then
     return begins, 0, spacing, lead, turns_end, from, to
   end
   return begins, units, spacing, lead, math.min(begins + units * spacing, 9007199254740991), from, to
@@ -103,9 +102,10 @@ end
 -- new end of the queue, and the begin and the end of its vacancy (0: none). `begins`, `units`, `spacing` and `lead` are
 -- those of the turn that it holds (-1: none), `is_used` says that this call was granted slots, and `goes_on` that others
 -- of its jobs are asked for at the same turn. `left` units wait, the first of which belong to a job of `cost`: their next
--- slot is `free`, and the one after it lies `apart`.
-local function next_turn(now, begins, units, spacing, lead, is_used, goes_on, left, cost, free, apart, interval, reach,
-  turns_end, from, to)
+-- slot is `free`, and the one after it lies `apart`. A turn that would begin farther ahead than `farthest_turn` is not
+-- booked.
+local function next_turn(now, begins, units, spacing, lead, is_used, goes_on, left, cost, free, apart, interval,
+  farthest_turn, reach, turns_end, from, to)
   local due = is_due(now, begins, lead)
   if begins >= 0 and not (due and is_used) then
     local left_begins, left_units = left_of(begins, units, spacing, free, turns_end)
@@ -118,5 +118,5 @@ local function next_turn(now, begins, units, spacing, lead, is_used, goes_on, le
   if left <= 0 or (goes_on and due and free <= turn_end(now, begins, units, spacing, lead)) then
     return -1, 0, 0, 0, turns_end, from, to
   end
-  return book(now, free, apart, left, cost, interval, reach, turns_end, from, to)
+  return book(now, free, apart, left, cost, interval, farthest_turn, reach, turns_end, from, to)
 end

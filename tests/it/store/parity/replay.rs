@@ -177,9 +177,10 @@ impl<'a> Pair<'a> {
                         replica: REPLICAS[replica],
                         ttl: Duration::from_millis(ttl),
                     }),
-                    shared: shared.map(|(replica, horizon)| SharedHorizon {
+                    shared: shared.map(|(replica, horizon, waits_here)| SharedHorizon {
                         replica: REPLICAS[replica],
                         horizon: Duration::from_millis(horizon),
+                        waits_here,
                     }),
                     lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead }),
                     ..Reserve::new(
@@ -222,9 +223,16 @@ impl<'a> Pair<'a> {
                 let waits = reserved.passed.iter().filter(|passed| passed.refusal.limit >= limits.len());
                 self.tally.count("lanes that wait", waits.count());
             }
-            if let Some(NextTurn::At(next)) = reserved.booking.map(|booking| booking.next) {
+            let held = call.asker.and_then(|asker| asker.turn);
+            let next = reserved.booking.map(|booking| booking.next);
+            if let Some(NextTurn::At(next)) = next {
+                let end = |turn: Turn| turn.begins.plus(turn.length());
+                self.tally.count("kept turns", usize::from(held.is_some_and(|held| end(held) == end(next))));
                 *turn = Some(next);
             }
+            let is_over = held.is_some() && next == Some(NextTurn::None);
+            self.tally.count("turns over or given back", usize::from(is_over));
+            self.tally.count("yields", usize::from(call.shared.is_some() && next.is_some()));
             let key = KEYS[usize::from(!call.scope.key.is_empty())];
             let lanes = reserved.jobs().map(|job| of.get(job).copied().flatten());
             let held = |(lane, grant)| Held { key, limits: limits.clone(), lane, grant };
@@ -304,13 +312,17 @@ fn compared_limits(timeline: &Timeline, set: usize, is_last: bool) -> Vec<(&'sta
 }
 
 fn asker_of(asks: Asks, limits: &LimitSet, turn: Option<Turn>) -> Asker {
+    let interval = limits.iter().map(|limit| limit.rate().interval()).max().unwrap();
+    // The edges of a calendar are sent for a short time ahead.
+    let has_quota = limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Quota(_)));
     Asker {
         turn,
         reach: Duration::from_millis(asks.reach),
         waiting: asks.waiting,
         own: asks.own.min(limits.len()),
-        interval: limits.iter().map(|limit| limit.rate().interval()).max().unwrap(),
+        interval,
         goes_on: asks.goes_on,
+        farthest: if has_quota { 300 * Duration::from_secs(1) } else { interval * 1000 },
     }
 }
 

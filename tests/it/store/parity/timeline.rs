@@ -50,8 +50,8 @@ pub enum Op {
         ahead: Span,
         /// The replica that renews its lease, and the duration in ms.
         lease: Option<(usize, u64)>,
-        /// The replica without a lease, and its shared horizon in ms.
-        shared: Option<(usize, u64)>,
+        /// The replica without a lease, its shared horizon in ms, and whether others wait where it is.
+        shared: Option<(usize, u64, bool)>,
         /// The asker, if the call takes turns.
         asker: Option<Asks>,
         /// Whether leaky buckets are used as meters, which share their states with the buckets.
@@ -164,7 +164,7 @@ fn asks() -> impl Strategy<Value = Asks> {
 
 fn op() -> impl Strategy<Value = Op> {
     let lease = || prop::option::of((0..REPLICAS.len(), prop_oneof![1_u64..2000, Just(60_000)]));
-    let shared = prop::option::weighted(0.4, (0..REPLICAS.len(), 0_u64..500));
+    let shared = prop::option::weighted(0.4, (0..REPLICAS.len(), 0_u64..500, any::<bool>()));
     let lead =
         prop_oneof![Just(Span::Micros(0)), Just(Span::Micros(20_000)), (0_i64..150).prop_map(Span::Periods)];
     prop_oneof![

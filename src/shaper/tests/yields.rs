@@ -1,0 +1,77 @@
+//! Those who reserve leave slots to those who wait in order.
+
+use super::*;
+
+/// Reserves slot after slot until `end`, and asks again when it is told to. Returns how many slots it had.
+async fn reserves(shaper: Shaper, end: Instant) -> usize {
+    let mut slots = 0;
+    while Instant::now() < end {
+        match shaper.reserve("any").await {
+            Ok(reservation) => {
+                reservation.wait().await;
+                slots += 1;
+            }
+            Err(ReserveError::NotYet { retry_at }) => {
+                assert!(retry_at > Instant::now(), "not at once");
+                tokio::time::sleep_until(retry_at).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    slots
+}
+
+/// Waits for slot after slot until `end`. Returns how many slots it had.
+async fn waits(shaper: Shaper, end: Instant) -> usize {
+    let mut slots = 0;
+    while Instant::now() < end {
+        shaper.acquire("any").await.unwrap();
+        slots += 1;
+    }
+    slots
+}
+
+/// The parts of 400 slots that callers have who wait in order, and 20 who reserve: in the same process, or in another one.
+async fn parts(rate: &str, callers: usize, is_same: bool) -> (usize, usize) {
+    let bench = Bench::new();
+    bench.delay(Duration::from_micros(150), Duration::from_micros(150));
+    let shaper = || builder(rate, &bench).max_wait(Duration::from_secs(3600)).build().unwrap();
+    let (one, other) = (shaper(), shaper());
+    let who_reserves = if is_same { one.clone() } else { other };
+    let apart = one.limits().rate().interval();
+    // Whoever comes first has the first slots far ahead.
+    one.acquire("any").await.unwrap();
+    let (start, end) = (Instant::now(), Instant::now() + apart * 400);
+    let mut tasks = JoinSet::new();
+    for _ in 0..callers {
+        tasks.spawn(waits(one.clone(), end));
+    }
+    tokio::time::sleep(ms(1)).await;
+    let mut reserving = JoinSet::new();
+    for _ in 0..20 {
+        reserving.spawn(reserves(who_reserves.clone(), end));
+    }
+    let (waited, reserved) = tokio::join!(tasks.join_all(), reserving.join_all());
+    assert!(start.elapsed() < apart * 520);
+    let calls = bench.calls.load(Ordering::SeqCst);
+    println!(
+        "{rate}, {callers}, {is_same}: {} {} {calls}",
+        waited.iter().sum::<usize>(),
+        reserved.iter().sum::<usize>()
+    );
+    (waited.into_iter().sum(), reserved.into_iter().sum())
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_in_order_have_half_of_the_slots_beside_many_who_reserve() {
+    for rate in ["200/s", "50/s", "5/s", "1/s", "6/m"] {
+        for callers in [1, 20] {
+            for is_same in [true, false] {
+                let (waited, reserved) = parts(rate, callers, is_same).await;
+                // The first call of those who reserve in another process takes what lies in the horizon.
+                assert!(waited + 20 >= reserved, "{rate}, {callers}, {is_same}: {waited} and {reserved}");
+                assert!(waited + reserved >= 390, "{rate}, {callers}, {is_same}: {waited} and {reserved}");
+            }
+        }
+    }
+}
