@@ -24,6 +24,7 @@ use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
+use crate::pace::{Unused, Waiter};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Contact, Event, FlightGuard, Refused};
@@ -84,29 +85,29 @@ impl Flight {
 
     /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
     async fn check(mut self: Box<Self>) -> Option<Box<Self>> {
-        let FlightContext { meters, preflight, .. } = &*self.context;
+        let preflight = &self.context.preflight;
         if !self.entry.ticket.is_live() {
-            meters.abandoned(Abandoned::Stale);
+            self.abandon(Abandoned::Stale);
             self.give_up();
             return None;
         }
         if preflight.is_cancelled(&self.entry.job.id) {
-            meters.abandoned(Abandoned::Cancelled);
+            self.abandon(Abandoned::Cancelled);
             Box::pin(self.discard()).await;
             return None;
         }
         if preflight.is_paused(self.slot, self.deadline) {
-            meters.abandoned(Abandoned::Paused);
+            self.abandon(Abandoned::Paused);
             self.give_up();
             return None;
         }
         if self.deadline.late() > preflight.tolerance.at_handover {
-            meters.abandoned(Abandoned::Late);
+            self.abandon(Abandoned::Late);
             self.give_up();
             return None;
         }
         if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
-            meters.abandoned(Abandoned::Expired);
+            self.abandon(Abandoned::Expired);
             let report = self.report(None);
             self.adopt_redelivered_ticket();
             Box::pin(self.dead_letter(expired(deadline, report), Response::default())).await;
@@ -141,16 +142,17 @@ impl Flight {
         };
         let outcome = context.sink.release(&entry.job, &look).await;
         self.late = handed_over.into_inner();
-        let Self { context, entry, late, .. } = self;
-        let (released, missed) = (late.is_some(), matches!(outcome, Outcome::Missed));
-        match (released, missed) {
-            (true, _) => {}
-            (false, true) if cancelled.into_inner() => context.meters.abandoned(Abandoned::Cancelled),
-            (false, true) if paused.into_inner() => context.meters.abandoned(Abandoned::Paused),
-            (false, true) => context.meters.abandoned(Abandoned::Late),
-            // There was no connection for the hand-over.
-            (false, false) => context.meters.abandoned(Abandoned::Unreachable),
+        let missed = matches!(outcome, Outcome::Missed);
+        if self.late.is_none() {
+            self.abandon(match missed {
+                true if cancelled.into_inner() => Abandoned::Cancelled,
+                true if paused.into_inner() => Abandoned::Paused,
+                true => Abandoned::Late,
+                // There was no connection for the hand-over.
+                false => Abandoned::Unreachable,
+            });
         }
+        let Self { context, entry, .. } = self;
         if matches!(outcome, Outcome::Unreachable { .. }) {
             entry.attempts.unreachable += 1;
             entry.attempts.sent += u32::from(!context.retry.outlast);
@@ -165,6 +167,14 @@ impl Flight {
             end.took = Some(end.since.elapsed());
         }
         outcome
+    }
+
+    /// Records that nothing is sent at the slot.
+    fn abandon(&self, reason: Abandoned) {
+        let Self { context, place, entry, slot, deadline, .. } = self;
+        context.meters.abandoned(reason);
+        let (lane, cost) = (entry.lane(), entry.cost());
+        place.send(Event::Unused(Unused { lane, cost, slot: *slot, deadline: *deadline }));
     }
 
     /// Ends the send. If its message was delivered again meanwhile, the job continues with the ticket of that delivery.

@@ -320,6 +320,7 @@ impl Worker {
                     self.engine.offer_later(due, entry);
                 }
             }
+            Event::Unused(slot) => self.engine.give_back_unused(slot),
             Event::Pause(end) => self.engine.penalize(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Ended(end) => {

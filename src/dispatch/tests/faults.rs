@@ -47,6 +47,7 @@ impl Fleet {
     fn add(&mut self) {
         let mut bench = Bench::new(self.rate, QUICK);
         let way = Duration::from_micros(150 + fastrand::u64(..30));
+        bench.may_be_given_back = false;
         bench.store = Arc::new(FlakyStore::new(Arc::clone(&self.store), way));
         bench.publish_many(0..600);
         let running = bench.start();
@@ -220,5 +221,35 @@ async fn one_that_crashes_again_and_again_costs_the_others_little() {
     for (rate, _, most, gap) in all.await {
         // It is killed eight times.
         assert!(most <= 8.0 && gap <= 5 * S, "{rate}: {most}, {gap:?}");
+    }
+}
+
+/// A slot at which the API cannot be reached is not used up: the job goes soon after the API is back.
+#[tokio::test(start_paused = true)]
+async fn an_api_that_is_away_at_a_slot_costs_no_interval() {
+    for (rate, apart) in RATES.into_iter().skip(3).chain([("1/h", 3600 * S)]) {
+        for replicas in [1, 3] {
+            let fleet = Fleet::start((rate, apart), replicas).await;
+            let last = fleet.released(Instant::now() - 2 * apart, Instant::now()).pop().unwrap();
+            let set = |fleet: &Fleet, is_there: bool| {
+                for (bench, _) in &fleet.replicas {
+                    bench.sink.reachable.store(is_there, Ordering::SeqCst);
+                }
+            };
+            let slot = (1..).map(|n| last + apart * n).find(|slot| *slot > Instant::now() + 2 * S).unwrap();
+            tokio::time::sleep_until(slot - S).await;
+            set(&fleet, false);
+            tokio::time::sleep_until(slot + 2 * S).await;
+            set(&fleet, true);
+            let back = Instant::now();
+            tokio::time::sleep(4 * S).await;
+            let gone = fleet.released(slot, Instant::now());
+            let after = gone.first().map(|at| *at - back);
+            println!("{rate} x {replicas}: {after:?} after the API is back");
+            assert!(gone.len() == 1 && after <= Some(3 * S), "{rate} x {replicas}: {after:?}");
+            // The next slot is an interval behind it.
+            tokio::time::sleep(apart).await;
+            fleet.released(slot, Instant::now());
+        }
     }
 }
