@@ -87,6 +87,7 @@ impl<W: Waiter> Engine<W> {
         }
         // The last one goes first, since only the last slot can go back to the store.
         stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
+        self.pass_on_all();
     }
 
     /// Holds the waiters that were granted a slot until their slots. Returns the stale ones among them.

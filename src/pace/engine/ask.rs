@@ -18,7 +18,8 @@ pub(super) const SLACK: Duration = Duration::from_millis(5);
 impl<W: Waiter> Engine<W> {
     /// Makes a reserve call for the waiters whose turn it is, unless it is too early or a call is in flight.
     pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
-        if self.pacing.is_calling() || self.is_ahead_of_driver() {
+        // A call would take a slot behind those that are on their way back, which then could not go back.
+        if self.pacing.is_calling() || self.pacing.has_returns() || self.is_ahead_of_driver() {
             return;
         }
         let call = if self.pacing.is_suspended() {
@@ -49,7 +50,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the instant at which [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
-        if self.pacing.is_calling() {
+        if self.pacing.is_calling() || self.pacing.has_returns() {
             return None;
         }
         if self.pacing.is_suspended() {

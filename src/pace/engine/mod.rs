@@ -45,6 +45,8 @@ pub(crate) struct Engine<W> {
     pacing: Pacing<W>,
     terms: SharedTerms,
     release: Release<W>,
+    /// Slots that were not used while a call is in flight.
+    unused: Vec<(Unused, Abandoned)>,
     /// The effects that the driver has not taken yet.
     effects: Vec<Effect<W>>,
 }
@@ -120,6 +122,7 @@ impl<W: Waiter> Engine<W> {
             settings: Arc::new(settings),
             store,
             meters,
+            unused: Vec::new(),
             effects: Vec::new(),
         }
     }

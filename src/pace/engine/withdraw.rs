@@ -1,6 +1,8 @@
 //! The handling of a slot whose waiter does not want it any more: it goes to the next waiter of its lane, or back to
 //! the store.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::Engine;
@@ -9,6 +11,9 @@ use crate::pace::release::{Held, Unused};
 use crate::pace::{LaneId, Waiter};
 use crate::store::Asker;
 use crate::time::Deadline;
+
+/// A slot that came longer ago is no use to those who hold later ones.
+const LATE: Duration = Duration::from_millis(1);
 
 impl<W: Waiter> Engine<W> {
     /// Withdraws the waiter with this lane, priority and position in the order of arrival, since its caller is gone.
@@ -44,10 +49,17 @@ impl<W: Waiter> Engine<W> {
     /// [`Engine::pass_on`], where the slot is unused for this reason.
     pub(super) fn pass_on_for(&mut self, unused: Unused, reason: Abandoned) {
         let Unused { lane, cost, slot, deadline } = unused;
+        let is_late = deadline.late() > LATE;
         self.backlog.drop_stale_first(lane);
         let may_use = |next: &W| next.cost() == cost;
         let next = if self.pacing.is_suspended() { None } else { self.backlog.pop_if(lane, may_use) };
         let Some(waiter) = next else {
+            if self.pacing.is_calling() && !is_late {
+                // The call may take a slot behind it, whose waiter can move up.
+                self.unused.push((unused, reason));
+                return;
+            }
+            let Unused { slot, .. } = if is_late { unused } else { self.release.close_up(unused) };
             self.meters.abandoned(1, reason);
             return self.pacing.give_back(lane, cost, slot, &self.store);
         };
@@ -57,6 +69,14 @@ impl<W: Waiter> Engine<W> {
             Ok(()) => self.meters.granted(waited, deadline.since(Deadline::at(now))),
             Err(waiter) => self.put_back(vec![waiter], Abandoned::Paused),
         }
+    }
+
+    /// Passes on the slots that were not used during a call.
+    pub(super) fn pass_on_all(&mut self) {
+        let mut unused = std::mem::take(&mut self.unused);
+        // The last one goes first, since only the last slot can go back to the store.
+        unused.sort_by_key(|(unused, _)| std::cmp::Reverse(unused.slot));
+        unused.into_iter().for_each(|(unused, reason)| self.pass_on_for(unused, reason));
     }
 
     /// Handles a slot that was missed by more than the tolerance.

@@ -102,20 +102,29 @@ impl<W: Waiter> HeldQueue<W> {
     /// Takes the waiter with this position in the order of arrival out. The waiters behind it with the same lane and
     /// cost each move up to the preceding slot; the last of these slots is returned with the waiter.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
-        let mut place = self.0.iter().position(|held| held.waiter.seq() == seq)?;
-        let (lane, cost) = (self.0[place].waiter.lane(), self.0[place].waiter.cost());
-        for behind in place + 1..self.0.len() {
-            let waiter = &self.0[behind].waiter;
-            if (waiter.lane(), waiter.cost()) == (lane, cost) {
-                let slots = [place, behind].map(|at| (self.0[at].slot, self.0[at].deadline));
-                self.0.swap(place, behind);
-                for (at, (slot, deadline)) in [place, behind].into_iter().zip(slots) {
-                    (self.0[at].slot, self.0[at].deadline) = (slot, deadline);
-                }
-                place = behind;
+        let place = self.0.iter().position(|held| held.waiter.seq() == seq)?;
+        let removed = self.0.remove(place)?;
+        let Unused { slot, deadline, .. } = self.close_up(Unused::of(&removed));
+        Some(Held { slot, deadline, ..removed })
+    }
+
+    /// Has the waiters behind a slot, with the same lane and cost, each move up to the preceding slot. Returns the last of
+    /// these slots.
+    pub(crate) fn close_up(&mut self, mut unused: Unused) -> Unused {
+        let Unused { lane, cost, slot: from, .. } = unused;
+        let mut behind = false;
+        for held in &mut self.0 {
+            if held.slot > from && (held.waiter.lane(), held.waiter.cost()) == (lane, cost) {
+                std::mem::swap(&mut held.slot, &mut unused.slot);
+                std::mem::swap(&mut held.deadline, &mut unused.deadline);
+                behind = true;
             }
         }
-        self.0.remove(place)
+        if behind {
+            // Stable: those of other lanes keep their order.
+            self.0.make_contiguous().sort_by_key(|held| held.deadline);
+        }
+        unused
     }
 
     /// Takes the waiters whose slots are to be given up, in the order of their slots.

@@ -188,6 +188,11 @@ impl<W: Waiter> Release<W> {
         self.concurrency.connections(self.held.len() + more, spacing)
     }
 
+    /// Has the waiters behind an unused slot move up, and returns the last of their slots.
+    pub(crate) fn close_up(&mut self, unused: Unused) -> Unused {
+        self.held.close_up(unused)
+    }
+
     /// Returns the slots of all waiters that hold one, in their order.
     pub(crate) fn unused(&self) -> Vec<Unused> {
         self.held.unused()

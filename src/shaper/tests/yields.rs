@@ -75,3 +75,30 @@ async fn those_who_wait_in_order_have_half_of_the_slots_beside_many_who_reserve(
         }
     }
 }
+
+/// Callers that give up soon leave their slots to others.
+#[tokio::test(start_paused = true)]
+async fn impatient_callers_lose_hardly_any_slot() {
+    for (rate, apart) in [("100/s", ms(10)), ("50/s", ms(20)), ("1000/s", ms(1))] {
+        let bench = Bench::new();
+        bench.delay(Duration::from_micros(150), Duration::from_micros(150));
+        let shaper = builder(rate, &bench).build().unwrap();
+        let end = Instant::now() + apart * 1000;
+        let mut tasks = JoinSet::new();
+        for _ in 0..5 {
+            let shaper = shaper.clone();
+            tasks.spawn(async move {
+                let mut slots = 0;
+                while Instant::now() < end {
+                    let patience = ms(fastrand::u64(..=60));
+                    let outcome = tokio::time::timeout(patience, shaper.acquire("any")).await;
+                    slots += usize::from(outcome.is_ok());
+                }
+                slots
+            });
+        }
+        let slots: usize = tasks.join_all().await.into_iter().sum();
+        println!("{rate}: {slots} of 1000, {} calls", bench.calls.load(Ordering::SeqCst));
+        assert!(slots >= 970, "{rate}: {slots} of 1000");
+    }
+}
