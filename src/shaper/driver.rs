@@ -59,12 +59,12 @@ pub(super) struct Driver {
     is_failing: bool,
     /// The error of the last call that failed.
     last_error: ReserveError,
-    /// When somebody who had waited in order got a slot last.
-    served_at: Option<Instant>,
+    /// When somebody who had waited in order got a slot last, and the time before.
+    served: [Option<Instant>; 2],
 }
 
-/// How long those who reserve still yield after somebody who waited in order got a slot: whoever waits for one slot after
-/// the other does so with breaks.
+/// How long those who reserve still yield after somebody who waits for one slot after the other got one: there are breaks
+/// between.
 const YIELDING: Duration = Duration::from_secs(1);
 
 /// Admits waiters whose cost the limits in force can ever hold.
@@ -94,7 +94,7 @@ impl Driver {
             refresh: Refresh::new(Arc::clone(&core.store), core.given.downstream.clone()),
             is_failing: false,
             last_error: ReserveError::Stopped,
-            served_at: None,
+            served: [None; 2],
         }
     }
 
@@ -141,9 +141,14 @@ impl Driver {
         let _ = timeout(CLOSING, async { tokio::join!(far.end(), engine.leave()) }).await;
     }
 
-    /// Whether somebody waits in order, or has got a slot a moment ago and may wait for another one.
+    /// Whether somebody waits in order, or has got several slots one after the other, the last one a moment ago.
     fn does_somebody_wait(&self) -> bool {
-        self.engine.somebody_waits() || self.served_at.is_some_and(|at| at.elapsed() < YIELDING)
+        let apart = self.engine.settings().limits.spacing().saturating_mul(2).saturating_add(YIELDING);
+        let goes_on = match self.served {
+            [Some(last), Some(before)] => last.elapsed() < YIELDING && last - before < apart,
+            _ => false,
+        };
+        goes_on || self.engine.somebody_waits()
     }
 
     fn take_in(&mut self, message: Message) {
@@ -230,7 +235,7 @@ impl Driver {
 
     /// Hands a slot that has come to its caller.
     fn release(&mut self, held: Held<Waiting>) {
-        self.served_at = Some(Instant::now());
+        self.served = [Some(Instant::now()), self.served[0]];
         // The driver does not know when the caller's work ends.
         self.engine.on_sent(None);
         let come = WaitOutcome::Come(Unused::of(&held));

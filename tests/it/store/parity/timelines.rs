@@ -78,12 +78,14 @@ fn rare(tally: &Tally, timelines: usize, is_all: bool, has_windows: bool) -> Opt
         "turns over or given back",
     ];
     let in_lanes = ["granted in lanes", "lanes that wait"].iter().filter(|_| is_all);
-    let seldom = ["outdated", "paused", "with terms", "kept turns", "yields"];
+    let seldom = ["outdated", "paused", "with terms", "yields"];
     // Some jobs wait for the end of a window, and scripts are forgotten and loaded again.
     let windows = ["passed over"].iter().filter(|_| is_all && has_windows);
     let all = often.iter().chain(in_lanes).map(|what| (*what, timelines / 2));
     let all = all.chain(seldom.map(|what| (what, timelines / 8)));
-    let mut all = all.chain(windows.map(|what| (*what, timelines / 20))).chain([("flushed", timelines / 40)]);
+    let mut all = all
+        .chain(windows.map(|what| (*what, timelines / 20)))
+        .chain([("flushed", timelines / 40), ("kept turns", timelines / 40)]);
     all.find(|(what, least)| tally.get(what) <= *least).map(|(what, _)| what)
 }
 
