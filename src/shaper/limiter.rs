@@ -27,7 +27,7 @@ pub use builder::LimiterBuilder;
 ///
 /// Limiters share state if they have the same store, name, set of limits and scope (each key's own, or shared). Their
 /// state is separate from all others: a shaper, or the daemon, of the same name and with limits of the same names has
-/// its own.
+/// its own, and so are pauses and resets.
 ///
 /// A Redis that restarted, or lost its data, may have lost what was taken. Limits of the GCRA family then start empty,
 /// even for keys never seen: no caller gets a burst twice, and each unit returns at the rate. Windows, logs and quotas
@@ -76,6 +76,8 @@ struct Core {
 #[derive(Debug)]
 struct Policy {
     name: String,
+    /// The name of the record: no shaper and no daemon uses it.
+    downstream: String,
     /// The limits as they were given, policing.
     limits: LimitSet,
     /// The same limits under the names that the store uses.
@@ -230,7 +232,7 @@ impl Policy {
     }
 
     fn scope<'a>(&'a self, key: &'a str) -> Scope<'a> {
-        Scope { downstream: &self.name, key }
+        Scope { downstream: &self.downstream, key }
     }
 
     /// Returns the decision if the store does not have to be awaited; this needs neither a call nor a task.

@@ -21,6 +21,7 @@ mod park;
 mod rates;
 mod rig;
 mod store;
+mod turns;
 mod verdict;
 mod watch;
 

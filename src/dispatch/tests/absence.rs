@@ -81,6 +81,28 @@ async fn local_keeps_the_pace_of_all_and_returns_without_a_burst() {
     }
 }
 
+/// A replica far from the store holds slots far ahead: those that pace alone begin behind them.
+#[tokio::test(start_paused = true)]
+async fn local_begins_behind_the_slots_of_a_far_replica() {
+    for _ in 0..5 {
+        let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 2000);
+        let store = benches[0].store.inner();
+        benches[3].store = Arc::new(FlakyStore::new(store, Duration::from_millis(200)));
+        let start = Instant::now();
+        let _running = benches.each_mut().map(Bench::start);
+        tokio::time::sleep(5 * SECOND + Duration::from_millis(fastrand::u64(..300))).await;
+        away(&benches, true);
+        tokio::time::sleep(3 * SECOND).await;
+        // The far one takes its slots for as much later as the way to the store takes.
+        let mut all = all_millis(&benches[..3], start);
+        all.extend(benches[3].sink.millis(start).into_iter().map(|at| at.saturating_sub(200)));
+        all.sort_unstable();
+        let within = [1000, 100].map(|window| densest(&all, window));
+        println!("{within:?} in 1 s and 100 ms");
+        assert!(within[0] <= 205 && within[1] <= 24, "{within:?} in 1 s and 100 ms");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_is_away_alone_finds_back_to_the_others() {
     let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 1000);

@@ -103,7 +103,7 @@ async fn costs(name: &str, replicas: usize, fault: impl Fault) -> Vec<(&'static 
     let mut all = vec![];
     for (rate, apart) in RATES {
         let mut runs = vec![];
-        for _ in 0..3 {
+        for _ in 0..2 {
             let mut fleet = Fleet::start((rate, apart), replicas).await;
             let begun = Instant::now();
             let down = fault(&mut fleet).await;

@@ -81,8 +81,11 @@ impl<W: Waiter> Engine<W> {
     /// Creates a local pace that continues the shared one as last seen, if that is known.
     fn local_pace(&self) -> Option<LocalPace> {
         let pacing = &self.pacing;
+        let reach = self.schedule.turns().farthest();
         let known = self.terms.agreement().is_usable();
-        known.then(|| LocalPace::behind(pacing.last_shared(), &self.settings, pacing.slots())).flatten()
+        known
+            .then(|| LocalPace::behind(pacing.last_shared(), &self.settings, pacing.slots(), reach))
+            .flatten()
     }
 
     /// Applies the known pause to the local pace too.

@@ -34,12 +34,14 @@ impl Clock for ExtrapolatedClock {
 }
 
 impl LocalPace {
-    /// Creates a local pace that continues the shared one as last seen. It is `None` if nothing is known of the shared
+    /// Creates a local pace that continues the shared one as last seen, where slots were granted up to `reach` ahead. It is
+    /// `None` if nothing is known of the shared
     /// pace, or this replica's share of a limit would be zero.
     pub(crate) fn behind(
         shared: &SharedSnapshot,
         settings: &Settings,
         slots: &Arc<SlotClock>,
+        reach: Duration,
     ) -> Option<Self> {
         let now = slots.store_now()?;
         let (of, polices) = (shared.replicas(), settings.on_limit == OnLimit::Reject);
@@ -61,8 +63,8 @@ impl LocalPace {
             // instants.
             let apart = u64::try_from(local.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));
-            // The slots that others were granted last are not known here, but lie at most a horizon ahead.
-            let begun = shared.next_slot().since(now).max(local.settings.horizon);
+            // The slots that others were granted last are not known here, but lie at most so far ahead.
+            let begun = shared.next_slot().since(now).max(reach);
             local.pause(begun + phase);
         }
         Some(local)

@@ -19,6 +19,10 @@ pub struct LimiterBuilder {
     shared: bool,
 }
 
+/// The prefix of the name of a limiter's record: pauses and resets of a daemon's downstream of the same name are not its
+/// own.
+const RECORD: &str = "limiter:";
+
 /// The prefixes of the names under which the states of a limiter's limits are kept; shapers and the daemon do not use
 /// such names. Neither prefix begins with the other, so that no limit's name can turn one into the other.
 const EACH: &str = "limiter-";
@@ -68,6 +72,7 @@ impl LimiterBuilder {
         };
         let limits = limits.policing();
         let policy = Policy {
+            downstream: format!("{RECORD}{}", self.name),
             name: self.name,
             stored: limits.clone().prefixed(if self.shared { SHARED } else { EACH }),
             limits,
