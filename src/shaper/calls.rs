@@ -37,6 +37,11 @@ impl<K: Clone + Eq + Hash + Send + 'static, L: Default, D: Send + 'static> Calls
         &mut waiting.queue
     }
 
+    /// Whether there is any key without a call in flight.
+    pub(super) fn has_idle(&self) -> bool {
+        !self.idle.is_empty()
+    }
+
     /// Takes the queues of all keys without a call in flight.
     pub(super) fn take_idle(&mut self) -> Vec<L> {
         let idle = std::mem::take(&mut self.idle);

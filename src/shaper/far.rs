@@ -42,10 +42,21 @@ pub(super) struct Far {
     calls: Calls<Place, KeyQueue, Done>,
     /// The place of these calls in the queue of turns of the downstream, and the settings that it is for.
     turns: Option<(TurnTaking, Arc<Settings>)>,
-    /// While others wait in order, no slot is requested before this instant, at which the last one has come, or it is the
-    /// turn of these calls.
-    yields_until: Option<Instant>,
+    /// What is known since others wait in order.
+    yielding: Option<Yielding>,
 }
+
+/// While others wait in order, the callers that reserve have one slot at a time.
+#[derive(Clone, Copy, Debug)]
+struct Yielding {
+    /// When the last slot has come, or it is the turn of these calls.
+    retry_at: Instant,
+    /// Until this instant no slot is requested.
+    until: Instant,
+}
+
+/// How long callers are refused without a call to the store: others may leave, and limits change.
+const REFUSING: Duration = Duration::from_secs(1);
 
 /// The requests and returned slots of one key that wait for a call.
 #[derive(Debug, Default)]
@@ -106,7 +117,7 @@ impl KeyQueue {
 
 impl Far {
     pub(super) fn new(store: Arc<dyn Store>, max_wait: Duration) -> Self {
-        Self { store, max_wait, calls: Calls::new(), turns: None, yields_until: None }
+        Self { store, max_wait, calls: Calls::new(), turns: None, yielding: None }
     }
 
     /// Adds a request for a slot.
@@ -136,19 +147,22 @@ impl Far {
         (generation, replica): (u64, &Arc<str>),
         waits_here: bool,
     ) {
+        if !self.calls.has_idle() {
+            return;
+        }
         let (store, max_wait, now) = (&self.store, self.max_wait, Instant::now());
-        let is_same = |(_, before): &(TurnTaking, Arc<Settings>)| before.paces_like(settings);
-        let turns = self
-            .turns
-            .take()
-            .filter(is_same)
-            .map_or_else(|| TurnTaking::new(settings.horizon, &settings.limits), |(turns, _)| turns);
-        self.turns = Some((turns, Arc::clone(settings)));
-        let (yields, until) = (waits_here || self.yields_until.is_some(), self.yields_until);
+        if !self.turns.as_ref().is_some_and(|(_, before)| before.paces_like(settings)) {
+            self.turns = Some((TurnTaking::new(settings.horizon, &settings.limits), Arc::clone(settings)));
+            self.yielding = None;
+        }
+        let Some((turns, _)) = &self.turns else { return };
+        let turns = *turns;
+        let yields = waits_here || self.yielding.is_some();
+        let refusing = self.yielding.filter(|yielding| yielding.until > now);
         self.calls.start(|place, queue| {
             let limits = settings.limits_of(place.0);
             let most = if yields && place.1.is_empty() { 1 } else { MAX_BATCH };
-            if let Some(retry_at) = until.filter(|until| place.1.is_empty() && *until > now) {
+            if let Some(Yielding { retry_at, .. }) = refusing.filter(|_| place.1.is_empty()) {
                 refuse(queue.requests.take(usize::MAX), &ReserveError::NotYet { retry_at });
             }
             let (requests, returned) = queue.take(most);
@@ -266,7 +280,7 @@ impl Far {
     ) -> Option<(Instant, Micros)> {
         let (turns, _) = self.turns.as_mut()?;
         turns.on_round_trip(received - sent);
-        self.yields_until = None;
+        self.yielding = None;
         let booking = reserved.booking?;
         let mut at = turns.on_booking(sent, &booking, reserved);
         if let NextTurn::At(turn) = booking.next {
@@ -279,7 +293,7 @@ impl Far {
         if let Some(last) = reserved.slots.last() {
             at = at.max(sent + last.since(reserved.now));
         }
-        self.yields_until = Some(at);
+        self.yielding = Some(Yielding { retry_at: at, until: at.min(received + REFUSING) });
         let begins = match booking.next {
             NextTurn::At(turn) => turn.begins,
             NextTurn::Later(begins) => begins,
@@ -293,6 +307,7 @@ impl Far {
         if let Some((turns, _)) = &mut self.turns {
             turns.drop_turn();
         }
+        self.yielding = None;
     }
 }
 

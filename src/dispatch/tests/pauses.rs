@@ -269,7 +269,8 @@ async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
     benches[1].publish_many(0..1);
     benches[1].sink.arrived(1).await;
     let other = benches[1].sink.millis(start)[0];
-    assert!(other >= asked + 20_000 && other <= asked + 20_020, "{other} after {asked}");
+    // The first one may take a turn of four slots before it.
+    assert!(other >= asked + 20_000 && other <= asked + 20_050, "{other} after {asked}");
 }
 
 #[tokio::test(start_paused = true)]

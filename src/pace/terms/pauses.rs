@@ -47,6 +47,8 @@ pub(crate) struct Pauses {
     penalty: Option<Deadline>,
     /// The end of an operator's pause, kept likewise.
     pause: Option<Deadline>,
+    /// The end of an operator's pause from before a step of the store's clock, which does not shorten it.
+    stepped_over: Option<Deadline>,
     /// The end that was applied last; `None` if there was no pause.
     end: Option<Deadline>,
     /// The instant from which slots are requested, a little before the pause ends.
@@ -94,13 +96,13 @@ pub(crate) enum PauseChange {
 impl Pauses {
     /// Returns the end of the last known pause, if it is still to come.
     pub(crate) fn end(&self) -> Option<Deadline> {
-        let ends = [self.own, self.penalty, self.pause].into_iter().flatten();
+        let ends = [self.own, self.penalty, self.pause, self.stepped_over].into_iter().flatten();
         ends.max().filter(|end| !end.left().is_zero())
     }
 
     /// Returns the ends before which the gate is closed.
     pub(crate) fn closed(&self) -> Closed {
-        Closed { own: self.own, until: self.status.paused_until() }
+        Closed { own: self.own.max(self.stepped_over), until: self.status.paused_until() }
     }
 
     /// Returns whose the pause is, if there is one: an operator's, or the downstream's own; and its end, unless it lasts
@@ -110,7 +112,8 @@ impl Pauses {
             return Some((Paused::Operator, None));
         }
         let end = self.end()?;
-        let is_operators = self.pause.is_some() && self.pause >= self.own.max(self.penalty);
+        let pause = self.pause.max(self.stepped_over);
+        let is_operators = pause.is_some() && pause >= self.own.max(self.penalty);
         Some((if is_operators { Paused::Operator } else { Paused::Downstream }, Some(end)))
     }
 
@@ -203,7 +206,7 @@ impl Pauses {
         let (version, known) = (status.pause.version, self.status.pause.version);
         if version > known && status.pause.until == Micros(0) {
             // An operator has resumed since then, which ends the remembered pauses too.
-            (self.penalty, self.pause) = (None, None);
+            (self.penalty, self.pause, self.stepped_over) = (None, None, None);
         }
         News { is_reset: before.is_some_and(|before| before < status.reset), is_forgotten: version < known }
     }
@@ -211,7 +214,9 @@ impl Pauses {
     /// Takes in the pauses that the store returned at its instant `now` in this epoch.
     pub(crate) fn follow(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) {
         let is_resumed = status.pause.version != self.status.pause.version;
-        let before = self.penalty.filter(|end| !is_resumed && !end.left().is_zero());
+        let in_force = |end: &Deadline| !is_resumed && !end.left().is_zero();
+        let before = self.penalty.filter(in_force);
+        let pause_before = self.pause.max(self.stepped_over).filter(in_force);
         (self.status, self.status_at) = (status, Some((now, epoch)));
         let end = |until: Micros| slots.hold(until).filter(|_| until > now);
         (self.penalty, self.pause) = (end(status.penalty), end(status.pause.until));
@@ -221,6 +226,8 @@ impl Pauses {
             // The store's clock stepped forward, but the downstream asked for a span of real time.
             self.own = self.own.max(Some(before));
         }
+        let is_nearer = |before: &Deadline| self.pause.is_none_or(|end| before.since(end) > STEP);
+        self.stepped_over = pause_before.filter(|before| !self.status.is_stopped() && is_nearer(before));
     }
 
     /// Returns the change since the last call, as the table above says.

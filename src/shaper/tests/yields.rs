@@ -76,6 +76,24 @@ async fn those_who_wait_in_order_have_half_of_the_slots_beside_many_who_reserve(
     }
 }
 
+/// Who was refused because others wait is served soon after they have left, or after the rate was raised, however far away
+/// its turn was.
+#[tokio::test(start_paused = true)]
+async fn nobody_yields_to_those_who_have_left() {
+    let bench = Bench::new();
+    let shaper = builder("1/h", &bench).max_wait(Duration::from_secs(7200)).build().unwrap();
+    shaper.acquire("any").await.unwrap();
+    let waiting = tokio::spawn(waits(shaper.clone(), Instant::now() + Duration::from_secs(36_000)));
+    settle().await;
+    let error = shaper.reserve("any").await.unwrap_err();
+    let ReserveError::NotYet { retry_at } = error else { panic!("{error}") };
+    assert!(retry_at > Instant::now() + Duration::from_secs(3000), "after the one that waits");
+    waiting.abort();
+    tokio::time::sleep(ms(1100)).await;
+    let reservation = shaper.reserve("any").await.unwrap();
+    assert!(reservation.deadline() > Instant::now() + Duration::from_secs(3000), "far ahead: nobody waits");
+}
+
 /// Callers that give up soon leave their slots to others.
 #[tokio::test(start_paused = true)]
 async fn impatient_callers_lose_hardly_any_slot() {

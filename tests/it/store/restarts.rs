@@ -37,6 +37,22 @@ async fn one_that_kept_its_state_goes_on_behind_what_was_granted() {
     assert_eq!((again.epoch, again.slots), (after.epoch, vec![expected.plus(INTERVAL)]));
 }
 
+/// A downstream at rest had no state that could be lost.
+#[tokio::test]
+async fn one_that_kept_its_state_takes_no_burst_from_who_was_at_rest() {
+    let redis = Redis::dedicated().await;
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let (store, limits) = (worker(&redis, &clock).await, limits(100));
+    let before = store.reserve(call(&limits, &[], HORIZON)).await.unwrap();
+    restart(&redis).await;
+    let after = answered(&store, call(&limits, &[1], Duration::ZERO)).await;
+    assert!(after.epoch > before.epoch, "it is found out");
+    assert_eq!(after.slots, [], "slots may have been granted and lost");
+    clock.set(after.now.plus(SHORT));
+    let burst = store.reserve(call(&limits, &[1; 101], Duration::ZERO)).await.unwrap();
+    assert_eq!(burst.slots.len(), 100);
+}
+
 #[tokio::test]
 async fn one_that_kept_its_state_empties_no_policer() {
     let redis = Redis::dedicated().await;

@@ -125,6 +125,27 @@ async fn what_the_downstream_asked_for_outlasts_a_forward_step_of_the_stores_clo
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_operators_pause_is_not_shortened_by_a_forward_step_of_the_stores_clock() {
+    let (mut pauses, slots) = (Pauses::default(), slots());
+    let status = paused(60 * SECOND, 7);
+    pauses.follow(status, NOW, EPOCH, &slots);
+    // The clock steps beyond the end of the pause.
+    let stepped = NOW.plus(300 * SECOND);
+    let now = Instant::now();
+    let _ = slots.observe(now, stepped, EPOCH, now);
+    pauses.follow(status, stepped, EPOCH, &slots);
+    assert_eq!(pauses.current(), Some((Paused::Operator, Some(Deadline::at(Instant::now() + 60 * SECOND)))));
+    assert!(pauses.closed().own.is_some(), "no slot before it is used");
+    tokio::time::advance(59 * SECOND).await;
+    pauses.follow(status, stepped.plus(59 * SECOND), EPOCH, &slots);
+    assert!(pauses.end().is_some(), "each answer keeps it");
+    let resumed = Status { pause: Pause { until: Micros(0), version: 8 }, ..Status::default() };
+    pauses.on_answer(&resumed);
+    pauses.follow(resumed, stepped.plus(59 * SECOND), EPOCH, &slots);
+    assert_eq!(pauses.end(), None, "but a resume ends it");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_a_store_is_reminded_of() {
     let (mut pauses, slots) = (Pauses::default(), slots());
     let stopped = Pause { until: Micros::MAX, version: 9 };

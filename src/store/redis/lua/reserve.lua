@@ -69,7 +69,8 @@ local paused = stopped and 0 or max(record.penalty, record.pause)
 local from = police and now or max(now, record.lull)
 
 -- The states, corrected for steps back and losses.
-local all = limits(count, police and record.fence or max(record.fence, record.lull))
+-- A server that was restarted and kept its state has lost none: whoever was at rest keeps its burst.
+local all = limits(count, record.fence)
 if count > 2 then
   load_many(all)
 end

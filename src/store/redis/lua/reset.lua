@@ -6,7 +6,7 @@
 
 local now, count = instant(number()), number()
 local record = load_record()
-for _, l in ipairs(limits(count, record and max(record.fence, record.lull) or 0)) do
+for _, l in ipairs(limits(count, record and record.fence or 0)) do
   if l.floor > now then
     -- An absent state under a fence would count as lost and start at the floor, so a state that is whole now is saved
     -- instead.
