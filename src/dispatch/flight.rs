@@ -173,6 +173,10 @@ impl Flight {
     fn abandon(&self, reason: Abandoned) {
         let Self { context, place, entry, slot, deadline, .. } = self;
         context.meters.abandoned(reason);
+        // Where nothing outlasts the outage, the pace is all that spaces the attempts.
+        if reason == Abandoned::Unreachable && !context.retry.outlast {
+            return;
+        }
         let (lane, cost) = (entry.lane(), entry.cost());
         place.send(Event::Unused(Unused { lane, cost, slot: *slot, deadline: *deadline }));
     }

@@ -221,7 +221,7 @@ impl Worker {
                 Effect::Cancelled => self.discard_cancelled(),
                 // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
                 Effect::Failing(error) => self.reporting.on_store_error(&error),
-                Effect::Recheck => {}
+                Effect::Recheck { .. } => {}
             }
         }
         self.effects = effects;

@@ -202,9 +202,11 @@ impl Driver {
                         self.engine.take_waiting().into_iter().for_each(|waiting| answer(waiting, refused()));
                     }
                 }
-                Effect::Recheck => {
+                Effect::Recheck { has_stepped } => {
                     self.known.recheck.notify_waiters();
-                    self.far.drop_turn();
+                    if has_stepped {
+                        self.far.forget_turn();
+                    }
                 }
                 // Callers have no ids by which they could be cancelled.
                 Effect::Prepare(_) | Effect::DropStale | Effect::Cancelled => {}
@@ -258,6 +260,8 @@ impl Driver {
     fn on_far(&mut self, done: Done) {
         if let Some(stamp) = done.stamp() {
             self.engine.on_stamp(stamp);
+            // A turn that is void now is forgotten before the next one is known.
+            self.apply();
         }
         if done.has_given_back() {
             self.engine.forget_next_slots();

@@ -13,7 +13,7 @@ use super::calls::Calls;
 use super::cost::kind;
 use super::queue::{Queue, Request, batch_costs};
 use super::reservation::Reservation;
-use crate::limit::{LimitSet, MAX_BATCH};
+use crate::limit::{Costs, LimitSet, MAX_BATCH};
 use crate::pace::{LaneId, Settings, Stamp, TurnTaking};
 use crate::store::{
     Asker, Cancel, Granted, NextTurn, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError,
@@ -42,15 +42,14 @@ pub(super) struct Far {
     calls: Calls<Place, KeyQueue, Done>,
     /// The place of these calls in the queue of turns of the downstream, and the settings that it is for.
     turns: Option<(TurnTaking, Arc<Settings>)>,
-    /// What is known since others wait in order.
+    /// The answer to callers that reserve while others wait in order; `None` if nobody does.
     yielding: Option<Yielding>,
 }
 
-/// While others wait in order, the callers that reserve have one slot at a time.
-#[derive(Clone, Copy, Debug)]
+/// The refusal of callers until those that reserve may have a slot again: they have one at a time.
+#[derive(Clone, Debug)]
 struct Yielding {
-    /// When the last slot has come, or it is the turn of these calls.
-    retry_at: Instant,
+    error: ReserveError,
     /// Until this instant no slot is requested.
     until: Instant,
 }
@@ -158,12 +157,12 @@ impl Far {
         let Some((turns, _)) = &self.turns else { return };
         let turns = *turns;
         let yields = waits_here || self.yielding.is_some();
-        let refusing = self.yielding.filter(|yielding| yielding.until > now);
+        let refusing = self.yielding.as_ref().filter(|yielding| yielding.until > now);
         self.calls.start(|place, queue| {
             let limits = settings.limits_of(place.0);
             let most = if yields && place.1.is_empty() { 1 } else { MAX_BATCH };
-            if let Some(Yielding { retry_at, .. }) = refusing.filter(|_| place.1.is_empty()) {
-                refuse(queue.requests.take(usize::MAX), &ReserveError::NotYet { retry_at });
+            if let Some(Yielding { error, .. }) = refusing.filter(|_| place.1.is_empty()) {
+                refuse(queue.requests.take(usize::MAX), error);
             }
             let (requests, returned) = queue.take(most);
             let mut requests = fitting(limits, requests);
@@ -174,8 +173,13 @@ impl Far {
             is_needed.then(|| {
                 let (store, settings, replica) =
                     (Arc::clone(store), Arc::clone(settings), Arc::clone(replica));
-                let units = |request: &Request<ReserveResult>| u64::from(request.cost.row(limits)[0]);
+                let unit = limits.unit()[0].max(1);
+                // One that the first limit is not consulted for waits for a slot too.
+                let units =
+                    |request: &Request<ReserveResult>| u64::from((request.cost.row(limits)[0] / unit).max(1));
                 let asker = turns.asker_at(now, requests.iter().map(units).sum(), &settings.limits);
+                // Nobody waits for a turn behind `max_wait`.
+                let asker = Asker { farthest: asker.farthest.min(max_wait), ..asker };
                 let ask = Ask {
                     store,
                     settings,
@@ -212,6 +216,9 @@ impl Far {
             });
             give_back(&*self.store, returned.collect()).await;
         }
+        if let Some((turns, settings)) = self.turns.take() {
+            give_back_turn(&*self.store, &turns, &settings).await;
+        }
     }
 
     /// Hands out the slots that a call was granted. `reservation` creates one, if the shaper still exists.
@@ -228,7 +235,10 @@ impl Far {
         }
         let (sent, received, reserved) = match answer {
             None => return,
-            Some((.., Err(error))) => return refuse(requests, &error.into()),
+            Some((.., Err(error))) => {
+                self.turns.iter_mut().for_each(|(turns, _)| turns.on_failure());
+                return refuse(requests, &error.into());
+            }
             Some((sent, received, Ok(reserved))) => (sent, received, reserved),
         };
         if reserved.outdated {
@@ -278,32 +288,43 @@ impl Far {
         (sent, received): (Instant, Instant),
         reserved: &Reserved,
     ) -> Option<(Instant, Micros)> {
-        let (turns, _) = self.turns.as_mut()?;
+        let (turns, settings) = self.turns.as_mut()?;
         turns.on_round_trip(received - sent);
         self.yielding = None;
         let booking = reserved.booking?;
+        let when = |at: Micros| sent + at.since(reserved.now);
         let mut at = turns.on_booking(sent, &booking, reserved);
-        if let NextTurn::At(turn) = booking.next {
-            // Whoever waits for one slot after the other asks without a turn when the next slot is as near. These calls
-            // would always be second.
-            at = at.min(sent + turn.ask_at().minus(turn.lead / 8).since(reserved.now));
+        if reserved.status.paused_until() > reserved.now {
+            // The pause is the reason.
+            return None;
         }
+        let begins = match booking.next {
+            NextTurn::At(turn) => {
+                // Whoever waits for one slot after the other asks without a turn when the next slot is as near. These
+                // calls would always be second. Earlier than by half an interval they would be refused.
+                let early = (turn.lead / 8).min(turn.spacing / 2);
+                at = at.min(when(turn.ask_at().minus(early)));
+                turn.begins
+            }
+            NextTurn::Later(begins) => begins,
+            NextTurn::None => {
+                // The slots before are those of others.
+                at = at.max(when(reserved.next));
+                reserved.next
+            }
+        };
         at = at.max(received + SHORTEST_WAIT);
         // They have one slot at a time, as a caller has who waits for one after the other.
         if let Some(last) = reserved.slots.last() {
-            at = at.max(sent + last.since(reserved.now));
+            at = at.max(when(*last));
         }
-        self.yielding = Some(Yielding { retry_at: at, until: at.min(received + REFUSING) });
-        let begins = match booking.next {
-            NextTurn::At(turn) => turn.begins,
-            NextTurn::Later(begins) => begins,
-            NextTurn::None => reserved.next,
-        };
+        let error = yielded(settings, (at, begins), reserved, self.max_wait);
+        self.yielding = Some(Yielding { error, until: at.min(received + REFUSING) });
         Some((at, begins))
     }
 
-    /// Drops the turn, since the store's clock stepped or its state was lost.
-    pub(super) fn drop_turn(&mut self) {
+    /// Forgets the turn, since the store's clock stepped or its state was lost.
+    pub(super) fn forget_turn(&mut self) {
         if let Some((turns, _)) = &mut self.turns {
             turns.drop_turn();
         }
@@ -354,6 +375,17 @@ impl Ask {
             answer = Some((sent, Instant::now(), reserved));
         }
         Done { place, settings, requests, answer, given_back, kept }
+    }
+}
+
+/// Gives the turn back, if there is one.
+async fn give_back_turn(store: &dyn Store, turns: &TurnTaking, settings: &Settings) {
+    let asker = turns.asker_at(Instant::now(), 0, &settings.limits);
+    if asker.turn.is_some() {
+        let scope = Scope { downstream: &settings.downstream, key: "" };
+        let call = Reserve::new(scope, &settings.limits, Costs::Each(&[]), Duration::ZERO);
+        // One that the store does not take back costs a slot.
+        let _ = store.reserve(Reserve { asker: Some(asker), ..call }).await;
     }
 }
 
@@ -411,6 +443,22 @@ fn refuse(requests: Vec<Request<ReserveResult>>, error: &ReserveError) {
         // A caller that is gone needs no answer.
         let _ = answer.send(Err(error.clone()));
     }
+}
+
+/// Returns the reason why callers get no slot before `at`, when the first one is `begins`.
+fn yielded(
+    settings: &Settings,
+    (at, begins): (Instant, Micros),
+    reserved: &Reserved,
+    max_wait: Duration,
+) -> ReserveError {
+    let latest = reserved.now.plus(max_wait);
+    if begins <= latest {
+        return ReserveError::NotYet { retry_at: at };
+    }
+    let place = reserved.refused.map_or(0, |refused| refused.limit);
+    let limit = settings.limits.get(place).map(|limit| limit.name().to_owned()).unwrap_or_default();
+    ReserveError::QueueFull { retry_after: begins.since(latest), limit }
 }
 
 /// Returns the reason why a request got no slot up to `latest`. `turn` is when to ask again and the first slot then, if a

@@ -76,7 +76,7 @@ struct Core {
 #[derive(Debug)]
 struct Policy {
     name: String,
-    /// The name of the record: no shaper and no daemon uses it.
+    /// The name of the record, which no downstream in a configuration can have.
     downstream: String,
     /// The limits as they were given, policing.
     limits: LimitSet,

@@ -127,8 +127,8 @@ pub struct Lease<'a> {
 pub struct SharedHorizon<'a> {
     /// The id of the caller, 1 to 64 bytes long. A lease under this id does not count.
     pub replica: &'a str,
-    /// How far after the store's now a slot may lie while others hold leases; without such leases [`Reserve::ahead`]
-    /// bounds it.
+    /// How far after the store's now a slot may lie while others wait or hold leases; otherwise [`Reserve::ahead`] bounds
+    /// it.
     pub horizon: Duration,
     /// Whether others wait in order in the caller's own process.
     pub waits_here: bool,

@@ -210,7 +210,7 @@ impl Queue {
             if to == begin {
                 (self.end, self.vacancy) = (from, (Micros(0), Micros(0)));
             }
-        } else if to <= free || (begin < from && end != from) {
+        } else if to <= free || to > self.end || (begin < from && end != from) {
             self.vacancy = (begin, end);
         } else if to == begin {
             self.vacancy.1 = end;
@@ -241,7 +241,8 @@ impl Queue {
         let units = u64::from(units(self.reach, spacing)).min(wants.units).max(wants.cost.into());
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         let length = spacing.saturating_mul(units);
-        if self.vacancy.1 <= free {
+        // An older replica that discards all turns leaves the vacancy, which then lies behind the end of the queue.
+        if self.vacancy.1 <= free || self.vacancy.1 > self.end {
             self.vacancy = <(Micros, Micros)>::default();
         }
         let (from, to) = self.vacancy;

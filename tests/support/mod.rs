@@ -15,6 +15,7 @@ pub mod raw;
 pub mod servers;
 pub mod site;
 pub mod tls;
+#[cfg(test)]
 pub mod worker;
 
 use std::collections::hash_map::RandomState;

@@ -253,3 +253,16 @@ async fn an_api_that_is_away_at_a_slot_costs_no_interval() {
         }
     }
 }
+
+/// Where attempts count although nothing was sent, they keep the pace.
+#[tokio::test(start_paused = true)]
+async fn attempts_that_count_keep_the_pace_while_the_api_is_away() {
+    let mut bench = Bench::new("1/s", QUICK);
+    bench.options.retry.outlast = false;
+    bench.sink.reachable.store(false, Ordering::SeqCst);
+    bench.publish_many(0..100);
+    let _done = bench.start();
+    tokio::time::sleep(10 * S + 100 * MS).await;
+    let attempts = bench.sink.unreached.load(Ordering::SeqCst);
+    assert!((10..=11).contains(&attempts), "{attempts} in 10 s");
+}

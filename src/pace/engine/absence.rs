@@ -62,7 +62,7 @@ impl<W: Waiter> Engine<W> {
             OnUnavailable::Local => {
                 let Some(local) = self.local_pace() else { return false };
                 tracing::warn!(downstream, %error, replicas, "the store is away: pacing alone, by a part of the limits");
-                self.schedule.follow(&local.settings);
+                self.schedule.follow(&local.settings, false);
                 self.schedule.set_replicas(1);
                 Some(local)
             }
@@ -159,7 +159,7 @@ impl<W: Waiter> Engine<W> {
         let now = Instant::now();
         self.pacing.rejoin(now);
         self.give_up_local_slots();
-        self.schedule.follow(&self.settings);
+        self.schedule.follow(&self.settings, false);
         if let Some(replicas) = replicas {
             self.pacing.set_replicas(replicas);
             self.schedule.set_replicas(replicas);
@@ -174,13 +174,14 @@ impl<W: Waiter> Engine<W> {
     fn end_fallback(&mut self) {
         if self.pacing.take_fallback().is_some() {
             self.give_up_local_slots();
-            self.schedule.follow(&self.settings);
+            self.schedule.follow(&self.settings, false);
             self.schedule.set_replicas(self.pacing.last_shared().replicas());
         }
     }
 
     /// Gives up the slots of the local pace, which mean nothing to other replicas.
     fn give_up_local_slots(&mut self) {
+        self.unused.clear();
         let given_up = self.release.give_up_all();
         self.put_back(given_up, Abandoned::StoreBack);
     }
@@ -201,7 +202,7 @@ impl<W: Waiter> Engine<W> {
             return;
         }
         if let Some(local) = &local {
-            self.schedule.follow(&local.settings);
+            self.schedule.follow(&local.settings, false);
             self.schedule.set_replicas(1);
         }
         self.pacing.replace_local(local);

@@ -30,7 +30,7 @@ impl<W: Waiter> Engine<W> {
     /// Handles the reply to a call: holds the waiters that were granted a slot, and refuses those that the limits do
     /// not allow. The others return to the backlog.
     pub(super) fn on_reply(&mut self, call: Call<W>, reply: Reply) {
-        let Call { lane, mut batch, settings, costs, is_local, is_trial, .. } = call;
+        let Call { lane, mut batch, settings, costs, is_local, is_trial, goes_on, .. } = call;
         let mut stale = Vec::new();
         let Reply { sent, received, answer } = reply;
         // If the process was stopped during the call, the instants of the slots are not known well enough.
@@ -45,7 +45,7 @@ impl<W: Waiter> Engine<W> {
                 if reserved.outdated || (self.pacing.state().local().is_some() && !is_local) {
                     self.on_replicas(reserved.replicas);
                 } else {
-                    self.on_reserved(lane, sent, &reserved, &batch, is_newest);
+                    self.on_reserved((lane, goes_on), sent, &reserved, &batch, is_newest);
                 }
                 if stood_still {
                     self.meters.abandoned(reserved.slots.len(), Abandoned::Late);
@@ -55,7 +55,12 @@ impl<W: Waiter> Engine<W> {
                     stale = self.hold(&mut batch, sent, received, &reserved);
                 }
                 if !is_local {
+                    let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
+                    let unused = stood_still || suspended.is_some();
+                    let unused: Vec<_> = costs_of.zip(reserved.slots.clone()).filter(|_| unused).collect();
                     self.pacing.on_granted(Tail::new(lane, settings, costs, reserved));
+                    // The last one goes first, since only the last slot can go back to the store.
+                    unused.into_iter().rev().for_each(|(cost, slot)| self.give_back_slot(lane, cost, slot));
                 }
             }
             Ok(Answer::Checked(checked)) => {
@@ -201,7 +206,7 @@ impl<W: Waiter> Engine<W> {
                     "the store's clock stepped back: held slots keep their time"
                 );
                 self.forget_estimates_and_turn();
-                self.effects.push(Effect::Recheck);
+                self.effects.push(Effect::Recheck { has_stepped: true });
             }
             Observed::Stepped => {
                 tracing::warn!(
@@ -210,7 +215,7 @@ impl<W: Waiter> Engine<W> {
                 );
                 let given_up = self.release.give_up_all();
                 self.put_back(given_up, Abandoned::Stepped);
-                self.effects.push(Effect::Recheck);
+                self.effects.push(Effect::Recheck { has_stepped: true });
                 self.forget_estimates_and_turn();
                 self.pacing.reserve_by(received);
                 // Other replicas may have begun a record that only seems to be the same.
@@ -232,7 +237,7 @@ impl<W: Waiter> Engine<W> {
     /// Takes in the number of replicas, the granted units and, from the newest answer only, when to call again.
     fn on_reserved(
         &mut self,
-        lane: LaneId,
+        (lane, goes_on): (LaneId, bool),
         sent: Instant,
         reserved: &Reserved,
         batch: &VecDeque<W>,
@@ -254,6 +259,11 @@ impl<W: Waiter> Engine<W> {
         let is_barred = self.bar(lane, sent, reserved, batch);
         if self.pacing.state().local().is_none() {
             self.pacing.on_shared_grant(lane, reserved, units);
+        }
+        let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
+        if !is_used_up && !goes_on {
+            // The store has taken the turn back, if there was one.
+            self.schedule.turns_mut().drop_turn();
         }
         if is_barred {
             self.ask_for_others(sent, reserved);
@@ -280,12 +290,7 @@ impl<W: Waiter> Engine<W> {
             self.schedule.on_next_slot(lane, when(reserved.next));
         }
         // Other lanes use the rest of the turn at once.
-        let is_used_up = reserved.booking.is_some_and(|booking| booking.next != NextTurn::None);
         let has_others = self.schedule.has_others(lane, &self.backlog);
-        if !is_used_up && !has_others {
-            // The store has taken the turn back.
-            self.schedule.turns_mut().drop_turn();
-        }
         // The next slot of a plan says nothing about other lanes.
         if !is_used_up && (sleeps || has_others) {
             return;

@@ -117,18 +117,27 @@ impl<W: Waiter> Engine<W> {
         let first = costs.first().copied().unwrap_or_default();
         // A plan's own limits add no reach, since the downstream's limits would advance with the slot.
         let ahead = ahead.saturating_add(settings.limits.reach(first));
-        let call_costs = costs.clone();
+        let (call_costs, goes_on) = (costs.clone(), asker.is_some_and(|asker| asker.goes_on));
         if let Some(LocalPace { store, settings }) = local {
             let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
             let reply = Box::pin(ask(store, Arc::clone(&settings), asked));
-            return Call { lane, batch, settings, costs: call_costs, is_local: true, is_trial, reply };
+            return Call {
+                lane,
+                batch,
+                settings,
+                costs: call_costs,
+                is_local: true,
+                is_trial,
+                goes_on,
+                reply,
+            };
         }
         let generation = self.terms.agreement().settled().unwrap_or_default();
         let lease = self.pacing.lease(now, self.schedule.lease(), self.settings.on_unavailable);
         let asked = Ask { lane, costs, ahead, lease, asker, generation };
         let reply = Box::pin(ask(Arc::clone(&self.store), Arc::clone(&self.settings), asked));
         let settings = Arc::clone(&self.settings);
-        Call { lane, batch, settings, costs: call_costs, is_local: false, is_trial, reply }
+        Call { lane, batch, settings, costs: call_costs, is_local: false, is_trial, goes_on, reply }
     }
 
     /// Takes up to `count` waiters of a lane out of the backlog, and removes those that need no slot any more.

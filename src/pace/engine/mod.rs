@@ -72,7 +72,10 @@ pub(crate) enum Effect<W> {
     /// The store did not answer a call, or refused it.
     Failing(StoreError),
     /// The store's clock stepped, or a pause began or ended: slots that the driver handed out itself may be void.
-    Recheck,
+    Recheck {
+        /// Whether the clock stepped, or the store's state was lost.
+        has_stepped: bool,
+    },
 }
 
 /// The data that every answer of the store carries.
@@ -228,6 +231,7 @@ impl<W: Waiter> Engine<W> {
     /// Forgets the estimates of the next slots and the turn, since the store's clock stepped, its state was lost, or it
     /// is away.
     fn forget_estimates_and_turn(&mut self) {
+        self.unused.clear();
         self.schedule.forget();
         self.schedule.turns_mut().drop_turn();
     }
@@ -352,8 +356,15 @@ impl<W: Waiter> Engine<W> {
     /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use
     /// them. Sends in progress may end.
     pub(crate) fn drain(&mut self) -> Vec<W> {
+        let mut unused = self.release.unused();
+        unused.extend(self.unused.drain(..).map(|(unused, _)| unused));
+        unused.extend(self.effects.iter().filter_map(|effect| match effect {
+            Effect::Release(held) => Some(Unused::of(held)),
+            _ => None,
+        }));
         // The last one goes first, since only the last slot can go back to the store.
-        for Unused { lane, cost, slot, .. } in self.release.unused().into_iter().rev() {
+        unused.sort_by_key(|unused| unused.slot);
+        for Unused { lane, cost, slot, .. } in unused.into_iter().rev() {
             self.pacing.give_back(lane, cost, slot, &self.store);
         }
         self.meters.abandoned(self.release.held(), Abandoned::Stopped);
@@ -366,7 +377,7 @@ impl<W: Waiter> Engine<W> {
                 | Effect::DropStale
                 | Effect::Cancelled
                 | Effect::Failing(_)
-                | Effect::Recheck => {}
+                | Effect::Recheck { .. } => {}
             }
         }
         waiters.extend(self.release.give_up_all());

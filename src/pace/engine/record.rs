@@ -92,7 +92,9 @@ impl<W: Waiter> Engine<W> {
         // Where the limits stay, so do the slots, and the turn.
         let is_same = settings.paces_like(&self.settings) && !self.is_absent();
         if !is_same {
-            self.schedule.follow(&settings);
+            let keeps_turn = !self.is_absent() && settings.limits == self.settings.limits;
+            let keeps_turn = keeps_turn && settings.horizon == self.settings.horizon;
+            self.schedule.follow(&settings, keeps_turn);
             self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
         }
         let before = std::mem::replace(&mut self.settings, Arc::new(settings));
@@ -155,7 +157,7 @@ impl<W: Waiter> Engine<W> {
         self.put_back(given_up, Abandoned::Paused);
         let (change, downstream) = (self.terms.take_pause_change(), &self.settings.downstream);
         if change.is_some() {
-            self.effects.push(Effect::Recheck);
+            self.effects.push(Effect::Recheck { has_stepped: false });
         }
         match change {
             None => {}

@@ -14,6 +14,8 @@ impl<W: Waiter> Engine<W> {
     /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
     /// [`Engine::try_one`].
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
+        // The last one goes first, since only the last slot can go back to the store.
+        self.release.unused().into_iter().rev().for_each(|unused| self.give_back_unused(unused));
         let given_up = self.release.give_up_all();
         self.put_back(given_up, reason);
         let now = Instant::now();

@@ -66,7 +66,7 @@ impl Driven {
                     | Effect::DropStale
                     | Effect::Cancelled
                     | Effect::Failing(_)
-                    | Effect::Recheck => {}
+                    | Effect::Recheck { .. } => {}
                 }
             }
             self.engine.next(&mut self.wakeups, Some(end)).await;
@@ -375,5 +375,5 @@ async fn what_the_driver_hears_counts_and_failures_are_told() {
     driven.engine.on_failure(&error);
     let mut effects = vec![];
     driven.engine.take_effects(&mut effects);
-    assert!(matches!(&effects[..], [Effect::Recheck, Effect::Failing(_)]), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Recheck { .. }, Effect::Failing(_)]), "{effects:?}");
 }

@@ -10,7 +10,7 @@ use crate::pace::meters::Abandoned;
 use crate::pace::release::{Held, Unused};
 use crate::pace::{LaneId, Waiter};
 use crate::store::Asker;
-use crate::time::Deadline;
+use crate::time::{Deadline, Micros};
 
 /// A slot that came longer ago is no use to those who hold later ones.
 const LATE: Duration = Duration::from_millis(1);
@@ -87,6 +87,11 @@ impl<W: Waiter> Engine<W> {
 
     /// Gives a slot back that has come, and at which nothing was sent.
     pub(crate) fn give_back_unused(&mut self, Unused { lane, cost, slot, .. }: Unused) {
+        self.give_back_slot(lane, cost, slot);
+    }
+
+    /// [`Engine::give_back_unused`], by the lane, the cost and the slot.
+    pub(super) fn give_back_slot(&mut self, lane: LaneId, cost: u32, slot: Micros) {
         // If slots lie far apart, the next waiter does not have to wait for a whole interval, unless a later slot was
         // taken.
         if self.settings.limits_of(lane).spacing() > self.settings.horizon {
@@ -121,7 +126,8 @@ impl<W: Waiter> Engine<W> {
     /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and
     /// this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
     pub(crate) async fn leave(&mut self) {
-        let asker = self.unneeded_turn(Instant::now());
+        let asker = self.schedule.turns().asker_at(Instant::now(), 0, &self.settings.limits);
+        self.schedule.turns_mut().drop_turn();
         self.pacing.leave(asker, (&self.store, &self.settings)).await;
     }
 }

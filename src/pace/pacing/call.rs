@@ -23,6 +23,8 @@ pub(crate) struct Call<W> {
     pub(crate) is_local: bool,
     /// Whether the call is for the trial: a single waiter that tests whether the downstream can be used again.
     pub(crate) is_trial: bool,
+    /// Whether calls for other lanes follow at the same turn.
+    pub(crate) goes_on: bool,
     pub(crate) reply: BoxFuture<'static, Reply>,
 }
 

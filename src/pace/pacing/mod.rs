@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::meters::Abandoned;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
-use crate::store::{Asker, BoxFuture, Reserved, SlotClock, Store};
+use crate::store::{Asker, BoxFuture, NextTurn, Reserved, SlotClock, Store};
 use crate::time::Micros;
 use call::probe;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
@@ -311,10 +311,12 @@ impl<W> Pacing<W> {
             return;
         }
         // A replica that takes no jobs has no share, so that the others use the whole pace.
-        let ttl = if self.is_suspended() { RELEASED } else { ttl };
+        let asker = self.probing.turn.take().map(|(asker, _)| asker);
+        // One for whom nobody waits has no share either, unless it is to count while the store is away.
+        let is_idle = asker.is_some() && settings.on_unavailable != OnUnavailable::Local;
+        let ttl = if self.is_suspended() || is_idle { RELEASED } else { ttl };
         self.lease.ends = None;
         let lease = (Arc::clone(&self.lease.replica), ttl);
-        let asker = self.probing.turn.take().map(|(asker, _)| asker);
         self.probing.call = Some(Box::pin(probe(Arc::clone(store), Arc::clone(settings), lease, asker)));
     }
 
@@ -325,13 +327,31 @@ impl<W> Pacing<W> {
         }
     }
 
-    /// Gives back what the store can still use before this replica ends: slots that are on their way back, the turn, and
-    /// the lease.
+    /// Gives back what the store can still use before this replica ends: the slots and the turn of the call in flight, slots
+    /// that are on their way back, the turn of the asker, and the lease.
     pub(crate) async fn leave(
         &mut self,
-        asker: Option<Asker>,
+        mut asker: Asker,
         (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
     ) {
+        if let Some(call) = self.call.take() {
+            let Call { lane, settings, costs, is_local, reply, .. } = call;
+            if let Ok(Answer::Reserved(reserved)) = reply.await.answer
+                && !is_local
+            {
+                if let Some(booking) = reserved.booking {
+                    asker.turn = match booking.next {
+                        NextTurn::At(turn) => Some(turn),
+                        _ => None,
+                    };
+                }
+                let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
+                let granted: Vec<(u32, Micros)> = costs_of.zip(reserved.slots.iter().copied()).collect();
+                self.on_granted(Tail::new(lane, settings, costs, reserved));
+                granted.into_iter().rev().for_each(|(cost, slot)| self.give_back(lane, cost, slot, store));
+            }
+        }
+        let asker = asker.turn.map(|_| asker);
         while self.has_returns() {
             self.next_return().await;
         }
@@ -414,7 +434,8 @@ impl<W> Pacing<W> {
 
     /// Takes the waiters of the call in flight, and the trial waiter.
     pub(crate) fn drain(&mut self) -> Vec<W> {
-        let mut waiters: Vec<W> = self.call.take().into_iter().flat_map(|call| call.batch).collect();
+        let mut waiters: Vec<W> =
+            self.call.iter_mut().flat_map(|call| std::mem::take(&mut call.batch)).collect();
         waiters.extend(self.take_trial());
         waiters
     }

@@ -17,8 +17,8 @@ const MAX_TAILS: usize = 8;
 /// The slots that are given back to the store.
 #[derive(Default)]
 pub(crate) struct Returns {
-    /// The slots that the store granted last, call by call, the last one at the end.
-    tails: VecDeque<Tail>,
+    /// The slots that the store granted last, call by call, the last one at the end, each with its number.
+    tails: VecDeque<(u64, Tail)>,
     /// The number of the last tail, counted from 1.
     tail_number: u64,
     /// The returns in flight, in order, each with the number of its tail.
@@ -53,21 +53,23 @@ impl Returns {
             if self.tails.len() == MAX_TAILS {
                 self.tails.pop_front();
             }
-            self.tails.push_back(tail);
             self.tail_number += 1;
+            self.tails.push_back((self.tail_number, tail));
         }
     }
 
     /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
     pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
-        while self.tails.back().is_some_and(Tail::is_empty) {
+        while self.tails.back().is_some_and(|(_, tail)| tail.is_empty()) {
             self.tails.pop_back();
         }
         let tail = self.tails.back_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
-        let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
-        if let Some((settings, granted)) = granted {
+        let granted = tail.and_then(|(number, tail)| {
+            Some((*number, Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?))
+        });
+        if let Some((number, settings, granted)) = granted {
             let cancel = Box::pin(cancel(Arc::clone(store), settings, lane, granted));
-            self.under_way.push_back((self.tail_number, cancel));
+            self.under_way.push_back((number, cancel));
         }
     }
 
@@ -86,8 +88,7 @@ impl Returns {
         if !given_back {
             // A later slot was taken, or the store is unavailable: the earlier slots cannot go back either. Those of a
             // call since then can.
-            let since = usize::try_from(self.tail_number - number).unwrap_or(usize::MAX);
-            self.tails.drain(..self.tails.len().saturating_sub(since));
+            self.tails.retain(|(other, _)| *other > number);
             self.under_way.retain(|(other, _)| *other != number);
         }
         given_back

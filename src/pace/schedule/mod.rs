@@ -147,8 +147,9 @@ impl Schedule {
         }
     }
 
-    /// Applies other limits of the same lanes; each lane keeps its start tag. The estimates of slots are void.
-    pub(crate) fn follow(&mut self, settings: &Settings) {
+    /// Applies other limits of the same lanes; each lane keeps its start tag. The estimates of slots are void, and so is the
+    /// turn, unless the limits and the horizon stay.
+    pub(crate) fn follow(&mut self, settings: &Settings, keeps_turn: bool) {
         let new = Self::new(settings);
         for (lane, new) in self.lanes.iter_mut().zip(new.lanes) {
             let replicas = lane.batching.replicas();
@@ -156,7 +157,9 @@ impl Schedule {
             lane.batching.set_replicas(replicas);
         }
         (self.min_spacing, self.mean_spacing) = (new.min_spacing, new.mean_spacing);
-        self.turns.follow(settings.horizon, &settings.limits);
+        if !keeps_turn {
+            self.turns.follow(settings.horizon, &settings.limits);
+        }
         self.forget();
     }
 

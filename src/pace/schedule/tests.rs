@@ -154,7 +154,7 @@ async fn other_limits_keep_the_shares_and_void_what_was_learnt() {
     schedule.on_granted(OWN, 5, None);
     schedule.sleep(plan(1), now + 1000 * MS);
     schedule.set_replicas(4);
-    schedule.follow(&settings());
+    schedule.follow(&settings(), false);
     assert_eq!(next(&schedule, &both), Some(plan(1)), "it has had less, and sleeps no more");
     assert_eq!(schedule.batching(OWN).replicas(), 4);
 }
@@ -168,6 +168,6 @@ async fn who_is_passed_on_comes_after_those_before_it_less_those_that_were_relea
     assert_eq!([place(60_000), place(60_000)], [0, 1], "all were released");
     assert_eq!(place(0), 2, "a start that lies earlier releases nothing");
     assert_eq!(schedule.pass_place(plan(1), start, apart), 0, "another lane");
-    schedule.follow(&settings());
+    schedule.follow(&settings(), false);
     assert_eq!(schedule.pass_place(plan(0), start, apart), 0, "other limits");
 }

@@ -1,6 +1,7 @@
 //! Those who reserve leave slots to those who wait in order.
 
 use super::*;
+use crate::store::{Change, Store as _};
 
 /// Reserves slot after slot until `end`, and asks again when it is told to. Returns how many slots it had.
 async fn reserves(shaper: Shaper, end: Instant) -> usize {
@@ -54,6 +55,8 @@ async fn parts(rate: &str, callers: usize, is_same: bool) -> (usize, usize) {
     let (waited, reserved) = tokio::join!(tasks.join_all(), reserving.join_all());
     assert!(start.elapsed() < apart * 520);
     let calls = bench.calls.load(Ordering::SeqCst);
+    let most = (3 * (waited.iter().sum::<usize>() + reserved.iter().sum::<usize>())).max(100);
+    assert!(calls <= most, "{rate}, {callers}, {is_same}: {calls} calls");
     println!(
         "{rate}, {callers}, {is_same}: {} {} {calls}",
         waited.iter().sum::<usize>(),
@@ -69,15 +72,15 @@ async fn those_who_wait_in_order_have_half_of_the_slots_beside_many_who_reserve(
             for is_same in [true, false] {
                 let (waited, reserved) = parts(rate, callers, is_same).await;
                 // The first call of those who reserve in another process takes what lies in the horizon.
-                assert!(waited + 20 >= reserved, "{rate}, {callers}, {is_same}: {waited} and {reserved}");
+                let first = if is_same { 2 } else { 20 };
+                assert!(waited + first >= reserved, "{rate}, {callers}, {is_same}: {waited} and {reserved}");
                 assert!(waited + reserved >= 390, "{rate}, {callers}, {is_same}: {waited} and {reserved}");
             }
         }
     }
 }
 
-/// Who was refused because others wait is served soon after they have left, or after the rate was raised, however far away
-/// its turn was.
+/// Who was refused because others wait is served soon after they have left, however far away its turn was.
 #[tokio::test(start_paused = true)]
 async fn nobody_yields_to_those_who_have_left() {
     let bench = Bench::new();
@@ -119,4 +122,43 @@ async fn impatient_callers_lose_hardly_any_slot() {
         println!("{rate}: {slots} of 1000, {} calls", bench.calls.load(Ordering::SeqCst));
         assert!(slots >= 970, "{rate}: {slots} of 1000");
     }
+}
+
+/// In a pause nobody who reserves is told of a turn.
+#[tokio::test(start_paused = true)]
+async fn those_who_yield_are_told_of_a_pause() {
+    let bench = Bench::new();
+    let shaper = builder("10/s", &bench).build().unwrap();
+    let waiting = tokio::spawn(waits(shaper.clone(), Instant::now() + ms(800)));
+    tokio::time::sleep(ms(500)).await;
+    bench.update_record("billing", Change::Penalize(Duration::from_secs(3600))).await.unwrap();
+    tokio::time::sleep(ms(500)).await;
+    for _ in 0..3 {
+        let error = shaper.reserve("any").await.unwrap_err();
+        assert!(matches!(error, ReserveError::Paused { .. }), "{error}");
+    }
+    bench.update_record("billing", Change::Resume).await.unwrap();
+    waiting.await.unwrap();
+    tokio::time::sleep(ms(1100)).await;
+    drop(shaper.reserve("any").await.unwrap());
+}
+
+/// The turn of those who reserve goes back with the last clone of their shaper.
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_nobody_comes_for_goes_back_at_the_end() {
+    let bench = Bench::new();
+    let shaper = || builder("1/m", &bench).max_wait(Duration::from_secs(3600)).build().unwrap();
+    let (one, other) = (shaper(), shaper());
+    one.acquire("any").await.unwrap();
+    let start = Instant::now();
+    let waiting = tokio::spawn(waits(one.clone(), start + Duration::from_secs(50)));
+    settle().await;
+    // Its turn is the one behind that of the caller that waits.
+    let error = other.reserve("any").await.unwrap_err();
+    assert!(matches!(error, ReserveError::NotYet { .. }), "{error}");
+    drop(other);
+    settle().await;
+    waiting.await.unwrap();
+    one.acquire("any").await.unwrap();
+    assert_eq!(start.elapsed().as_secs(), 120, "nobody else has the slot at 120 s");
 }

@@ -68,12 +68,12 @@ local paused = stopped and 0 or max(record.penalty, record.pause)
 -- A policer grants no slots that a server could have lost.
 local from = police and now or max(now, record.lull)
 
--- The states, corrected for steps back and losses.
 -- A server that was restarted and kept its state has lost none: whoever was at rest keeps its burst.
 local all = limits(count, record.fence)
 if count > 2 then
   load_many(all)
 end
+-- The states, corrected for steps back and losses.
 local before = {}
 for i = 1, count do
   local l = all[i]

@@ -54,7 +54,7 @@ local function take_back(free, begins, ends, turns_end, from, to)
     end
     return begins, from, to
   end
-  if to <= free or (begins < from and ends ~= from) then
+  if to <= free or to > turns_end or (begins < from and ends ~= from) then
     return turns_end, begins, ends
   elseif to == begins then
     return turns_end, from, ends
@@ -81,7 +81,8 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
     units = math.min(math.max((x - x % y) / y, 1), MOST)
   end
   units = math.max(math.min(left, units), cost)
-  if to <= free then
+  -- An older replica that discards all turns leaves the vacancy, which then lies behind the end of the queue.
+  if to <= free or to > turns_end then
     from, to = 0, 0
   end
   local vacant = math.max(from, free)
