@@ -13,12 +13,15 @@ use super::calls::Calls;
 use super::cost::kind;
 use super::queue::{Queue, Request, batch_costs};
 use super::reservation::Reservation;
-use crate::limit::{Costs, LimitSet, MAX_BATCH};
-use crate::pace::{LaneId, Settings, Stamp, TurnTaking};
+use crate::limit::{LimitSet, MAX_BATCH};
+use crate::pace::{LaneId, Settings, Stamp};
 use crate::store::{
-    Asker, Cancel, Granted, NextTurn, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError,
+    Asker, Cancel, Granted, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError,
 };
 use crate::time::Micros;
+use yielding::Yielding;
+
+mod yielding;
 
 /// The answer to a caller that reserves.
 pub(super) type ReserveResult = Result<Reservation, ReserveError>;
@@ -40,22 +43,9 @@ pub(super) struct Far {
     store: Arc<dyn Store>,
     max_wait: Duration,
     calls: Calls<Place, KeyQueue, Done>,
-    /// The place of these calls in the queue of turns of the downstream, and the settings that it is for.
-    turns: Option<(TurnTaking, Arc<Settings>)>,
-    /// The answer to callers that reserve while others wait in order; `None` if nobody does.
+    /// What is left to those who wait in order, under the settings of the last call; `None` before the first.
     yielding: Option<Yielding>,
 }
-
-/// The refusal of callers until those that reserve may have a slot again: they have one at a time.
-#[derive(Clone, Debug)]
-struct Yielding {
-    error: ReserveError,
-    /// Until this instant no slot is requested.
-    until: Instant,
-}
-
-/// How long callers are refused without a call to the store: others may leave, and limits change.
-const REFUSING: Duration = Duration::from_secs(1);
 
 /// The requests and returned slots of one key that wait for a call.
 #[derive(Debug, Default)]
@@ -91,9 +81,6 @@ pub(super) struct Done {
     kept: Option<Micros>,
 }
 
-/// The shortest time after which a caller that was refused is to ask again.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
-
 /// The most slots that one call gives back before the queue is read again; each takes a round trip.
 const MAX_RETURNS_PER_CALL: usize = 32;
 
@@ -116,7 +103,7 @@ impl KeyQueue {
 
 impl Far {
     pub(super) fn new(store: Arc<dyn Store>, max_wait: Duration) -> Self {
-        Self { store, max_wait, calls: Calls::new(), turns: None, yielding: None }
+        Self { store, max_wait, calls: Calls::new(), yielding: None }
     }
 
     /// Adds a request for a slot.
@@ -150,18 +137,15 @@ impl Far {
             return;
         }
         let (store, max_wait, now) = (&self.store, self.max_wait, Instant::now());
-        if !self.turns.as_ref().is_some_and(|(_, before)| before.paces_like(settings)) {
-            self.turns = Some((TurnTaking::new(settings.horizon, &settings.limits), Arc::clone(settings)));
-            self.yielding = None;
-        }
-        let Some((turns, _)) = &self.turns else { return };
-        let turns = *turns;
-        let yields = waits_here || self.yielding.is_some();
-        let refusing = self.yielding.as_ref().filter(|yielding| yielding.until > now);
+        let yielding = match self.yielding.take().filter(|yielding| yielding.is_under(settings)) {
+            Some(yielding) => yielding,
+            None => Yielding::new(settings),
+        };
+        let yielding = &*self.yielding.insert(yielding);
         self.calls.start(|place, queue| {
             let limits = settings.limits_of(place.0);
-            let most = if yields && place.1.is_empty() { 1 } else { MAX_BATCH };
-            if let Some(Yielding { error, .. }) = refusing.filter(|_| place.1.is_empty()) {
+            let most = if place.1.is_empty() { yielding.most(waits_here) } else { MAX_BATCH };
+            if let Some(error) = yielding.refusal(now).filter(|_| place.1.is_empty()) {
                 refuse(queue.requests.take(usize::MAX), error);
             }
             let (requests, returned) = queue.take(most);
@@ -177,9 +161,7 @@ impl Far {
                 // One that the first limit is not consulted for waits for a slot too.
                 let units =
                     |request: &Request<ReserveResult>| u64::from((request.cost.row(limits)[0] / unit).max(1));
-                let asker = turns.asker_at(now, requests.iter().map(units).sum(), &settings.limits);
-                // Nobody waits for a turn behind `max_wait`.
-                let asker = Asker { farthest: asker.farthest.min(max_wait), ..asker };
+                let asker = yielding.asker(now, requests.iter().map(units).sum(), max_wait);
                 let ask = Ask {
                     store,
                     settings,
@@ -216,8 +198,8 @@ impl Far {
             });
             give_back(&*self.store, returned.collect()).await;
         }
-        if let Some((turns, settings)) = self.turns.take() {
-            give_back_turn(&*self.store, &turns, &settings).await;
+        if let Some(yielding) = self.yielding.take() {
+            yielding.give_back(&*self.store).await;
         }
     }
 
@@ -236,7 +218,7 @@ impl Far {
         let (sent, received, reserved) = match answer {
             None => return,
             Some((.., Err(error))) => {
-                self.turns.iter_mut().for_each(|(turns, _)| turns.on_failure());
+                self.yielding.iter_mut().for_each(Yielding::on_failure);
                 return refuse(requests, &error.into());
             }
             Some((sent, received, Ok(reserved))) => (sent, received, reserved),
@@ -245,12 +227,14 @@ impl Far {
             // The requests are repeated once the limits in force are known.
             return self.calls.queue(place).requests.put_back(requests);
         }
-        let turn = self.next_turn((sent, received), &reserved);
+        let max_wait = self.max_wait;
+        let turn = self.yielding.as_mut();
+        let turn = turn.and_then(|yielding| yielding.on_answer((sent, received), &reserved, max_wait));
         let limits = settings.limits_of(place.0);
         let costs = batch_costs(limits, &requests);
         let scope = Scope { downstream: &settings.downstream, key: &place.1 };
-        let max_wait = Some(self.max_wait);
-        let call = Reserve { max_wait, ..Reserve::new(scope, limits, costs.costs(), self.max_wait) };
+        let call =
+            Reserve { max_wait: Some(max_wait), ..Reserve::new(scope, limits, costs.costs(), self.max_wait) };
         let mut granted = reserved.granted(limits, call.costs).into_iter();
         let decided = reserved.jobs_decided();
         let (mut refused, mut again) = (None, vec![]);
@@ -281,54 +265,9 @@ impl Far {
         }
     }
 
-    /// Records the turn in an answer. If the call took part in the queue of turns, returns when to ask again, and the
-    /// first slot then.
-    fn next_turn(
-        &mut self,
-        (sent, received): (Instant, Instant),
-        reserved: &Reserved,
-    ) -> Option<(Instant, Micros)> {
-        let (turns, settings) = self.turns.as_mut()?;
-        turns.on_round_trip(received - sent);
-        self.yielding = None;
-        let booking = reserved.booking?;
-        let when = |at: Micros| sent + at.since(reserved.now);
-        let mut at = turns.on_booking(sent, &booking, reserved);
-        if reserved.status.paused_until() > reserved.now {
-            // The pause is the reason.
-            return None;
-        }
-        let begins = match booking.next {
-            NextTurn::At(turn) => {
-                // Whoever waits for one slot after the other asks without a turn when the next slot is as near. These
-                // calls would always be second. Earlier than by half an interval they would be refused.
-                let early = (turn.lead / 8).min(turn.spacing / 2);
-                at = at.min(when(turn.ask_at().minus(early)));
-                turn.begins
-            }
-            NextTurn::Later(begins) => begins,
-            NextTurn::None => {
-                // The slots before are those of others.
-                at = at.max(when(reserved.next));
-                reserved.next
-            }
-        };
-        at = at.max(received + SHORTEST_WAIT);
-        // They have one slot at a time, as a caller has who waits for one after the other.
-        if let Some(last) = reserved.slots.last() {
-            at = at.max(when(*last));
-        }
-        let error = yielded(settings, (at, begins), reserved, self.max_wait);
-        self.yielding = Some(Yielding { error, until: at.min(received + REFUSING) });
-        Some((at, begins))
-    }
-
     /// Forgets the turn, since the store's clock stepped or its state was lost.
     pub(super) fn forget_turn(&mut self) {
-        if let Some((turns, _)) = &mut self.turns {
-            turns.drop_turn();
-        }
-        self.yielding = None;
+        self.yielding.iter_mut().for_each(Yielding::forget_turn);
     }
 }
 
@@ -375,17 +314,6 @@ impl Ask {
             answer = Some((sent, Instant::now(), reserved));
         }
         Done { place, settings, requests, answer, given_back, kept }
-    }
-}
-
-/// Gives the turn back, if there is one.
-async fn give_back_turn(store: &dyn Store, turns: &TurnTaking, settings: &Settings) {
-    let asker = turns.asker_at(Instant::now(), 0, &settings.limits);
-    if asker.turn.is_some() {
-        let scope = Scope { downstream: &settings.downstream, key: "" };
-        let call = Reserve::new(scope, &settings.limits, Costs::Each(&[]), Duration::ZERO);
-        // One that the store does not take back costs a slot.
-        let _ = store.reserve(Reserve { asker: Some(asker), ..call }).await;
     }
 }
 
@@ -443,22 +371,6 @@ fn refuse(requests: Vec<Request<ReserveResult>>, error: &ReserveError) {
         // A caller that is gone needs no answer.
         let _ = answer.send(Err(error.clone()));
     }
-}
-
-/// Returns the reason why callers get no slot before `at`, when the first one is `begins`.
-fn yielded(
-    settings: &Settings,
-    (at, begins): (Instant, Micros),
-    reserved: &Reserved,
-    max_wait: Duration,
-) -> ReserveError {
-    let latest = reserved.now.plus(max_wait);
-    if begins <= latest {
-        return ReserveError::NotYet { retry_at: at };
-    }
-    let place = reserved.refused.map_or(0, |refused| refused.limit);
-    let limit = settings.limits.get(place).map(|limit| limit.name().to_owned()).unwrap_or_default();
-    ReserveError::QueueFull { retry_after: begins.since(latest), limit }
 }
 
 /// Returns the reason why a request got no slot up to `latest`. `turn` is when to ask again and the first slot then, if a

@@ -3,6 +3,7 @@
 
 mod call;
 mod local;
+mod probing;
 mod snapshot;
 mod state;
 mod suspension;
@@ -15,27 +16,20 @@ use tokio::time::Instant;
 
 use super::meters::Abandoned;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
-use crate::store::{Asker, BoxFuture, NextTurn, Reserved, SlotClock, Store};
+use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
-use call::probe;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
+use probing::{PROBE, Probing};
 pub(crate) use snapshot::SharedSnapshot;
 pub(crate) use state::{Fallback, Probed, State};
 use suspension::Suspension;
 use tail::Returns;
 pub(crate) use tail::Tail;
 
-/// The interval of probes while the store is unavailable. A probe renews the lease, which shows the other replicas that
-/// this one is alive.
-const PROBE: Duration = Duration::from_millis(100);
-
 /// The longest interval at which a replica with `on_unavailable = "local"` refreshes the number of replicas, while it
 /// makes calls.
 const REPLICA_REFRESH: Duration = Duration::from_millis(500);
-
-/// The shortest lease, which expires at once.
-const RELEASED: Duration = Duration::from_millis(1);
 
 /// The owner of the pacing state of this replica, and of its reserve calls.
 pub(crate) struct Pacing<W> {
@@ -51,17 +45,6 @@ pub(crate) struct Pacing<W> {
     slots: Arc<SlotClock>,
     suspension: Suspension<W>,
     returns: Returns,
-}
-
-/// The probes of the store: while it is unavailable, and for replicas that must count as alive.
-#[derive(Default)]
-struct Probing {
-    /// The probe in flight.
-    call: Option<BoxFuture<'static, Reply>>,
-    /// The earliest instant of the next probe.
-    next_at: Option<Instant>,
-    /// A turn to give back with the next probe, and since when.
-    turn: Option<(Asker, Instant)>,
 }
 
 /// This replica's lease on a share of the pace.
@@ -297,87 +280,6 @@ impl<W> Pacing<W> {
     /// Has the lease renewed with the next call.
     pub(crate) const fn renew_lease(&mut self, now: Instant) {
         self.lease.next_at = now;
-    }
-
-    /// Starts a probe if one is due; it renews the lease for `ttl`.
-    pub(crate) fn tick(
-        &mut self,
-        now: Instant,
-        ttl: Duration,
-        (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
-    ) {
-        let is_due = self.probe_at(settings).is_some_and(|due| due <= now);
-        if self.probing.call.is_some() || !is_due {
-            return;
-        }
-        // A replica that takes no jobs has no share, so that the others use the whole pace.
-        let asker = self.probing.turn.take().map(|(asker, _)| asker);
-        // One for whom nobody waits has no share either, unless it is to count while the store is away.
-        let is_idle = asker.is_some() && settings.on_unavailable != OnUnavailable::Local;
-        let ttl = if self.is_suspended() || is_idle { RELEASED } else { ttl };
-        self.lease.ends = None;
-        let lease = (Arc::clone(&self.lease.replica), ttl);
-        self.probing.call = Some(Box::pin(probe(Arc::clone(store), Arc::clone(settings), lease, asker)));
-    }
-
-    /// Gives a turn back to the store, which this replica does not need any more.
-    pub(crate) fn give_back_turn(&mut self, asker: Asker, now: Instant) {
-        if matches!(self.state, State::Shared) {
-            self.probing.turn = Some((asker, now));
-        }
-    }
-
-    /// Gives back what the store can still use before this replica ends: the slots and the turn of the call in flight, slots
-    /// that are on their way back, the turn of the asker, and the lease.
-    pub(crate) async fn leave(
-        &mut self,
-        mut asker: Asker,
-        (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
-    ) {
-        if let Some(call) = self.call.take() {
-            let Call { lane, settings, costs, is_local, reply, .. } = call;
-            if let Ok(Answer::Reserved(reserved)) = reply.await.answer
-                && !is_local
-            {
-                if let Some(booking) = reserved.booking {
-                    asker.turn = match booking.next {
-                        NextTurn::At(turn) => Some(turn),
-                        _ => None,
-                    };
-                }
-                let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
-                let granted: Vec<(u32, Micros)> = costs_of.zip(reserved.slots.iter().copied()).collect();
-                self.on_granted(Tail::new(lane, settings, costs, reserved));
-                granted.into_iter().rev().for_each(|(cost, slot)| self.give_back(lane, cost, slot, store));
-            }
-        }
-        let asker = asker.turn.map(|_| asker);
-        while self.has_returns() {
-            self.next_return().await;
-        }
-        if matches!(self.state, State::Shared) && settings.on_limit == OnLimit::Wait {
-            let lease = (Arc::clone(&self.lease.replica), RELEASED);
-            probe(Arc::clone(store), Arc::clone(settings), lease, asker).await;
-        }
-    }
-
-    /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
-    /// of each other, since jobs may come while the store is unavailable.
-    fn probe_at(&self, settings: &Settings) -> Option<Instant> {
-        let counts = settings.on_unavailable == OnUnavailable::Local;
-        let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
-        let returns = self.probing.turn.map(|(_, since)| since);
-        self.lease.ends.into_iter().chain(asks).chain(returns).min()
-    }
-
-    /// Returns the instant of the next [`Pacing::tick`].
-    pub(crate) fn wake_at(&self, settings: &Settings) -> Option<Instant> {
-        if self.probing.call.is_some() { None } else { self.probe_at(settings) }
-    }
-
-    /// Schedules the next probe after one was answered, or failed, at `now`. Leases last for `ttl`.
-    pub(crate) fn on_probed(&mut self, now: Instant, ttl: Duration) {
-        self.probing.next_at = Some(now + if self.state.is_absent() { PROBE } else { ttl / 3 });
     }
 
     /// Begins the fallback, since the store became unavailable at `now`.

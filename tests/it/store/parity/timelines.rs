@@ -17,7 +17,7 @@ use crate::support::servers::Redis;
 use crate::support::{scaled, unique};
 
 /// The number of timelines of each test, unless `PACED_PARITY_TIMELINES` says another. They differ with every run.
-const TIMELINES: u32 = 300;
+const TIMELINES: u32 = 220;
 /// How often as many are drawn, at most, until all answers have come.
 const ROUNDS: usize = 5;
 /// How many of them run in parallel, each on connections of its own.

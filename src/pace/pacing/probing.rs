@@ -1,0 +1,114 @@
+//! The probes of the store: while it is unavailable, and for replicas that must count as alive; and what is given back when
+//! a replica needs it no more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::call::probe;
+use super::{Answer, Call, Pacing, Reply, State, Tail};
+use crate::pace::{OnLimit, OnUnavailable, Settings};
+use crate::store::{Asker, BoxFuture, NextTurn, Store};
+use crate::time::Micros;
+
+/// The interval of probes while the store is unavailable. A probe renews the lease, which shows the other replicas that
+/// this one is alive.
+pub(super) const PROBE: Duration = Duration::from_millis(100);
+
+/// The shortest lease, which expires at once.
+const RELEASED: Duration = Duration::from_millis(1);
+
+/// The probes of the store: while it is unavailable, and for replicas that must count as alive.
+#[derive(Default)]
+pub(super) struct Probing {
+    /// The probe in flight.
+    pub(super) call: Option<BoxFuture<'static, Reply>>,
+    /// The earliest instant of the next probe.
+    pub(super) next_at: Option<Instant>,
+    /// A turn to give back with the next probe, and since when.
+    pub(super) turn: Option<(Asker, Instant)>,
+}
+
+impl<W> Pacing<W> {
+    /// Starts a probe if one is due; it renews the lease for `ttl`.
+    pub(crate) fn tick(
+        &mut self,
+        now: Instant,
+        ttl: Duration,
+        (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
+    ) {
+        let is_due = self.probe_at(settings).is_some_and(|due| due <= now);
+        if self.probing.call.is_some() || !is_due {
+            return;
+        }
+        // A replica that takes no jobs has no share, so that the others use the whole pace.
+        let asker = self.probing.turn.take().map(|(asker, _)| asker);
+        // One for whom nobody waits has no share either, unless it is to count while the store is away.
+        let is_idle = asker.is_some() && settings.on_unavailable != OnUnavailable::Local;
+        let ttl = if self.is_suspended() || is_idle { RELEASED } else { ttl };
+        self.lease.ends = None;
+        let lease = (Arc::clone(&self.lease.replica), ttl);
+        self.probing.call = Some(Box::pin(probe(Arc::clone(store), Arc::clone(settings), lease, asker)));
+    }
+
+    /// Gives a turn back to the store, which this replica does not need any more.
+    pub(crate) fn give_back_turn(&mut self, asker: Asker, now: Instant) {
+        if matches!(self.state, State::Shared) {
+            self.probing.turn = Some((asker, now));
+        }
+    }
+
+    /// Gives back what the store can still use before this replica ends: the slots and the turn of the call in flight, slots
+    /// that are on their way back, the turn of the asker, and the lease.
+    pub(crate) async fn leave(
+        &mut self,
+        mut asker: Asker,
+        (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
+    ) {
+        if let Some(call) = self.call.take() {
+            let Call { lane, settings, costs, is_local, reply, .. } = call;
+            if let Ok(Answer::Reserved(reserved)) = reply.await.answer
+                && !is_local
+            {
+                if let Some(booking) = reserved.booking {
+                    asker.turn = match booking.next {
+                        NextTurn::At(turn) => Some(turn),
+                        _ => None,
+                    };
+                }
+                let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
+                let granted: Vec<(u32, Micros)> = costs_of.zip(reserved.slots.iter().copied()).collect();
+                self.on_granted(Tail::new(lane, settings, costs, reserved));
+                granted.into_iter().rev().for_each(|(cost, slot)| self.give_back(lane, cost, slot, store));
+            }
+        }
+        let asker = asker.turn.map(|_| asker);
+        while self.has_returns() {
+            self.next_return().await;
+        }
+        if matches!(self.state, State::Shared) && settings.on_limit == OnLimit::Wait {
+            let lease = (Arc::clone(&self.lease.replica), RELEASED);
+            probe(Arc::clone(store), Arc::clone(settings), lease, asker).await;
+        }
+    }
+
+    /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
+    /// of each other, since jobs may come while the store is unavailable.
+    fn probe_at(&self, settings: &Settings) -> Option<Instant> {
+        let counts = settings.on_unavailable == OnUnavailable::Local;
+        let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
+        let returns = self.probing.turn.map(|(_, since)| since);
+        self.lease.ends.into_iter().chain(asks).chain(returns).min()
+    }
+
+    /// Returns the instant of the next [`Pacing::tick`].
+    pub(crate) fn wake_at(&self, settings: &Settings) -> Option<Instant> {
+        if self.probing.call.is_some() { None } else { self.probe_at(settings) }
+    }
+
+    /// Schedules the next probe after one was answered, or failed, at `now`. Leases last for `ttl`.
+    pub(crate) fn on_probed(&mut self, now: Instant, ttl: Duration) {
+        self.probing.next_at = Some(now + if self.state.is_absent() { PROBE } else { ttl / 3 });
+    }
+}
