@@ -22,9 +22,9 @@ use super::sending::{SendGuard, Sending};
 use super::source::{DeadLetter, Report};
 use crate::bounded_log::BoundedLog;
 use crate::job::Reason;
+use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
-use crate::pace::{Unused, Waiter};
 use crate::sink::{Outcome, Receipt, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Contact, Event, FlightGuard, Refused};
@@ -171,14 +171,13 @@ impl Flight {
 
     /// Records that nothing is sent at the slot.
     fn abandon(&self, reason: Abandoned) {
-        let Self { context, place, entry, slot, deadline, .. } = self;
+        let Self { context, place, entry, slot, .. } = self;
         context.meters.abandoned(reason);
         // Where nothing outlasts the outage, the pace is all that spaces the attempts.
         if reason == Abandoned::Unreachable && !context.retry.outlast {
             return;
         }
-        let (lane, cost) = (entry.lane(), entry.cost());
-        place.send(Event::Unused(Unused { lane, cost, slot: *slot, deadline: *deadline }));
+        place.send(Event::Unused { lane: entry.lane(), cost: entry.cost(), slot: *slot });
     }
 
     /// Ends the send. If its message was delivered again meanwhile, the job continues with the ticket of that delivery.

@@ -320,7 +320,7 @@ impl Worker {
                     self.engine.offer_later(due, entry);
                 }
             }
-            Event::Unused(slot) => self.engine.give_back_unused(slot),
+            Event::Unused { lane, cost, slot } => self.engine.give_back_unused((lane, cost, slot)),
             Event::Pause(end) => self.engine.penalize(end),
             Event::Refused(refused) => self.refused(*refused),
             Event::Ended(end) => {

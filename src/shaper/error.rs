@@ -23,8 +23,7 @@ pub enum ReserveError {
     /// beyond the horizon would starve them. Nothing was taken.
     #[error("others wait for the next slots; try again in {:?}", retry_at.saturating_duration_since(Instant::now()))]
     NotYet {
-        /// The instant at which it is the turn of those who reserve in this process. Whoever of them asks first then has
-        /// the slot.
+        /// The instant at which this process may reserve a slot again. Its first caller from then on gets the slot.
         retry_at: Instant,
     },
     /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an

@@ -1,7 +1,7 @@
 //! Slots however far ahead: calls to the store for reservations, and for slots that are given back.
 //!
 //! While others wait in order for slots of the downstream, here or elsewhere, no slot lies beyond the horizon, and these
-//! calls take turns as all others do. A caller that is refused is told when its turn comes.
+//! calls take turns as all others do. A refusal says when to ask again.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -179,7 +179,7 @@ impl Shaper {
     /// Slots far ahead would starve callers that wait for theirs in order. So while anybody does, by [`Shaper::acquire`]
     /// here or in another process, or as a daemon (with `on_unavailable = "local"` also one that has nothing to do), those
     /// who reserve in this process take turns with them: together they have one slot at a time, within the horizon, or
-    /// as much further ahead as a higher cost has to reach. Others are refused, and told when to come back. A
+    /// as much further ahead as a higher cost has to reach. Others are refused; the error says when to ask again. A
     /// caller that takes slot after slot counts as waiting for one more second. If a pace is shared, prefer
     /// [`Shaper::acquire`].
     ///

@@ -82,15 +82,21 @@ impl Kill {
         assert_eq!(exit, -6, "{self:?}: it was to end there\n{}", replica.log().join("\n"));
     }
 
+    /// How often a job may have been parked before the kill: up to the fourteenth of ten jobs twice.
+    fn times_parked(&self) -> usize {
+        if self.point.ends_with("=14") { 2 } else { 1 }
+    }
+
     /// Asserts that each of the jobs is there, and how many copies there are beyond the first of each: so many in a
-    /// window of one message. In a wide one each job may have another for each time that it was parked, twice at most: a
-    /// broker that has no processor time has not read the acks when the connection ends, and then never does.
+    /// window of one message; in a wide one each job may have another for each time that it was parked, and one at least.
+    /// A broker that has no processor time has not read the acks when the connection ends, and then never does.
     #[track_caller]
     fn copies<'a>(&self, what: &str, expected: &RangeInclusive<usize>, ids: impl Iterator<Item = &'a str>) {
         let mut counts = BTreeMap::<&str, usize>::new();
         ids.for_each(|id| *counts.entry(id).or_default() += 1);
         assert_eq!(counts.len(), JOBS, "{self:?}, {what}: {counts:?}");
-        assert!(counts.values().all(|count| *count <= 3), "{self:?}, {what}: {counts:?}");
+        let most = 1 + self.times_parked();
+        assert!(counts.values().all(|count| *count <= most), "{self:?}, {what}: {counts:?}");
         let more = counts.values().sum::<usize>() - JOBS;
         if self.window == Window::One {
             assert!(expected.contains(&more), "{self:?}, {what}: not {expected:?} more copies: {counts:?}");

@@ -8,17 +8,17 @@ use tokio::time::Instant;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::failures::Ending;
 use crate::dispatch::source::DeadLetter;
-use crate::pace::Unused;
+use crate::pace::LaneId;
 use crate::sink::Response;
-use crate::time::Deadline;
+use crate::time::{Deadline, Micros};
 
 /// An event that a flight reports to its dispatcher.
 #[derive(Debug)]
 pub(in crate::dispatch) enum Event {
     /// The slot was given up: the job waits for another one, in its old position.
     Back(Entry),
-    /// Nothing was sent at this slot.
-    Unused(Unused),
+    /// Nothing was sent at this slot, which was granted for this lane and cost.
+    Unused { lane: LaneId, cost: u32, slot: Micros },
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
     /// A job is parked, or its message is not live any more.
@@ -80,7 +80,7 @@ impl Event {
         match self {
             Self::Back(entry) | Self::Retry(_, entry) | Self::Unparked(_, entry) => Some(entry),
             Self::Refused(refused) => Some(refused.entry),
-            Self::Unused(_) | Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
+            Self::Unused { .. } | Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
         }
     }
 }

@@ -55,12 +55,12 @@ impl<W: Waiter> Engine<W> {
                     stale = self.hold(&mut batch, sent, received, &reserved);
                 }
                 if !is_local {
-                    let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
-                    let unused = stood_still || suspended.is_some();
-                    let unused: Vec<_> = costs_of.zip(reserved.slots.clone()).filter(|_| unused).collect();
-                    self.pacing.on_granted(Tail::new(lane, settings, costs, reserved));
+                    let tail = Tail::new(lane, settings, costs, reserved);
+                    let unused = if stood_still || suspended.is_some() { tail.slots() } else { vec![] };
+                    self.pacing.on_granted(tail);
                     // The last one goes first, since only the last slot can go back to the store.
-                    unused.into_iter().rev().for_each(|(cost, slot)| self.give_back_slot(lane, cost, slot));
+                    let unused = unused.into_iter().rev();
+                    unused.for_each(|(cost, slot)| self.give_back_unused((lane, cost, slot)));
                 }
             }
             Ok(Answer::Checked(checked)) => {

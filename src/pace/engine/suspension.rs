@@ -9,13 +9,16 @@ use super::{Admission, Effect, Engine, Refusal};
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::pacing::Call;
+use crate::pace::release::Unused;
 
 impl<W: Waiter> Engine<W> {
     /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
     /// [`Engine::try_one`].
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
         // The last one goes first, since only the last slot can go back to the store.
-        self.release.unused().into_iter().rev().for_each(|unused| self.give_back_unused(unused));
+        for Unused { lane, cost, slot, .. } in self.release.unused().into_iter().rev() {
+            self.give_back_unused((lane, cost, slot));
+        }
         let given_up = self.release.give_up_all();
         self.put_back(given_up, reason);
         let now = Instant::now();

@@ -80,18 +80,13 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Handles a slot that was missed by more than the tolerance.
-    pub(crate) fn on_missed(&mut self, unused: Unused) {
+    pub(crate) fn on_missed(&mut self, Unused { lane, cost, slot, .. }: Unused) {
         self.meters.abandoned(1, Abandoned::Late);
-        self.give_back_unused(unused);
+        self.give_back_unused((lane, cost, slot));
     }
 
     /// Gives a slot back that has come, and at which nothing was sent.
-    pub(crate) fn give_back_unused(&mut self, Unused { lane, cost, slot, .. }: Unused) {
-        self.give_back_slot(lane, cost, slot);
-    }
-
-    /// [`Engine::give_back_unused`], by the lane, the cost and the slot.
-    pub(super) fn give_back_slot(&mut self, lane: LaneId, cost: u32, slot: Micros) {
+    pub(crate) fn give_back_unused(&mut self, (lane, cost, slot): (LaneId, u32, Micros)) {
         // If slots lie far apart, the next waiter does not have to wait for a whole interval, unless a later slot was
         // taken.
         if self.settings.limits_of(lane).spacing() > self.settings.horizon {
@@ -99,9 +94,10 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Gives the turn back to the store, since nobody here needs it any more.
+    /// Gives the turn back to the store, since this replica needs it no more.
     pub(super) fn give_back_turn(&mut self, now: Instant) {
-        if let Some(asker) = self.unneeded_turn(now) {
+        let asker = self.take_turn(now);
+        if asker.turn.is_some() {
             self.pacing.give_back_turn(asker, now);
         }
     }
@@ -116,18 +112,17 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Drops the turn. Returns the part of a call that gives it back.
-    fn unneeded_turn(&mut self, now: Instant) -> Option<Asker> {
+    /// Drops the turn. Returns the part of a call that gives it back; it has no turn if there was none.
+    fn take_turn(&mut self, now: Instant) -> Asker {
         let asker = self.schedule.turns().asker_at(now, 0, &self.settings.limits);
         self.schedule.turns_mut().drop_turn();
-        asker.turn.map(|_| asker)
+        asker
     }
 
     /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and
     /// this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
     pub(crate) async fn leave(&mut self) {
-        let asker = self.schedule.turns().asker_at(Instant::now(), 0, &self.settings.limits);
-        self.schedule.turns_mut().drop_turn();
+        let asker = self.take_turn(Instant::now());
         self.pacing.leave(asker, (&self.store, &self.settings)).await;
     }
 }

@@ -34,9 +34,8 @@ impl Clock for ExtrapolatedClock {
 }
 
 impl LocalPace {
-    /// Creates a local pace that continues the shared one as last seen, where slots were granted up to `reach` ahead. It is
-    /// `None` if nothing is known of the shared
-    /// pace, or this replica's share of a limit would be zero.
+    /// Creates a local pace that continues the shared one as last seen. Other replicas may hold slots up to `reach` ahead.
+    /// It is `None` if nothing is known of the shared pace, or this replica's share of a limit would be zero.
     pub(crate) fn behind(
         shared: &SharedSnapshot,
         settings: &Settings,

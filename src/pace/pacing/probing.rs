@@ -10,7 +10,6 @@ use super::call::probe;
 use super::{Answer, Call, Pacing, Reply, State, Tail};
 use crate::pace::{OnLimit, OnUnavailable, Settings};
 use crate::store::{Asker, BoxFuture, NextTurn, Store};
-use crate::time::Micros;
 
 /// The interval of probes while the store is unavailable. A probe renews the lease, which shows the other replicas that
 /// this one is alive.
@@ -42,9 +41,9 @@ impl<W> Pacing<W> {
         if self.probing.call.is_some() || !is_due {
             return;
         }
-        // A replica that takes no jobs has no share, so that the others use the whole pace.
         let asker = self.probing.turn.take().map(|(asker, _)| asker);
-        // One for whom nobody waits has no share either, unless it is to count while the store is away.
+        // A replica that takes no jobs has no share, so that the others use the whole pace; nor has one that gives its
+        // turn back, unless it must count while the store is away.
         let is_idle = asker.is_some() && settings.on_unavailable != OnUnavailable::Local;
         let ttl = if self.is_suspended() || is_idle { RELEASED } else { ttl };
         self.lease.ends = None;
@@ -77,9 +76,10 @@ impl<W> Pacing<W> {
                         _ => None,
                     };
                 }
-                let costs_of = reserved.jobs().map(|job| costs.get(job).copied().unwrap_or_default());
-                let granted: Vec<(u32, Micros)> = costs_of.zip(reserved.slots.iter().copied()).collect();
-                self.on_granted(Tail::new(lane, settings, costs, reserved));
+                let tail = Tail::new(lane, settings, costs, reserved);
+                let granted = tail.slots();
+                self.on_granted(tail);
+                // The last one goes first, since only the last slot can go back to the store.
                 granted.into_iter().rev().for_each(|(cost, slot)| self.give_back(lane, cost, slot, store));
             }
         }

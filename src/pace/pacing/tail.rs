@@ -100,6 +100,21 @@ impl Tail {
         Self { lane, settings, costs, slots: Slots::Reply(Box::new(reserved)) }
     }
 
+    /// Returns the cost and the slot of each waiter that was granted one.
+    pub(crate) fn slots(&self) -> Vec<(u32, Micros)> {
+        match &self.slots {
+            Slots::Reply(reserved) => self.costs_of(reserved).zip(reserved.slots.iter().copied()).collect(),
+            Slots::Remaining(granted) => {
+                granted.iter().map(|(cost, granted)| (*cost, granted.slot)).collect()
+            }
+        }
+    }
+
+    /// Returns the costs of the waiters that were granted slots.
+    fn costs_of<'a>(&'a self, reserved: &'a Reserved) -> impl Iterator<Item = u32> + 'a {
+        reserved.jobs().map(|job| self.costs.get(job).copied().unwrap_or_default())
+    }
+
     fn is_empty(&self) -> bool {
         match &self.slots {
             Slots::Reply(reserved) => reserved.slots.is_empty(),
@@ -115,7 +130,7 @@ impl Tail {
         }
         if let Slots::Reply(reserved) = &self.slots {
             let limits = self.settings.limits_of(lane);
-            let costs = reserved.jobs().map(|job| self.costs.get(job).copied().unwrap_or_default());
+            let costs = self.costs_of(reserved);
             let granted = reserved.granted(limits, Costs::Each(&self.costs));
             self.slots = Slots::Remaining(costs.zip(granted).collect());
         }

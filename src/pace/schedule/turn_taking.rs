@@ -183,7 +183,7 @@ impl TurnTaking {
         let (now, next) = (reserved.now, reserved.next);
         self.reach = booking.reach;
         let held = self.held.take().filter(|held| sent < held.over);
-        // Nobody may keep the turns before this one: those who did may be gone, or this replica was not told.
+        // The holders of the turns before this one may be gone.
         let is_wary = held.is_none()
             || self.has_failed
             || held.is_some_and(|held| self.is_missed(&held.turn, reserved));
@@ -316,8 +316,8 @@ mod tests {
         assert_eq!(at_turn, Some(SentTurn { turn, is_due: true }));
         assert_eq!(turns.call_bounds(at_turn, 5 * MS), (21, 100 * MS));
         assert_eq!(turns.turn(sent + 300 * MS), None, "long over");
-        let dear = SentTurn { turn: Turn { units: 50, ..turn }, is_due: true };
-        assert_eq!(turns.call_bounds(Some(dear), 5 * MS).0, 63, "one job may cost more than a turn");
+        let costly = SentTurn { turn: Turn { units: 50, ..turn }, is_due: true };
+        assert_eq!(turns.call_bounds(Some(costly), 5 * MS).0, 63, "one job may cost more than a turn");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::{Change, Store as _};
 
-/// Reserves slot after slot until `end`, and asks again when it is told to. Returns how many slots it had.
+/// Reserves slot after slot until `end`, and asks again when the error says so. Returns the number of slots.
 async fn reserves(shaper: Shaper, end: Instant) -> usize {
     let mut slots = 0;
     while Instant::now() < end {
@@ -22,7 +22,7 @@ async fn reserves(shaper: Shaper, end: Instant) -> usize {
     slots
 }
 
-/// Waits for slot after slot until `end`. Returns how many slots it had.
+/// Waits for slot after slot until `end`. Returns the number of slots.
 async fn waits(shaper: Shaper, end: Instant) -> usize {
     let mut slots = 0;
     while Instant::now() < end {
@@ -40,7 +40,7 @@ async fn parts(rate: &str, callers: usize, is_same: bool) -> (usize, usize) {
     let (one, other) = (shaper(), shaper());
     let who_reserves = if is_same { one.clone() } else { other };
     let apart = one.limits().rate().interval();
-    // Whoever comes first has the first slots far ahead.
+    // From now on somebody waits in order, so that the others yield.
     one.acquire("any").await.unwrap();
     let (start, end) = (Instant::now(), Instant::now() + apart * 400);
     let mut tasks = JoinSet::new();
@@ -124,7 +124,7 @@ async fn impatient_callers_lose_hardly_any_slot() {
     }
 }
 
-/// In a pause nobody who reserves is told of a turn.
+/// In a pause the error names the pause, not a turn.
 #[tokio::test(start_paused = true)]
 async fn those_who_yield_are_told_of_a_pause() {
     let bench = Bench::new();

@@ -89,8 +89,8 @@ impl Downstream {
             wants.units = wants.units.min(1);
         }
         let refused = plan.refused.filter(|refused| refused.limit < asker.own && refused.slot > next.0);
-        let dear = refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
-        let slots = dear.map_or(next, |refused| (refused.slot, asker.interval));
+        let refused = refused.filter(|refused| !call.limits.waits_for_window(refused.limit));
+        let slots = refused.map_or(next, |refused| (refused.slot, asker.interval));
         let is_granted = plan.taken() != Charge::default();
         let next = self.queue().next_turn(now, asker, slots, wants, is_granted);
         Booking { reach, next }

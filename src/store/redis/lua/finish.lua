@@ -39,16 +39,16 @@ if turns then
   local waits = refused < 0 or binding < own_limits -- for the whole downstream
   if not outdated and not stopped and (waits or begins >= 0) then
     local free, _, charge = choose(own_limits)
-    local dear = waits and refused > free -- a unit would fit before the job that was refused does
-    if dear and combine == 0 and all[binding + 1].kind.is_window then
+    local is_costly = waits and refused > free -- a unit would fit before the job that was refused does
+    if is_costly and combine == 0 and all[binding + 1].kind.is_window then
       -- The job gets its slot when the window ends, which needs no turn.
-      units, cost, dear = units + max(dear_units, cost), 1, false
+      units, cost, is_costly = units + max(dear_units, cost), 1, false
     end
     local left, apart = waits and waiting - units or 0, interval
     if yields then
       left = min(left, 1)
     end
-    if dear then
+    if is_costly then
       free = refused
     elseif left > 0 then
       commit(free, charge, own_limits)
