@@ -49,7 +49,8 @@ impl Fleet {
         let way = Duration::from_micros(150 + fastrand::u64(..30));
         bench.may_be_given_back = false;
         bench.store = Arc::new(FlakyStore::new(Arc::clone(&self.store), way));
-        bench.publish_many(0..600);
+        // More than it releases.
+        bench.publish_many(0..if self.apart < 50 * MS { 6000 } else { 600 });
         let running = bench.start();
         self.replicas.push((bench, Some(running)));
     }
@@ -266,4 +267,18 @@ async fn attempts_that_count_keep_the_pace_while_the_api_is_away() {
     tokio::time::sleep(10 * S + 100 * MS).await;
     let attempts = bench.sink.unreached.load(Ordering::SeqCst);
     assert!((10..=11).contains(&attempts), "{attempts} in 10 s");
+}
+
+/// A replica that stops gives back the slots of its last call, and its turn.
+#[tokio::test(start_paused = true)]
+async fn an_orderly_stop_costs_a_turn_at_most_at_fast_rates() {
+    for (rate, millis, turn) in [("20/s", 50, 1.0), ("50/s", 20, 2.0), ("100/s", 10, 4.0)] {
+        for _ in 0..4 {
+            let mut fleet = Fleet::start((rate, millis * MS), 2).await;
+            let begun = Instant::now();
+            fleet.stop().await;
+            let (lost, _) = fleet.cost(begun, Duration::ZERO).await;
+            assert!(lost <= turn + 1.0, "{rate}: {lost} slots");
+        }
+    }
 }

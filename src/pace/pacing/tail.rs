@@ -11,15 +11,12 @@ use crate::time::Micros;
 /// The most slots that are given back at one time; each takes a round trip.
 const MAX_RETURNS: usize = 32;
 
-/// The most calls whose slots can be given back.
-const MAX_TAILS: usize = 8;
-
 /// The slots that are given back to the store.
 #[derive(Default)]
 pub(crate) struct Returns {
-    /// The slots that the store granted last, call by call, the last one at the end, each with its number.
-    tails: VecDeque<(u64, Tail)>,
-    /// The number of the last tail, counted from 1.
+    /// The slots that the store granted last.
+    tail: Option<Tail>,
+    /// The number of the current tail, counted from 1.
     tail_number: u64,
     /// The returns in flight, in order, each with the number of its tail.
     under_way: VecDeque<(u64, Return)>,
@@ -50,26 +47,17 @@ impl Returns {
     /// Records the slots that the store granted last; they can be given back until it grants others.
     pub(crate) fn on_granted(&mut self, tail: Tail) {
         if !tail.is_empty() {
-            if self.tails.len() == MAX_TAILS {
-                self.tails.pop_front();
-            }
-            self.tail_number += 1;
-            self.tails.push_back((self.tail_number, tail));
+            (self.tail, self.tail_number) = (Some(tail), self.tail_number + 1);
         }
     }
 
     /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
     pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
-        while self.tails.back().is_some_and(|(_, tail)| tail.is_empty()) {
-            self.tails.pop_back();
-        }
-        let tail = self.tails.back_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
-        let granted = tail.and_then(|(number, tail)| {
-            Some((*number, Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?))
-        });
-        if let Some((number, settings, granted)) = granted {
+        let tail = self.tail.as_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
+        let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
+        if let Some((settings, granted)) = granted {
             let cancel = Box::pin(cancel(Arc::clone(store), settings, lane, granted));
-            self.under_way.push_back((number, cancel));
+            self.under_way.push_back((self.tail_number, cancel));
         }
     }
 
@@ -86,9 +74,9 @@ impl Returns {
         let given_back = first.await;
         self.under_way.pop_front();
         if !given_back {
-            // A later slot was taken, or the store is unavailable: the earlier slots cannot go back either. Those of a
-            // call since then can.
-            self.tails.retain(|(other, _)| *other > number);
+            // A later slot was taken, or the store is unavailable: the earlier slots of this tail cannot go back
+            // either.
+            self.tail = self.tail.take().filter(|_| number != self.tail_number);
             self.under_way.retain(|(other, _)| *other != number);
         }
         given_back
