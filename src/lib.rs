@@ -36,6 +36,7 @@
 //! | `config` | [`Shaper`]s from the daemon's configuration |
 //! | `daemon` | the `paced` binary, with all the others but `headers` |
 
+mod home;
 pub mod limit;
 #[cfg_attr(
     not(feature = "dispatch"),
@@ -105,8 +106,8 @@ pub use pace::release::clock::Precision;
 pub use rate::{Amount, Period, Rate, RateError};
 pub use retry_after::retry_after;
 pub use shaper::{
-    BuildError, CheckError, Limiter, LimiterBuilder, Reservation, ReserveError, SetRateError, Shaper,
-    ShaperBuilder,
+    BuildError, CheckError, Limiter, LimiterBuilder, LimiterFallback, Reservation, ReserveError,
+    SetRateError, Shaper, ShaperBuilder,
 };
 pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]

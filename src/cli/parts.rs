@@ -9,6 +9,7 @@ use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
 use paced::tls::{ServerTls, Tls};
 use paced::{MemoryStore, RedisStore, Store, StoreError, failpoint};
+use tokio::runtime::Handle;
 
 use super::exit::Exit;
 use super::secrets;
@@ -53,7 +54,11 @@ pub(super) fn store(settings: &Settings) -> Result<(Arc<dyn Store>, Option<Tls>)
     if url == MEMORY {
         return Ok((Arc::new(MemoryStore::new()), None));
     }
-    let options = settings.store.redis_options()?;
+    let mut options = settings.store.redis_options()?;
+    // A process of the daemon alone has one runtime, which runs.
+    if let Ok(runtime) = Handle::try_current() {
+        options = options.with_runtime(runtime);
+    }
     let tls = options.tls.clone();
     Ok((Arc::new(RedisStore::open(url, options)?), tls))
 }

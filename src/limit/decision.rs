@@ -36,6 +36,9 @@ pub struct Decision {
     pub reset_after: Duration,
     /// The time until the request would be allowed, if nothing more is taken; zero if it was allowed.
     pub retry_after: Duration,
+    /// Whether the store could not be reached, so that a limiter decided without it; see
+    /// [`LimiterBuilder::on_unavailable`](crate::LimiterBuilder::on_unavailable).
+    pub is_fallback: bool,
     /// The store's clock at the decision.
     pub(crate) now: Micros,
     /// The place of the binding limit in the set.

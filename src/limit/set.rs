@@ -202,7 +202,8 @@ impl LimitSet {
         let unknown = Standing { limit: 0, remaining: 0, reset_after: Duration::ZERO };
         let Standing { limit, remaining, reset_after } = standings.get(binding).copied().unwrap_or(unknown);
         let retry_after = earliest.since(now);
-        Decision { allowed, limit, remaining, reset_after, retry_after, now, binding, standings }
+        let is_fallback = false;
+        Decision { allowed, limit, remaining, reset_after, retry_after, is_fallback, now, binding, standings }
     }
 
     /// The marks of states.

@@ -3,8 +3,11 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::Shaper;
 use super::core::Core;
+use crate::home::Home;
 use crate::limit::{Limit, LimitError, LimitSet};
 use crate::pace::release::clock::{Precision, ReleaseClock, ThreadClock, TokioClock};
 use crate::pace::{DEFAULT_HORIZON, LaneId, OnLimit, OnUnavailable, Settings};
@@ -24,6 +27,7 @@ pub struct ShaperBuilder {
     per_key: bool,
     further: Vec<Limit>,
     shared: Shared,
+    home: Home,
 }
 
 /// The settings for sharing the pace and for waiting.
@@ -91,7 +95,17 @@ impl ShaperBuilder {
             on_unavailable: OnUnavailable::Hold,
             precision: Precision::Fine,
         };
-        Self { name, base, burst: None, max_wait, store: None, per_key: false, further: vec![], shared }
+        Self {
+            name,
+            base,
+            burst: None,
+            max_wait,
+            store: None,
+            per_key: false,
+            further: vec![],
+            shared,
+            home: Home::of_process(),
+        }
     }
 
     /// Sets how many calls may start at once after an idle period; 1 unless set. It is an error beside a whole set of
@@ -141,9 +155,17 @@ impl ShaperBuilder {
     }
 
     /// Sets the punctuality of slots. It is [`Precision::Fine`] unless set: one thread for all shapers of the process.
-    /// Tests in tokio's paused time need [`Precision::Coarse`].
+    /// Tests in tokio's paused time need [`Precision::Coarse`], and their own [`runtime`](Self::runtime).
     pub const fn precision(mut self, precision: Precision) -> Self {
         self.shared.precision = precision;
+        self
+    }
+
+    /// Sets the runtime of the task that asks the store. It has to be driven as long as the shaper is used, with timers.
+    /// Unless set, the process has one of its own for all shapers and limiters, which a thread drives. A store in Redis
+    /// has a setting of its own (`RedisOptions::with_runtime`).
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.home = Home::at(runtime);
         self
     }
 
@@ -189,7 +211,7 @@ impl ShaperBuilder {
             prefetch: None,
             revision,
         };
-        let core = Core::new(given, store, clock(precision), (self.max_wait, self.per_key));
+        let core = Core::new(given, store, clock(precision), (self.max_wait, self.per_key), self.home);
         Ok(Shaper { core: Arc::new(core), lane })
     }
 }

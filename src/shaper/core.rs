@@ -11,14 +11,15 @@ use tracing::Instrument as _;
 use super::ReserveError;
 use super::driver::{Driver, Message};
 use super::task::Task;
+use crate::home::Home;
 use crate::pace::release::clock::ReleaseClock;
 use crate::pace::release::{PauseGate, Tolerance};
 use crate::pace::{LaneId, Settings, Stamp};
-use crate::store::{Scope, SlotClock, Status, Store};
+use crate::store::{Scope, SlotClock, Status, Store, StoreError};
 use crate::time::Micros;
 
-/// The number of drivers that a request is sent to. A driver may end before its answer, with the runtime in which it
-/// was started.
+/// The number of drivers that a request is sent to. A driver may end before its answer: by a panic of the store, or with
+/// the runtime that was given.
 pub(super) const TRIES: u32 = 3;
 
 /// The longest wait until the driver has taken in an answer of the store.
@@ -95,6 +96,11 @@ impl Known {
     }
 }
 
+/// The error where no runtime makes the calls.
+pub(super) fn no_runtime() -> StoreError {
+    StoreError::Invalid("the runtime that was given has ended, or the system has no thread left".to_owned())
+}
+
 /// Locks a mutex. Nothing panics while it holds one of these locks.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,6 +112,7 @@ impl Core {
         store: Arc<dyn Store>,
         clock: Arc<dyn ReleaseClock>,
         (max_wait, per_key): (Duration, bool),
+        home: Home,
     ) -> Self {
         let lanes = given.plans.len() + 1;
         Self {
@@ -115,7 +122,7 @@ impl Core {
             clock,
             max_wait,
             per_key,
-            driver: Task::default(),
+            driver: Task::new(home),
             next_seq: AtomicU64::new(0),
             units: (0..lanes).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -151,7 +158,23 @@ impl Core {
         self.next_seq.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message to the driver, and starts one if none runs. Returns false without a runtime to start it on.
+    /// Returns the runtime of its driver.
+    pub(super) const fn home(&self) -> &Home {
+        self.driver.home()
+    }
+
+    /// Makes a call to the store that the driver does not make. It is made on the driver's runtime, so that no caller holds
+    /// up the store's connection.
+    pub(super) async fn call<T, E, F>(&self, call: F) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<StoreError> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        self.home().run(call).await.unwrap_or_else(|| Err(no_runtime().into()))
+    }
+
+    /// Sends a message to the driver, and starts one if none runs. Returns false if the system has no thread left for it.
     pub(super) fn send(self: &Arc<Self>, message: Message) -> bool {
         self.driver.send(message, |inbox| {
             let driver = Driver::new(self);
@@ -177,9 +200,10 @@ impl Core {
         let stamp = Stamp { sent, received: Instant::now(), now, epoch, status };
         let (done, taken_in) = oneshot::channel();
         if self.send_if_running(Message::Answered(stamp, done)) {
-            // If the driver ends instead, the next one calls the store itself. The time-out is needed because its
-            // runtime may be blocked.
-            let _ = tokio::time::timeout(DRIVER_TIMEOUT, taken_in).await;
+            // If the driver ends instead, the next one calls the store itself. The time-out is needed because the runtime
+            // that was given may stand still.
+            let timed = async { tokio::time::timeout(DRIVER_TIMEOUT, taken_in).await };
+            let _ = self.home().timed(timed).await;
         }
     }
 
@@ -188,7 +212,8 @@ impl Core {
     pub(super) async fn refresh(&self, deadline: Instant) {
         let (done, refreshed) = oneshot::channel();
         if self.send_if_running(Message::Refresh(done)) {
-            let _ = tokio::time::timeout_at(deadline, refreshed).await;
+            let timed = async { tokio::time::timeout_at(deadline, refreshed).await };
+            let _ = self.home().timed(timed).await;
         }
     }
 }

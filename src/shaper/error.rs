@@ -64,10 +64,15 @@ pub enum ReserveError {
          configuration, everywhere"
     )]
     NoLimits,
-    /// The task that calls the store was ended repeatedly, for example by runtimes that shut down, or there is no tokio
-    /// runtime to start it in.
-    #[error("nobody asks the store: call this within a tokio runtime; if it was, reserve again")]
+    /// The task that calls the store does not run: the runtime that was given to the builder has ended or stands still, the
+    /// store panicked repeatedly, or the system has no thread left.
+    #[error(
+        "nobody asks the store: the runtime given to the shaper has ended or stands still, or no thread can be started"
+    )]
     Stopped,
+    /// The call would block a thread on which a runtime polls. Nothing was taken.
+    #[error("this would block the runtime; await `acquire` instead, or use `tokio::task::spawn_blocking`")]
+    WouldBlock,
 }
 
 impl ReserveError {
@@ -76,7 +81,7 @@ impl ReserveError {
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::QueueFull { .. } | Self::NotYet { .. } | Self::Paused { .. } | Self::Stopped => true,
-            Self::CostTooLarge { .. } | Self::CostCount { .. } | Self::NoLimits => false,
+            Self::CostTooLarge { .. } | Self::CostCount { .. } | Self::NoLimits | Self::WouldBlock => false,
             Self::Store(error) => error.is_retryable(),
         }
     }
@@ -116,7 +121,8 @@ pub enum CheckError {
     /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The task that called the store was ended: its runtime shut down, or the store panicked.
+    /// The task that called the store was ended: the store panicked, the runtime that was given has ended, or the system
+    /// has no thread left.
     #[error("the call to the store was broken off; check again")]
     Stopped,
 }

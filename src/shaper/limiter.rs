@@ -1,6 +1,7 @@
 //! Policing: decides whether a request may go now, with the same limits, sets and stores as a shaper.
 
 mod builder;
+mod fallback;
 
 use std::sync::Arc;
 
@@ -8,12 +9,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::CheckError;
 use super::calls::Calls;
+use super::core::no_runtime;
 use super::cost::{BatchCosts, Cost};
 use super::queue::{Queue, Request, batch_costs};
 use super::task::Task;
 use crate::limit::{Decision, LimitSet};
-use crate::store::{Check, Checked, Scope, Store, StoreError};
+use crate::store::{Check, Checked, MemoryStore, Scope, Store, StoreError};
 pub use builder::LimiterBuilder;
+pub use fallback::LimiterFallback;
+use fallback::{Breaker, Reachable};
 
 /// Decides at once whether a request may go, alone or together with all limiters that share its store.
 ///
@@ -36,6 +40,12 @@ pub use builder::LimiterBuilder;
 /// Calls are batched per key: checks that arrive while a call for their key is in flight are made with the next call,
 /// and each gets the decision that it would have got alone. Calls for different keys run concurrently. If no call is in
 /// flight, a check is made at once.
+///
+/// Once a call has found that the store cannot be reached, checks are answered at once by
+/// [`LimiterBuilder::on_unavailable`], until it can; it is tried 10 times a second at most, and the less often the longer
+/// it is away. So one check waits for the time-outs of the store, and not each.
+///
+/// Callers may be on any runtime, or on none; see [`Shaper`](super::Shaper).
 ///
 /// It is cheap to clone; clones are the same limiter.
 ///
@@ -84,6 +94,10 @@ struct Policy {
     stored: LimitSet,
     store: Arc<dyn Store>,
     shared: bool,
+    on_unavailable: LimiterFallback,
+    breaker: Breaker,
+    /// The states of this process alone, for [`LimiterFallback::Local`].
+    local: MemoryStore,
 }
 
 /// A check under a key of the store.
@@ -188,8 +202,9 @@ impl Limiter {
     /// # Errors
     /// [`StoreError`] when the store did not do it.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        let policy = &self.core.policy;
-        policy.store.reset(policy.scope(policy.key_of(key)), &policy.stored).await
+        let (policy, key) = (Arc::clone(&self.core.policy), self.core.policy.key_of(key).to_owned());
+        let reset = async move { policy.store.reset(policy.scope(&key), &policy.stored).await };
+        self.core.task.home().run(reset).await.unwrap_or_else(|| Err(no_runtime()))
     }
 
     fn submit(&self, key: &str, cost: Cost) -> Pending {
@@ -199,10 +214,16 @@ impl Limiter {
         if let Some(answer) = self.core.policy.decide_at_once(key, &cost) {
             return Pending::Decided(answer);
         }
-        let (answer, decided) = oneshot::channel();
         let policy = &self.core.policy;
+        if let Reachable::No { error, is_due } = policy.breaker.reachable() {
+            if is_due {
+                self.core.task.home().spawn(Arc::clone(policy).try_again());
+            }
+            return Pending::Decided(policy.decide_without_store(policy.key_of(key), &cost, &error));
+        }
+        let (answer, decided) = oneshot::channel();
         let ask = (policy.key_of(key).to_owned(), Request { cost, answer });
-        // Without a runtime the channel is closed, which the caller sees as `CheckError::Stopped`.
+        // If the task cannot run the channel is closed, which the caller sees as `CheckError::Stopped`.
         self.core.task.send(ask, |inbox| run(Arc::clone(policy), inbox));
         Pending::Asked(decided)
     }
@@ -237,10 +258,27 @@ impl Policy {
 
     /// Returns the decision if the store does not have to be awaited; this needs neither a call nor a task.
     fn decide_at_once(&self, key: &str, cost: &Cost) -> Option<Answer> {
+        self.decide_in(&*self.store, self.key_of(key), cost)
+    }
+
+    /// Returns the decision while the store cannot be reached.
+    fn decide_without_store(&self, key: &str, cost: &Cost, error: &StoreError) -> Answer {
+        let decided = match self.on_unavailable {
+            LimiterFallback::Fail => None,
+            // A store in which nothing was taken.
+            LimiterFallback::Allow => self.decide_in(&MemoryStore::new(), key, cost),
+            LimiterFallback::Local => self.decide_in(&self.local, key, cost),
+        };
+        let decided = decided.unwrap_or_else(|| Err(error.clone().into()));
+        decided.map(|decision| Decision { is_fallback: true, ..decision })
+    }
+
+    /// Returns the decision of a store that does not have to be awaited, under a key of the store.
+    fn decide_in(&self, store: &dyn Store, key: &str, cost: &Cost) -> Option<Answer> {
         let batch = BatchCosts::of(&self.stored, std::iter::once(cost));
-        let (scope, costs) = (self.scope(self.key_of(key)), batch.costs());
+        let (scope, costs) = (self.scope(key), batch.costs());
         let call = Check { scope, limits: &self.stored, costs, generation: 0 };
-        Some(match self.store.try_check(call)? {
+        Some(match store.try_check(call)? {
             Ok(Checked { now, mut verdicts, .. }) => Ok(self.limits.decision(now, verdicts.pop()?)),
             Err(error) => Err(error.into()),
         })
@@ -259,10 +297,29 @@ impl Policy {
                 }
             }
             Err(error) => {
-                for Request { answer, .. } in requests {
-                    let _ = answer.send(Err(error.clone().into()));
+                if error.is_away() && self.breaker.failed(&error) {
+                    let (limiter, fallback) = (&self.name, self.on_unavailable);
+                    tracing::warn!(limiter, %error, ?fallback, "checks are answered without the store");
+                }
+                for Request { cost, answer } in requests {
+                    let decided = match error.is_away() {
+                        true => self.decide_without_store(&key, &cost, &error),
+                        false => Err(error.clone().into()),
+                    };
+                    let _ = answer.send(decided);
                 }
             }
+        }
+    }
+
+    /// Tries whether the store can be reached again.
+    async fn try_again(self: Arc<Self>) {
+        // It is on the server that has the states of the limiter.
+        let read = self.store.read_record(&self.downstream).await;
+        // Any answer shows that it can be reached.
+        let outcome = read.map(drop).or_else(|error| if error.is_away() { Err(error) } else { Ok(()) });
+        if self.breaker.tried(outcome) {
+            tracing::info!(limiter = self.name, "the store answers checks again");
         }
     }
 }

@@ -86,10 +86,12 @@ impl<'a> QueuePlace<'a> {
             }
             let outcome = self.outcome.insert(outcome);
             let outcome = match until {
-                Some(until) => match timeout_at(until, outcome).await {
-                    Ok(outcome) => outcome,
-                    Err(_) => return Err(self.too_late()),
-                },
+                Some(until) => {
+                    match self.core.home().timed(async { timeout_at(until, outcome).await }).await {
+                        Ok(outcome) => outcome,
+                        Err(_) => return Err(self.too_late()),
+                    }
+                }
                 None => outcome.await,
             };
             self.outcome = None;
@@ -97,7 +99,7 @@ impl<'a> QueuePlace<'a> {
                 Ok(WaitOutcome::Come(slot)) if self.may_use(slot) => return Ok(()),
                 Ok(WaitOutcome::Come(slot)) => missed = Some(slot),
                 Ok(WaitOutcome::Refused(error)) => return Err(error),
-                // The driver ended with its runtime. The next one does not know the slots of this one.
+                // The driver ended. The next one does not know the slots of this one.
                 Err(_) => {
                     (tries, missed) = (tries - 1, None);
                     if tries == 0 {

@@ -20,9 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::core::Core;
+use crate::home;
 use crate::limit::{Costs, LimitSet};
 use crate::pace::LaneId;
 use crate::store::{Change, LONGEST_PAUSE, Reserve, StoreError};
@@ -30,11 +31,14 @@ pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
 use driver::Message;
 pub use error::{CheckError, ReserveError};
-pub use limiter::{Limiter, LimiterBuilder};
+pub use limiter::{Limiter, LimiterBuilder, LimiterFallback};
 use line::QueuePlace;
 use queue::Request;
 pub use rates::SetRateError;
 pub use reservation::Reservation;
+
+/// The longest time after which a call to the store has ended, for whatever reason.
+const LONGEST_CALL: Duration = Duration::from_secs(60);
 
 /// Keeps the pace of one downstream, alone or together with all that share its store: other shapers, and the daemon.
 ///
@@ -56,8 +60,9 @@ pub use reservation::Reservation;
 /// By default the whole downstream has one pace, and the keys of its methods only identify the caller. With
 /// [`ShaperBuilder::per_key`] the limits apply to each key separately.
 ///
-/// The first call starts a task on the current tokio runtime. The task ends with the last clone, or with that runtime;
-/// then the next call starts another one.
+/// The task that asks the store runs on a runtime of its own, which a thread drives for all shapers and limiters of the
+/// process; [`ShaperBuilder::runtime`] takes another one. So callers may be on any runtime, or on none. Threads without
+/// one use [`Shaper::acquire_blocking`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -162,6 +167,18 @@ impl Shaper {
         }
     }
 
+    /// Waits as [`Shaper::acquire`] does, and blocks this thread meanwhile. Within [`tokio::task::spawn_blocking`] it may
+    /// be used too.
+    ///
+    /// # Errors
+    /// As [`Shaper::acquire`], and [`ReserveError::WouldBlock`] if a runtime polls on this thread, which others need then.
+    pub fn acquire_blocking(&self, key: &str) -> Result<(), ReserveError> {
+        if home::is_polled() {
+            return Err(ReserveError::WouldBlock);
+        }
+        home::block_on(self.acquire(key))
+    }
+
     /// Waits as [`Shaper::acquire`] does, and then runs `work`.
     ///
     /// Cancel safe until `work` starts, as [`Shaper::acquire`] is. From then on it is as cancel safe as `work`.
@@ -224,12 +241,15 @@ impl Shaper {
     /// # Errors
     /// [`StoreError`] when the store did not answer.
     pub async fn peek(&self, key: &str) -> Result<Duration, StoreError> {
-        let (core, settings) = (&self.core, self.core.settings());
-        let limits = settings.limits_of(self.lane);
-        let call = Reserve::new(core.scope(core.key_of(key)), limits, Costs::Each(&[]), Duration::ZERO);
+        let (core, lane, key) = (Arc::clone(&self.core), self.lane, self.core.key_of(key).to_owned());
         let sent = Instant::now();
-        let reserved = core.store.reserve(call).await?;
-        core.forward_answer(sent, reserved.now, reserved.epoch, reserved.status).await;
+        let reserved = self.core.call(async move {
+            let settings = core.settings();
+            let limits = settings.limits_of(lane);
+            core.store.reserve(Reserve::new(core.scope(&key), limits, Costs::Each(&[]), Duration::ZERO)).await
+        });
+        let reserved = reserved.await?;
+        self.core.forward_answer(sent, reserved.now, reserved.epoch, reserved.status).await;
         Ok(reserved.next.since(reserved.now))
     }
 
@@ -247,8 +267,10 @@ impl Shaper {
     pub async fn penalize(&self, span: Duration) -> Result<(), StoreError> {
         if !span.is_zero() {
             let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
-            let sent = Instant::now();
-            let record = self.core.store.update_record(self.name(), Change::Penalize(span)).await?;
+            let (core, sent) = (Arc::clone(&self.core), Instant::now());
+            let change =
+                async move { core.store.update_record(&core.given.downstream, Change::Penalize(span)).await };
+            let record = self.core.call(change).await?;
             self.core.forward_answer(sent, record.now, record.epoch, record.status).await;
         }
         Ok(())
@@ -262,8 +284,9 @@ impl Shaper {
     /// # Errors
     /// [`StoreError`] when the store did not do it.
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        let scope = self.core.scope(self.core.key_of(key));
-        self.core.store.reset(scope, self.core.settings().limits_of(self.lane)).await?;
+        let (core, lane, key) = (Arc::clone(&self.core), self.lane, self.core.key_of(key).to_owned());
+        let reset = async move { core.store.reset(core.scope(&key), core.settings().limits_of(lane)).await };
+        self.core.call(reset).await?;
         self.core.send_if_running(Message::Reset);
         Ok(())
     }
@@ -287,8 +310,12 @@ impl Shaper {
             if !self.core.send(Message::Reserve { lane: self.lane, key: key.to_owned(), request }) {
                 break;
             }
-            if let Ok(granted) = granted.await {
-                return granted;
+            // The store answers, or its time-outs end the call. A runtime that was given may stand still.
+            let most = self.core.max_wait.max(LONGEST_CALL);
+            match self.core.home().timed(async { timeout(most, granted).await }).await {
+                Ok(Ok(granted)) => return granted,
+                Ok(Err(_)) => {}
+                Err(_) => break,
             }
         }
         Err(ReserveError::Stopped)

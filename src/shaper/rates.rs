@@ -1,5 +1,6 @@
 //! Changes of rates while a downstream is in use.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -46,19 +47,24 @@ impl Shaper {
         rate: Amount,
         span: Option<Duration>,
     ) -> Result<(), SetRateError> {
-        self.change(|terms, set| terms.set_rate(Some(limit), set).map(drop), (rate, span)).await
+        let limit = limit.to_owned();
+        self.change(move |terms, set| terms.set_rate(Some(&limit), set).map(drop), (rate, span)).await
     }
 
     async fn change(
         &self,
-        set_rate: impl Fn(&mut terms::Terms, Override) -> Result<(), TermsError>,
+        set_rate: impl Fn(&mut terms::Terms, Override) -> Result<(), TermsError> + Send + Sync + 'static,
         (rate, span): (Amount, Option<Duration>),
     ) -> Result<(), SetRateError> {
-        let (own, sent) = (self.core.given.terms(), Instant::now());
-        let changed = terms::change(&*self.core.store, self.name(), &own, |terms, now| {
-            let until = span.map(|span| now.plus(span));
-            let by = Some(Replica::of_this_process().to_string());
-            set_rate(terms, Override { rate, until, reason: None, by, set_at: now })
+        let (core, sent) = (Arc::clone(&self.core), Instant::now());
+        let changed = self.core.call(async move {
+            let own = core.given.terms();
+            let change = terms::change(&*core.store, &core.given.downstream, &own, |terms, now| {
+                let until = span.map(|span| now.plus(span));
+                let by = Some(Replica::of_this_process().to_string());
+                set_rate(terms, Override { rate, until, reason: None, by, set_at: now })
+            });
+            change.await
         });
         let record = changed.await?.record;
         self.core.forward_answer(sent, record.now, record.epoch, record.status).await;

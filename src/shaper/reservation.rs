@@ -104,6 +104,10 @@ impl Reservation {
     ///
     /// Cancel safe: it can be called again.
     pub async fn wait(&self) {
+        self.core.home().timed(self.wait_here()).await;
+    }
+
+    async fn wait_here(&self) {
         let mut refresh_in = CHUNK;
         loop {
             let hold = self.hold();
@@ -183,7 +187,8 @@ impl Reservation {
     /// [`StoreError`] when the store did not answer; the slot may still be taken.
     pub async fn cancel(mut self) -> Result<bool, StoreError> {
         let Some(returned) = self.returned.take() else { return Ok(false) };
-        let given_back = returned.cancel(&*self.core.store).await?;
+        let core = Arc::clone(&self.core);
+        let given_back = self.core.call(async move { returned.cancel(&*core.store).await }).await?;
         if given_back {
             self.core.send_if_running(Message::Reset);
         }

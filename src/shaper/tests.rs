@@ -3,6 +3,7 @@ pub(super) mod bench;
 #[cfg(feature = "daemon")]
 mod log;
 mod pauses;
+mod runtimes;
 pub(super) mod sets;
 mod shared;
 mod waits;
@@ -11,6 +12,7 @@ mod yields;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::*;
@@ -24,7 +26,10 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn builder(rate: &str, bench: &Arc<Bench>) -> ShaperBuilder {
-    Shaper::builder("billing", rate.parse().unwrap()).precision(Precision::Coarse).store(Arc::clone(bench))
+    Shaper::builder("billing", rate.parse().unwrap())
+        .precision(Precision::Coarse)
+        .runtime(Handle::current())
+        .store(Arc::clone(bench))
 }
 
 fn retry_after(outcome: Result<Reservation, ReserveError>) -> Duration {
@@ -46,8 +51,11 @@ async fn settle() {
 
 #[tokio::test(start_paused = true)]
 async fn work_runs_at_its_slots() {
-    let shaper =
-        Shaper::builder("billing", "50/s".parse().unwrap()).precision(Precision::Coarse).build().unwrap();
+    let shaper = Shaper::builder("billing", "50/s".parse().unwrap())
+        .precision(Precision::Coarse)
+        .runtime(Handle::current())
+        .build()
+        .unwrap();
     let (start, mut tasks) = (Instant::now(), JoinSet::new());
     for index in 0..50_u64 {
         let shaper = shaper.clone();

@@ -252,7 +252,8 @@ impl Queue {
             self.vacancy = if rest < to { (rest, to) } else { <(Micros, Micros)>::default() };
             return NextTurn::At(Turn { begins: vacant, units, spacing, lead });
         }
-        if begins > now.plus(asker.farthest) {
+        // Where no slot is ever free there is nothing to book, however far ahead it may be.
+        if begins > now.plus(asker.farthest) || free == Micros::MAX {
             return NextTurn::Later(begins);
         }
         self.end = begins.plus(length);

@@ -21,6 +21,7 @@ mod parity;
 mod record;
 mod reset;
 mod restarts;
+mod runtimes;
 mod sentinels;
 mod tombstones;
 

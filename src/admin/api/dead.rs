@@ -219,8 +219,11 @@ pub(super) async fn purge(
 /// The pace of a replay, for this request alone.
 fn shaper(rate: &str) -> Result<Shaper, Refusal> {
     let rate: Rate = rate.parse().map_err(|error| Refusal::wrong(format!("rate: {error}")))?;
-    let shaper =
-        Shaper::builder("replay", rate).max_wait(WORK_TIMEOUT * 2).precision(Precision::Coarse).build();
+    let shaper = Shaper::builder("replay", rate)
+        .max_wait(WORK_TIMEOUT * 2)
+        .precision(Precision::Coarse)
+        .runtime(Handle::current())
+        .build();
     shaper.map_err(|error| Refusal::wrong(format!("rate: {error}")))
 }
 

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use super::super::BuildError;
 use super::super::task::Task;
+use super::fallback::{Breaker, LimiterFallback};
 use super::{Core, Limiter, Policy};
+use crate::home::Home;
 use crate::limit::{Limit, LimitSet};
 use crate::store::{MemoryStore, Store, check_downstream};
 
@@ -17,6 +21,8 @@ pub struct LimiterBuilder {
     set: Option<LimitSet>,
     store: Option<Arc<dyn Store>>,
     shared: bool,
+    on_unavailable: LimiterFallback,
+    home: Home,
 }
 
 /// The prefix of the name of a limiter's record: pauses and resets of a daemon's downstream of the same name are not its
@@ -30,7 +36,15 @@ const SHARED: &str = "shared-limiter-";
 
 impl LimiterBuilder {
     pub(super) const fn new(name: String) -> Self {
-        Self { name, limits: vec![], set: None, store: None, shared: false }
+        Self {
+            name,
+            limits: vec![],
+            set: None,
+            store: None,
+            shared: false,
+            on_unavailable: LimiterFallback::Fail,
+            home: Home::of_process(),
+        }
     }
 
     /// Adds a limit; all limits must allow a request. Its state is kept under its name, so that its numbers may change
@@ -59,6 +73,19 @@ impl LimiterBuilder {
         self
     }
 
+    /// Sets how checks are answered while the store cannot be reached; they fail unless set.
+    pub const fn on_unavailable(mut self, fallback: LimiterFallback) -> Self {
+        self.on_unavailable = fallback;
+        self
+    }
+
+    /// Sets the runtime of the task that asks the store, which has to be driven as long as the limiter is used. Unless set,
+    /// the process has one of its own for all shapers and limiters, which a thread drives.
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.home = Home::at(runtime);
+        self
+    }
+
     /// Builds the limiter. It does not call the store yet.
     ///
     /// # Errors
@@ -78,8 +105,11 @@ impl LimiterBuilder {
             limits,
             store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
             shared: self.shared,
+            on_unavailable: self.on_unavailable,
+            breaker: Breaker::default(),
+            local: MemoryStore::new(),
         };
-        let core = Core { policy: Arc::new(policy), task: Task::default() };
+        let core = Core { policy: Arc::new(policy), task: Task::new(self.home) };
         Ok(Limiter { core: Arc::new(core) })
     }
 }

@@ -5,6 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::*;
@@ -25,7 +26,7 @@ fn gcra(name: &str, burst: u32) -> Limit {
 }
 
 fn limiter(limit: Limit, bench: &Arc<Bench>) -> Limiter {
-    Limiter::builder("api").limit(limit).store(Arc::clone(bench)).build().unwrap()
+    Limiter::builder("api").limit(limit).store(Arc::clone(bench)).runtime(Handle::current()).build().unwrap()
 }
 
 /// Lets every task that can run do so.
@@ -150,11 +151,11 @@ async fn a_check_that_is_dropped_under_way_is_charged_and_disturbs_nobody() {
 async fn a_failing_store_fails_those_who_wait_and_no_more() {
     let bench = Bench::new();
     let limiter = limiter(gcra("calls", 1), &bench);
-    bench.fail(Some(StoreError::Unreachable { address: "a:1".into(), detail: "refused".into() }));
+    bench.fail(Some(StoreError::Unauthorized { address: "a:1".into(), detail: "no".into() }));
     let (one, two) = tokio::join!(limiter.check("any"), limiter.check("any"));
     for outcome in [one, two] {
         let error = outcome.unwrap_err();
-        assert!(matches!(error, CheckError::Store(StoreError::Unreachable { .. })), "{error:?}");
+        assert!(matches!(error, CheckError::Store(StoreError::Unauthorized { .. })), "{error:?}");
         assert!(error.is_retryable());
     }
     bench.fail(None);
@@ -189,7 +190,7 @@ async fn nobody_else_of_the_same_name_is_touched() {
     let builder = || Limiter::builder("api").limit(gcra("rate", 1)).store(Arc::clone(&store));
     let (own, shared) = (builder().build().unwrap(), builder().shared().build().unwrap());
     let shaper = Shaper::with_limits("api", LimitSet::new(vec![gcra("rate", 1)]).unwrap());
-    let shaper = shaper.store(Arc::clone(&store)).build().unwrap();
+    let shaper = shaper.store(Arc::clone(&store)).runtime(Handle::current()).build().unwrap();
     let set = LimitSet::new(vec![gcra("rate", 1)]).unwrap();
     for _ in 0..2 {
         assert!(own.check("").await.unwrap().allowed);

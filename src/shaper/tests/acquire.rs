@@ -218,30 +218,6 @@ async fn a_caller_that_is_run_too_late_waits_for_another_slot() {
     assert!(next - start >= ms(200) && start.elapsed() >= ms(220), "{:?}: one slot each", next - start);
 }
 
-#[test]
-fn it_works_after_the_runtime_that_it_was_used_in_first() {
-    let shaper = Shaper::builder("billing", "100/s".parse().unwrap()).build().unwrap();
-    let waiting = shaper.clone();
-    for turn in 0..3 {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            shaper.acquire("any").await.unwrap();
-            let reservation = shaper.reserve("any").await.unwrap();
-            reservation.wait().await;
-            let waiting = waiting.clone();
-            // The caller ends with its runtime while it waits.
-            tokio::spawn(async move { waiting.acquire_cost("any", 5).await });
-        });
-        drop(runtime);
-        assert_eq!(shaper.core.all_units(), 0, "turn {turn}");
-    }
-    let outcome = futures_util::future::FutureExt::now_or_never(shaper.acquire("any"));
-    assert!(
-        matches!(outcome, Some(Err(ReserveError::Stopped))),
-        "without a runtime nobody asks: {outcome:?}"
-    );
-}
-
 /// Tests the lanes of two plans: the callers that wait in one do not cause refusals in the other.
 #[cfg(feature = "config")]
 #[tokio::test(start_paused = true)]
@@ -260,7 +236,8 @@ async fn a_queue_is_full_for_its_own_plan_only() {
         ..crate::pace::testing::settings("100/s")
     };
     let builder = ShaperBuilder::of_settings(given, LaneId::of_plan(Some(1)), Precision::Coarse);
-    let paid = builder.max_wait(ms(1500)).store(Arc::clone(&bench)).build().unwrap();
+    let paid =
+        builder.runtime(Handle::current()).max_wait(ms(1500)).store(Arc::clone(&bench)).build().unwrap();
     let (free, start) = (paid.of_plan("free").unwrap(), Instant::now());
     assert!(paid.of_plan("none").is_none());
     let waiting: Vec<_> = (0..20).map(|_| acquire(&paid, 1)).collect();

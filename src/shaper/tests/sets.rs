@@ -34,6 +34,7 @@ pub(in crate::shaper) fn combines() -> impl Strategy<Value = Combine> {
 fn with(limits: Vec<Limit>, bench: &Arc<Bench>) -> ShaperBuilder {
     Shaper::with_limits("billing", LimitSet::new(limits).unwrap())
         .precision(Precision::Coarse)
+        .runtime(Handle::current())
         .store(Arc::clone(bench))
 }
 
@@ -121,7 +122,11 @@ async fn alternatives_take_the_earliest() {
     let gcra = |name: &str, rate: &str| Limit::gcra(name, rate.parse().unwrap(), 1).unwrap();
     let limits = || vec![gcra("slow", "1/s"), gcra("fast", "10/s")];
     let slots = async |set: LimitSet| {
-        let shaper = Shaper::with_limits("billing", set).precision(Precision::Coarse).build().unwrap();
+        let shaper = Shaper::with_limits("billing", set)
+            .precision(Precision::Coarse)
+            .runtime(Handle::current())
+            .build()
+            .unwrap();
         let mut slots = vec![];
         for _ in 0..4 {
             slots.push(shaper.reserve("any").await.unwrap().keep());
@@ -189,10 +194,9 @@ proptest! {
         let set = LimitSet::combined(combine, limits).unwrap();
         let build = |clock: &Arc<ManualClock>| {
             let store = MemoryStore::with_clock(clock.clone());
-            Shaper::with_limits("billing", set.clone()).max_wait(ms(600)).precision(Precision::Coarse).store(store).build().unwrap()
+            Shaper::with_limits("billing", set.clone()).max_wait(ms(600)).precision(Precision::Coarse).runtime(Handle::current()).store(store).build().unwrap()
         };
         let clock = Arc::new(ManualClock::new(Micros(1_000_000_000_000_000)));
-        let (together, alone) = (build(&clock), build(&clock));
         let reserve = async |shaper: Shaper, (cost, own): (u32, Option<Vec<u32>>)| {
             let reserved = match own {
                 None => shaper.reserve_cost("any", cost).await,
@@ -202,6 +206,7 @@ proptest! {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(async {
+            let (together, alone) = (build(&clock), build(&clock));
             let mut now = 1_000_000_000_000_000;
             for (pause, costs) in batches {
                 now += pause;

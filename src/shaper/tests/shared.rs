@@ -167,24 +167,31 @@ async fn a_pause_that_is_longer_than_anybody_waits_is_told() {
     assert!(start.elapsed() >= ms(5000), "within what it waits");
 }
 
-/// The runtime in which a pause became known has ended, and an operator has resumed: the next driver takes that in.
-#[test]
-fn a_pause_that_is_over_is_not_remembered_by_the_next_runtime() {
-    let store = Arc::new(crate::store::MemoryStore::new());
-    let builder = Shaper::builder("billing", "10/s".parse().unwrap()).precision(Precision::Coarse);
-    let shaper = builder.store(Arc::clone(&store)).max_wait(ms(1000)).build().unwrap();
-    let runtime =
-        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime().block_on(async {
-        shaper.acquire("any").await.unwrap();
-        store.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
-        let error = shaper.acquire("any").await.unwrap_err();
-        assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
-    });
-    runtime().block_on(async {
-        store.update_record("billing", Change::Resume).await.unwrap();
-        shaper.acquire("any").await.unwrap();
-    });
+/// The driver to which a pause became known has ended, and an operator has resumed: the next driver takes that in.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_over_is_not_remembered_by_the_next_driver() {
+    let bench = Bench::new();
+    let shaper = builder("10/s", &bench).max_wait(ms(1000)).build().unwrap();
+    shaper.acquire("any").await.unwrap();
+    bench.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
+    let error = shaper.acquire("any").await.unwrap_err();
+    assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
+    end_driver(&shaper, &bench).await;
+    bench.update_record("billing", Change::Resume).await.unwrap();
+    shaper.acquire("any").await.unwrap();
+}
+
+/// Ends the driver by a panic of the store; the next call starts another one.
+async fn end_driver(shaper: &Shaper, bench: &Bench) {
+    bench.panics.store(1, Ordering::SeqCst);
+    let answered = bench.count();
+    // What it is answered does not matter.
+    drop(shaper.reserve("any").await);
+    assert_eq!(
+        (bench.panics.load(Ordering::SeqCst), bench.count() - answered),
+        (0, 2),
+        "the second driver asked again"
+    );
 }
 
 /// At a slow rate, a turn that was booked without need would cost others a slot.
@@ -212,7 +219,9 @@ async fn a_cost_that_the_limits_in_force_do_not_hold_is_told_to_its_caller_alone
         LimitSet::new(bursts.iter().enumerate().map(limit).collect()).unwrap()
     };
     let shaper = |bursts: &[u32]| {
-        let builder = Shaper::with_limits("billing", set(bursts)).precision(Precision::Coarse);
+        let builder = Shaper::with_limits("billing", set(bursts))
+            .precision(Precision::Coarse)
+            .runtime(Handle::current());
         builder.store(Arc::clone(&bench)).build().unwrap()
     };
     let (old, new) = (shaper(&[10, 10]), shaper(&[2]));
@@ -231,26 +240,15 @@ async fn a_cost_that_the_limits_in_force_do_not_hold_is_told_to_its_caller_alone
     assert!(matches!(error, ReserveError::CostTooLarge { highest: 2, .. }), "{error}");
 }
 
-/// A second runtime in a program is no new start: the limits that were loaded since then stay in force.
-#[test]
-fn a_driver_that_is_started_again_proposes_nothing() {
-    let store = Arc::new(crate::store::MemoryStore::new());
-    let build = |rate: &str| {
-        let builder = Shaper::builder("billing", rate.parse().unwrap()).precision(Precision::Coarse);
-        builder.store(Arc::clone(&store)).build().unwrap()
-    };
-    let (old, new) = (build("100/s"), build("50/s"));
-    let run = |shaper: &Shaper| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        runtime.unwrap().block_on(async { shaper.acquire("any").await.unwrap() });
-    };
-    let generation = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(store.read_record("billing")).unwrap().status.generation
-    };
-    run(&old);
-    run(&new);
-    assert_eq!(generation(), 2);
-    run(&old);
-    assert_eq!((generation(), old.core.settings().limits.rate().to_string()), (2, "50/s".to_owned()));
+/// A second driver in a program is no new start: the limits that were loaded since then stay in force.
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_is_started_again_proposes_nothing() {
+    let bench = Bench::new();
+    let (old, new) = (builder("100/s", &bench).build().unwrap(), builder("50/s", &bench).build().unwrap());
+    let generation = async || bench.read_record("billing").await.unwrap().status.generation;
+    old.acquire("any").await.unwrap();
+    new.acquire("any").await.unwrap();
+    assert_eq!(generation().await, 2);
+    end_driver(&old, &bench).await;
+    assert_eq!((generation().await, old.core.settings().limits.rate().to_string()), (2, "50/s".to_owned()));
 }

@@ -179,6 +179,7 @@ async fn a_quota_beside_the_pace_excuses_no_later_slot() {
     let shaper = Shaper::builder("billing", "100/s".parse().unwrap())
         .limit(quota)
         .precision(Precision::Coarse)
+        .runtime(Handle::current())
         .build()
         .unwrap();
     let reservation = shaper.reserve("a").await.unwrap();

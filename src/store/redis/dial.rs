@@ -17,6 +17,7 @@ use super::address::Address;
 use super::errors::ServerAddress;
 use super::url::Deployment;
 use crate::files::{FreshSecret, ReadSecret};
+use crate::home::Home;
 use crate::store::StoreError;
 use crate::tls::{Stream, Tls};
 
@@ -29,6 +30,8 @@ pub(super) struct Dialer {
     config: AsyncConnectionConfig,
     connect_timeout: Duration,
     tls: Tls,
+    /// The runtime of the connections.
+    home: Home,
     reopened: watch::Sender<()>,
     /// The URL as it is now, where it is read again.
     url: Option<Arc<FreshSecret>>,
@@ -45,12 +48,12 @@ pub(super) struct Opened {
 }
 
 impl Dialer {
-    pub(super) fn new(connect: Duration, response: Duration, tls: Tls) -> Self {
+    pub(super) fn new((connect, response): (Duration, Duration), tls: Tls, home: Home) -> Self {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect))
             .set_response_timeout(Some(response));
         let reopened = watch::Sender::new(());
-        Self { config, connect_timeout: connect, tls, reopened, url: None, to_sentinels: false }
+        Self { config, connect_timeout: connect, tls, home, reopened, url: None, to_sentinels: false }
     }
 
     /// The same, with the login of the URL, now this one, as it is whenever a connection is opened.
@@ -92,7 +95,14 @@ impl Dialer {
         self.connect_timeout
     }
 
+    /// Opens a connection, which then runs on the runtime of the connections.
     pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
+        let (dialer, info) = (self.clone(), info.clone());
+        let opened = self.home.run(async move { dialer.open_here(&info).await }).await;
+        opened.unwrap_or_else(|| Err(io::Error::other("the runtime of the connections has ended").into()))
+    }
+
+    async fn open_here(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
         let info = self.with_fresh_login(info).await;
         let mut driver = JoinSet::new();
         let connection = match self.open_tls(&info).await? {

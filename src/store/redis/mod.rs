@@ -35,6 +35,7 @@ use super::{
     BoxFuture, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Store, StoreError,
     TombstoneCall, TombstoneReply,
 };
+use crate::home::Home;
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros};
 #[doc(hidden)]
@@ -50,14 +51,17 @@ use servers::Servers;
 /// The server's clock decides. One connection carries all calls (in a cluster, one to each master); it is
 /// opened when first needed and anew after an error, so a server that comes back, or its successor after a
 /// failover, is found by the next call. No call is ever repeated by itself: a reservation whose answer was
-/// lost may have been made.
+/// lost may have been made. The connections run on a runtime of their own ([`Options::with_runtime`]); a call that is
+/// made on the store itself, rather than through a shaper or a limiter, needs a tokio runtime with timers.
 pub struct RedisStore {
     servers: Arc<Servers>,
+    /// The runtime of its connections.
+    home: Home,
     scripts: Scripts,
     prefix: String,
     histories: Mutex<history::Histories>,
     watchers: Arc<Watchers>,
-    /// The task that receives changes; it ends with the runtime that it was started in.
+    /// The task that receives changes.
     listening: Mutex<Option<JoinHandle<()>>>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -77,14 +81,14 @@ impl RedisStore {
     /// # Errors
     /// [`StoreError::Invalid`] when the URL or the prefix is wrong, or there is TLS for a URL without it.
     pub fn open(url: &str, options: Options) -> Result<Self, StoreError> {
-        let Options { key_prefix: prefix, connect_timeout, response_timeout, tls, read_url } = options;
+        let (prefix, home) = (options.key_prefix.clone(), options.home.clone());
         if prefix.contains(['{', '}']) {
             let text = "a key prefix with braces would break the hash tag of every key; leave them out";
             return Err(StoreError::Invalid(text.to_owned()));
         }
-        let servers = Servers::open(url, (connect_timeout, response_timeout), tls, read_url)?;
         Ok(Self {
-            servers: Arc::new(servers),
+            servers: Arc::new(Servers::open(url, options)?),
+            home,
             scripts: Scripts::new(),
             prefix,
             histories: Mutex::default(),
@@ -102,7 +106,9 @@ impl RedisStore {
     /// [`StoreError`] when the URL is wrong, or the server is away or not suitable.
     pub async fn connect(url: &str, options: Options) -> Result<Self, StoreError> {
         let store = Self::open(url, options)?;
-        store.ping().await?;
+        let servers = Arc::clone(&store.servers);
+        let reached = store.home.run(async move { servers.time().await }).await;
+        reached.unwrap_or_else(|| Err(store.servers.no_runtime()))?;
         Ok(store)
     }
 
@@ -164,14 +170,13 @@ impl RedisStore {
         self.histories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to receive changes made by others, if there is a runtime to do so.
+    /// Starts to receive changes made by others, if the runtime runs.
     fn listen(&self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         if listening.as_ref().is_none_or(JoinHandle::is_finished) {
             let (servers, watchers) = (Arc::downgrade(&self.servers), Arc::downgrade(&self.watchers));
             let listen = listen::listen(servers, keys::channel(&self.prefix), watchers);
-            *listening = Some(runtime.spawn(listen));
+            *listening = self.home.spawn(listen);
         }
     }
 }

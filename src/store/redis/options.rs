@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use crate::files::ReadSecret;
+use crate::home::Home;
 use crate::tls::Tls;
 
 /// The key prefix, the time-outs and the TLS of a store in Redis.
@@ -20,6 +23,8 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// Reads the URL again for each connection: the users and the passwords are taken from it. By default they stay.
     pub read_url: Option<ReadSecret>,
+    /// The runtime of its connections.
+    pub(crate) home: Home,
 }
 
 impl Options {
@@ -44,6 +49,15 @@ impl Options {
         self
     }
 
+    /// The same options, with connections that run on this runtime, which has to be driven as long as the store is used. By
+    /// default the process has one of its own for them, which a thread drives: so they do not stand still when a caller's
+    /// runtime does.
+    #[must_use]
+    pub fn with_runtime(mut self, runtime: Handle) -> Self {
+        self.home = Home::at(runtime);
+        self
+    }
+
     /// The same options, with a way to read the URL again for each connection.
     #[must_use]
     pub fn reading_login_again(mut self, read: ReadSecret) -> Self {
@@ -58,7 +72,13 @@ impl Default for Options {
     /// each that is silent.
     fn default() -> Self {
         let half = Duration::from_millis(500);
-        let (connect_timeout, response_timeout) = (half, half);
-        Self { key_prefix: "paced".to_owned(), connect_timeout, response_timeout, tls: None, read_url: None }
+        Self {
+            key_prefix: "paced".to_owned(),
+            connect_timeout: half,
+            response_timeout: half,
+            tls: None,
+            read_url: None,
+            home: Home::of_process(),
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! The servers that a URL names: one server, the master of sentinels, or a cluster.
 
-use std::time::Duration;
-
 use redis::FromRedisValue;
 use redis::aio::PubSub;
 use tokio::sync::watch;
@@ -10,10 +8,10 @@ use super::cluster::Cluster;
 use super::dial::Dialer;
 use super::errors::ServerAddress;
 use super::link::Link;
+use super::options::Options;
 use super::scripts::Call;
 use super::sentinel::Sentinels;
 use super::url::Deployment;
-use crate::files::ReadSecret;
 use crate::store::StoreError;
 use crate::time::Micros;
 use crate::tls::Tls;
@@ -31,19 +29,16 @@ impl Servers {
     /// # Errors
     /// [`StoreError::Invalid`] when the URL is wrong, or has no TLS where there are options for it; the text does not
     /// repeat it.
-    pub(super) fn open(
-        url: &str,
-        (connect, response): (Duration, Duration),
-        tls: Option<Tls>,
-        read_url: Option<ReadSecret>,
-    ) -> Result<Self, StoreError> {
+    pub(super) fn open(url: &str, options: Options) -> Result<Self, StoreError> {
+        let Options { connect_timeout, response_timeout, tls, read_url, home, .. } = options;
         let deployment = Deployment::parse(url)?;
         if tls.is_some() && !url.starts_with("rediss") {
             let text =
                 "the store's URL has no TLS, for which there are options; write rediss instead of redis";
             return Err(StoreError::Invalid(text.to_owned()));
         }
-        let mut dial = Dialer::new(connect, response, tls.unwrap_or_else(Tls::system));
+        let mut dial =
+            Dialer::new((connect_timeout, response_timeout), tls.unwrap_or_else(Tls::system), home);
         if let Some(read) = read_url {
             dial = dial.reading_login_again(url, read);
         }
@@ -64,6 +59,11 @@ impl Servers {
     /// The error for a malformed answer.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
         self.at().unexpected(detail)
+    }
+
+    /// The error where the runtime of the connections has ended.
+    pub(super) fn no_runtime(&self) -> StoreError {
+        self.at().unreachable("the runtime of its connections has ended")
     }
 
     /// Runs a script once, on the server of the downstream. The call is built for the id of that server's process, and

@@ -53,6 +53,16 @@ fn turns_follow_each_other_and_none_begins_before_the_next_free_slot() {
 }
 
 #[test]
+fn no_turn_is_booked_where_no_slot_is_ever_free() {
+    let (mut queue, asker) = (Queue::default(), Asker { farthest: Duration::MAX, ..asker(10) });
+    queue.extend_reach(NOW, 100 * MS);
+    for spacing in [Duration::ZERO, 5 * MS] {
+        let next = queue.next_turn(NOW, &asker, (Micros::MAX, spacing), wants(10, 1), false);
+        assert_eq!((next, queue.end), (NextTurn::Later(Micros::MAX), Micros(0)), "others can book");
+    }
+}
+
+#[test]
 fn a_call_takes_what_is_free_up_to_the_end_of_its_turn() {
     let turn = Turn { begins: NOW.plus(100 * MS), units: 8, spacing: 5 * MS, lead: 60 * MS };
     let until = |late: u32| turn.until(turn.ask_at().plus(MS * late)).since(turn.begins);

@@ -93,7 +93,8 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
     end
     return vacant, units, spacing, lead, turns_end, from, to
   end
-  if begins > now + farthest_turn then
+  -- Where no slot is ever free there is nothing to book, however far ahead it may be.
+  if begins > now + farthest_turn or free >= 9007199254740991 then
     return begins, 0, spacing, lead, turns_end, from, to
   end
   return begins, units, spacing, lead, math.min(begins + units * spacing, 9007199254740991), from, to

@@ -1,0 +1,93 @@
+//! Decisions while the store cannot be reached: no check waits for it then.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::StoreError;
+
+/// How a limiter answers checks while its store cannot be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LimiterFallback {
+    /// With [`CheckError::Store`](super::CheckError::Store): the caller decides.
+    #[default]
+    Fail,
+    /// All are allowed, as if nothing had been taken.
+    Allow,
+    /// By the same limits, with states of this process alone: of several processes, each allows as much.
+    Local,
+}
+
+/// The wait before the store is tried again: the first one, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Knows whether the store is away. It is tried again when somebody checks, who does not wait for the outcome.
+#[derive(Debug, Default)]
+pub(super) struct Breaker(Mutex<Option<Away>>);
+
+#[derive(Debug)]
+struct Away {
+    error: StoreError,
+    /// When the store is to be tried again; `None` while it is.
+    retry_at: Option<Instant>,
+    backoff: Duration,
+}
+
+impl Away {
+    /// Sets when the store is tried again: after the wait, or up to a half sooner, so that not all processes try at once.
+    fn wait(&mut self, backoff: Duration) {
+        self.backoff = backoff;
+        self.retry_at = Some(Instant::now() + backoff.mul_f64(1.0 - fastrand::f64() / 2.0));
+    }
+}
+
+/// The state of the store for a check.
+pub(super) enum Reachable {
+    Yes,
+    /// It is away. If `is_due`, this caller has to try it again, and to report the outcome.
+    No {
+        error: StoreError,
+        is_due: bool,
+    },
+}
+
+impl Breaker {
+    /// Returns whether a check may be sent to the store.
+    pub(super) fn reachable(&self) -> Reachable {
+        let Some(away) = &mut *self.away() else { return Reachable::Yes };
+        let is_due = away.retry_at.take_if(|at| *at <= Instant::now()).is_some();
+        Reachable::No { error: away.error.clone(), is_due }
+    }
+
+    /// Records that a check failed. Returns whether the store was not known to be away.
+    pub(super) fn failed(&self, error: &StoreError) -> bool {
+        let mut known = self.away();
+        let is_news = known.is_none();
+        if is_news {
+            let away = Away { error: error.clone(), retry_at: None, backoff: BACKOFF.0 };
+            known.insert(away).wait(BACKOFF.0);
+        }
+        is_news
+    }
+
+    /// Records the outcome of a trial. Returns whether the store has come back.
+    pub(super) fn tried(&self, outcome: Result<(), StoreError>) -> bool {
+        let mut known = self.away();
+        match (&mut *known, outcome) {
+            (Some(away), Err(error)) => {
+                away.error = error;
+                away.wait((away.backoff * 2).min(BACKOFF.1));
+                false
+            }
+            (_, outcome) => outcome.is_ok() && known.take().is_some(),
+        }
+    }
+
+    fn away(&self) -> MutexGuard<'_, Option<Away>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;
