@@ -4,12 +4,17 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use tokio::runtime::{Builder, Handle};
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::Instrument as _;
+use tracing::instrument::WithSubscriber as _;
+
+use crate::store::StoreError;
 
 /// A runtime for work that serves many callers: the process's own, which a thread of its own drives, unless another one was
 /// given.
@@ -49,28 +54,28 @@ impl Home {
         Some(self.runtime()?.spawn(work))
     }
 
-    /// Does this work there, and returns its result; `None` if the runtime has ended, or the system has no thread left for
-    /// it. The work is broken off if the returned future is dropped.
+    /// Does this work there, and returns its result. The work is broken off if the returned future is dropped.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if the runtime has ended, or none could be started.
     ///
     /// # Panics
     /// If the work panics.
-    pub(crate) async fn run<F>(&self, work: F) -> Option<F::Output>
+    pub(crate) async fn run<F>(&self, work: F) -> Result<F::Output, StoreError>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let runtime = self.runtime()?;
+        let Some(runtime) = self.runtime() else { return Err(no_runtime()) };
         if is_current(runtime) {
-            return Some(work.await);
+            return Ok(work.await);
         }
-        // A set of one: it aborts its task when it is dropped.
+        // A set of one: it aborts its task when it is dropped. What it logs goes where the caller's logs go.
         let mut task = JoinSet::new();
-        task.spawn_on(work, runtime);
-        match task.join_next().await? {
-            Ok(done) => Some(done),
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => None,
-            },
+        task.spawn_on(work.in_current_span().with_current_subscriber(), runtime);
+        match task.join_next().await {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(Err(_)) | None => Err(no_runtime()),
         }
     }
 
@@ -88,32 +93,32 @@ impl Home {
     /// Returns a runtime that is driven while the caller waits.
     fn timers(&self) -> Option<&Handle> {
         // One that was given may stand still, unless the caller itself is on it.
-        self.0.as_ref().filter(|given| is_current(given)).or_else(|| process_runtime())
+        let given = self.0.as_ref();
+        given.filter(|given| is_current(given)).or_else(|| process_runtime()).or(given)
     }
+}
+
+/// The error where no runtime does the work. It is not that the store is away.
+fn no_runtime() -> StoreError {
+    let text = "the runtime that was given has ended, or the process could start none of its own";
+    StoreError::Invalid(text.to_owned())
 }
 
 fn is_current(runtime: &Handle) -> bool {
     Handle::try_current().is_ok_and(|current| current.id() == runtime.id())
 }
 
-/// Returns the process's own runtime, and starts it if it does not run yet. `None` if the system has no thread left.
+/// Returns the process's own runtime, which is started by the first call. `None` if that failed.
 fn process_runtime() -> Option<&'static Handle> {
-    static RUNTIME: OnceLock<Handle> = OnceLock::new();
-    static STARTING: Mutex<()> = Mutex::new(());
-    if let Some(runtime) = RUNTIME.get() {
-        return Some(runtime);
-    }
-    let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(runtime) = RUNTIME.get() {
-        return Some(runtime);
-    }
-    match start() {
-        Ok(runtime) => Some(RUNTIME.get_or_init(|| runtime)),
+    static RUNTIME: OnceLock<Option<Handle>> = OnceLock::new();
+    let started = || match start() {
+        Ok(runtime) => Some(runtime),
         Err(error) => {
-            tracing::warn!(%error, "no thread for the tasks of shapers and limiters");
+            tracing::error!(%error, "no runtime for shapers and limiters; give the builders one, and restart");
             None
         }
-    }
+    };
+    RUNTIME.get_or_init(started).as_ref()
 }
 
 fn start() -> io::Result<Handle> {
@@ -137,20 +142,28 @@ pub(crate) fn is_polled() -> bool {
 
 /// Blocks this thread until the work is done. It must not need a runtime.
 pub(crate) fn block_on<F: Future>(work: F) -> F::Output {
-    struct Unpark(Thread);
+    struct Unpark {
+        thread: Thread,
+        /// Whether the work is to be polled again. Something else may have used up what `unpark` left.
+        is_woken: AtomicBool,
+    }
 
     impl Wake for Unpark {
-        fn wake(self: std::sync::Arc<Self>) {
-            self.0.unpark();
+        fn wake(self: Arc<Self>) {
+            self.is_woken.store(true, Ordering::Release);
+            self.thread.unpark();
         }
     }
 
-    let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
+    let unpark = Arc::new(Unpark { thread: thread::current(), is_woken: AtomicBool::new(false) });
+    let waker = Waker::from(Arc::clone(&unpark));
     let (mut work, mut context) = (pin!(work), Context::from_waker(&waker));
     loop {
-        match work.as_mut().poll(&mut context) {
-            Poll::Ready(done) => return done,
-            Poll::Pending => thread::park(),
+        if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
+            return done;
+        }
+        while !unpark.is_woken.swap(false, Ordering::Acquire) {
+            thread::park();
         }
     }
 }
@@ -172,11 +185,11 @@ mod tests {
         let home = Home::default();
         for on_none in [true, false] {
             let work = async {
-                assert_eq!(home.run(async move { sleep().await }).await, Some(()));
+                home.run(async move { sleep().await }).await.unwrap();
                 home.timed(async { sleep().await }).await;
                 // Timers do not need the runtime that was given.
                 Home::at(idle.handle().clone()).timed(async { sleep().await }).await;
-                assert_eq!(Home::at(ended.clone()).run(async {}).await, None);
+                assert!(!Home::at(ended.clone()).run(async {}).await.unwrap_err().is_away());
             };
             if on_none { block_on(work) } else { current_thread().block_on(work) }
         }
@@ -194,7 +207,8 @@ mod tests {
         let mut work = Box::pin(work);
         assert!(work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(work);
-        assert!(ended.recv().is_err(), "its sender is dropped");
+        let ended = ended.recv_timeout(Duration::from_secs(60));
+        assert_eq!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "its sender is dropped");
     }
 
     #[test]

@@ -134,6 +134,7 @@ async fn start(global: &Global, loaded: Loaded, manager: &Manager) -> Result<Sta
     let observer = Observer::start(status::Parts {
         identity: identity(),
         views: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.view())).collect(),
+        peers: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.peers())).collect(),
         amqp: amqp.status(),
         depths: amqp.depths(),
         store: Arc::clone(&store),

@@ -45,7 +45,7 @@ use control::OptionsReceiver;
 use view::Board;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
-pub use crate::pace::{OnLimit, OnUnavailable, window};
+pub use crate::pace::{OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::max_cost;
 pub use failures::{Failure, Outage};
@@ -102,6 +102,7 @@ pub struct Dispatcher {
     clock: Arc<dyn ReleaseClock>,
     news: OptionsReceiver,
     board: Board,
+    peers: Peers,
 }
 
 /// The result of a dispatcher.
@@ -148,13 +149,21 @@ impl Dispatcher {
         clock: Arc<dyn ReleaseClock>,
     ) -> Self {
         let board = Board::new(options.settings());
-        Self { options, store, sink, clock, news: OptionsReceiver::default(), board }
+        let (news, peers) = (OptionsReceiver::default(), Peers::default());
+        Self { options, store, sink, clock, news, board, peers }
     }
 
     /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
     #[must_use]
     pub fn view(&self) -> View {
         self.board.view()
+    }
+
+    /// A handle to tell the number of replicas that have this downstream. Unless it is told, an idle replica with
+    /// `on_unavailable = "local"` keeps a lease in the store to be counted.
+    #[must_use]
+    pub fn peers(&self) -> Peers {
+        self.peers.clone()
     }
 
     /// A handle that changes the options while the dispatcher runs.

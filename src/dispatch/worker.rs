@@ -23,7 +23,8 @@ use super::source::{DeadLetter, Delivery, ParkReason, Source, Ticket};
 use super::{Dispatcher, Drained};
 use crate::job::Rules;
 use crate::pace::{Effect, Engine, Wakeups};
-use crate::sink::Response;
+use crate::sink::{Response, Soon};
+use crate::store::BoxFuture;
 
 mod cancel;
 mod drain;
@@ -60,6 +61,8 @@ pub(super) struct Worker {
     parking: usize,
     /// When it is looked next for jobs that are held for too long.
     look_at: Instant,
+    /// Ends once connections are open for which the engine waits.
+    opened: Option<BoxFuture<'static, ()>>,
     arrivals: Arrivals,
     reporting: Reporting,
 }
@@ -96,6 +99,15 @@ impl Flights {
     }
 }
 
+/// Waits until this work is done, and forgets it; forever, if there is none. Cancel safe.
+async fn ended(work: &mut Option<BoxFuture<'static, ()>>) {
+    match work {
+        Some(under_way) => under_way.as_mut().await,
+        None => std::future::pending().await,
+    }
+    *work = None;
+}
+
 impl Worker {
     /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
     pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
@@ -110,8 +122,8 @@ impl Worker {
     }
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
-        let Dispatcher { options, store, sink, board, .. } = parts;
-        let mut engine = Engine::new(options.settings(), store);
+        let Dispatcher { options, store, sink, board, peers, .. } = parts;
+        let mut engine = Engine::new(options.settings(), store).with_peers(peers).opening_connections();
         let preflight = Preflight {
             cancelled: engine.follow_cancellations(),
             gate: Arc::clone(engine.release().gate()),
@@ -142,6 +154,7 @@ impl Worker {
             hold_max: options.hold_max,
             parking: 0,
             look_at: Instant::now(),
+            opened: None,
             arrivals: Arrivals::default(),
             reporting: Reporting::new(board),
         };
@@ -187,6 +200,7 @@ impl Worker {
                 Some(step) = steps.next() => self.stepped(step),
                 options = news.next() => self.reload((*options).clone()),
                 () = beat.asked() => {}
+                () = ended(&mut self.opened) => self.engine.on_opened(),
                 () = self.engine.next(wakeups, own) => self.apply(),
                 delivery = source.next(), if is_open => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
@@ -215,7 +229,14 @@ impl Worker {
                 }
                 Effect::Refuse(entry, refusal) => self.refuse(entry, refusal),
                 // Opening a connection may take as long as the call and the hold together, or longer.
-                Effect::Prepare(connections) => self.context.sink.warm(connections),
+                Effect::Prepare { jobs, at_once, is_awaited } => {
+                    let opened = self.context.sink.warm(Soon { jobs, at_once });
+                    match opened.filter(|_| is_awaited) {
+                        Some(opened) => self.opened = Some(opened),
+                        None if is_awaited => self.engine.on_opened(),
+                        None => {}
+                    }
+                }
                 Effect::Follow(before) => self.follow(&before),
                 Effect::DropStale => self.halt.drop_stale(),
                 Effect::Cancelled => self.discard_cancelled(),

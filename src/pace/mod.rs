@@ -22,6 +22,7 @@ pub(crate) mod testing;
 mod waiter;
 
 pub(crate) use engine::{Admission, Effect, Engine, EngineView, Hold, Refusal, Stamp, Wakeups};
+pub use pacing::Peers;
 pub(crate) use release::Unused;
 pub(crate) use schedule::TurnTaking;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};

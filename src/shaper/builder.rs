@@ -161,9 +161,11 @@ impl ShaperBuilder {
         self
     }
 
-    /// Sets the runtime of the task that asks the store. It has to be driven as long as the shaper is used, with timers.
-    /// Unless set, the process has one of its own for all shapers and limiters, which a thread drives. A store in Redis
-    /// has a setting of its own (`RedisOptions::with_runtime`).
+    /// Sets the runtime of the task that asks the store. It has to run, with timers, as long as the shaper is used: while it
+    /// stands still, calls wait for up to two and a half minutes. Unless set, the process has one of its own for all shapers
+    /// and limiters and for their connections to Redis, which one thread drives. So a flood of calls on one of them, or a
+    /// log that blocks, delays the others: then give that one a runtime. A store in Redis has a setting of its own
+    /// (`RedisOptions::with_runtime`).
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.home = Home::at(runtime);
         self

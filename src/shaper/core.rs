@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
 use super::ReserveError;
@@ -21,6 +21,9 @@ use crate::time::Micros;
 /// The number of drivers that a request is sent to. A driver may end before its answer: by a panic of the store, or with
 /// the runtime that was given.
 pub(super) const TRIES: u32 = 3;
+
+/// The longest time after which a call to the store has ended, for whatever reason.
+pub(super) const LONGEST_CALL: Duration = Duration::from_secs(150);
 
 /// The longest wait until the driver has taken in an answer of the store.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -96,11 +99,6 @@ impl Known {
     }
 }
 
-/// The error where no runtime makes the calls.
-pub(super) fn no_runtime() -> StoreError {
-    StoreError::Invalid("the runtime that was given has ended, or the system has no thread left".to_owned())
-}
-
 /// Locks a mutex. Nothing panics while it holds one of these locks.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -171,7 +169,11 @@ impl Core {
         E: From<StoreError> + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.home().run(call).await.unwrap_or_else(|| Err(no_runtime().into()))
+        let call = async { timeout(LONGEST_CALL, self.home().run(call)).await };
+        match self.home().timed(call).await {
+            Ok(done) => done?,
+            Err(_) => Err(StoreError::Invalid("the runtime that was given stands still".to_owned()).into()),
+        }
     }
 
     /// Sends a message to the driver, and starts one if none runs. Returns false if the system has no thread left for it.
@@ -202,7 +204,7 @@ impl Core {
         if self.send_if_running(Message::Answered(stamp, done)) {
             // If the driver ends instead, the next one calls the store itself. The time-out is needed because the runtime
             // that was given may stand still.
-            let timed = async { tokio::time::timeout(DRIVER_TIMEOUT, taken_in).await };
+            let timed = async { timeout(DRIVER_TIMEOUT, taken_in).await };
             let _ = self.home().timed(timed).await;
         }
     }

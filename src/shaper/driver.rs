@@ -209,7 +209,7 @@ impl Driver {
                     }
                 }
                 // Callers have no ids by which they could be cancelled.
-                Effect::Prepare(_) | Effect::DropStale | Effect::Cancelled => {}
+                Effect::Prepare { .. } | Effect::DropStale | Effect::Cancelled => {}
             }
         }
         self.effects = effects;

@@ -118,7 +118,8 @@ pub enum CheckError {
         /// The number of limits that were given.
         limits: usize,
     },
-    /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken.
+    /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken. Once it is
+    /// known to be away, it is not asked.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The task that called the store was ended: the store panicked, the runtime that was given has ended, or the system

@@ -6,6 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use super::ReserveError;
@@ -81,7 +84,8 @@ pub(super) struct Done {
     kept: Option<Micros>,
 }
 
-/// The most slots that one call gives back before the queue is read again; each takes a round trip.
+/// The most slots that are given back before the queue is read again. They are sent one after the other, and none waits for
+/// the answer of another.
 const MAX_RETURNS_PER_CALL: usize = 32;
 
 impl KeyQueue {
@@ -289,7 +293,8 @@ impl Ask {
     async fn carry_out(self, place: Place) -> Done {
         let Self { store, settings, max_wait, generation, replica, asker, waits_here, requests, returned } =
             self;
-        let (given_back, kept) = give_back(&*store, returned).await;
+        // Whatever else the driver has polled, they are sent in their order. There are few.
+        let (given_back, kept) = unconstrained(give_back(&*store, returned)).await;
         let mut answer = None;
         if !requests.is_empty() {
             let limits = settings.limits_of(place.0);
@@ -317,22 +322,26 @@ impl Ask {
     }
 }
 
-/// Gives slots back, the last one first, until one cannot be. Returns how many were, and the one that was not. That one
-/// and earlier ones stay unused, which keeps the pace.
+/// Gives slots back, the last one first. Returns how many were, and the first one that could not be. What is not given back
+/// stays unused, which keeps the pace.
 async fn give_back(store: &dyn Store, returned: Vec<Returned>) -> (usize, Option<Micros>) {
-    let mut given_back = 0;
-    for returned in returned.into_iter().rev() {
-        match returned.cancel(store).await {
+    let cancel = |returned: Returned| async move {
+        let outcome = returned.cancel(store).await;
+        (returned, outcome)
+    };
+    let mut outcomes: FuturesOrdered<_> = returned.into_iter().rev().map(cancel).collect();
+    let (mut given_back, mut kept) = (0, None);
+    while let Some((returned, outcome)) = outcomes.next().await {
+        if let Err(error) = &outcome {
+            let downstream = returned.settings.downstream.as_str();
+            tracing::debug!(downstream, %error, "a slot that nobody wants could not be given back");
+        }
+        match outcome {
             Ok(true) => given_back += 1,
-            Ok(false) => return (given_back, Some(returned.granted.slot)),
-            Err(error) => {
-                let downstream = returned.settings.downstream.as_str();
-                tracing::debug!(downstream, %error, "a slot that nobody wants could not be given back");
-                return (given_back, Some(returned.granted.slot));
-            }
+            Ok(false) | Err(_) => kept = kept.or(Some(returned.granted.slot)),
         }
     }
-    (given_back, None)
+    (given_back, kept)
 }
 
 impl Returned {

@@ -3,13 +3,15 @@
 mod builder;
 mod fallback;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::CheckError;
 use super::calls::Calls;
-use super::core::no_runtime;
+use super::core::LONGEST_CALL;
 use super::cost::{BatchCosts, Cost};
 use super::queue::{Queue, Request, batch_costs};
 use super::task::Task;
@@ -42,8 +44,8 @@ use fallback::{Breaker, Reachable};
 /// flight, a check is made at once.
 ///
 /// Once a call has found that the store cannot be reached, checks are answered at once by
-/// [`LimiterBuilder::on_unavailable`], until it can; it is tried 10 times a second at most, and the less often the longer
-/// it is away. So one check waits for the time-outs of the store, and not each.
+/// [`LimiterBuilder::on_unavailable`], until it can; it is tried again after 0.1 s at first and after 5 s at most. So only
+/// checks that were made before that wait for the time-outs of the store.
 ///
 /// Callers may be on any runtime, or on none; see [`Shaper`](super::Shaper).
 ///
@@ -97,7 +99,7 @@ struct Policy {
     on_unavailable: LimiterFallback,
     breaker: Breaker,
     /// The states of this process alone, for [`LimiterFallback::Local`].
-    local: MemoryStore,
+    local: Mutex<Arc<MemoryStore>>,
 }
 
 /// A check under a key of the store.
@@ -204,7 +206,7 @@ impl Limiter {
     pub async fn reset(&self, key: &str) -> Result<(), StoreError> {
         let (policy, key) = (Arc::clone(&self.core.policy), self.core.policy.key_of(key).to_owned());
         let reset = async move { policy.store.reset(policy.scope(&key), &policy.stored).await };
-        self.core.task.home().run(reset).await.unwrap_or_else(|| Err(no_runtime()))
+        self.core.task.home().run(reset).await?
     }
 
     fn submit(&self, key: &str, cost: Cost) -> Pending {
@@ -225,7 +227,7 @@ impl Limiter {
         let ask = (policy.key_of(key).to_owned(), Request { cost, answer });
         // If the task cannot run the channel is closed, which the caller sees as `CheckError::Stopped`.
         self.core.task.send(ask, |inbox| run(Arc::clone(policy), inbox));
-        Pending::Asked(decided)
+        Pending::Asked(decided, Arc::clone(&self.core))
     }
 }
 
@@ -233,7 +235,7 @@ impl Limiter {
 enum Pending {
     Refused(CheckError),
     Decided(Answer),
-    Asked(oneshot::Receiver<Answer>),
+    Asked(oneshot::Receiver<Answer>, Arc<Core>),
 }
 
 impl Pending {
@@ -241,7 +243,13 @@ impl Pending {
         match self {
             Self::Refused(error) => Err(error),
             Self::Decided(answer) => answer,
-            Self::Asked(decided) => decided.await.unwrap_or(Err(CheckError::Stopped)),
+            Self::Asked(decided, core) => {
+                let decided = async { timeout(LONGEST_CALL, decided).await };
+                match core.task.home().timed(decided).await {
+                    Ok(Ok(answer)) => answer,
+                    _ => Err(CheckError::Stopped),
+                }
+            }
         }
     }
 }
@@ -267,7 +275,7 @@ impl Policy {
             LimiterFallback::Fail => None,
             // A store in which nothing was taken.
             LimiterFallback::Allow => self.decide_in(&MemoryStore::new(), key, cost),
-            LimiterFallback::Local => self.decide_in(&self.local, key, cost),
+            LimiterFallback::Local => self.decide_in(&**self.local(), key, cost),
         };
         let decided = decided.unwrap_or_else(|| Err(error.clone().into()));
         decided.map(|decision| Decision { is_fallback: true, ..decision })
@@ -296,19 +304,25 @@ impl Policy {
                     let _ = answer.send(Ok(self.limits.decision(now, verdict)));
                 }
             }
-            Err(error) => {
-                if error.is_away() && self.breaker.failed(&error) {
+            Err(error) if error.is_away() => {
+                if self.breaker.failed(&error) {
                     let (limiter, fallback) = (&self.name, self.on_unavailable);
                     tracing::warn!(limiter, %error, ?fallback, "checks are answered without the store");
                 }
-                for Request { cost, answer } in requests {
-                    let decided = match error.is_away() {
-                        true => self.decide_without_store(&key, &cost, &error),
-                        false => Err(error.clone().into()),
-                    };
-                    let _ = answer.send(decided);
+                self.answer_without_store(&key, requests, &error);
+            }
+            Err(error) => {
+                for Request { answer, .. } in requests {
+                    let _ = answer.send(Err(error.clone().into()));
                 }
             }
+        }
+    }
+
+    /// Answers these checks of one key while the store cannot be reached.
+    fn answer_without_store(&self, key: &str, requests: Vec<Request<Answer>>, error: &StoreError) {
+        for Request { cost, answer } in requests {
+            let _ = answer.send(self.decide_without_store(key, &cost, error));
         }
     }
 
@@ -320,9 +334,21 @@ impl Policy {
         let outcome = read.map(drop).or_else(|error| if error.is_away() { Err(error) } else { Ok(()) });
         if self.breaker.tried(outcome) {
             tracing::info!(limiter = self.name, "the store answers checks again");
+            // A store that goes away again soon must not begin its local states anew; later they only take memory.
+            tokio::time::sleep(LOCAL_KEPT).await;
+            if self.breaker.error().is_none() {
+                *self.local() = Arc::default();
+            }
         }
     }
+
+    fn local(&self) -> MutexGuard<'_, Arc<MemoryStore>> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
+
+/// How long the states of this process alone are kept after the store is back.
+const LOCAL_KEPT: Duration = Duration::from_secs(600);
 
 /// The most checks that are taken in before the store is called.
 const MAX_CHECKS_PER_TURN: usize = 1024;
@@ -333,6 +359,11 @@ async fn run(policy: Arc<Policy>, mut inbox: mpsc::UnboundedReceiver<Ask>) {
     let mut is_open = true;
     loop {
         calls.start(|key, queue| {
+            if let Some(error) = policy.breaker.error() {
+                // They came before the store was found to be away, and wait no longer.
+                policy.answer_without_store(key, queue.take(usize::MAX), &error);
+                return None;
+            }
             let requests = queue.take_batch();
             (!requests.is_empty()).then(|| Arc::clone(&policy).decide(key.clone(), requests))
         });

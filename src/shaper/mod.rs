@@ -37,9 +37,6 @@ use queue::Request;
 pub use rates::SetRateError;
 pub use reservation::Reservation;
 
-/// The longest time after which a call to the store has ended, for whatever reason.
-const LONGEST_CALL: Duration = Duration::from_secs(60);
-
 /// Keeps the pace of one downstream, alone or together with all that share its store: other shapers, and the daemon.
 ///
 /// Shapers and daemons share a pace if they have the same store and the same name. They then follow what they agree on
@@ -168,7 +165,7 @@ impl Shaper {
     }
 
     /// Waits as [`Shaper::acquire`] does, and blocks this thread meanwhile. Within [`tokio::task::spawn_blocking`] it may
-    /// be used too.
+    /// be used too. Within [`tokio::task::unconstrained`] it is not noticed that a runtime polls.
     ///
     /// # Errors
     /// As [`Shaper::acquire`], and [`ReserveError::WouldBlock`] if a runtime polls on this thread, which others need then.
@@ -194,7 +191,7 @@ impl Shaper {
     /// itself.
     ///
     /// Slots far ahead would starve callers that wait for theirs in order. So while anybody does, by [`Shaper::acquire`]
-    /// here or in another process, or as a daemon (with `on_unavailable = "local"` also one that has nothing to do), those
+    /// here or in another process, or as a daemon, those
     /// who reserve in this process take turns with them: together they have one slot at a time, within the horizon, or
     /// as much further ahead as a higher cost has to reach. Others are refused; the error says when to ask again. A
     /// caller that takes slot after slot counts as waiting for one more second. If a pace is shared, prefer
@@ -311,7 +308,7 @@ impl Shaper {
                 break;
             }
             // The store answers, or its time-outs end the call. A runtime that was given may stand still.
-            let most = self.core.max_wait.max(LONGEST_CALL);
+            let most = self.core.max_wait.max(self::core::LONGEST_CALL);
             match self.core.home().timed(async { timeout(most, granted).await }).await {
                 Ok(Ok(granted)) => return granted,
                 Ok(Err(_)) => {}

@@ -31,8 +31,8 @@ impl<M> Task<M> {
         running.as_ref().is_some_and(|sender| sender.send(message).is_ok())
     }
 
-    /// Sends a message, and starts the task by `run` if it does not run. Returns false if the system has no thread left for
-    /// it.
+    /// Sends a message, and starts the task by `run` if it does not run. Returns false if there is no runtime for it. On a
+    /// runtime that has ended the message is dropped.
     pub(super) fn send<F>(&self, mut message: M, run: impl FnOnce(mpsc::UnboundedReceiver<M>) -> F) -> bool
     where
         F: Future<Output = ()> + Send + 'static,

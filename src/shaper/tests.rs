@@ -297,9 +297,16 @@ async fn slots_that_many_left_are_no_round_trip_each_for_who_waits() {
         async move { shaper.reserve("any").await.unwrap().keep() }
     });
     settle().await;
+    bench.delay(ms(5), ms(5));
+    let start = Instant::now();
     bench.open(10);
     last.await.unwrap();
     assert_eq!(bench.cancelled.load(Ordering::SeqCst), 32);
+    assert_eq!(
+        start.elapsed(),
+        ms(30),
+        "a round trip for the first call, one for all that goes back, and one for the last"
+    );
 }
 
 #[tokio::test]

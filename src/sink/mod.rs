@@ -30,13 +30,14 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
         self.release(job, &|| true)
     }
 
-    /// Announces that jobs will be sent soon over this many connections at one time: the sink prepares as many beyond
-    /// those in use, so that no send needs to wait for one. Returns at once; costs next to nothing when they are ready.
+    /// Announces what will be sent soon: the sink prepares connections beyond those in use, so that no send needs to wait
+    /// for one. Returns at once; costs next to nothing when they are ready.
     ///
     /// Connects in the background, within the runtime that it is called in. A failure is silent: the send will report
-    /// it.
-    fn warm(&self, connections: usize) {
-        let _ = connections;
+    /// it. The returned future ends once none of them is being opened any more; it is `None` if none is.
+    fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
+        let _ = soon;
+        None
     }
 
     /// Tests without a job whether the downstream can be reached: opens a connection, which the next send uses. The
@@ -54,6 +55,15 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
         Box::pin(std::future::ready(Ok(false)))
     }
+}
+
+/// What will be sent soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Soon {
+    /// The number of jobs.
+    pub jobs: usize,
+    /// How many connections beyond those in use they need at one time, where one serves job after job.
+    pub at_once: usize,
 }
 
 /// Why an attempt may be repeated: the downstream's status, no answer in time, no connection to it, a

@@ -24,7 +24,7 @@ use crate::admin::OwnTerms;
 const INTERVAL: Duration = Duration::from_secs(2);
 const KEPT: Duration = Duration::from_secs(10);
 
-/// The rounds after which the summaries of others are read while nobody looks, for the history.
+/// The rounds after which the summaries of others are read while nobody looks, for the history, and to count the replicas.
 const ROUNDS: u64 = 2;
 
 /// The time-out for an answer of the store.
@@ -41,13 +41,30 @@ pub(super) struct Exchange {
     terms: watch::Receiver<OwnTerms>,
     rounds: u64,
     strays: StrayLog,
+    /// The number of replicas that have each downstream.
+    counts: BTreeMap<String, Count>,
+}
+
+/// A number of replicas, and when there were as many.
+#[derive(Debug, Default)]
+struct Count(u32, Option<Instant>);
+
+impl Count {
+    /// Returns the number that counts, given that so many tell of themselves now. It falls late: after a store has lost
+    /// what they told, or was away for long, they tell it one after the other.
+    fn last_high(&mut self, replicas: u32, now: Instant) -> u32 {
+        if replicas >= self.0 || self.1.is_none_or(|at| now.saturating_duration_since(at) > KEPT) {
+            *self = Self(replicas, Some(now));
+        }
+        self.0
+    }
 }
 
 impl Exchange {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        Self { shared, terms, rounds: 0, strays: StrayLog::default() }
+        Self { shared, terms, rounds: 0, strays: StrayLog::default(), counts: BTreeMap::new() }
     }
 
     /// Tells of this replica every two seconds until `stop`, and reads what is wanted.
@@ -86,7 +103,7 @@ impl Exchange {
         let is_there = told.is_ok();
         lock(&self.shared.known).on_told(told.err());
         if is_there {
-            let reads = is_watched || self.rounds.is_multiple_of(ROUNDS);
+            let reads = is_watched || self.rounds % ROUNDS == 1;
             if reads && self.read_others(&id).await {
                 self.tell_strays();
             }
@@ -113,11 +130,16 @@ impl Exchange {
     }
 
     /// Reads what the other replicas tell. Returns false if the store does not answer.
-    async fn read_others(&self, id: &str) -> bool {
+    async fn read_others(&mut self, id: &str) -> bool {
         let Ok(texts) = within_timeout(self.store().summaries()).await else { return false };
         let others =
             texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
-        let others = others.collect();
+        let others: Vec<Summary> = others.collect();
+        for (name, peers) in &self.shared.parts.peers {
+            let others = others.iter().filter(|other| other.downstreams.contains_key(name)).count();
+            let replicas = u32::try_from(others + 1).unwrap_or(u32::MAX);
+            peers.tell(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
+        }
         lock(&self.shared.known).on_others(others);
         true
     }
@@ -228,5 +250,20 @@ async fn within_timeout<T>(answer: impl Future<Output = Result<T, StoreError>>) 
     match timeout(STORE_TIMEOUT, answer).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_number_of_replicas_falls_late() {
+        let (mut count, start) = (Count::default(), Instant::now());
+        let mut told = |replicas, after| count.last_high(replicas, start + Duration::from_secs(after));
+        // The store is away from 4 s on, or has lost all.
+        assert_eq!([told(3, 0), told(4, 4), told(1, 8), told(2, 12), told(4, 14)], [3, 4, 4, 4, 4]);
+        // One has ended.
+        assert_eq!([told(3, 20), told(3, 24), told(3, 25), told(3, 28)], [4, 4, 3, 3]);
     }
 }

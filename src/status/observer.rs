@@ -157,20 +157,42 @@ mod tests {
     use super::super::summary::Identity;
     use super::*;
 
+    /// Each replica that tells of itself counts for the downstreams that it has.
     #[tokio::test(start_paused = true)]
-    async fn after_nobody_looked_only_records_count_that_are_read_from_then_on() {
+    async fn dispatchers_are_told_how_many_replicas_have_their_downstream() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let parts = Parts {
+        for (id, has) in [("one", "billing"), ("two", "billing"), ("three", "mail")] {
+            let identity = Identity { id: id.to_owned(), ..Identity::default() };
+            let mut summary = Summary::new(identity, 0);
+            summary.downstreams.insert(has.to_owned(), super::super::summary::Own::default());
+            store.leave_summary(id, &summary.text(), Duration::from_secs(60)).await.unwrap();
+        }
+        let peers = paced::dispatch::Peers::default();
+        let observer =
+            Observer::start(Parts { peers: [("billing".to_owned(), peers.clone())].into(), ..parts(&store) });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(peers.count(), 3, "with this one, in the first round");
+        observer.stop().await;
+    }
+
+    fn parts(store: &Arc<dyn Store>) -> Parts {
+        Parts {
             identity: Identity { id: "me".to_owned(), ..Identity::default() },
             views: BTreeMap::new(),
+            peers: BTreeMap::new(),
             amqp: paced::amqp::Status::default(),
             depths: paced::amqp::Depths::default(),
-            store: Arc::clone(&store),
+            store: Arc::clone(store),
             store_kind: "memory",
             terms: watch::channel(Arc::default()).1,
             can_change: Arc::default(),
-        };
-        let observer = Observer::start(parts);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_nobody_looked_only_records_count_that_are_read_from_then_on() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let observer = Observer::start(parts(&store));
         let watch = observer.watch();
         let read = async || {
             let record = Record::new(Instant::now(), store.read_record("billing").await.unwrap());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use paced::amqp::Depths;
-use paced::dispatch::{Snapshot, View};
+use paced::dispatch::{Peers, Snapshot, View};
 use paced::store::Store;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -31,6 +31,8 @@ const DEPTH_AGE: Duration = Duration::from_secs(150);
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) views: BTreeMap<String, View>,
+    /// To tell each dispatcher how many replicas have its downstream.
+    pub(crate) peers: BTreeMap<String, Peers>,
     pub(crate) amqp: paced::amqp::Status,
     pub(crate) depths: Depths,
     pub(crate) store: Arc<dyn Store>,

@@ -15,6 +15,7 @@ mod support;
 mod api;
 mod away;
 mod clock;
+mod cold;
 mod embed;
 mod failover;
 mod park;

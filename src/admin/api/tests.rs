@@ -47,6 +47,7 @@ fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
     let parts = Parts {
         identity: Identity { id: "me".to_owned(), ..Identity::default() },
         views: [].into(),
+        peers: [].into(),
         amqp: paced::amqp::Status::default(),
         depths: paced::amqp::Depths::default(),
         store,

@@ -81,6 +81,50 @@ async fn local_keeps_the_pace_of_all_and_returns_without_a_burst() {
     }
 }
 
+/// Replicas that tell each other of themselves need no leases to know how many they are, whoever has jobs.
+#[tokio::test(start_paused = true)]
+async fn local_takes_a_share_of_all_replicas_that_tell_of_themselves_and_idle_ones_make_no_calls() {
+    let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 0);
+    let _running = benches.each_mut().map(Bench::start);
+    benches.iter().for_each(|bench| bench.tell_peers(4));
+    tokio::time::sleep(SECOND).await;
+    let before = calls(&benches);
+    tokio::time::sleep(600 * SECOND).await;
+    assert_eq!(calls(&benches), before, "in ten minutes");
+    benches[0].publish_many(0..2000);
+    let start = Instant::now();
+    tokio::time::sleep(2 * SECOND).await;
+    away(&benches, true);
+    tokio::time::sleep(3 * SECOND).await;
+    let all = all_millis(&benches, start);
+    let (shared, alone) = (between(&all, 500, 1500), between(&all, 3000, 5000));
+    assert!((199..=201).contains(&shared), "{shared} in 1 s: the others have no jobs");
+    assert!((99..=101).contains(&alone), "{alone} in 2 s, of 50/s");
+}
+
+/// The store answers nothing for long: it is asked less often, and all are back soon after it.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_for_long_is_probed_at_lengthening_intervals() {
+    let mut benches = replicas(&leaky("20/s", 1), OnUnavailable::Local, 3000);
+    let start = Instant::now();
+    let _running = benches.each_mut().map(Bench::start);
+    tokio::time::sleep(2 * SECOND).await;
+    away(&benches, true);
+    tokio::time::sleep(10 * SECOND).await;
+    let before = calls(&benches);
+    tokio::time::sleep(60 * SECOND).await;
+    let made = calls(&benches) - before;
+    assert!((4 * 150..=4 * 300).contains(&made), "{made} calls of four in a minute, every 0.2 to 0.4 s");
+    away(&benches, false);
+    tokio::time::sleep(4 * SECOND).await;
+    let from = (start.elapsed() - SECOND).as_millis();
+    let all = all_millis(&benches, start);
+    let gap = all.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(gap <= Some(500), "a stall of {gap:?}");
+    assert!(densest(&all, 1000) <= 23, "{} in a second", densest(&all, 1000));
+    assert!((19..=21).contains(&between(&all, from, from + 1000)), "the shared pace again");
+}
+
 /// A replica far from the store holds slots far ahead: those that pace alone begin behind them.
 #[tokio::test(start_paused = true)]
 async fn local_begins_behind_the_slots_of_a_far_replica() {
@@ -112,11 +156,12 @@ async fn who_is_away_alone_finds_back_to_the_others() {
     away(&benches[3..], true);
     tokio::time::sleep(3 * SECOND).await;
     away(&benches[3..], false);
-    tokio::time::sleep(3 * SECOND).await;
+    tokio::time::sleep(4 * SECOND).await;
     let all = all_millis(&benches, start);
     // The others cannot know what it releases: a share of the limit more.
     assert!(densest(&all, 1000) <= 255, "{}", densest(&all, 1000));
-    let after = between(&all, 5300, 7300);
+    // It looks 0.4 s after the store is back at the latest, and 0.3 s later it knows that the others are at work.
+    let after = between(&all, 5900, 7900);
     assert!((395..=405).contains(&after), "{after} in 2 s of the shared pace: nobody paused for it");
 }
 
@@ -136,7 +181,8 @@ async fn open_releases_all_and_returns_to_the_pace() {
     away(&benches, false);
     tokio::time::sleep(10 * SECOND).await;
     let all = all_millis(&benches, start);
-    let from = all.partition_point(|at| *at < 1800);
+    // Each looks 0.4 s after the store is back at the latest.
+    let from = all.partition_point(|at| *at < 1950);
     let later = &all[from..];
     assert!(densest(later, 1000) <= 21, "{}", densest(later, 1000));
     assert!(between(later, 3500, 11_000) >= 148, "{}", between(later, 3500, 11_000));

@@ -156,8 +156,31 @@ async fn the_sink_gets_ready_while_the_store_is_asked() {
     bench.end();
     let start = Instant::now();
     done.await.unwrap();
-    assert_eq!(*bench.sink.warmed.lock().unwrap(), [(start, 1)]);
+    assert_eq!(*bench.sink.warmed.lock().unwrap(), [(start, 1); 2], "before the call, and with it");
     assert_eq!(bench.sink.millis(start), [10], "after the round trip");
+}
+
+/// At a fast rate the first slots are requested once there are connections: none is missed, and no job gathers behind them.
+#[tokio::test(start_paused = true)]
+async fn a_fast_limit_at_rest_asks_for_slots_once_connections_are_open() {
+    for (opens_in, from) in [(30, 30), (5000, 1000)] {
+        let mut bench = Bench::new("100/s", QUICK);
+        *bench.sink.opens_in.lock().unwrap() = Duration::from_millis(opens_in);
+        bench.publish_many(0..20);
+        let start = Instant::now();
+        let _done = bench.start();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let expected: Vec<u128> = (0..20).map(|job| from + 10 * job).collect();
+        assert_eq!(bench.sink.millis(start), expected, "for a second at most");
+        // A moment later they are taken to be open.
+        bench.publish_many(20..21);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert_eq!(bench.sink.count(), 21);
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        bench.publish_many(21..22);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert_eq!(bench.sink.count(), 21, "after a rest they are opened again");
+    }
 }
 
 #[tokio::test(start_paused = true)]

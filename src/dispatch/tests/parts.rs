@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dispatch::{
-    Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, ReleaseClock,
+    Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Peers, ReleaseClock,
     RetryPolicy, Stay, TokioClock, View,
 };
 use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
@@ -54,6 +54,7 @@ pub(super) struct Bench {
     source: Option<ScriptedSource>,
     control: Option<Control>,
     view: Option<View>,
+    peers: Option<Peers>,
 }
 
 impl Bench {
@@ -106,6 +107,7 @@ impl Bench {
             pauses,
             control: None,
             view: None,
+            peers: None,
         }
     }
 
@@ -166,6 +168,7 @@ impl Bench {
             Arc::clone(&self.clock),
         );
         (self.control, self.view) = (Some(dispatcher.control()), Some(dispatcher.view()));
+        self.peers = Some(dispatcher.peers());
         AbortOnDropHandle::new(tokio::spawn(dispatcher.run(source, self.stop.clone())))
     }
 
@@ -177,6 +180,11 @@ impl Bench {
     /// The view of the running dispatcher.
     pub(super) fn view(&self) -> View {
         self.view.clone().expect("started")
+    }
+
+    /// Tells the running dispatcher how many replicas there are.
+    pub(super) fn tell_peers(&self, replicas: u32) {
+        self.peers.as_ref().expect("started").tell(replicas);
     }
 
     /// The pauses of the source, in order: true for a pause, false for the continuation.

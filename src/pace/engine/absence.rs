@@ -73,7 +73,8 @@ impl<W: Waiter> Engine<W> {
                 None
             }
         };
-        self.pacing.begin_fallback(Fallback { local, replicas }, Instant::now());
+        let leases = self.pacing.last_shared().leases();
+        self.pacing.begin_fallback(Fallback { local, leases }, Instant::now());
         self.pause_local();
         true
     }
@@ -125,7 +126,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Handles the reply to a probe.
     pub(super) fn on_probe_reply(&mut self, Reply { sent, received, answer }: Reply) {
-        self.pacing.on_probed(received, self.schedule.lease());
+        self.pacing.on_probed(received, received - sent, answer.is_ok(), self.schedule.lease());
         let reserved = match answer {
             Ok(Answer::Reserved(reserved)) => reserved,
             Ok(Answer::Checked(_)) => return,
@@ -175,7 +176,7 @@ impl<W: Waiter> Engine<W> {
         if self.pacing.take_fallback().is_some() {
             self.give_up_local_slots();
             self.schedule.follow(&self.settings, false);
-            self.schedule.set_replicas(self.pacing.last_shared().replicas());
+            self.schedule.set_replicas(self.pacing.last_shared().leases());
         }
     }
 

@@ -206,6 +206,7 @@ impl<W: Waiter> Engine<W> {
                     "the store's clock stepped back: held slots keep their time"
                 );
                 self.forget_estimates_and_turn();
+                self.terms.on_stepped_back();
                 self.effects.push(Effect::Recheck { has_stepped: true });
             }
             Observed::Stepped => {

@@ -59,7 +59,7 @@ impl<W: Waiter> Engine<W> {
         if !self.may_ask() {
             return None;
         }
-        let from = self.ask_from();
+        let from = self.connections.waits_until().unwrap_or_else(|| self.ask_from());
         let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
         (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
     }
@@ -80,7 +80,7 @@ impl<W: Waiter> Engine<W> {
         let spacing = self.schedule.batching(next.lane).spacing();
         let room = self.release.room(spacing);
         let batch = self.schedule.batch(next, self.backlog.ready(next.lane), room);
-        if self.schedule.delays(next.lane, batch, now) {
+        if self.schedule.delays(next.lane, batch, now) || self.opens_first(next.lane, batch.count, now) {
             return None;
         }
         let waiters = self.pick(next, batch.count, admission);
@@ -106,8 +106,9 @@ impl<W: Waiter> Engine<W> {
         now: Instant,
     ) -> Call<W> {
         let spacing = self.schedule.batching(lane).spacing();
-        let connections = self.release.connections(batch.len(), spacing);
-        self.effects.push(Effect::Prepare(connections));
+        let at_once = self.release.connections(batch.len(), spacing);
+        let jobs = self.release.slots(batch.len());
+        self.effects.push(Effect::Prepare { jobs, at_once, is_awaited: false });
         let is_trial = self.pacing.is_suspended();
         let local = self.pacing.state().local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);

@@ -9,6 +9,7 @@ mod answers;
 mod ask;
 mod cancelled;
 mod ends;
+mod opening;
 mod record;
 mod suspension;
 mod unreachable;
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use super::backlog::Backlog;
 use super::meters::{Abandoned, Meters};
-use super::pacing::{Ended, Pacing};
+use super::pacing::{Ended, Pacing, Peers};
 use super::release::clock::{ReleaseClock, ring};
 use super::release::{Due, Held, PauseGate, Release, Unused};
 use super::schedule::Schedule;
@@ -30,6 +31,7 @@ use super::terms::{SharedTerms, TermsReply};
 use super::{LaneId, Settings, Waiter};
 use crate::store::{SlotClock, Status, Store, StoreError};
 use crate::time::{Deadline, Micros};
+use opening::Connections;
 pub(crate) use view::{EngineView, Hold};
 pub(crate) use wakeups::Wakeups;
 
@@ -45,6 +47,7 @@ pub(crate) struct Engine<W> {
     pacing: Pacing<W>,
     terms: SharedTerms,
     release: Release<W>,
+    connections: Connections,
     /// Slots that were not used while a call is in flight.
     unused: Vec<(Unused, Abandoned)>,
     /// The effects that the driver has not taken yet.
@@ -59,9 +62,9 @@ pub(crate) enum Effect<W> {
     Release(Held<W>),
     /// This waiter gets no slot.
     Refuse(W, Refusal),
-    /// Slots are being requested: this many connections beyond those in use will be needed at one time, and may be
-    /// opened meanwhile.
-    Prepare(usize),
+    /// Slots are being requested: so many jobs will have one, and need this many connections beyond those in use at one
+    /// time, which may be opened meanwhile. If they are awaited, the driver calls [`Engine::on_opened`] when they are open.
+    Prepare { jobs: usize, at_once: usize, is_awaited: bool },
     /// Other settings came into force; these are the previous ones. No slots are requested before the driver has
     /// applied the change.
     Follow(Arc<Settings>),
@@ -122,6 +125,7 @@ impl<W: Waiter> Engine<W> {
             pacing: Pacing::new(&settings, now),
             terms: SharedTerms::new(given, now),
             release: Release::new(&settings),
+            connections: Connections::default(),
             settings: Arc::new(settings),
             store,
             meters,
@@ -135,6 +139,12 @@ impl<W: Waiter> Engine<W> {
     pub(crate) fn with_clock_and_gate(mut self, slots: Arc<SlotClock>, gate: Arc<PauseGate>) -> Self {
         self.pacing.set_slots(slots);
         self.release.set_gate(gate);
+        self
+    }
+
+    /// Uses this number of replicas besides that of leases.
+    pub(crate) fn with_peers(mut self, peers: Peers) -> Self {
+        self.pacing.set_peers(peers);
         self
     }
 
@@ -327,7 +337,10 @@ impl<W: Waiter> Engine<W> {
         }
         while let Some(due) = self.release.pop_due(now) {
             match due {
-                Due::Now(held) => self.effects.push(Effect::Release(held)),
+                Due::Now(held) => {
+                    self.connections.on_release(now.instant());
+                    self.effects.push(Effect::Release(held));
+                }
                 Due::Missed(held) => {
                     self.on_missed(Unused::of(&held));
                     self.backlog.push(held.waiter);
@@ -372,7 +385,7 @@ impl<W: Waiter> Engine<W> {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
-                Effect::Prepare(_)
+                Effect::Prepare { .. }
                 | Effect::Follow(_)
                 | Effect::DropStale
                 | Effect::Cancelled

@@ -61,7 +61,7 @@ impl Driven {
                         self.engine.on_sent(Some(MS));
                     }
                     Effect::Refuse(caller, refusal) => self.refused.push((caller.seq(), refusal)),
-                    Effect::Prepare(_)
+                    Effect::Prepare { .. }
                     | Effect::Follow(_)
                     | Effect::DropStale
                     | Effect::Cancelled
@@ -194,7 +194,7 @@ async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
 #[tokio::test]
 async fn in_real_time_one_is_tried_while_nothing_paces() {
     let mut driven = Driven::new(testing::settings("1/m"));
-    driven.engine.pacing.begin_fallback(Fallback { local: None, replicas: 1 }, Instant::now());
+    driven.engine.pacing.begin_fallback(Fallback { local: None, leases: 1 }, Instant::now());
     driven.engine.suspend(Abandoned::Unauthorized);
     let now = Instant::now();
     assert!(driven.engine.try_at().is_some_and(|at| at <= now));

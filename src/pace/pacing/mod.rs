@@ -3,6 +3,7 @@
 
 mod call;
 mod local;
+mod peers;
 mod probing;
 mod snapshot;
 mod state;
@@ -20,7 +21,8 @@ use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
 pub(crate) use local::LocalPace;
-use probing::{PROBE, Probing};
+pub use peers::Peers;
+use probing::Probing;
 pub(crate) use snapshot::SharedSnapshot;
 pub(crate) use state::{Fallback, Probed, State};
 use suspension::Suspension;
@@ -75,7 +77,7 @@ impl<W> Pacing<W> {
         Self {
             state: State::Shared,
             call: None,
-            probing: Probing { call: None, next_at: Some(now), turn: None },
+            probing: Probing::new(now),
             next_reserve_at: now,
             lease: LeaseRenewal {
                 replica: format!("{:016x}", fastrand::u64(..)).into(),
@@ -107,6 +109,11 @@ impl<W> Pacing<W> {
     /// Replaces the mapping of slots. It is called before any slot was granted.
     pub(crate) fn set_slots(&mut self, slots: Arc<SlotClock>) {
         self.slots = slots;
+    }
+
+    /// Uses this number of replicas besides that of leases.
+    pub(crate) fn set_peers(&mut self, peers: Peers) {
+        self.last_shared.set_peers(peers);
     }
 
     /// Sets the number of replicas that share the pace.
@@ -285,7 +292,8 @@ impl<W> Pacing<W> {
     /// Begins the fallback, since the store became unavailable at `now`.
     pub(crate) fn begin_fallback(&mut self, fallback: Fallback, now: Instant) {
         self.state = State::Away(fallback);
-        (self.next_reserve_at, self.probing.next_at) = (now, Some(now + PROBE));
+        self.next_reserve_at = now;
+        self.probing.begin(now);
     }
 
     pub(crate) const fn is_suspended(&self) -> bool {

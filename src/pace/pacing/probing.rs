@@ -11,22 +11,51 @@ use super::{Answer, Call, Pacing, Reply, State, Tail};
 use crate::pace::{OnLimit, OnUnavailable, Settings};
 use crate::store::{Asker, BoxFuture, NextTurn, Store};
 
-/// The interval of probes while the store is unavailable. A probe renews the lease, which shows the other replicas that
-/// this one is alive.
-pub(super) const PROBE: Duration = Duration::from_millis(100);
+/// The interval of probes while the store is unavailable: the first one, and the longest. A probe renews the lease, which
+/// shows the other replicas that this one is alive. The interval grows with each probe that fails, and differs by up to a
+/// half: a store that returns must not be busy with the probes of many.
+const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
+
+/// Once the store answers, probes are so many times as far apart as it takes to answer one.
+const TRIPS_APART: u32 = 8;
 
 /// The shortest lease, which expires at once.
 const RELEASED: Duration = Duration::from_millis(1);
 
 /// The probes of the store: while it is unavailable, and for replicas that must count as alive.
-#[derive(Default)]
 pub(super) struct Probing {
     /// The probe in flight.
     pub(super) call: Option<BoxFuture<'static, Reply>>,
     /// The earliest instant of the next probe.
     pub(super) next_at: Option<Instant>,
+    /// The longest wait after the next probe that fails.
+    backoff: Duration,
     /// A turn to give back with the next probe, and since when.
     pub(super) turn: Option<(Asker, Instant)>,
+}
+
+impl Probing {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { call: None, next_at: Some(now), backoff: PROBE.0, turn: None }
+    }
+
+    /// Schedules the first probe of a store that became unavailable at `now`.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.backoff = PROBE.0;
+        self.next_at = Some(now + self.next_wait());
+    }
+
+    /// Returns the wait before the next probe of a store that does not answer; the one after that is longer.
+    fn next_wait(&mut self) -> Duration {
+        let most = self.backoff;
+        self.backoff = (2 * most).min(PROBE.1);
+        spread(most)
+    }
+}
+
+/// Returns this span, or up to a half less.
+fn spread(most: Duration) -> Duration {
+    most.mul_f64(1.0 - fastrand::f64() / 2.0)
 }
 
 impl<W> Pacing<W> {
@@ -96,7 +125,7 @@ impl<W> Pacing<W> {
     /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
     /// of each other, since jobs may come while the store is unavailable.
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
-        let counts = settings.on_unavailable == OnUnavailable::Local;
+        let counts = settings.on_unavailable == OnUnavailable::Local && !self.last_shared.knows_peers();
         let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
         let returns = self.probing.turn.map(|(_, since)| since);
         self.lease.ends.into_iter().chain(asks).chain(returns).min()
@@ -107,8 +136,13 @@ impl<W> Pacing<W> {
         if self.probing.call.is_some() { None } else { self.probe_at(settings) }
     }
 
-    /// Schedules the next probe after one was answered, or failed, at `now`. Leases last for `ttl`.
-    pub(crate) fn on_probed(&mut self, now: Instant, ttl: Duration) {
-        self.probing.next_at = Some(now + if self.state.is_absent() { PROBE } else { ttl / 3 });
+    /// Schedules the next probe after one that took so long was answered, or failed, at `now`. Leases last for `ttl`.
+    pub(crate) fn on_probed(&mut self, now: Instant, took: Duration, is_answered: bool, ttl: Duration) {
+        let wait = match (self.state.is_absent(), is_answered) {
+            (false, _) => ttl / 3,
+            (true, false) => self.probing.next_wait(),
+            (true, true) => spread((TRIPS_APART * took).clamp(PROBE.0, PROBE.1)),
+        };
+        self.probing.next_at = Some(now + wait);
     }
 }

@@ -1,5 +1,6 @@
 //! A snapshot of the pace that all replicas share; it seeds the local pace.
 
+use super::Peers;
 use crate::limit::{LimitSet, Mark, Refusal};
 use crate::pace::LaneId;
 use crate::store::Reserved;
@@ -8,8 +9,9 @@ use crate::time::Micros;
 /// The pace that all replicas share, as last seen.
 #[derive(Debug)]
 pub(crate) struct SharedSnapshot {
-    /// The number of replicas that share the pace.
+    /// The number of replicas with a lease, which share the pace.
     replicas: u32,
+    peers: Peers,
     /// The next free slot.
     next_slot: Micros,
     /// The last known usage of the limits of each lane.
@@ -30,11 +32,26 @@ struct Usage {
 impl SharedSnapshot {
     /// Creates an empty snapshot for this number of lanes.
     pub(crate) fn new(lanes: usize) -> Self {
-        Self { replicas: 1, next_slot: Micros(0), usage: vec![None; lanes] }
+        Self { replicas: 1, peers: Peers::default(), next_slot: Micros(0), usage: vec![None; lanes] }
     }
 
-    pub(crate) const fn replicas(&self) -> u32 {
+    /// Returns the number of replicas that would share the pace if all had jobs.
+    pub(crate) fn replicas(&self) -> u32 {
+        self.replicas.max(self.peers.count())
+    }
+
+    /// Returns the number of replicas with a lease: those that have jobs, and those that know of the others by leases alone.
+    pub(crate) const fn leases(&self) -> u32 {
         self.replicas
+    }
+
+    /// Whether the number of replicas is known without their leases.
+    pub(super) fn knows_peers(&self) -> bool {
+        self.peers.count() > 0
+    }
+
+    pub(super) fn set_peers(&mut self, peers: Peers) {
+        self.peers = peers;
     }
 
     pub(crate) const fn set_replicas(&mut self, replicas: u32) {

@@ -22,8 +22,9 @@ use tokio::time::Instant;
 
 use super::LocalPace;
 
-/// The longest wait for the other replicas once the store is available again.
-const REJOIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest wait for the other replicas once the store is available again. Each has probed it by then: one whose probe
+/// has just begun may wait for two time-outs of half a second, and then for the longest wait between probes.
+const REJOIN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// After this time a shared pace that seems in use is used by other replicas; before, it may only begin behind a fence.
 const FENCE_GRACE: Duration = Duration::from_millis(300);
@@ -50,8 +51,8 @@ pub(crate) enum State {
 pub(crate) struct Fallback {
     /// The local pace (`Local`), or `None` (`Open`): everything is released.
     pub(crate) local: Option<LocalPace>,
-    /// The number of replicas that shared the pace when the store became unavailable.
-    pub(crate) replicas: u32,
+    /// The number of replicas that had a lease when the store became unavailable.
+    pub(crate) leases: u32,
 }
 
 /// The state of the shared pace, as a probe reports it.
@@ -171,7 +172,7 @@ impl State {
     pub(crate) fn rejoins(&self, now: Instant, probed: Probed) -> Option<bool> {
         let Self::Rejoining { since, fallback } = self else { return None };
         let waited = now - *since;
-        let all_are_back = probed.replicas.is_some_and(|replicas| replicas >= fallback.replicas);
+        let all_are_back = probed.replicas.is_some_and(|replicas| replicas >= fallback.leases);
         // Another replica has resumed the shared pace, as its initial pause shows, or the pace was never interrupted.
         // For a moment a lost record seems to be in use too.
         let goes_on = probed.is_paused || (probed.is_in_use && waited >= FENCE_GRACE);
@@ -196,7 +197,7 @@ mod tests {
     fn fallback(is_local: bool) -> Fallback {
         let settings = Arc::new(testing::settings("5/s"));
         let local = is_local.then(|| LocalPace { store: Arc::new(MemoryStore::new()), settings });
-        Fallback { local, replicas: 4 }
+        Fallback { local, leases: 4 }
     }
 
     fn away(is_local: bool) -> State {
@@ -251,7 +252,7 @@ mod tests {
     fn what_was_gone_by_is_given_up_for_held() {
         let rejoining = State::Rejoining { since: Instant::now(), fallback: fallback(true) };
         for mut state in [away(true), away(false), rejoining] {
-            assert_eq!(state.take_fallback().map(|fallback| fallback.replicas), Some(4));
+            assert_eq!(state.take_fallback().map(|fallback| fallback.leases), Some(4));
             assert_eq!((name(&state), state.on_failure().0), ("Held", 0));
         }
         for mut state in [State::Shared, State::Held { failures: 3 }] {
@@ -275,8 +276,8 @@ mod tests {
             (299, true, probed(1, false, true), None),
             (300, true, probed(1, false, true), Some(true)),
             (0, true, probed(1, true, false), Some(true)),
-            (999, true, probed(3, false, false), None),
-            (1000, true, probed(3, false, false), Some(false)),
+            (1499, true, probed(3, false, false), None),
+            (1500, true, probed(3, false, false), Some(false)),
             (0, false, probed(1, false, false), Some(false)),
         ] {
             let rejoins = state(is_local).rejoins(since + MS * after, probed);

@@ -1,14 +1,18 @@
 //! The slots of the last answer, which can be given back unused.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use tokio::task::unconstrained;
 
 use crate::limit::Costs;
 use crate::pace::{LaneId, Settings};
 use crate::store::{BoxFuture, Cancel, Granted, Reserved, Scope, Store};
 use crate::time::Micros;
 
-/// The most slots that are given back at one time; each takes a round trip.
+/// The most slots that are given back at one time. They are sent one after the other, and none waits for the answer of
+/// another: the store takes back a slot only if it has taken back all behind it.
 const MAX_RETURNS: usize = 32;
 
 /// The slots that are given back to the store.
@@ -18,8 +22,8 @@ pub(crate) struct Returns {
     tail: Option<Tail>,
     /// The number of the current tail, counted from 1.
     tail_number: u64,
-    /// The returns in flight, in order, each with the number of its tail.
-    under_way: VecDeque<(u64, Return)>,
+    /// The returns in flight, in order. Each yields the number of its tail, and whether the store took the slot.
+    under_way: FuturesOrdered<BoxFuture<'static, (u64, bool)>>,
 }
 
 /// The slots that the store granted last, and the data to give them back. The store takes back a slot as long as no
@@ -40,9 +44,6 @@ enum Slots {
     Remaining(Vec<(u32, Granted)>),
 }
 
-/// The call that gives a slot back to the store.
-type Return = BoxFuture<'static, bool>;
-
 impl Returns {
     /// Records the slots that the store granted last; they can be given back until it grants others.
     pub(crate) fn on_granted(&mut self, tail: Tail) {
@@ -56,8 +57,8 @@ impl Returns {
         let tail = self.tail.as_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
         let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
         if let Some((settings, granted)) = granted {
-            let cancel = Box::pin(cancel(Arc::clone(store), settings, lane, granted));
-            self.under_way.push_back((self.tail_number, cancel));
+            let (number, cancel) = (self.tail_number, cancel(Arc::clone(store), settings, lane, granted));
+            self.under_way.push_back(Box::pin(async move { (number, cancel.await) }));
         }
     }
 
@@ -69,15 +70,14 @@ impl Returns {
     /// Waits for the outcome of the next return: whether the store took the slot. It waits forever if there is none.
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> bool {
-        let Some((number, first)) = self.under_way.front_mut() else { return std::future::pending().await };
-        let number = *number;
-        let given_back = first.await;
-        self.under_way.pop_front();
+        // Whatever else the driver has polled, they are sent in their order. There are few.
+        let Some((number, given_back)) = unconstrained(self.under_way.next()).await else {
+            return std::future::pending().await;
+        };
         if !given_back {
             // A later slot was taken, or the store is unavailable: the earlier slots of this tail cannot go back
             // either.
             self.tail = self.tail.take().filter(|_| number != self.tail_number);
-            self.under_way.retain(|(other, _)| *other != number);
         }
         given_back
     }

@@ -23,6 +23,11 @@ impl Concurrency {
         Self { most, sending: 0, took: None }
     }
 
+    /// Returns the most concurrent sends.
+    pub(crate) const fn most(&self) -> usize {
+        self.most
+    }
+
     /// Sets the most concurrent sends. Sends in progress beyond it may end.
     pub(crate) const fn resize(&mut self, most: usize) {
         self.most = most;

@@ -188,6 +188,11 @@ impl<W: Waiter> Release<W> {
         self.concurrency.connections(self.held.len() + more, spacing)
     }
 
+    /// Returns how many waiters hold a slot once `more` waiters do, as far as they may be sent beside those that are.
+    pub(crate) fn slots(&self, more: usize) -> usize {
+        (self.held.len() + more).min(self.concurrency.most().saturating_sub(self.concurrency.sending()))
+    }
+
     /// Has the waiters behind an unused slot move up, and returns the last of their slots.
     pub(crate) fn close_up(&mut self, unused: Unused) -> Unused {
         self.held.close_up(unused)

@@ -71,6 +71,8 @@ struct Known {
     fingerprint: u64,
     /// The instant at which the first rate of an operator expires.
     next_end: Option<Micros>,
+    /// Whether the instant of its loading compares with those of others: not after a step back of the clock.
+    is_comparable: bool,
 }
 
 /// The access to the store's record that the agreement needs next.
@@ -184,6 +186,13 @@ impl Agreement {
         }
     }
 
+    /// Handles that the store's clock stepped back: instants before are not earlier than those that follow.
+    pub(crate) const fn on_stepped_back(&mut self) {
+        if let Some(known) = &mut self.known {
+            known.is_comparable = false;
+        }
+    }
+
     /// Handles that the store's record was restored.
     pub(crate) fn on_recalled(&mut self) {
         if self.state == State::Lost {
@@ -230,12 +239,17 @@ impl Agreement {
             (self.state, self.is_proposing) = (State::Unknown, true);
             self.rejected_generation = None;
         }
+        let is_same = |known: &Known| known.generation == generation && Some(&known.text) == text.as_ref();
+        let is_known = self.known.as_ref().is_some_and(is_same);
+        if let Some(newer) = text.as_deref().and_then(|text| self.newer_than(generation, text)) {
+            self.to_write = Some((generation, newer));
+            return None;
+        }
         if self.is_proposing && self.propose(generation, text.as_deref(), now) {
             return None;
         }
         let text = text?;
-        let is_same = |known: &Known| known.generation == generation && known.text == text;
-        if self.known.as_ref().is_some_and(is_same) {
+        if is_known {
             (self.state, self.rejected_generation) = (State::InForce, None);
             return None;
         }
@@ -250,6 +264,17 @@ impl Agreement {
                 None
             }
         }
+    }
+
+    /// Returns the known terms if this text is of a file that was loaded before theirs, although it came into force after
+    /// them: the store had lost all, somebody loaded a file, and somebody else restored what they remembered. The file
+    /// that was loaded last counts, unless its revision is lower.
+    fn newer_than(&self, generation: u64, text: &str) -> Option<String> {
+        let known =
+            self.known.as_ref().filter(|known| known.is_comparable && known.generation < generation)?;
+        let stored = Terms::parse(text).ok()?;
+        let is_older = stored.loaded()?.at < known.terms.loaded()?.at;
+        (is_older && stored.revision() <= known.terms.revision()).then(|| known.text.clone())
     }
 
     /// Proposes this replica's limits if they differ from those in force. Returns false if those in force stay, or
@@ -310,7 +335,7 @@ impl Agreement {
         if self.known.is_some() {
             tracing::info!(downstream, generation, rate, "other terms are in force: so many jobs a second");
         }
-        self.known = Some(Known { generation, text, terms, fingerprint, next_end });
+        self.known = Some(Known { generation, text, terms, fingerprint, next_end, is_comparable: true });
         (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override })
     }

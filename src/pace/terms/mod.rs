@@ -147,6 +147,11 @@ impl SharedTerms {
         self.agreement.on_step();
     }
 
+    /// Handles that the store's clock stepped back.
+    pub(crate) const fn on_stepped_back(&mut self) {
+        self.agreement.on_stepped_back();
+    }
+
     /// Handles that the store confirmed a call about the record.
     pub(crate) fn on_confirmed(&mut self, purpose: &Purpose) {
         match purpose {

@@ -1,6 +1,6 @@
 //! The builder of a [`Limiter`].
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 
@@ -79,8 +79,10 @@ impl LimiterBuilder {
         self
     }
 
-    /// Sets the runtime of the task that asks the store, which has to be driven as long as the limiter is used. Unless set,
-    /// the process has one of its own for all shapers and limiters, which a thread drives.
+    /// Sets the runtime of the task that asks the store. It has to run, with timers, as long as the limiter is used: while it
+    /// stands still, calls wait for up to two and a half minutes. Unless set, the process has one of its own for all shapers
+    /// and limiters and for their connections to Redis, which one thread drives. So a flood of calls on one of them, or a
+    /// log that blocks, delays the others: then give that one a runtime.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.home = Home::at(runtime);
         self
@@ -107,7 +109,7 @@ impl LimiterBuilder {
             shared: self.shared,
             on_unavailable: self.on_unavailable,
             breaker: Breaker::default(),
-            local: MemoryStore::new(),
+            local: Mutex::default(),
         };
         let core = Core { policy: Arc::new(policy), task: Task::new(self.home) };
         Ok(Limiter { core: Arc::new(core) })

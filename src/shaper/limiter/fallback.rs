@@ -9,18 +9,23 @@ use crate::store::StoreError;
 
 /// How a limiter answers checks while its store cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum LimiterFallback {
     /// With [`CheckError::Store`](super::CheckError::Store): the caller decides.
     #[default]
     Fail,
     /// All are allowed, as if nothing had been taken.
     Allow,
-    /// By the same limits, with states of this process alone: of several processes, each allows as much.
+    /// By the same limits, with states of this process alone: of several processes, each allows as much. The store does not
+    /// learn what was taken so.
     Local,
 }
 
 /// The wait before the store is tried again: the first one, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// A trial whose outcome nobody has reported after this time is taken to be lost.
+const LOST: Duration = Duration::from_secs(60);
 
 /// Knows whether the store is away. It is tried again when somebody checks, who does not wait for the outcome.
 #[derive(Debug, Default)]
@@ -29,8 +34,8 @@ pub(super) struct Breaker(Mutex<Option<Away>>);
 #[derive(Debug)]
 struct Away {
     error: StoreError,
-    /// When the store is to be tried again; `None` while it is.
-    retry_at: Option<Instant>,
+    /// When the store is to be tried again.
+    retry_at: Instant,
     backoff: Duration,
 }
 
@@ -38,7 +43,7 @@ impl Away {
     /// Sets when the store is tried again: after the wait, or up to a half sooner, so that not all processes try at once.
     fn wait(&mut self, backoff: Duration) {
         self.backoff = backoff;
-        self.retry_at = Some(Instant::now() + backoff.mul_f64(1.0 - fastrand::f64() / 2.0));
+        self.retry_at = Instant::now() + backoff.mul_f64(1.0 - fastrand::f64() / 2.0);
     }
 }
 
@@ -55,9 +60,18 @@ pub(super) enum Reachable {
 impl Breaker {
     /// Returns whether a check may be sent to the store.
     pub(super) fn reachable(&self) -> Reachable {
-        let Some(away) = &mut *self.away() else { return Reachable::Yes };
-        let is_due = away.retry_at.take_if(|at| *at <= Instant::now()).is_some();
+        let (mut known, now) = (self.away(), Instant::now());
+        let Some(away) = &mut *known else { return Reachable::Yes };
+        let is_due = away.retry_at <= now;
+        if is_due {
+            away.retry_at = now + LOST;
+        }
         Reachable::No { error: away.error.clone(), is_due }
+    }
+
+    /// Returns why the store is away, if it is.
+    pub(super) fn error(&self) -> Option<StoreError> {
+        self.away().as_ref().map(|away| away.error.clone())
     }
 
     /// Records that a check failed. Returns whether the store was not known to be away.
@@ -65,7 +79,7 @@ impl Breaker {
         let mut known = self.away();
         let is_news = known.is_none();
         if is_news {
-            let away = Away { error: error.clone(), retry_at: None, backoff: BACKOFF.0 };
+            let away = Away { error: error.clone(), retry_at: Instant::now(), backoff: BACKOFF.0 };
             known.insert(away).wait(BACKOFF.0);
         }
         is_news

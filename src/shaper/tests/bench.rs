@@ -158,7 +158,10 @@ impl Store for Bench {
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             self.failed()?;
+            let (there, back) = *self.latency.lock().unwrap();
+            tokio::time::sleep(there).await;
             let given = self.memory().cancel(call).await?;
+            tokio::time::sleep(back).await;
             self.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
             Ok(given)
         })

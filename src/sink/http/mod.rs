@@ -20,7 +20,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use tokio::time::{Instant, timeout_at};
 
-use super::{BodyMatch, LastLook, Outcome, Sink};
+use super::{BodyMatch, LastLook, Outcome, Sink, Soon};
 use crate::job::{Job, Reason, shown};
 use crate::store::BoxFuture;
 use crate::tls;
@@ -128,9 +128,7 @@ impl HttpSink {
                     throttled_when: self.throttled_when.as_ref(),
                 };
                 let (outcome, reusable) = response::outcome(answer, wanted).await;
-                if let Some(aging) = reusable {
-                    pool.put(aging);
-                }
+                pool.on_answered(reusable);
                 // Its future is large, and few requests need it.
                 if is_refused { Box::pin(self.judge_refusal(outcome, &basis)).await } else { outcome }
             }
@@ -257,12 +255,12 @@ impl Sink for HttpSink {
         Box::pin(self.attempt(job, look))
     }
 
-    fn warm(&self, connections: usize) {
+    fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
         if let Some(tokens) = &self.tokens {
             // It is asked for before a job has to wait for it.
             let _ = tokens.current();
         }
-        self.target.current().pool.warm(connections);
+        self.target.current().pool.warm(soon)
     }
 
     fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {

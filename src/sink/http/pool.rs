@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::SECOND;
 use super::connect::Connector;
 use super::connection::Connection;
+use crate::sink::Soon;
+use crate::store::BoxFuture;
 
 /// An idle connection is closed after this time. It is shorter than the keep-alive of common servers (5 s: Node,
 /// Apache, uvicorn), so that a request does not meet a connection that its server is closing.
@@ -24,6 +26,10 @@ const LONGEST_AGE: Duration = Duration::from_secs(366 * 86_400);
 
 /// After a spare connection could not be opened, the next attempt waits for this long.
 pub(super) const WARM_RETRY: Duration = SECOND;
+
+/// After this many more answers that ended their connection than others, each job needs a connection of its own.
+const SINGLE_USES: u8 = 2;
+const MOST_SINGLE_USES: u8 = 4;
 
 /// How much younger than the bound the youngest connections end, as a divisor.
 const AGE_JITTER: u32 = 5;
@@ -64,6 +70,8 @@ pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
     connector: Connector,
+    /// The number of connections that are being opened, for those who wait for them.
+    opening: watch::Sender<usize>,
     /// The longest life of a connection; zero stands for no bound.
     max_age: Duration,
     state: Mutex<State>,
@@ -79,6 +87,8 @@ struct State {
     /// Whether a task closes connections that are idle for too long.
     swept: bool,
     no_spare_before: Option<Instant>,
+    /// By how many answers ended their connection more than others did, within [`MOST_SINGLE_USES`].
+    single_uses: u8,
 }
 
 struct Idle {
@@ -89,7 +99,12 @@ struct Idle {
 
 impl Pool {
     pub(super) fn new(connector: Connector, max_age: Duration) -> Self {
-        Self(Arc::new(Shared { connector, max_age, state: Mutex::default() }))
+        Self(Arc::new(Shared {
+            connector,
+            opening: watch::Sender::default(),
+            max_age,
+            state: Mutex::default(),
+        }))
     }
 
     /// Returns an idle connection, or else the first one that becomes idle or opens, or else why none could be opened.
@@ -124,6 +139,17 @@ impl Pool {
         Ok(())
     }
 
+    /// Takes back the connection of an answer, if it can be used again.
+    pub(super) fn on_answered(&self, reusable: Option<Aging>) {
+        let mut state = self.0.state();
+        state.single_uses = match reusable {
+            Some(_) => state.single_uses.saturating_sub(1),
+            None => (state.single_uses + 1).min(MOST_SINGLE_USES),
+        };
+        drop(state);
+        reusable.into_iter().for_each(|aging| self.put(aging));
+    }
+
     /// Returns a connection to the pool; one that is too old is closed.
     pub(super) fn put(&self, aging: Aging) {
         if aging.expires.is_none_or(|expires| Instant::now() < expires) {
@@ -139,10 +165,11 @@ impl Pool {
     }
 
     /// See [`Sink::warm`](crate::sink::Sink::warm).
-    pub(super) fn warm(&self, connections: usize) {
+    pub(super) fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
         let now = Instant::now();
         let mut closed = Vec::new();
         let mut state = self.0.state();
+        let connections = if state.single_uses >= SINGLE_USES { soon.jobs } else { soon.at_once };
         // The newest connections are used first.
         let (mut ready, mut place) = (0, state.idle.len());
         while ready < connections && place > 0 {
@@ -163,9 +190,15 @@ impl Pool {
             let coming = state.opening.saturating_sub(state.waiting.len());
             (ready + coming..connections).for_each(|_| self.0.open(&mut state));
         }
+        let is_opening = state.opening > 0;
         // Closing is a system call, so it is done outside the lock.
         drop(state);
         drop(closed);
+        let mut opening = self.0.opening.subscribe();
+        is_opening.then(|| {
+            let opened = async move { drop(opening.wait_for(|opening| *opening == 0).await) };
+            Box::pin(opened) as BoxFuture<'static, ()>
+        })
     }
 }
 
@@ -177,6 +210,7 @@ impl Shared {
 
     fn open(self: &Arc<Self>, state: &mut State) {
         state.opening += 1;
+        self.opening.send_replace(state.opening);
         let opening = Opening { shared: Arc::clone(self), opened: None };
         tokio::spawn(opening.run());
     }
@@ -238,6 +272,7 @@ impl Drop for Opening {
         let opened = self.opened.take().unwrap_or_else(|| Err("the runtime is shutting down".to_owned()));
         let mut state = self.shared.state();
         state.opening -= 1;
+        self.shared.opening.send_replace(state.opening);
         state.no_spare_before = opened.is_err().then(|| Instant::now() + WARM_RETRY);
         let opened = opened.map(|connection| (Aging::new(connection, self.shared.max_age), false));
         self.shared.give(&mut state, opened);

@@ -53,6 +53,11 @@ fn options(base_url: &str) -> HttpOptions {
     HttpOptions { timeout: PATIENT, max_connection_age: SECOND * 90, ..HttpOptions::new(base_url) }
 }
 
+/// So many jobs, which are sent at one time.
+fn soon(jobs: usize) -> Soon {
+    Soon { jobs, at_once: jobs }
+}
+
 fn sink(base_url: &str) -> HttpSink {
     HttpSink::new(options(base_url)).expect("a sink")
 }

@@ -50,7 +50,7 @@ struct SlotMap {
 
 struct Node {
     address: Address,
-    link: Link,
+    link: Arc<Link>,
     /// Whether a call to the node has failed since the last refresh.
     suspect: AtomicBool,
 }
@@ -83,7 +83,7 @@ impl Cluster {
 
     /// As [`Link::invoke`], on the node that serves the downstream.
     pub(super) async fn invoke<'c, T: FromRedisValue>(
-        &self,
+        self: &Arc<Self>,
         downstream: &str,
         call: impl Fn(i64) -> Call<'c> + Send + Sync,
     ) -> Result<T, StoreError> {
@@ -106,7 +106,7 @@ impl Cluster {
 
     /// As [`Link::read`], on the node that serves the downstream.
     pub(super) async fn read<T: FromRedisValue>(
-        &self,
+        self: &Arc<Self>,
         downstream: &str,
         commands: &redis::Pipeline,
     ) -> Result<T, StoreError> {
@@ -115,7 +115,7 @@ impl Cluster {
     }
 
     /// The clock of one of the masters, once all of them have answered and each slot has one.
-    pub(super) async fn time(&self) -> Result<Micros, StoreError> {
+    pub(super) async fn time(self: &Arc<Self>) -> Result<Micros, StoreError> {
         let is_known = {
             let map = self.map();
             let suspect = |node: &Arc<Node>| node.suspect.load(Ordering::Acquire);
@@ -156,7 +156,7 @@ impl Cluster {
     }
 
     /// The node that serves a slot. The slot map is refreshed first if calls to the node have failed.
-    async fn node(&self, slot: u16) -> Result<Arc<Node>, StoreError> {
+    async fn node(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
         let known = self.map().node(slot);
         if let Some(node) = known.filter(|node| !node.suspect.load(Ordering::Acquire)) {
             return Ok(node);
@@ -166,8 +166,13 @@ impl Cluster {
         known.ok_or_else(|| self.at.unreachable(format!("no master serves slot {slot} of the cluster")))
     }
 
-    /// Refreshes the slot map. Callers that waited for another refresh share its result.
-    async fn refresh(&self) -> Result<(), StoreError> {
+    /// Refreshes the slot map, on the runtime of the connections. Callers that waited for another refresh share its result.
+    async fn refresh(self: &Arc<Self>) -> Result<(), StoreError> {
+        let cluster = Arc::clone(self);
+        self.dial.home().run(async move { cluster.refresh_here().await }).await?
+    }
+
+    async fn refresh_here(&self) -> Result<(), StoreError> {
         let mut last = self.last_refresh.lock().await;
         if last.at.is_some_and(|at| at.elapsed() < MIN_REFRESH_INTERVAL) {
             return last.failure.clone().map_or(Ok(()), Err);
@@ -231,7 +236,7 @@ impl Cluster {
     }
 
     fn link(&self, address: &Address) -> Arc<Node> {
-        let link = Link::fixed(self.dial.clone(), address.with(&self.login));
+        let link = Arc::new(Link::fixed(self.dial.clone(), address.with(&self.login)));
         Arc::new(Node { address: address.clone(), link, suspect: AtomicBool::new(false) })
     }
 

@@ -95,14 +95,12 @@ impl Dialer {
         self.connect_timeout
     }
 
-    /// Opens a connection, which then runs on the runtime of the connections.
-    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
-        let (dialer, info) = (self.clone(), info.clone());
-        let opened = self.home.run(async move { dialer.open_here(&info).await }).await;
-        opened.unwrap_or_else(|| Err(io::Error::other("the runtime of the connections has ended").into()))
+    /// The runtime of the connections.
+    pub(super) const fn home(&self) -> &Home {
+        &self.home
     }
 
-    async fn open_here(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
+    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Opened, RedisError> {
         let info = self.with_fresh_login(info).await;
         let mut driver = JoinSet::new();
         let connection = match self.open_tls(&info).await? {

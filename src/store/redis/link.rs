@@ -104,7 +104,10 @@ impl Link {
     }
 
     /// Runs several commands that change nothing.
-    pub(super) async fn read<T: FromRedisValue>(&self, commands: &redis::Pipeline) -> Result<T, StoreError> {
+    pub(super) async fn read<T: FromRedisValue>(
+        self: &Arc<Self>,
+        commands: &redis::Pipeline,
+    ) -> Result<T, StoreError> {
         let peer = self.peer().await?;
         let result = commands.query_async(&mut peer.connection.clone()).await;
         self.drop_if_broken(&peer, result).map_err(|error| peer.at.explain(&error))
@@ -113,7 +116,7 @@ impl Link {
     /// Runs a script once. If the server does not know it, which means that it has not run, it is loaded first. `call`
     /// is given the id of the server's process.
     pub(super) async fn invoke<'c, T: FromRedisValue>(
-        &self,
+        self: &Arc<Self>,
         call: impl Fn(i64) -> Call<'c> + Send + Sync,
     ) -> Result<T, Failure> {
         let peer = self.peer().await?;
@@ -136,7 +139,7 @@ impl Link {
     }
 
     /// The server's clock.
-    pub(super) async fn time(&self) -> Result<Micros, StoreError> {
+    pub(super) async fn time(self: &Arc<Self>) -> Result<Micros, StoreError> {
         let peer = self.peer().await?;
         let result = redis::cmd("TIME").query_async(&mut peer.connection.clone()).await;
         let answer = self.drop_if_broken(&peer, result);
@@ -149,11 +152,17 @@ impl Link {
         self.dial.clone().listen(self.find().await?, channel.to_owned()).await
     }
 
-    /// The open connection; opens one if there is none.
-    async fn peer(&self) -> Result<Arc<Peer>, StoreError> {
+    /// The open connection; opens one if there is none. It is opened on the runtime of the connections: a caller that stands
+    /// still meanwhile holds up nobody.
+    async fn peer(self: &Arc<Self>) -> Result<Arc<Peer>, StoreError> {
         if let Some(peer) = &*self.current() {
             return Ok(Arc::clone(peer));
         }
+        let link = Arc::clone(self);
+        self.dial.home().run(async move { link.open_peer().await }).await?
+    }
+
+    async fn open_peer(&self) -> Result<Arc<Peer>, StoreError> {
         let failures = self.failures.load(Ordering::Acquire);
         let mut opening = self.opening.lock().await;
         if let Some(peer) = &*self.current() {

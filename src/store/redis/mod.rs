@@ -107,8 +107,7 @@ impl RedisStore {
     pub async fn connect(url: &str, options: Options) -> Result<Self, StoreError> {
         let store = Self::open(url, options)?;
         let servers = Arc::clone(&store.servers);
-        let reached = store.home.run(async move { servers.time().await }).await;
-        reached.unwrap_or_else(|| Err(store.servers.no_runtime()))?;
+        store.home.run(async move { servers.time().await }).await??;
         Ok(store)
     }
 

@@ -1,5 +1,7 @@
 //! The servers that a URL names: one server, the master of sentinels, or a cluster.
 
+use std::sync::Arc;
+
 use redis::FromRedisValue;
 use redis::aio::PubSub;
 use tokio::sync::watch;
@@ -18,9 +20,9 @@ use crate::tls::Tls;
 
 pub(super) enum Servers {
     /// All downstreams are on one server, which may be the master of sentinels.
-    One(Box<Link>),
+    One(Arc<Link>),
     /// Each downstream is on the master of its slot.
-    Cluster(Box<Cluster>),
+    Cluster(Arc<Cluster>),
 }
 
 impl Servers {
@@ -43,11 +45,11 @@ impl Servers {
             dial = dial.reading_login_again(url, read);
         }
         Ok(match deployment {
-            Deployment::One(info) => Self::One(Box::new(Link::fixed(dial, info))),
+            Deployment::One(info) => Self::One(Arc::new(Link::fixed(dial, info))),
             Deployment::Sentinels { sentinels, name, master } => {
-                Self::One(Box::new(Link::sentinels(dial, Sentinels::new(sentinels, name, master))))
+                Self::One(Arc::new(Link::sentinels(dial, Sentinels::new(sentinels, name, master))))
             }
-            Deployment::Cluster { seeds, login } => Self::Cluster(Box::new(Cluster::new(dial, seeds, login))),
+            Deployment::Cluster { seeds, login } => Self::Cluster(Arc::new(Cluster::new(dial, seeds, login))),
         })
     }
 
@@ -59,11 +61,6 @@ impl Servers {
     /// The error for a malformed answer.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
         self.at().unexpected(detail)
-    }
-
-    /// The error where the runtime of the connections has ended.
-    pub(super) fn no_runtime(&self) -> StoreError {
-        self.at().unreachable("the runtime of its connections has ended")
     }
 
     /// Runs a script once, on the server of the downstream. The call is built for the id of that server's process, and

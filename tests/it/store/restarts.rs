@@ -37,6 +37,28 @@ async fn one_that_kept_its_state_goes_on_behind_what_was_granted() {
     assert_eq!((again.epoch, again.slots), (after.epoch, vec![expected.plus(INTERVAL)]));
 }
 
+/// Those who wait in order are granted slots so far ahead: any of them may have been granted just before the end, and lost.
+#[tokio::test]
+async fn one_that_kept_its_state_goes_on_behind_a_long_horizon() {
+    let redis = Redis::dedicated().await;
+    let clock = Arc::new(ManualClock::new(TODAY));
+    let (store, limits, horizon) = (worker(&redis, &clock).await, limits(1), Duration::from_secs(2));
+    store.set_horizon("billing", MINUTE);
+    let asker = Asker {
+        turn: None,
+        reach: horizon,
+        waiting: 1,
+        own: 1,
+        interval: INTERVAL,
+        goes_on: false,
+        farthest: MINUTE,
+    };
+    store.reserve(Reserve { asker: Some(asker), ..call(&limits, &[1], horizon) }).await.unwrap();
+    restart(&redis).await;
+    let after = answered(&store, call(&limits, &[1], MINUTE)).await;
+    assert_eq!(after.slots, [after.now.plus(horizon * 5 / 4)]);
+}
+
 /// A downstream at rest had no state that could be lost.
 #[tokio::test]
 async fn one_that_kept_its_state_takes_no_burst_from_who_was_at_rest() {

@@ -104,7 +104,8 @@ async fn leaky_bucket_shaper() {
     let month = Duration::from_secs(30 * 86_400);
     assert!(month.as_millis() > 1 << 31);
     let builder = Shaper::builder("s", Rate::new(1, month).unwrap()).max_wait(month);
-    let shaper = builder.precision(Precision::Coarse).build().unwrap();
+    let runtime = tokio::runtime::Handle::current();
+    let shaper = builder.precision(Precision::Coarse).runtime(runtime).build().unwrap();
     let start = tokio::time::Instant::now();
     shaper.schedule("", async {}).await.unwrap();
     let last = shaper.reserve("").await.unwrap();

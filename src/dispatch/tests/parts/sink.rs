@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{dead, unreachable};
 use crate::job::Job;
-use crate::sink::{LastLook, Outcome, Receipt, Response, Sink};
+use crate::sink::{LastLook, Outcome, Receipt, Response, Sink, Soon};
 use crate::store::BoxFuture;
 
 /// A job that the sink was handed, and the instant.
@@ -30,6 +30,8 @@ pub(in crate::dispatch) struct RecordingSink {
     pub(in crate::dispatch) takes: Duration,
     /// The time until there is a connection, for the first sends, in reverse order.
     pub(in crate::dispatch) connects: Mutex<Vec<Duration>>,
+    /// The time that connections take to open which are announced.
+    pub(in crate::dispatch) opens_in: Mutex<Duration>,
     /// The announcements that jobs will be sent soon.
     pub(in crate::dispatch) warmed: Mutex<Vec<(Instant, usize)>>,
     arrivals: watch::Sender<usize>,
@@ -60,6 +62,7 @@ impl RecordingSink {
             most: AtomicUsize::new(0),
             takes,
             connects: Mutex::default(),
+            opens_in: Mutex::default(),
             warmed: Mutex::default(),
             arrivals: watch::Sender::new(0),
             deliveries: watch::Sender::new(0),
@@ -155,7 +158,9 @@ impl Sink for RecordingSink {
         Box::pin(std::future::ready(Ok(new)))
     }
 
-    fn warm(&self, connections: usize) {
-        self.warmed.lock().unwrap().push((Instant::now(), connections));
+    fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
+        self.warmed.lock().unwrap().push((Instant::now(), soon.at_once));
+        let opens_in = *self.opens_in.lock().unwrap();
+        (!opens_in.is_zero()).then(|| Box::pin(tokio::time::sleep(opens_in)) as BoxFuture<'static, ()>)
     }
 }

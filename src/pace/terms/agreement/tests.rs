@@ -169,6 +169,41 @@ fn lost_until_the_store_was_told_again() {
     assert_eq!(agreement.state, State::Unknown);
 }
 
+/// The store has lost its terms, a replica starts with another file, and then an older replica restores what it remembers.
+#[test]
+fn a_file_that_was_loaded_last_wins_over_older_terms_that_are_restored() {
+    let at = |rate: &str, revision: Option<u64>, at: Micros| {
+        let settings = Settings { revision, ..testing::settings(rate) };
+        settings.terms().put_in_force(None, at, Replica::of_this_process()).to_text()
+    };
+    let founded = |own: Option<u64>| {
+        let mut agreement = Agreement::new(Settings { revision: own, ..testing::settings("9/s") });
+        assert!(agreement.on_record(status(0), None, NOW).is_none());
+        let Some(Wanted::Write { of: 0, text }) = agreement.wanted() else { panic!() };
+        agreement.on_record(status(1), Some(text), NOW).unwrap();
+        assert_eq!((agreement.settled(), agreement.wanted()), (Some(1), None));
+        agreement
+    };
+    let before = NOW.minus(std::time::Duration::from_secs(60));
+    let mut agreement = founded(None);
+    agreement.on_generation(7);
+    assert!(agreement.on_record(status(7), Some(at("5/s", None, before)), NOW).is_none());
+    let Some(Wanted::Write { of: 7, text }) = agreement.wanted() else { panic!() };
+    assert_eq!(rate(&agreement.on_record(status(8), Some(text), NOW).unwrap().settings), 9.0);
+    // A file that is loaded later counts, as does one of a higher revision; so do all once the clock has stepped back.
+    let later = NOW.plus(std::time::Duration::from_secs(60));
+    for (own, stored, loaded, steps) in
+        [(None, None, later, false), (Some(1), Some(2), before, false), (None, None, before, true)]
+    {
+        let mut agreement = founded(own);
+        if steps {
+            agreement.on_stepped_back();
+        }
+        let adopted = agreement.on_record(status(7), Some(at("5/s", stored, loaded)), later);
+        assert_eq!((rate(&adopted.unwrap().settings), agreement.wanted()), (5.0, None));
+    }
+}
+
 #[test]
 fn rejected_to_in_force_and_to_outdated() {
     let mut agreement = rejected();

@@ -68,6 +68,43 @@ async fn checks_are_answered_without_a_store_that_is_away() {
     }
 }
 
+/// Checks that queue behind a call are answered when it fails, and not by calls of their own.
+#[tokio::test(start_paused = true)]
+async fn those_who_queue_behind_a_call_that_fails_make_no_further_one() {
+    let bench = Bench::new();
+    let limiter = limiter(&bench, LimiterFallback::Local);
+    bench.close();
+    let check = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check("any").await.unwrap() })
+    };
+    let first = check();
+    bench.arrival().await;
+    let others: Vec<_> = (0..5000).map(|_| check()).collect();
+    settle().await;
+    bench.fail(Some(away()));
+    bench.open(1);
+    let mut allowed = usize::from(first.await.unwrap().allowed);
+    for other in others {
+        let decision = other.await.unwrap();
+        assert!(decision.is_fallback);
+        allowed += usize::from(decision.allowed);
+    }
+    assert_eq!((bench.count(), allowed), (1, 2));
+}
+
+/// A trial that is lost, with a runtime for example, is made again.
+#[tokio::test(start_paused = true)]
+async fn a_trial_without_an_outcome_is_made_again() {
+    let breaker = Breaker::default();
+    breaker.failed(&away());
+    let is_due = || matches!(breaker.reachable(), Reachable::No { is_due: true, .. });
+    tokio::time::advance(BACKOFF.0).await;
+    assert!(is_due() && !is_due());
+    tokio::time::advance(LOST).await;
+    assert!(is_due());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_back_decides_again_and_nobody_waits_for_the_trial() {
     let bench = Bench::new();

@@ -92,6 +92,16 @@ impl Server {
         Self::start(move |_| async move { empty(status) }).await
     }
 
+    /// Answers 200, and closes each connection.
+    pub(super) async fn closing() -> Self {
+        let close = || {
+            let mut answer = empty(200);
+            answer.headers_mut().insert("connection", hyper::header::HeaderValue::from_static("close"));
+            answer
+        };
+        Self::start(move |_| async move { close() }).await
+    }
+
     pub(super) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().expect("no panic").clone()
     }

@@ -42,7 +42,7 @@ async fn a_spare_has_done_its_handshake_and_is_used() {
     for base in [server.base.clone(), server.base.replace("127.0.0.1", "localhost")] {
         let before = server.connections();
         let sink = sink_with(&base, &tls);
-        sink.warm(1);
+        sink.warm(soon(1));
         until(|| sink.target.current().pool.counts() == (1, 0)).await;
         let job = Job { body: Bytes::from(vec![b'x'; 200_000]), ..job() };
         for _ in 0..3 {

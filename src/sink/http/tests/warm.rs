@@ -16,7 +16,7 @@ pub(super) async fn pass(duration: Duration) {
 }
 
 async fn with_spare(sink: &HttpSink) {
-    sink.warm(1);
+    sink.warm(soon(1));
     until(|| sink.target.current().pool.counts() == (1, 0)).await;
 }
 
@@ -25,14 +25,14 @@ async fn a_spare_is_opened_once_and_used_by_the_next_send() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
     for _ in 0..3 {
-        sink.warm(1);
+        sink.warm(soon(1));
         assert_eq!(sink.target.current().pool.counts(), (0, 1));
     }
     until(|| sink.target.current().pool.counts() == (1, 0)).await;
-    sink.warm(1);
+    sink.warm(soon(1));
     assert_eq!(sink.target.current().pool.counts(), (1, 0));
     delivered(sink.send(&job()).await);
-    sink.warm(1);
+    sink.warm(soon(1));
     assert_eq!(
         (sink.target.current().pool.counts(), server.connections(), server.seen().len()),
         ((1, 0), 1, 1)
@@ -43,26 +43,42 @@ async fn a_spare_is_opened_once_and_used_by_the_next_send() {
 async fn as_many_are_opened_as_will_be_used_and_no_more() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
-    sink.warm(3);
+    sink.warm(soon(3));
     assert_eq!(sink.target.current().pool.counts(), (0, 3));
-    sink.warm(3);
-    sink.warm(2);
+    sink.warm(soon(3));
+    sink.warm(soon(2));
     assert_eq!(sink.target.current().pool.counts(), (0, 3), "they are on their way");
     until(|| sink.target.current().pool.counts() == (3, 0)).await;
-    sink.warm(4);
+    sink.warm(soon(4));
     until(|| sink.target.current().pool.counts() == (4, 0)).await;
-    sink.warm(4);
+    sink.warm(soon(4));
     assert_eq!((sink.target.current().pool.counts(), server.connections()), ((4, 0), 4));
     server.hang_up().await;
-    sink.warm(2);
+    sink.warm(soon(2));
     until(|| sink.target.current().pool.counts().1 == 0 && server.connections() == 6).await;
+}
+
+/// A server that closes each connection needs one for each job, however short the jobs are; one that keeps them does not.
+#[tokio::test]
+async fn a_server_that_closes_each_connection_gets_one_for_each_job() {
+    let (keeps, closes) = (Server::always(200).await, Server::closing().await);
+    for (server, expected) in [(keeps, 2), (closes, 5)] {
+        let sink = sink(&server.base);
+        let ready = || sink.target.current().pool.counts();
+        for _ in 0..3 {
+            delivered(sink.send(&job()).await);
+        }
+        sink.warm(Soon { jobs: 5, at_once: 2 });
+        until(|| ready().1 == 0 && ready().0 > 0).await;
+        assert_eq!(ready(), (expected, 0));
+    }
 }
 
 #[tokio::test]
 async fn a_send_uses_the_spare_that_is_being_opened() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
-    sink.warm(1);
+    sink.warm(soon(1));
     delivered(sink.send(&job()).await);
     assert_eq!((sink.target.current().pool.counts(), server.connections()), ((1, 0), 1));
 }
@@ -178,7 +194,7 @@ async fn idle_connections_are_closed() {
     with_spare(&sink).await;
     // The connection is too old to wait for a job, but not for a job that is there.
     pass(POOL_IDLE - MIN_WARM_TIME).await;
-    sink.warm(1);
+    sink.warm(soon(1));
     until(|| sink.target.current().pool.counts() == (2, 0)).await;
     pass(MIN_WARM_TIME).await;
     until(|| server.open() == 1).await;
@@ -204,11 +220,11 @@ async fn a_spare_to_a_dead_port_is_not_tried_again_at_once() {
     let options = options(&format!("http://localhost:{}/", address.port()));
     let sink = HttpSink::with(options, counted).expect("a sink");
     for tries in 1..=3 {
-        sink.warm(1);
+        sink.warm(soon(1));
         assert_eq!(sink.target.current().pool.counts(), (0, 1));
         until(|| sink.target.current().pool.counts() == (0, 0)).await;
         for _ in 0..100 {
-            sink.warm(1);
+            sink.warm(soon(1));
         }
         assert_eq!((sink.target.current().pool.counts(), LOOKUPS.load(Ordering::SeqCst)), ((0, 0), tries));
         pass(WARM_RETRY).await;

@@ -14,7 +14,7 @@ local LONGEST_LEASE = 600000000
 local STEP = 100000 -- a clock further behind than this has stepped back
 local NEVER = 9007199254740991 -- 2^53 - 1: a cost that never fits
 local TICK = 25000 -- the highest instant is written down when it has risen by as much
-local SHORT = 500000 -- a server that kept its state has lost no slots further ahead than this
+local SHORT = 500000 -- a server that kept its state has lost no slots further ahead than this, or than turns reach
 
 local floor, max, min, pack, unpack_at = math.floor, math.max, math.min, struct.pack, struct.unpack
 
@@ -220,7 +220,7 @@ local function follow_record(now, known, run, horizon, farthest, answered_at, re
     else
       r.epoch = max(now, r.epoch + 1)
       forget_turns(r)
-      r.lull = max(r.lull, now + min(horizon, SHORT))
+      r.lull = max(r.lull, now + min(horizon, max(SHORT, r.reach + (r.reach - r.reach % 4) / 4)))
     end
   elseif known > 0 and known < r.epoch then
     -- The loss was found by a worker that knew of nothing before it, or of less.

@@ -1,0 +1,77 @@
+//! Connections that are opened before the first slots of a downstream at rest are requested. Otherwise jobs would miss their
+//! slots until connections are there, and the downstream would have to open them while the first jobs arrive.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Effect, Engine};
+use crate::pace::{LaneId, OnLimit, Waiter};
+
+/// Connections are taken to be open for this long after the last job was sent. A sink may keep them for longer.
+const WARM: Duration = Duration::from_secs(3);
+
+/// The longest time for which no slots are requested since connections are being opened.
+const LONGEST_OPENING: Duration = Duration::from_secs(1);
+
+/// The connections of a downstream, as far as the engine knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Connections {
+    /// Whether the driver opens connections on demand.
+    on_demand: bool,
+    /// When some were last in use, or had been opened.
+    warm_at: Option<Instant>,
+    /// Until when those that are being opened are waited for.
+    opening_until: Option<Instant>,
+}
+
+impl Connections {
+    /// Records that jobs are sent over connections at `now`.
+    pub(super) const fn on_release(&mut self, now: Instant) {
+        self.warm_at = Some(now);
+    }
+
+    /// Returns until when connections are waited for that are being opened.
+    pub(super) const fn waits_until(&self) -> Option<Instant> {
+        self.opening_until
+    }
+}
+
+impl<W: Waiter> Engine<W> {
+    /// Has the driver open connections before the first slots are requested: it calls [`Engine::on_opened`].
+    pub(crate) const fn opening_connections(mut self) -> Self {
+        self.connections.on_demand = true;
+        self
+    }
+
+    /// Handles that the connections which the driver was asked for are open, or could not be opened.
+    pub(crate) fn on_opened(&mut self) {
+        let now = Instant::now();
+        (self.connections.warm_at, self.connections.opening_until) = (Some(now), None);
+        self.pacing.reserve_by(now);
+    }
+
+    /// Whether slots for so many waiters of this lane are to be requested later, since the connections for them are opened
+    /// first.
+    pub(super) fn opens_first(&mut self, lane: LaneId, waiters: usize, now: Instant) -> bool {
+        if let Some(until) = self.connections.opening_until {
+            if now < until {
+                return true;
+            }
+            self.on_opened();
+        }
+        let Connections { on_demand, warm_at, .. } = self.connections;
+        let is_warm = warm_at.is_some_and(|at| now.saturating_duration_since(at) < WARM);
+        let is_at_rest = self.release.held() == 0 && self.release.sending() == 0;
+        // Where slots lie further apart, a job may be late by as much as it takes to connect.
+        let is_fast = self.settings.limits_of(lane).spacing() < self.settings.horizon;
+        if !on_demand || is_warm || !is_at_rest || !is_fast || self.settings.on_limit == OnLimit::Reject {
+            return false;
+        }
+        self.connections.opening_until = Some(now + LONGEST_OPENING);
+        let spacing = self.schedule.batching(lane).spacing();
+        let (jobs, at_once) = (self.release.slots(waiters), self.release.connections(waiters, spacing));
+        self.effects.push(Effect::Prepare { jobs, at_once, is_awaited: true });
+        true
+    }
+}
