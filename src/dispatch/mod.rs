@@ -172,8 +172,9 @@ impl Dispatcher {
         self.news.control()
     }
 
-    /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs that were not yet handed
-    /// to the sink go back to the source at once, and sends in flight have the drain time-out to end.
+    /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs whose slots come within a
+    /// quarter of a second are still handed to the sink, others go back to the source, and sends in flight have the drain
+    /// time-out to end.
     ///
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but
     /// those just being sent will be sent again.

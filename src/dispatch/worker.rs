@@ -40,6 +40,9 @@ use report::Reporting;
 /// The most deliveries or events that are handled in a row before due slots are handled.
 const MAX_INPUTS_PER_TURN: usize = 32;
 
+/// Once it is to stop, jobs whose slots come so soon are still sent: nobody else could use these slots in time.
+const LINGERING: Duration = Duration::from_millis(250);
+
 /// A running dispatcher.
 pub(super) struct Worker {
     engine: Engine<Entry>,
@@ -163,7 +166,7 @@ impl Worker {
     }
 
     async fn listen(mut self, mut source: impl Source, mut inputs: Inputs) -> Drained {
-        let mut is_open = true;
+        let (mut is_open, mut ends_at) = (true, None);
         loop {
             // Not a branch below: inputs that come all the time would put it off.
             inputs.beat.answer();
@@ -175,6 +178,9 @@ impl Worker {
             let admission = JobAdmission { rules: &self.admission, preflight: &self.context.preflight };
             self.engine.tick(now, &admission);
             self.apply();
+            if ends_at.is_some_and(|end| now >= end || !self.engine.has_slots_by(end)) {
+                break;
+            }
             if !is_open && self.parking == 0 && self.engine.is_idle() && self.halt.has_no_jobs() {
                 break;
             }
@@ -186,11 +192,20 @@ impl Worker {
             self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
             let look = self.look_wake_at().filter(|_| source.can_park());
             self.report(now);
-            let own = self.trial_wake_at().into_iter().chain(look).chain(self.report_wake_at()).min();
+            let own = self
+                .trial_wake_at()
+                .into_iter()
+                .chain(look)
+                .chain(self.report_wake_at())
+                .chain(ends_at)
+                .min();
             let Inputs { stop, wakeups, events, steps, news, beat } = &mut inputs;
             tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
+                () = stop.cancelled(), if ends_at.is_none() => {
+                    self.engine.stop_asking();
+                    ends_at = Some(Instant::now() + LINGERING.min(self.drain_timeout));
+                }
                 // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {
                     self.note(event);
@@ -202,7 +217,7 @@ impl Worker {
                 () = beat.asked() => {}
                 () = ended(&mut self.opened) => self.engine.on_opened(),
                 () = self.engine.next(wakeups, own) => self.apply(),
-                delivery = source.next(), if is_open => {
+                delivery = source.next(), if is_open && ends_at.is_none() => {
                     let more = std::iter::from_fn(|| source.next().now_or_never().flatten());
                     let is_end = delivery.is_none();
                     let all = delivery.into_iter().chain(more.take(MAX_INPUTS_PER_TURN));

@@ -334,11 +334,18 @@ impl Policy {
         let outcome = read.map(drop).or_else(|error| if error.is_away() { Err(error) } else { Ok(()) });
         if self.breaker.tried(outcome) {
             tracing::info!(limiter = self.name, "the store answers checks again");
-            // A store that goes away again soon must not begin its local states anew; later they only take memory.
-            tokio::time::sleep(LOCAL_KEPT).await;
-            if self.breaker.error().is_none() {
-                *self.local() = Arc::default();
+            if self.on_unavailable == LimiterFallback::Local {
+                self.forget_local_states().await;
             }
+        }
+    }
+
+    /// Forgets the states of this process alone some time after the store is back: if it goes away again soon, they must not
+    /// begin anew, and later they only take memory.
+    async fn forget_local_states(&self) {
+        tokio::time::sleep(LOCAL_KEPT).await;
+        if self.breaker.error().is_none() {
+            *self.local() = Arc::default();
         }
     }
 

@@ -23,6 +23,29 @@ async fn a_stop_gives_back_what_waits_and_finishes_what_is_being_sent() {
     }
 }
 
+/// The slots that are held come for a quarter of a second more, or for as long as the drain may take; no others are asked for.
+#[tokio::test(start_paused = true)]
+async fn jobs_whose_slots_come_soon_after_a_stop_are_sent() {
+    for (drain_timeout, last) in [(25_000, 250), (100, 100)] {
+        let mut bench = Bench::new("20/s", QUICK);
+        bench.options.horizon = Duration::from_secs(2);
+        bench.options.drain_timeout = Duration::from_millis(drain_timeout);
+        bench.publish_many(0..100);
+        let start = Instant::now();
+        let done = bench.start();
+        bench.sink.arrived(3).await;
+        let calls = bench.store.calls.load(Ordering::SeqCst);
+        bench.stop.cancel();
+        bench.publish_many(100..101);
+        done.await.unwrap();
+        let expected: Vec<u128> = (0..).map(|slot| 50 * slot).take_while(|at| *at <= 100 + last).collect();
+        assert_eq!(bench.sink.millis(start), expected);
+        // What goes back to the store is no call for slots, but the probe that ends the lease counts as one.
+        assert!(bench.store.calls.load(Ordering::SeqCst) - calls <= 1);
+        assert_eq!(bench.ledger.of("100"), [Settled::Back]);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_in_time_and_says_what_it_left() {
     let mut bench = Bench::new("100/s", Duration::from_secs(60));

@@ -171,7 +171,8 @@ async fn a_rolling_restart_costs_two_slots() {
         Duration::ZERO
     });
     for (rate, mean, most, gap) in all.await {
-        assert!(mean <= 2.0 && most <= 4.0 && gap <= S, "{rate}: {mean}, {most}, {gap:?}");
+        // Two in the most of 48 runs; three may happen by chance.
+        assert!(mean <= 2.0 && most <= 3.0 && gap <= S, "{rate}: {mean}, {most}, {gap:?}");
     }
 }
 
@@ -269,16 +270,16 @@ async fn attempts_that_count_keep_the_pace_while_the_api_is_away() {
     assert!((10..=11).contains(&attempts), "{attempts} in 10 s");
 }
 
-/// A replica that stops gives back the slots of its last call, and its turn.
+/// A replica that stops sends the jobs whose slots come soon, and gives its turn and later slots back.
 #[tokio::test(start_paused = true)]
-async fn an_orderly_stop_costs_a_turn_at_most_at_fast_rates() {
-    for (rate, millis, turn) in [("20/s", 50, 1.0), ("50/s", 20, 2.0), ("100/s", 10, 4.0)] {
+async fn an_orderly_stop_costs_a_slot_at_most() {
+    for (rate, millis) in [("20/s", 50), ("50/s", 20), ("100/s", 10), ("200/s", 5)] {
         for _ in 0..4 {
             let mut fleet = Fleet::start((rate, millis * MS), 2).await;
             let begun = Instant::now();
             fleet.stop().await;
             let (lost, _) = fleet.cost(begun, Duration::ZERO).await;
-            assert!(lost <= turn + 1.0, "{rate}: {lost} slots");
+            assert!(lost <= 1.0, "{rate}: {lost} slots");
         }
     }
 }

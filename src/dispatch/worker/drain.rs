@@ -1,4 +1,4 @@
-//! The end of a dispatcher: jobs that were not handed over are given back at once, sends in progress may end in time.
+//! The end of a dispatcher: jobs that were not handed over are given back, sends in progress may end in time.
 
 use std::time::Duration;
 

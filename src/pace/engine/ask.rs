@@ -19,7 +19,11 @@ impl<W: Waiter> Engine<W> {
     /// Makes a reserve call for the waiters whose turn it is, unless it is too early or a call is in flight.
     pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
         // A call would take a slot behind those that are on their way back, which then could not go back.
-        if self.pacing.is_calling() || self.pacing.has_returns() || self.is_ahead_of_driver() {
+        if self.pacing.is_calling()
+            || self.pacing.has_returns()
+            || self.is_ahead_of_driver()
+            || self.is_ending
+        {
             return;
         }
         let call = if self.pacing.is_suspended() {
@@ -50,7 +54,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the instant at which [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
-        if self.pacing.is_calling() || self.pacing.has_returns() {
+        if self.pacing.is_calling() || self.pacing.has_returns() || self.is_ending {
             return None;
         }
         if self.pacing.is_suspended() {

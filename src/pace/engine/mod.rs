@@ -48,6 +48,8 @@ pub(crate) struct Engine<W> {
     terms: SharedTerms,
     release: Release<W>,
     connections: Connections,
+    /// Whether no more slots are requested, since this replica ends soon.
+    is_ending: bool,
     /// Slots that were not used while a call is in flight.
     unused: Vec<(Unused, Abandoned)>,
     /// The effects that the driver has not taken yet.
@@ -126,6 +128,7 @@ impl<W: Waiter> Engine<W> {
             terms: SharedTerms::new(given, now),
             release: Release::new(&settings),
             connections: Connections::default(),
+            is_ending: false,
             settings: Arc::new(settings),
             store,
             meters,
@@ -364,6 +367,16 @@ impl<W: Waiter> Engine<W> {
     fn put_back(&mut self, waiters: Vec<W>, reason: Abandoned) {
         self.meters.abandoned(waiters.len(), reason);
         waiters.into_iter().for_each(|waiter| self.backlog.push(waiter));
+    }
+
+    /// Requests no more slots, since this replica ends soon. Those that are held may still come.
+    pub(crate) const fn stop_asking(&mut self) {
+        self.is_ending = true;
+    }
+
+    /// Whether a slot comes by this instant, or may be granted until then.
+    pub(crate) fn has_slots_by(&self, until: Instant) -> bool {
+        self.pacing.is_calling() || self.release.first_due().is_some_and(|due| due <= Deadline::at(until))
     }
 
     /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use

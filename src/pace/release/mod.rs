@@ -188,6 +188,11 @@ impl<W: Waiter> Release<W> {
         self.concurrency.connections(self.held.len() + more, spacing)
     }
 
+    /// Returns the instant of the first slot that is held.
+    pub(crate) fn first_due(&self) -> Option<Deadline> {
+        self.held.next_due()
+    }
+
     /// Returns how many waiters hold a slot once `more` waiters do, as far as they may be sent beside those that are.
     pub(crate) fn slots(&self, more: usize) -> usize {
         (self.held.len() + more).min(self.concurrency.most().saturating_sub(self.concurrency.sending()))
