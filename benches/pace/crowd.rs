@@ -161,6 +161,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             default_plan: None,
             reply: ReplyRules::default(),
         },
+        linger: Duration::ZERO,
         drain_timeout: Duration::from_secs(5),
     })
 }

@@ -1,6 +1,7 @@
 //! Builds the parts that the commands run from the settings.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use paced::amqp;
 use paced::config::{self, Downstream, Loaded, Settings, Sources};
@@ -14,6 +15,9 @@ use tokio::runtime::Handle;
 use super::exit::Exit;
 use super::secrets;
 use super::{Global, out};
+
+/// How long after a stop jobs are still sent whose slots come.
+const LINGER: Duration = Duration::from_millis(250);
 
 /// The URL of a store in this process's memory.
 pub(super) const MEMORY: &str = "memory:";
@@ -160,6 +164,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         revision: downstream.revision,
         prefetch: downstream.queue.prefetch,
         rules: rules(settings, downstream),
+        linger: LINGER,
         drain_timeout: settings.shutdown.drain_timeout,
     }
 }

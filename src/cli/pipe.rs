@@ -256,6 +256,8 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         on_unavailable: OnUnavailable::Hold,
         revision: None,
         prefetch: u16::MAX,
+        // Nobody else waits for its slots, and a second signal is to find nothing but requests in flight.
+        linger: Duration::ZERO,
         drain_timeout: DRAIN,
     };
     Ok(Dispatcher::new(

@@ -32,7 +32,7 @@ pub(super) struct Args {
     /// Body of each job
     #[arg(long, conflicts_with = "file", value_name = "TEXT")]
     body: Option<String>,
-    /// Lane of each job that names none
+    /// Lane of each job that names none (no effect yet)
     #[arg(long, value_name = "LANE")]
     lane: Option<String>,
 }
@@ -92,6 +92,9 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     })?;
     let target = Target { publisher: amqp.publisher(), exchange, key };
     let bar = bar(args.count);
+    if args.lane.is_some() {
+        out::say("paced: --lane has no effect yet: one tenant's backlog stands before the jobs of others");
+    }
     let tally = match lines {
         Some(lines) => target.publish_lines(lines, &args, &rules, &bar).await,
         None => target.publish_equal(&args, &rules, &bar).await?,

@@ -89,6 +89,8 @@ pub struct Options {
     pub prefetch: u16,
     /// The rules for messages.
     pub rules: Rules,
+    /// How long after a stop jobs are still sent whose slots come: nobody else could use such slots in time.
+    pub linger: Duration,
     /// How long sends in flight may take to end once the dispatcher is stopped.
     pub drain_timeout: Duration,
 }
@@ -172,8 +174,8 @@ impl Dispatcher {
         self.news.control()
     }
 
-    /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs whose slots come within a
-    /// quarter of a second are still handed to the sink, others go back to the source, and sends in flight have the drain
+    /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs whose slots come soon
+    /// ([`Options::linger`]) are still handed to the sink, others go back to the source, and sends in flight have the drain
     /// time-out to end.
     ///
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but

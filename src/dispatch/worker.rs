@@ -40,9 +40,6 @@ use report::Reporting;
 /// The most deliveries or events that are handled in a row before due slots are handled.
 const MAX_INPUTS_PER_TURN: usize = 32;
 
-/// Once it is to stop, jobs whose slots come so soon are still sent: nobody else could use these slots in time.
-const LINGERING: Duration = Duration::from_millis(250);
-
 /// A running dispatcher.
 pub(super) struct Worker {
     engine: Engine<Entry>,
@@ -56,6 +53,8 @@ pub(super) struct Worker {
     resize: Option<u16>,
     /// How long sends in flight may take to end once it is stopped.
     drain_timeout: Duration,
+    /// How long jobs are still sent once it is stopped.
+    linger: Duration,
     /// How long a job may wait for its first slot.
     max_wait: Option<Duration>,
     /// How long a job that cannot go yet is held here.
@@ -64,6 +63,8 @@ pub(super) struct Worker {
     parking: usize,
     /// When it is looked next for jobs that are held for too long.
     look_at: Instant,
+    /// Whether the log has a warning that lanes have no effect.
+    is_lane_told: bool,
     /// Ends once connections are open for which the engine waits.
     opened: Option<BoxFuture<'static, ()>>,
     arrivals: Arrivals,
@@ -153,10 +154,12 @@ impl Worker {
             flights,
             resize: None,
             drain_timeout: options.drain_timeout,
+            linger: options.linger,
             max_wait: options.max_wait,
             hold_max: options.hold_max,
             parking: 0,
             look_at: Instant::now(),
+            is_lane_told: false,
             opened: None,
             arrivals: Arrivals::default(),
             reporting: Reporting::new(board),
@@ -204,7 +207,7 @@ impl Worker {
                 biased;
                 () = stop.cancelled(), if ends_at.is_none() => {
                     self.engine.stop_asking();
-                    ends_at = Some(Instant::now() + LINGERING.min(self.drain_timeout));
+                    ends_at = Some(Instant::now() + self.linger.min(self.drain_timeout));
                 }
                 // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {
@@ -274,9 +277,11 @@ impl Worker {
         let max_ages = MaxAges { untried: self.max_wait, tried: self.context.retry.max_age };
         match intake(delivery, &self.admission, max_ages, &mut self.arrivals) {
             Intake::Ready(entry) => {
+                self.tell_of_lane(&entry);
                 self.unless_ended(entry).into_iter().for_each(|entry| self.engine.offer(entry));
             }
             Intake::Later(due, entry) => {
+                self.tell_of_lane(&entry);
                 let entry = self.unless_ended(entry);
                 entry.into_iter().for_each(|entry| self.wait(due, reason, entry));
             }
@@ -293,6 +298,17 @@ impl Worker {
         }
         if self.engine.is_crowded() {
             self.purge();
+        }
+    }
+
+    /// Warns once if a producer expects its jobs to be scheduled by lanes.
+    fn tell_of_lane(&mut self, entry: &Entry) {
+        if !self.is_lane_told && !entry.job.lane.is_empty() {
+            self.is_lane_told = true;
+            tracing::warn!(
+                downstream = self.context.downstream,
+                "messages have paced-lane, which has no effect yet: one tenant's backlog stands before the jobs of others"
+            );
         }
     }
 

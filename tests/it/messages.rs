@@ -239,3 +239,22 @@ async fn a_reply_is_there_before_the_ack() {
     connection.close(200, "OK".into()).await.unwrap();
     assert_eq!(replica.stop().await, 0);
 }
+
+/// Lanes have no effect yet: who expects them to is told once, by the replica and by the command.
+#[tokio::test]
+async fn who_uses_lanes_is_warned_once_that_they_have_no_effect() {
+    let site = site("lanes").await;
+    let replica = site.replica().await;
+    let jobs =
+        (0..20).map(|job| Job::new(format!("lane-{job}")).header("paced-lane", &format!("tenant-{job}")));
+    site.publish(jobs.collect()).await;
+    site.api.wait_for(20, LONG).await;
+    let published = site.cli(&["publish", "billing", "--count", "1", "--body", "{}", "--lane", "acme"]).await;
+    assert_eq!(published.code, 0, "{}", published.stderr);
+    assert_eq!(published.stderr.matches("--lane has no effect yet").count(), 1, "{}", published.stderr);
+    site.api.wait_for(21, LONG).await;
+    assert_eq!(replica.stop().await, 0);
+    let told =
+        replica.log().iter().filter(|line| line.contains("paced-lane, which has no effect yet")).count();
+    assert_eq!(told, 1);
+}

@@ -132,6 +132,19 @@ async fn one_that_is_killed_costs_one_slot() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_stands_still_costs_its_turns_of_that_time() {
+    let all = costs("one of eight stands still for 3 s", 8, async |fleet: &mut Fleet| {
+        fleet.replicas[0].0.stand_still(true);
+        tokio::time::sleep(3 * S).await;
+        fleet.replicas[0].0.stand_still(false);
+        Duration::ZERO
+    });
+    for (rate, _, most, gap) in all.await {
+        assert!(most <= 3.0 && gap <= 1100 * MS, "{rate}: {most}, {gap:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_all_are_killed_the_first_release_is_soon() {
     let all = costs("all eight killed, up again 1 s later", 8, async |fleet: &mut Fleet| {
         (0..8).for_each(|_| fleet.kill());

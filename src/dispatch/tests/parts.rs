@@ -1,11 +1,14 @@
 //! A dispatcher under test: with a scripted source, a recording sink, and stores and clocks that misbehave on
 //! demand.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -55,6 +58,14 @@ pub(super) struct Bench {
     control: Option<Control>,
     view: Option<View>,
     peers: Option<Peers>,
+    still: Arc<Still>,
+}
+
+/// Whether the dispatcher stands still, as a process does after SIGSTOP.
+#[derive(Debug, Default)]
+struct Still {
+    is_set: AtomicBool,
+    waker: AtomicWaker,
 }
 
 impl Bench {
@@ -82,6 +93,7 @@ impl Bench {
                 revision: None,
                 prefetch: 1000,
                 rules: rules(),
+                linger: Duration::from_millis(250),
                 drain_timeout: Duration::from_secs(25),
             },
             sink: Arc::new(RecordingSink::new(takes)),
@@ -108,6 +120,7 @@ impl Bench {
             control: None,
             view: None,
             peers: None,
+            still: Arc::default(),
         }
     }
 
@@ -169,7 +182,11 @@ impl Bench {
         );
         (self.control, self.view) = (Some(dispatcher.control()), Some(dispatcher.view()));
         self.peers = Some(dispatcher.peers());
-        AbortOnDropHandle::new(tokio::spawn(dispatcher.run(source, self.stop.clone())))
+        let (mut run, still) = (Box::pin(dispatcher.run(source, self.stop.clone())), Arc::clone(&self.still));
+        AbortOnDropHandle::new(tokio::spawn(poll_fn(move |context| {
+            still.waker.register(context.waker());
+            if still.is_set.load(Ordering::SeqCst) { Poll::Pending } else { run.as_mut().poll(context) }
+        })))
     }
 
     /// The handle on the running dispatcher.
@@ -180,6 +197,12 @@ impl Bench {
     /// The view of the running dispatcher.
     pub(super) fn view(&self) -> View {
         self.view.clone().expect("started")
+    }
+
+    /// Has the running dispatcher stand still, or go on.
+    pub(super) fn stand_still(&self, still: bool) {
+        self.still.is_set.store(still, Ordering::SeqCst);
+        self.still.waker.wake();
     }
 
     /// Tells the running dispatcher how many replicas there are.

@@ -202,6 +202,31 @@ async fn a_missed_slot_of_a_slow_limit_costs_no_interval() {
 }
 
 /// The slot came, and its caller was not polled before the tolerance was over.
+/// The only caller in a process leaves while others wait for the same pace: its turn is theirs again.
+#[tokio::test(start_paused = true)]
+async fn the_turn_of_the_only_one_who_waits_and_leaves_is_used_by_others() {
+    for (rate, apart) in [("5/s", 200), ("1/s", 1000), ("30/m", 2000), ("6/m", 10_000), ("1/m", 60_000)] {
+        let bench = Bench::new();
+        let build = || builder(rate, &bench).max_wait(ms(u64::from(u32::MAX))).build().unwrap();
+        let (one, other) = (build(), build());
+        let start = Instant::now();
+        let waiting: Vec<_> = (0..20).map(|_| acquire(&one, 1)).collect();
+        for turn in 1..5 {
+            tokio::time::sleep_until(start + ms(4 * turn * apart)).await;
+            let leaves = acquire(&other, 1);
+            tokio::time::sleep(ms(fastrand::u64(..apart))).await;
+            leaves.abort();
+        }
+        let came = all(start, waiting).await;
+        let taken = u128::from(apart) * 19 / 10 + 1000;
+        assert!(came.windows(2).all(|pair| pair[1] - pair[0] <= taken), "{rate}: {came:?}");
+        // Whoever left before its slot came took none.
+        let lost = came[19] / u128::from(apart) - 19;
+        assert!(lost <= 4, "{rate}: {lost} slots: {came:?}");
+        println!("{rate}: {lost} slots of four who left");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_run_too_late_waits_for_another_slot() {
     let bench = Bench::new();

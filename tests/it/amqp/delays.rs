@@ -91,6 +91,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
             default_plan: None,
             reply: ReplyRules::default(),
         },
+        linger: Duration::ZERO,
         drain_timeout: Duration::from_secs(5),
     };
     Dispatcher::new(options, Arc::new(MemoryStore::new()), sink, Arc::new(ThreadClock::start().unwrap()))
