@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument as _;
 
 use super::ReserveError;
@@ -169,10 +169,13 @@ impl Core {
         E: From<StoreError> + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let call = async { timeout(LONGEST_CALL, self.home().run(call)).await };
-        match self.home().timed(call).await {
-            Ok(done) => done?,
-            Err(_) => Err(StoreError::Invalid("the runtime that was given stands still".to_owned()).into()),
+        tokio::select! {
+            biased;
+            // Not within the timers' runtime, or it would be made on the caller's task.
+            done = self.home().run(call) => done?,
+            () = self.home().timed(async { sleep(LONGEST_CALL).await }) => {
+                Err(StoreError::Invalid("the runtime that was given stands still".to_owned()).into())
+            }
         }
     }
 

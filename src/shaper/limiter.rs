@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::CheckError;
 use super::calls::Calls;
@@ -244,10 +244,11 @@ impl Pending {
             Self::Refused(error) => Err(error),
             Self::Decided(answer) => answer,
             Self::Asked(decided, core) => {
-                let decided = async { timeout(LONGEST_CALL, decided).await };
-                match core.task.home().timed(decided).await {
-                    Ok(Ok(answer)) => answer,
-                    _ => Err(CheckError::Stopped),
+                let home = core.task.home();
+                tokio::select! {
+                    biased;
+                    answer = decided => answer.unwrap_or(Err(CheckError::Stopped)),
+                    () = home.timed(async { sleep(LONGEST_CALL).await }) => Err(CheckError::Stopped),
                 }
             }
         }
@@ -335,17 +336,13 @@ impl Policy {
         if self.breaker.tried(outcome) {
             tracing::info!(limiter = self.name, "the store answers checks again");
             if self.on_unavailable == LimiterFallback::Local {
-                self.forget_local_states().await;
+                let returns = self.breaker.returns();
+                sleep(LOCAL_KEPT).await;
+                // If it went away again meanwhile, the local states must not begin anew. Later they only take memory.
+                if self.breaker.returns() == returns && self.breaker.error().is_none() {
+                    *self.local() = Arc::default();
+                }
             }
-        }
-    }
-
-    /// Forgets the states of this process alone some time after the store is back: if it goes away again soon, they must not
-    /// begin anew, and later they only take memory.
-    async fn forget_local_states(&self) {
-        tokio::time::sleep(LOCAL_KEPT).await;
-        if self.breaker.error().is_none() {
-            *self.local() = Arc::default();
         }
     }
 

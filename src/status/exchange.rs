@@ -45,7 +45,7 @@ pub(super) struct Exchange {
     counts: BTreeMap<String, Count>,
 }
 
-/// A number of replicas, and when there were as many.
+/// A number of replicas, and since when fewer have told of themselves.
 #[derive(Debug, Default)]
 struct Count(u32, Option<Instant>);
 
@@ -53,8 +53,9 @@ impl Count {
     /// Returns the number that counts, given that so many tell of themselves now. It falls late: after a store has lost
     /// what they told, or was away for long, they tell it one after the other.
     fn last_high(&mut self, replicas: u32, now: Instant) -> u32 {
-        if replicas >= self.0 || self.1.is_none_or(|at| now.saturating_duration_since(at) > KEPT) {
-            *self = Self(replicas, Some(now));
+        let low_since = *self.1.get_or_insert(now);
+        if replicas >= self.0 || now.saturating_duration_since(low_since) > KEPT {
+            *self = Self(replicas, None);
         }
         self.0
     }
@@ -264,6 +265,8 @@ mod tests {
         // The store is away from 4 s on, or has lost all.
         assert_eq!([told(3, 0), told(4, 4), told(1, 8), told(2, 12), told(4, 14)], [3, 4, 4, 4, 4]);
         // One has ended.
-        assert_eq!([told(3, 20), told(3, 24), told(3, 25), told(3, 28)], [4, 4, 3, 3]);
+        assert_eq!([told(3, 20), told(3, 30), told(3, 31), told(3, 34)], [4, 4, 3, 3]);
+        // It is away for long.
+        assert_eq!([told(1, 100), told(2, 104), told(3, 108), told(2, 112)], [3, 3, 3, 3]);
     }
 }

@@ -1,4 +1,5 @@
-//! Which replica put limits in force, and when. People are shown this; nothing is decided by it.
+//! Which replica put limits in force, and when. People are shown this; and of terms that are restored
+//! after a loss and terms that are in force, those count that were loaded last.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -63,7 +63,8 @@ impl<W: Waiter> Engine<W> {
         if !self.may_ask() {
             return None;
         }
-        let from = self.connections.waits_until().unwrap_or_else(|| self.ask_from());
+        let from = self.ask_from();
+        let from = self.connections.waits_until().map_or(from, |until| until.max(from));
         let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
         (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
     }
@@ -84,7 +85,7 @@ impl<W: Waiter> Engine<W> {
         let spacing = self.schedule.batching(next.lane).spacing();
         let room = self.release.room(spacing);
         let batch = self.schedule.batch(next, self.backlog.ready(next.lane), room);
-        if self.schedule.delays(next.lane, batch, now) || self.opens_first(next.lane, batch.count, now) {
+        if self.schedule.delays(next.lane, batch, now) || self.opens_first(next, batch.count, now) {
             return None;
         }
         let waiters = self.pick(next, batch.count, admission);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Effect, Engine};
-use crate::pace::{LaneId, OnLimit, Waiter};
+use crate::pace::schedule::Next;
+use crate::pace::{OnLimit, Waiter};
 
 /// Connections are taken to be open for this long after the last job was sent. A sink may keep them for longer.
 const WARM: Duration = Duration::from_secs(3);
@@ -46,14 +47,15 @@ impl<W: Waiter> Engine<W> {
 
     /// Handles that the connections which the driver was asked for are open, or could not be opened.
     pub(crate) fn on_opened(&mut self) {
-        let now = Instant::now();
-        (self.connections.warm_at, self.connections.opening_until) = (Some(now), None);
-        self.pacing.reserve_by(now);
+        // What opens later than it was waited for changes nothing.
+        if self.connections.opening_until.take().is_some() {
+            self.connections.warm_at = Some(Instant::now());
+        }
     }
 
-    /// Whether slots for so many waiters of this lane are to be requested later, since the connections for them are opened
-    /// first.
-    pub(super) fn opens_first(&mut self, lane: LaneId, waiters: usize, now: Instant) -> bool {
+    /// Whether slots for so many waiters are to be requested later, since the connections for them are opened first. A call
+    /// that has a turn is made in time for that.
+    pub(super) fn opens_first(&mut self, next: Next, waiters: usize, now: Instant) -> bool {
         if let Some(until) = self.connections.opening_until {
             if now < until {
                 return true;
@@ -64,12 +66,18 @@ impl<W: Waiter> Engine<W> {
         let is_warm = warm_at.is_some_and(|at| now.saturating_duration_since(at) < WARM);
         let is_at_rest = self.release.held() == 0 && self.release.sending() == 0;
         // Where slots lie further apart, a job may be late by as much as it takes to connect.
-        let is_fast = self.settings.limits_of(lane).spacing() < self.settings.horizon;
-        if !on_demand || is_warm || !is_at_rest || !is_fast || self.settings.on_limit == OnLimit::Reject {
+        let is_fast = self.settings.limits_of(next.lane).spacing() < self.settings.horizon;
+        if !on_demand
+            || is_warm
+            || !is_at_rest
+            || !is_fast
+            || next.has_turn()
+            || self.settings.on_limit == OnLimit::Reject
+        {
             return false;
         }
         self.connections.opening_until = Some(now + LONGEST_OPENING);
-        let spacing = self.schedule.batching(lane).spacing();
+        let spacing = self.schedule.batching(next.lane).spacing();
         let (jobs, at_once) = (self.release.slots(waiters), self.release.connections(waiters, spacing));
         self.effects.push(Effect::Prepare { jobs, at_once, is_awaited: true });
         true

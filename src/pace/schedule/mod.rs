@@ -97,6 +97,13 @@ pub(crate) struct Next {
     goes_on: bool,
 }
 
+impl Next {
+    /// Whether the call is sent with a turn.
+    pub(crate) const fn has_turn(&self) -> bool {
+        self.turn.is_some()
+    }
+}
+
 /// The spacing of a lane's slots, according to an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spacing {

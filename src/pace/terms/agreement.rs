@@ -241,7 +241,7 @@ impl Agreement {
         }
         let is_same = |known: &Known| known.generation == generation && Some(&known.text) == text.as_ref();
         let is_known = self.known.as_ref().is_some_and(is_same);
-        if let Some(newer) = text.as_deref().and_then(|text| self.newer_than(generation, text)) {
+        if let Some(newer) = text.as_deref().and_then(|text| self.newer_than(generation, text, now)) {
             self.to_write = Some((generation, newer));
             return None;
         }
@@ -269,11 +269,13 @@ impl Agreement {
     /// Returns the known terms if this text is of a file that was loaded before theirs, although it came into force after
     /// them: the store had lost all, somebody loaded a file, and somebody else restored what they remembered. The file
     /// that was loaded last counts, unless its revision is lower.
-    fn newer_than(&self, generation: u64, text: &str) -> Option<String> {
+    fn newer_than(&self, generation: u64, text: &str, now: Micros) -> Option<String> {
         let known =
             self.known.as_ref().filter(|known| known.is_comparable && known.generation < generation)?;
+        // An instant to come is one of a clock that has stepped back since.
+        let loaded_at = known.terms.loaded().map(|origin| origin.at).filter(|at| *at <= now)?;
         let stored = Terms::parse(text).ok()?;
-        let is_older = stored.loaded()?.at < known.terms.loaded()?.at;
+        let is_older = stored.loaded()?.at < loaded_at;
         (is_older && stored.revision() <= known.terms.revision()).then(|| known.text.clone())
     }
 
@@ -335,7 +337,9 @@ impl Agreement {
         if self.known.is_some() {
             tracing::info!(downstream, generation, rate, "other terms are in force: so many jobs a second");
         }
-        self.known = Some(Known { generation, text, terms, fingerprint, next_end, is_comparable: true });
+        let is_of_before = |known: &Known| !known.is_comparable && known.terms.loaded() == terms.loaded();
+        let is_comparable = !self.known.as_ref().is_some_and(is_of_before);
+        self.known = Some(Known { generation, text, terms, fingerprint, next_end, is_comparable });
         (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override })
     }

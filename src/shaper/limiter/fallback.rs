@@ -1,5 +1,6 @@
 //! Decisions while the store cannot be reached: no check waits for it then.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +30,11 @@ const LOST: Duration = Duration::from_secs(60);
 
 /// Knows whether the store is away. It is tried again when somebody checks, who does not wait for the outcome.
 #[derive(Debug, Default)]
-pub(super) struct Breaker(Mutex<Option<Away>>);
+pub(super) struct Breaker {
+    away: Mutex<Option<Away>>,
+    /// How often the store has come back.
+    returns: AtomicU64,
+}
 
 #[derive(Debug)]
 struct Away {
@@ -94,12 +99,21 @@ impl Breaker {
                 away.wait((away.backoff * 2).min(BACKOFF.1));
                 false
             }
-            (_, outcome) => outcome.is_ok() && known.take().is_some(),
+            (_, outcome) => {
+                let is_back = outcome.is_ok() && known.take().is_some();
+                self.returns.fetch_add(is_back.into(), Ordering::Relaxed);
+                is_back
+            }
         }
     }
 
+    /// Returns how often the store has come back.
+    pub(super) fn returns(&self) -> u64 {
+        self.returns.load(Ordering::Relaxed)
+    }
+
     fn away(&self) -> MutexGuard<'_, Option<Away>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

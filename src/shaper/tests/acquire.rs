@@ -201,7 +201,6 @@ async fn a_missed_slot_of_a_slow_limit_costs_no_interval() {
     assert!(shaper.peek("any").await.unwrap() >= ms(59_000), "strict behind it");
 }
 
-/// The slot came, and its caller was not polled before the tolerance was over.
 /// The only caller in a process leaves while others wait for the same pace: its turn is theirs again.
 #[tokio::test(start_paused = true)]
 async fn the_turn_of_the_only_one_who_waits_and_leaves_is_used_by_others() {
@@ -227,6 +226,7 @@ async fn the_turn_of_the_only_one_who_waits_and_leaves_is_used_by_others() {
     }
 }
 
+/// The slot came, and its caller was not polled before the tolerance was over.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_run_too_late_waits_for_another_slot() {
     let bench = Bench::new();

@@ -43,6 +43,29 @@ fn a_runtime_that_stands_still_or_ends_holds_up_nobody() {
     assert_eq!(runtime().block_on(use_all()), 96);
 }
 
+/// A caller stands still while the connection that it needs is being opened. Others open it.
+#[test]
+fn a_caller_that_stands_still_while_it_connects_holds_up_nobody() {
+    let first = runtime();
+    let proxy = Proxy::start(first.block_on(servers::redis()).port(), Duration::ZERO).unwrap();
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let options = RedisOptions::default().with_timeouts(Duration::from_millis(500), Duration::from_secs(60));
+    let store = RedisStore::open(&url, options).unwrap();
+    let shaper = Shaper::builder(unique("connects"), "1000/s".parse().unwrap()).store(store).build().unwrap();
+    proxy.silence();
+    let mut looks = std::pin::pin!(shaper.peek("any"));
+    {
+        let _entered = first.enter();
+        let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(looks.as_mut().poll(context).is_pending());
+    }
+    proxy.restore();
+    thread::scope(|threads| {
+        threads.spawn(|| shaper.acquire_blocking("any").unwrap());
+    });
+    let _ = first.block_on(looks);
+}
+
 /// Redis hangs: one check waits for the time-out, and those that follow for nothing.
 #[tokio::test]
 async fn checks_do_not_wait_for_a_server_that_hangs() {

@@ -5,6 +5,7 @@ use crate::pace::testing;
 use crate::terms::Override;
 
 const NOW: Micros = Micros(1_760_000_000_000_000);
+const MINUTE: std::time::Duration = std::time::Duration::from_secs(60);
 
 fn status(generation: u64) -> Status {
     Status { generation, ..Status::default() }
@@ -176,31 +177,34 @@ fn a_file_that_was_loaded_last_wins_over_older_terms_that_are_restored() {
         let settings = Settings { revision, ..testing::settings(rate) };
         settings.terms().put_in_force(None, at, Replica::of_this_process()).to_text()
     };
-    let founded = |own: Option<u64>| {
+    let (before, later) = (NOW.minus(MINUTE), NOW.plus(MINUTE));
+    // Any replica that knows the newer file restores it, not only the one that loaded it.
+    let knowing = |own: Option<u64>| {
         let mut agreement = Agreement::new(Settings { revision: own, ..testing::settings("9/s") });
-        assert!(agreement.on_record(status(0), None, NOW).is_none());
-        let Some(Wanted::Write { of: 0, text }) = agreement.wanted() else { panic!() };
-        agreement.on_record(status(1), Some(text), NOW).unwrap();
-        assert_eq!((agreement.settled(), agreement.wanted()), (Some(1), None));
+        agreement.is_proposing = false;
+        agreement.on_record(status(2), Some(at("9/s", own, NOW)), NOW).unwrap();
+        assert_eq!((agreement.settled(), agreement.wanted()), (Some(2), None));
         agreement
     };
-    let before = NOW.minus(std::time::Duration::from_secs(60));
-    let mut agreement = founded(None);
+    let mut agreement = knowing(None);
     agreement.on_generation(7);
     assert!(agreement.on_record(status(7), Some(at("5/s", None, before)), NOW).is_none());
     let Some(Wanted::Write { of: 7, text }) = agreement.wanted() else { panic!() };
     assert_eq!(rate(&agreement.on_record(status(8), Some(text), NOW).unwrap().settings), 9.0);
-    // A file that is loaded later counts, as does one of a higher revision; so do all once the clock has stepped back.
-    let later = NOW.plus(std::time::Duration::from_secs(60));
-    for (own, stored, loaded, steps) in
-        [(None, None, later, false), (Some(1), Some(2), before, false), (None, None, before, true)]
-    {
-        let mut agreement = founded(own);
-        if steps {
-            agreement.on_stepped_back();
-        }
-        let adopted = agreement.on_record(status(7), Some(at("5/s", stored, loaded)), later);
-        assert_eq!((rate(&adopted.unwrap().settings), agreement.wanted()), (5.0, None));
+    assert_eq!(agreement.wanted(), None);
+    // A file that is loaded later counts, as does one of a higher revision.
+    for (own, stored, loaded) in [(None, None, later), (Some(1), Some(2), before)] {
+        let adopted = knowing(own).on_record(status(7), Some(at("5/s", stored, loaded)), later);
+        assert_eq!(rate(&adopted.unwrap().settings), 5.0);
+    }
+    // Once the clock has stepped back, the file that is loaded then counts, whether this replica has seen the step or not,
+    // and also when a rate was set over the old file meanwhile.
+    let mut seen = knowing(None);
+    seen.on_stepped_back();
+    assert!(seen.on_record(status(3), Some(at("9/s", None, NOW)), before).is_some());
+    for mut agreement in [seen, knowing(None)] {
+        let adopted = agreement.on_record(status(7), Some(at("5/s", None, before)), before);
+        assert_eq!(rate(&adopted.unwrap().settings), 5.0);
     }
 }
 
