@@ -1,5 +1,5 @@
-//! The runtime on which shapers, limiters and stores run their tasks and connections, whatever runtime their callers are
-//! on.
+//! The runtime of the tasks and connections of shapers, limiters and stores. Their callers may be on any other runtime, or on
+//! none.
 
 use std::future::poll_fn;
 use std::io;

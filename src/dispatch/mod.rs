@@ -161,8 +161,8 @@ impl Dispatcher {
         self.board.view()
     }
 
-    /// A handle to tell the number of replicas that have this downstream. Unless it is told, an idle replica with
-    /// `on_unavailable = "local"` keeps a lease in the store to be counted.
+    /// Returns a handle that sets the number of replicas that have this downstream. As long as nobody sets it, an idle
+    /// replica with `on_unavailable = "local"` keeps a lease in the store, by which the others count it.
     #[must_use]
     pub fn peers(&self) -> Peers {
         self.peers.clone()

@@ -22,7 +22,7 @@ use crate::time::Micros;
 /// the runtime that was given.
 pub(super) const TRIES: u32 = 3;
 
-/// The longest time after which a call to the store has ended, for whatever reason.
+/// The longest time that a call to the store takes, whether it succeeds or fails.
 pub(super) const LONGEST_CALL: Duration = Duration::from_secs(150);
 
 /// The longest wait until the driver has taken in an answer of the store.

@@ -293,7 +293,7 @@ impl Ask {
     async fn carry_out(self, place: Place) -> Done {
         let Self { store, settings, max_wait, generation, replica, asker, waits_here, requests, returned } =
             self;
-        // Whatever else the driver has polled, they are sent in their order. There are few.
+        // Tokio's cooperative budget could change their order. They are few.
         let (given_back, kept) = unconstrained(give_back(&*store, returned)).await;
         let mut answer = None;
         if !requests.is_empty() {

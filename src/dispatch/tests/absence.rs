@@ -81,7 +81,7 @@ async fn local_keeps_the_pace_of_all_and_returns_without_a_burst() {
     }
 }
 
-/// Replicas that tell each other of themselves need no leases to know how many they are, whoever has jobs.
+/// Each replica knows the number of all. So idle ones need no lease, and a busy one takes its share of all.
 #[tokio::test(start_paused = true)]
 async fn local_takes_a_share_of_all_replicas_that_tell_of_themselves_and_idle_ones_make_no_calls() {
     let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 0);

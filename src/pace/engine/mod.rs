@@ -64,8 +64,8 @@ pub(crate) enum Effect<W> {
     Release(Held<W>),
     /// This waiter gets no slot.
     Refuse(W, Refusal),
-    /// Slots are being requested: so many jobs will have one, and need this many connections beyond those in use at one
-    /// time, which may be opened meanwhile. If they are awaited, the driver calls [`Engine::on_opened`] when they are open.
+    /// Slots are being requested for `jobs` waiters. They need `at_once` connections at one time beyond those in use, which
+    /// may be opened meanwhile. If `is_awaited`, the driver calls [`Engine::on_opened`] when they are open.
     Prepare { jobs: usize, at_once: usize, is_awaited: bool },
     /// Other settings came into force; these are the previous ones. No slots are requested before the driver has
     /// applied the change.

@@ -53,8 +53,8 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Whether slots for so many waiters are to be requested later, since the connections for them are opened first. A call
-    /// that has a turn is made in time for that.
+    /// Whether connections for these waiters are opened first, and their slots requested later. A call that has a turn does
+    /// not wait: its slots lie ahead.
     pub(super) fn opens_first(&mut self, next: Next, waiters: usize, now: Instant) -> bool {
         if let Some(until) = self.connections.opening_until {
             if now < until {

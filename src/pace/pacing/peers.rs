@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of replicas that have a downstream, as they tell each other by other means than this one's calls. A replica
-/// that knows it need not keep a lease in the store, while it is idle, to count for `on_unavailable = "local"`.
+/// The number of replicas that have a downstream, by the summaries that they leave in the store. An idle replica with
+/// `on_unavailable = "local"` needs no lease if this number is known.
 #[derive(Clone, Debug, Default)]
 pub struct Peers(Arc<AtomicU32>);
 
 impl Peers {
-    /// Tells how many there are, this one included.
+    /// Sets the number of replicas, this one included.
     pub fn tell(&self, replicas: u32) {
         self.0.store(replicas.max(1), Ordering::Relaxed);
     }
 
-    /// Returns how many there are; 0 if nobody has told.
+    /// Returns the number of replicas; 0 if it is not known.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)

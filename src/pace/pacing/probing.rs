@@ -16,7 +16,7 @@ use crate::store::{Asker, BoxFuture, NextTurn, Store};
 /// half: a store that returns must not be busy with the probes of many.
 const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
 
-/// Once the store answers, probes are so many times as far apart as it takes to answer one.
+/// Once the store answers, the next probe waits for this many round trips.
 const TRIPS_APART: u32 = 8;
 
 /// The shortest lease, which expires at once.

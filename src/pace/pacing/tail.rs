@@ -70,7 +70,7 @@ impl Returns {
     /// Waits for the outcome of the next return: whether the store took the slot. It waits forever if there is none.
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> bool {
-        // Whatever else the driver has polled, they are sent in their order. There are few.
+        // Tokio's cooperative budget could change their order. They are few.
         let Some((number, given_back)) = unconstrained(self.under_way.next()).await else {
             return std::future::pending().await;
         };
