@@ -6,7 +6,7 @@ SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/p
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
+.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ bench: servers ## Measure paced next to loops without it, and write docs/benchma
 
 footprint: servers ## Count the crates that embedding paced takes, and time their build
 	@tests/support/footprint.sh
+
+generated: ## Write what is made from the keys in src/config: config/paced.toml, docs/reference/configuration.md
+	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --lib -- config::generated
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@CARGO="$(CARGO)" tests/support/run-tests.sh all

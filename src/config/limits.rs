@@ -3,26 +3,22 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::reader::{Absent, Entry, Found, Reader, Table};
+use super::key::{Absent, Key};
+use super::reader::{Entry, Found, Reader, Table};
 use super::value;
 use crate::limit::{Algorithm, Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
 use crate::rate::{Amount, Period, Rate, RateError};
 
+mod keys;
 mod word;
 
-const RATE_HINT: &str = "give a downstream a limit, such as rate = \"50/s\"";
+use keys::{
+    ALGORITHM, ANCHOR, ANCHORS, BUCKETS, BURST, CAPACITY, LIMIT_RATE, LIMITS, NAME, PLAN_HINT, PLAN_LIMITS,
+    RATE, RATE_HINT, RESET, RESETS, UTC_OFFSET,
+};
+pub(super) use keys::{ALGORITHMS, KEYS};
 
 const DAY: Period = Period::Micros(86_400_000_000);
-
-/// Every key of a limit but `algorithm`, `name` and `rate`, with the algorithms that have it.
-const KEYS: [(&str, &[&str]); 6] = [
-    ("burst", &["leaky-bucket", "gcra"]),
-    ("capacity", &["token-bucket"]),
-    ("anchor", &["fixed-window"]),
-    ("buckets", &["sliding-window"]),
-    ("reset", &["quota"]),
-    ("utc_offset", &["quota"]),
-];
 
 /// A limit, and the place for complaints about its name.
 pub(super) struct NamedLimit<'v> {
@@ -35,24 +31,25 @@ pub(super) struct NamedLimit<'v> {
 /// The limits of a downstream: `rate` first, then `limits`.
 pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Vec<NamedLimit<'v>>> {
     let mut limits = Vec::new();
+    reader.declare(table, &RATE, || RATE.string());
+    // Either of the two is needed.
+    let key = if table.has(LIMITS.name) { Key { absent: Absent::Unset, ..RATE } } else { RATE };
     let rate = match is_without_unit(reader, table) {
         true => None,
-        false => reader.parsed(table, "rate", Absent::Unset, value::rate::<Rate>),
+        false => reader.parsed(table, &key, value::rate::<Rate>),
     };
-    if let Some(at) = table.has("rate").then(|| reader.given(table, "rate")).flatten() {
+    if let Some(at) = table.has(RATE.name).then(|| reader.given(table, RATE.name)).flatten() {
         let limit = rate.and_then(|rate| {
-            let limit = Limit::leaky_bucket(format!("{}-0", word::LEAKY_BUCKET), rate, 1);
+            let limit = Limit::leaky_bucket(format!("{}-0", ALGORITHMS[0]), rate, 1);
             told(reader, table, limit)
         });
         limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None }));
     }
-    if let Some((array, more)) = list(reader, table, limits.len(), "") {
+    if let Some((array, more)) = list(reader, table, &LIMITS, limits.len(), "") {
         limits.extend(more);
         if limits.is_empty() && Reader::is_empty(&array) {
             reader.wrong(&array, format!("empty; {RATE_HINT}"));
         }
-    } else if !table.has("rate") && !table.has("limits") {
-        reader.missing(table, "rate", RATE_HINT);
     }
     limits.into_iter().collect()
 }
@@ -63,15 +60,9 @@ pub(super) fn of_plan<'v>(
     table: &Table<'v>,
     name: &str,
 ) -> Option<Vec<NamedLimit<'v>>> {
-    const HINT: &str = "give a plan its limits, such as limits = [{ rate = \"5/s\" }]";
-    let Some((array, limits)) = list(reader, table, 0, &format!("plan.{name}.")) else {
-        if !table.has("limits") {
-            reader.missing(table, "limits", HINT);
-        }
-        return None;
-    };
+    let (array, limits) = list(reader, table, &PLAN_LIMITS, 0, &format!("plan.{name}."))?;
     if Reader::is_empty(&array) {
-        reader.wrong(&array, format!("empty; {HINT}"));
+        reader.wrong(&array, format!("empty; {PLAN_HINT}"));
     }
     limits.into_iter().collect()
 }
@@ -117,22 +108,28 @@ pub(super) fn set<'v>(
 
 type Limits<'v> = Vec<Option<NamedLimit<'v>>>;
 
-/// The array `limits`, and what it holds. Names start with `prefix`, ordinals at `first`.
+/// The array under `key`, and its limits. Names start with `prefix`, ordinals at `first`.
 fn list<'v>(
     reader: &mut Reader<'v>,
     table: &Table<'v>,
+    key: &Key,
     first: usize,
     prefix: &str,
 ) -> Option<(Found<'v>, Limits<'v>)> {
     let mark = reader.entries.len();
-    let (array, tables) = reader.tables(table, "limits")?;
+    let Some((array, tables)) = reader.tables(table, key, keys::schema) else {
+        if !table.has(key.name) {
+            reader.absent(table, key);
+        }
+        return None;
+    };
     let (mut limits, mut shown) = (Vec::new(), Vec::new());
     for (at, one) in tables {
         let limit = limit(reader, &one, first + limits.len(), prefix);
-        let at = reader.given(&one, "name").unwrap_or(at);
+        let at = reader.given(&one, NAME.name).unwrap_or(at);
         let burst = limit.as_ref().map(|limit| match limit.algorithm() {
-            Algorithm::TokenBucket(_) => "capacity",
-            _ => "burst",
+            Algorithm::TokenBucket(_) => CAPACITY.name,
+            _ => BURST.name,
         });
         // It is looked up only where it is a key, or else it would not be reported as unknown.
         let burst = burst.filter(|key| one.has(key) && limit.as_ref().is_some_and(Limit::is_even));
@@ -140,28 +137,29 @@ fn list<'v>(
         limits.push(limit.map(|limit| NamedLimit { limit, at, burst }));
         shown.push(inline(reader.entries.split_off(mark)));
     }
-    reader.note(table, "limits", format!("[{}]", shown.join(", ")), Some(&array));
+    reader.note(table, key, format!("[{}]", shown.join(", ")), Some(&array));
     Some((array, limits))
 }
 
 /// Reads a limit. Its name is the key of its state and never depends on its numbers, so that these may change.
 fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix: &str) -> Option<Limit> {
-    let algorithm = reader.parsed(table, "algorithm", Absent::Default(word::LEAKY_BUCKET), word::algorithm);
-    let name = reader.parsed(table, "name", Absent::Unset, word::limit_name);
+    let algorithm = reader.choice(table, &ALGORITHM, "no algorithm", &ALGORITHMS.map(|name| (name, name)));
+    let name = reader.parsed(table, &NAME, word::limit_name);
     let Some(algorithm) = algorithm else {
         // All keys are known, whichever algorithm it is.
-        ["rate"].iter().chain(KEYS.iter().map(|(key, _)| key)).for_each(|key| drop(reader.given(table, key)));
+        let keys = KEYS.map(|(key, _)| key).into_iter().chain([LIMIT_RATE]);
+        keys.for_each(|key| drop(reader.given(table, key.name)));
         return None;
     };
     for (key, algorithms) in KEYS.iter().filter(|(_, algorithms)| !algorithms.contains(&algorithm)) {
-        let hint = match (*key, algorithm) {
+        let hint = match (key.name, algorithm) {
             ("burst", "token-bucket") => "a token-bucket has `capacity` instead".to_owned(),
             ("capacity", "leaky-bucket" | "gcra") => format!("a {algorithm} has `burst` instead"),
             _ => format!("it is a key of {}; the algorithm here is {algorithm}", algorithms.join(" and ")),
         };
-        reader.hint(table, key, hint);
+        reader.hint(table, key.name, hint);
     }
-    if table.has("name") && name.is_none() {
+    if table.has(NAME.name) && name.is_none() {
         // The other mistakes are reported too.
         numbers(reader, table, algorithm, String::new());
         return None;
@@ -173,31 +171,24 @@ fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix:
 fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name: String) -> Option<Limit> {
     let limit = match algorithm {
         "gcra" => {
-            let (rate, burst) = (rate(reader, table), reader.integer(table, "burst", 1, 1..=u32::MAX));
+            let (rate, burst) = (rate(reader, table), reader.integer(table, &BURST));
             Limit::gcra(name, rate?, burst?)
         }
         "token-bucket" => {
             let refill = amount(reader, table, word::amount);
-            let capacity = match refill.map(Amount::count).map(u32::try_from) {
-                Some(Err(_)) if !table.has("capacity") => {
-                    reader.missing(
-                        table,
-                        "capacity",
-                        "the count of the rate is too high for one; write such as capacity = 1000",
-                    );
-                    None
-                }
-                count => {
-                    let default = count.and_then(Result::ok).unwrap_or(1);
-                    reader.integer(table, "capacity", default, 1..=u32::MAX)
-                }
+            let count = refill.map(Amount::count);
+            let capacity = if count.is_some_and(|count| count > u32::MAX.into()) {
+                let hint = "the count of the rate is too high for one; write such as capacity = 1000";
+                reader.integer(table, &CAPACITY.required(hint))
+            } else {
+                reader.integer_or(table, &CAPACITY, Some(count.unwrap_or(1)))
             };
             let refill = told(reader, table, refill?.rate())?;
             Limit::token_bucket(name, refill, capacity?)
         }
         "fixed-window" => {
             let amount = amount(reader, table, word::amount);
-            let anchor = reader.parsed(table, "anchor", Absent::Default("epoch"), word::anchor);
+            let anchor = reader.choice(table, &ANCHOR, "no anchor", &ANCHORS);
             let (count, period) = parts(amount?);
             match anchor? {
                 word::Anchor::Epoch => Limit::fixed_window(name, count, period),
@@ -206,7 +197,7 @@ fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name
         }
         "sliding-window" => {
             let amount = amount(reader, table, word::amount);
-            let buckets = reader.integer(table, "buckets", 10, 1..=120);
+            let buckets = reader.integer(table, &BUCKETS);
             let (count, period) = parts(amount?);
             Limit::sliding_window(name, count, period, buckets?)
         }
@@ -216,7 +207,7 @@ fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name
         }
         "quota" => quota(reader, table, name)?,
         _ => {
-            let (rate, burst) = (rate(reader, table), reader.integer(table, "burst", 1, 1..=u32::MAX));
+            let (rate, burst) = (rate(reader, table), reader.integer(table, &BURST));
             Limit::leaky_bucket(name, rate?, burst?)
         }
     };
@@ -232,12 +223,12 @@ fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option
         Period::Micros(_) => None,
     });
     let default = if unit.is_some() || amount.is_none() { "calendar" } else { "fixed" };
-    let reset = reader.parsed(table, "reset", Absent::Default(default), word::reset);
+    let reset = reader.choice(table, &RESET.default(default), "no reset", &RESETS);
     let offset = if matches!(reset, Some(word::Reset::Rolling)) {
-        reader.hint(table, "utc_offset", "a rolling quota begins with the first unit taken".to_owned());
+        reader.hint(table, UTC_OFFSET.name, "a rolling quota begins with the first unit taken".to_owned());
         Some(0)
     } else {
-        reader.parsed(table, "utc_offset", Absent::Default("Z"), word::utc_offset)
+        reader.parsed(table, &UTC_OFFSET, word::utc_offset)
     };
     let (amount, reset, offset) = (amount?, reset?, offset?);
     let (count, period) = parts(amount);
@@ -278,12 +269,12 @@ fn amount<'v, A>(
     if is_without_unit(reader, table) {
         return None;
     }
-    reader.parsed(table, "rate", Absent::Mistake("write such as rate = \"1000/minute\""), parse)
+    reader.parsed(table, &LIMIT_RATE, parse)
 }
 
 /// Whether `rate` is a number, which is reported: the unit is missing, and not the quotes alone.
 fn is_without_unit<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> bool {
-    let found = table.has("rate").then(|| reader.given(table, "rate")).flatten();
+    let found = table.has(RATE.name).then(|| reader.given(table, RATE.name)).flatten();
     let Some((found, count)) = found.and_then(|found| found.value.to_i128().map(|count| (found, count)))
     else {
         return false;

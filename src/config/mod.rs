@@ -5,8 +5,10 @@
 
 mod document;
 mod error;
+#[cfg(test)]
+mod generated;
+mod key;
 mod limits;
-mod oauth2;
 mod place;
 mod read;
 mod reader;
@@ -14,6 +16,7 @@ mod reload;
 mod retry;
 mod schema;
 mod secret;
+mod secret_file;
 mod settings;
 mod shaper;
 mod show;
@@ -26,15 +29,13 @@ mod warnings;
 
 use std::path::{Path, PathBuf};
 
-use figment::Provider as _;
-
 pub use document::quote;
 pub use error::{ConfigError, ConfigErrors};
 pub use reload::Reload;
 pub use schema::schema;
+pub use secret::Secret;
 pub use settings::{
-    Admin, Amqp, ClientAuth, Downstream, Http, Lanes, OAuth2, Plan, Queue, Reply, Secret, Settings, Shutdown,
-    Store,
+    Admin, Amqp, ClientAuth, Downstream, Http, Lanes, OAuth2, Plan, Queue, Reply, Settings, Shutdown, Store,
 };
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};
@@ -90,8 +91,7 @@ pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
 pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
     let mut layers = Layers::collect(sources, Path::new(SYSTEM_FILE));
     let figment = layers.merge();
-    let mut merged = figment.data().unwrap_or_default();
-    let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
+    let root = Layers::root(&figment);
     let mut reader = Reader::new(&figment, &layers.all, &root);
     reader.credentials = sources.credentials();
     reader.is_for_tools = true;
@@ -122,8 +122,7 @@ fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
 
 fn load_layers(mut layers: Layers, sources: &Sources) -> Result<Loaded, ConfigErrors> {
     let figment = layers.merge();
-    let mut merged = figment.data().unwrap_or_default();
-    let root = merged.remove(&figment::Profile::Default).unwrap_or_default();
+    let root = Layers::root(&figment);
     let mut reader = Reader::new(&figment, &layers.all, &root);
     reader.credentials = sources.credentials();
     let settings = read::settings(&mut reader);

@@ -17,6 +17,9 @@ impl<'v> Reader<'v> {
     }
 
     fn missing_in(&mut self, table: &Table<'v>, path: String, hint: &str) {
+        if table.is_void {
+            return;
+        }
         let error = ConfigError::new(self.header(table), path, format!("missing; {hint}"));
         self.errors.push(error.of(Kind::Absence));
     }

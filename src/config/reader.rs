@@ -1,21 +1,23 @@
 //! Reads typed values from the merged tree, and notes all mistakes.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::ops::RangeInclusive;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use figment::Figment;
-use figment::value::{Dict, Value};
+use figment::value::{Dict, Num, Value};
+use serde_json::json;
 
 use super::document::{join, quote};
 use super::error::ConfigError;
-use super::settings::Secret;
+use super::key::{Absent, Declared, Form, Key};
+use super::secret::Secret;
 use super::source::Layer;
+use parts::join_parts;
 
 mod parts;
+mod typed;
 
-pub(super) use parts::{Absent, Entry, Found, IN_QUOTES, Table, Tables};
+pub(super) use parts::{Entry, Found, IN_QUOTES, Paths, Table, Tables};
 
 pub(super) struct Reader<'v> {
     figment: &'v Figment,
@@ -25,12 +27,7 @@ pub(super) struct Reader<'v> {
     /// Warnings of entries that are valid but will not do what they seem to.
     pub warnings: Vec<ConfigError>,
     pub entries: Vec<Entry>,
-    /// Every path that a key could have, and the layer whose value is in effect.
-    pub asked: BTreeMap<String, Option<usize>>,
-    /// The paths of tables.
-    pub opened: BTreeSet<String>,
-    /// Hints for keys that are known elsewhere, by path.
-    pub hints: BTreeMap<String, String>,
+    pub paths: Paths,
     /// The directory of the credentials that systemd made for this service.
     pub credentials: Option<PathBuf>,
     /// Whether it reads for a tool, which has no use for the key of the daemon and may not be allowed to read it.
@@ -39,237 +36,100 @@ pub(super) struct Reader<'v> {
 
 impl<'v> Reader<'v> {
     pub fn new(figment: &'v Figment, layers: &'v [Layer], root: &'v Dict) -> Self {
-        let (errors, warnings, entries) = (Vec::new(), Vec::new(), Vec::new());
-        let (asked, hints) = (BTreeMap::new(), BTreeMap::new());
-        let (opened, credentials, is_for_tools) = (BTreeSet::new(), None, false);
-        Self {
-            figment,
-            layers,
-            root,
-            errors,
-            warnings,
-            entries,
-            asked,
-            opened,
-            hints,
-            credentials,
-            is_for_tools,
-        }
+        let (errors, warnings, entries, paths) = (Vec::new(), Vec::new(), Vec::new(), Paths::default());
+        let (credentials, is_for_tools) = (None, false);
+        Self { figment, layers, root, errors, warnings, entries, paths, credentials, is_for_tools }
     }
 
     pub fn root(&mut self) -> Table<'v> {
-        self.opened.insert(String::new());
-        Table { lineage: vec![String::new()], dict: Some(self.root) }
+        self.paths.opened.insert(String::new());
+        let (lineage, declared) = (vec![String::new()], String::new());
+        Table { lineage, dict: Some(self.root), declared, is_void: false }
     }
 
     /// The table under `key`; any other value in its place is noted by the search for unknown keys.
     pub fn table(&mut self, parent: &Table<'v>, key: &str) -> Table<'v> {
         let found = self.find(parent, key);
         let path = join(parent.path(), key);
-        self.opened.insert(path.clone());
+        self.paths.opened.insert(path.clone());
         let dict = match found.map(|found| found.value) {
             Some(Value::Dict(_, dict)) => Some(dict),
             _ => None,
         };
-        Table { lineage: parent.below(path), dict }
+        let (lineage, declared) = (parent.below(path), String::new());
+        Table { lineage, dict, declared, is_void: parent.is_void }
     }
 
-    /// The tables in the array under `key`, and the array.
-    pub fn tables(&mut self, parent: &Table<'v>, key: &str) -> Option<(Found<'v>, Tables<'v>)> {
-        let found = self.find(parent, key)?;
+    /// The table that `key` declares, with known keys.
+    pub fn section(&mut self, parent: &Table<'v>, key: &Key) -> Table<'v> {
+        let node = || json!({ "type": "object", "properties": {}, "additionalProperties": false });
+        self.declare(parent, key, node);
+        self.declared_table(parent, key)
+    }
+
+    /// The table that `key` declares, whose keys are names of the user's own, but none of `reserved`.
+    pub fn names(&mut self, parent: &Table<'v>, key: &Key, reserved: &[&str]) -> Table<'v> {
+        let node = || {
+            let pattern = if let Form::Text { pattern, .. } = key.form { pattern } else { "." };
+            let mut node = json!({ "type": "object", "additionalProperties": false });
+            node["patternProperties"][pattern] = json!({});
+            if !reserved.is_empty() {
+                let each = reserved.iter().map(|name| json!({ "required": [name] }));
+                node["not"] = json!({ "anyOf": each.collect::<Vec<_>>() });
+            }
+            node
+        };
+        self.declare(parent, key, node);
+        self.declared_table(parent, key)
+    }
+
+    fn declared_table(&mut self, parent: &Table<'v>, key: &Key) -> Table<'v> {
+        let table = self.table(parent, key.name);
+        let is_void = table.is_void || (!table.is_there() && key.absent == Absent::Unset);
+        Table { declared: join_parts(&parent.declared, key.declared), is_void, ..table }
+    }
+
+    /// Collects the declaration of a key, whose values have the type of `node`. The first declaration counts.
+    pub fn declare(&mut self, table: &Table<'v>, key: &Key, node: impl FnOnce() -> serde_json::Value) {
+        let Some(all) = &mut self.paths.declared else { return };
+        let path = join_parts(&table.declared, key.declared);
+        if all.iter().all(|other| other.path != path) {
+            all.push(Declared { key: key.declaration(), path, node: node() });
+        }
+    }
+
+    /// The tables in the array that `key` declares, and the array. `item` is the schema of a table.
+    pub fn tables(
+        &mut self,
+        parent: &Table<'v>,
+        key: &Key,
+        item: impl FnOnce() -> serde_json::Value,
+    ) -> Option<(Found<'v>, Tables<'v>)> {
+        let least = u8::from(matches!(key.absent, Absent::Mistake(_)));
+        let node = || json!({ "type": "array", "minItems": least, "items": item() });
+        self.declare(parent, key, node);
+        let found = self.find(parent, key.name)?;
         let mut tables = Vec::new();
         for item in self.items(&found, "an array of tables", "[{ rate = \"1000/minute\" }]")? {
-            self.asked.insert(item.path.clone(), Some(item.layer));
+            self.paths.asked.insert(item.path.clone(), Some(item.layer));
             let Value::Dict(_, dict) = item.value else {
                 self.wrong_type(&item, "a table", "{ rate = \"1000/minute\" }");
                 continue;
             };
-            self.opened.insert(item.path.clone());
-            let table = Table { lineage: parent.below(item.path.clone()), dict: Some(dict) };
+            self.paths.opened.insert(item.path.clone());
+            let lineage = parent.below(item.path.clone());
+            let declared = join_parts(&parent.declared, key.name);
+            let table = Table { lineage, dict: Some(dict), declared, is_void: false };
             tables.push((item, table));
         }
         Some((found, tables))
-    }
-
-    /// An integer within `range`.
-    pub fn integer(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        default: u32,
-        range: RangeInclusive<u32>,
-    ) -> Option<u32> {
-        let Some(found) = self.find(table, key) else {
-            self.note(table, key, default.to_string(), None);
-            return Some(default);
-        };
-        let range = u64::from(*range.start())..=u64::from(*range.end());
-        let number = self.number(table, key, &found, default.into(), range)?;
-        u32::try_from(number).ok()
-    }
-
-    /// An integer within `range`, if it is given.
-    pub fn whole(&mut self, table: &Table<'v>, key: &str, range: RangeInclusive<u64>) -> Option<u64> {
-        let found = self.find(table, key)?;
-        self.number(table, key, &found, *range.start() + 1, range)
-    }
-
-    fn number(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        found: &Found<'v>,
-        example: u64,
-        range: RangeInclusive<u64>,
-    ) -> Option<u64> {
-        let given = match found.value {
-            Value::Num(_, number) => {
-                number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
-            }
-            _ => self.lone_text(found).and_then(|text| text.trim().parse::<i128>().ok()),
-        };
-        let Some(given) = given else {
-            self.wrong_type(found, "an integer", &format!("such as {example}"));
-            return None;
-        };
-        let number = u64::try_from(given).ok().filter(|number| range.contains(number));
-        match number {
-            Some(number) => self.note(table, key, number.to_string(), Some(found)),
-            None => {
-                let (low, high) = (range.start(), range.end());
-                self.wrong(found, format!("out of range; use an integer from {low} to {high}"));
-            }
-        }
-        number
-    }
-
-    /// The integers of an array such as `example`, each converted by `parse`; `Some(None)` where it is not given, which
-    /// is shown as `default`.
-    pub fn numbers(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        example: &str,
-        default: &str,
-        parse: impl Fn(u64) -> Result<u16, String>,
-    ) -> Option<Option<Vec<u16>>> {
-        let Some(found) = self.find(table, key) else {
-            self.note(table, key, default.to_owned(), None);
-            return Some(None);
-        };
-        let mut numbers = Some(Vec::new());
-        for item in self.items(&found, "an array of integers", example)? {
-            let given = match item.value {
-                Value::Num(_, number) => {
-                    let number =
-                        number.to_i128().or_else(|| number.to_u128().and_then(|n| n.try_into().ok()));
-                    // A negative number is as wrong as any other invalid one.
-                    number.map(|number| u64::try_from(number).unwrap_or(0))
-                }
-                _ => None,
-            };
-            match (&mut numbers, given.map(&parse)) {
-                (Some(numbers), Some(Ok(number))) => numbers.push(number),
-                (_, Some(Ok(_))) => {}
-                (all, Some(Err(problem))) => {
-                    self.wrong(&item, problem);
-                    *all = None;
-                }
-                (all, None) => {
-                    self.wrong_type(&item, "an integer", "such as 401");
-                    *all = None;
-                }
-            }
-        }
-        let shown: Vec<String> = numbers.iter().flatten().map(u16::to_string).collect();
-        self.note(table, key, format!("[{}]", shown.join(", ")), Some(&found));
-        Some(Some(numbers?))
-    }
-
-    pub fn boolean(&mut self, table: &Table<'v>, key: &str, default: bool) -> Option<bool> {
-        let Some(found) = self.find(table, key) else {
-            self.note(table, key, default.to_string(), None);
-            return Some(default);
-        };
-        let truth = match found.value {
-            Value::Bool(_, truth) => Some(*truth),
-            _ => self.lone_text(&found).and_then(|text| text.trim().parse().ok()),
-        };
-        match truth {
-            Some(truth) => self.note(table, key, truth.to_string(), Some(&found)),
-            None => self.wrong_type(&found, "a boolean", "true or false"),
-        }
-        truth
-    }
-
-    /// A text that `parse` accepts. The text may be shown in a mistake, so it must be no secret.
-    pub fn parsed<T, E: fmt::Display>(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        absent: Absent,
-        parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Option<T> {
-        let found = self.find(table, key);
-        let text = match &found {
-            Some(found) => self.text(found, &absent.example())?,
-            None => self.absent(table, key, absent)?,
-        };
-        match parse(&text) {
-            Ok(value) => {
-                self.note(table, key, quote(&text), found.as_ref());
-                Some(value)
-            }
-            Err(error) => {
-                if let Some(found) = found {
-                    self.wrong(&found, error.to_string());
-                }
-                None
-            }
-        }
-    }
-
-    /// The texts of an array such as `example`, each converted by `parse`; `default` where it is not given.
-    pub fn texts(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        default: &[&str],
-        example: &str,
-        parse: impl Fn(&str) -> Result<String, String>,
-    ) -> Option<Vec<String>> {
-        let array = |texts: &[String]| {
-            let shown: Vec<String> = texts.iter().map(|text| quote(text)).collect();
-            format!("[{}]", shown.join(", "))
-        };
-        let Some(found) = self.find(table, key) else {
-            let default: Vec<String> = default.iter().map(|text| (*text).to_owned()).collect();
-            self.note(table, key, array(&default), None);
-            return Some(default);
-        };
-        let mut texts = Some(Vec::new());
-        for item in self.items(&found, "an array of strings", example)? {
-            let text = self.text(&item, IN_QUOTES).and_then(|text| match parse(&text) {
-                Ok(text) => Some(text),
-                Err(problem) => {
-                    self.wrong(&item, problem);
-                    None
-                }
-            });
-            match (&mut texts, text) {
-                (Some(texts), Some(text)) => texts.push(text),
-                _ => texts = None,
-            }
-        }
-        self.note(table, key, array(texts.as_deref().unwrap_or_default()), Some(&found));
-        texts
     }
 
     pub(super) fn find(&mut self, table: &Table<'v>, key: &str) -> Option<Found<'v>> {
         let path = join(table.path(), key);
         let value = table.dict.and_then(|dict| dict.get(key));
         let layer = value.map(|value| self.layer_of(value));
-        self.asked.insert(path.clone(), layer);
+        self.paths.asked.insert(path.clone(), layer);
         Some(Found { path, layer: layer?, value: value? })
     }
 
@@ -312,18 +172,9 @@ impl<'v> Reader<'v> {
         }
     }
 
-    pub(super) fn absent(&mut self, table: &Table<'v>, key: &str, absent: Absent) -> Option<String> {
-        match absent {
-            Absent::Default(text) => return Some(text.to_owned()),
-            Absent::Unset => {}
-            Absent::Mistake(hint) => self.missing(table, key, hint),
-        }
-        None
-    }
-
     /// Sets the hint that is shown if this key, which does not exist here, is given.
     pub fn hint(&mut self, table: &Table<'v>, key: &str, hint: String) {
-        self.hints.insert(join(table.path(), key), hint);
+        self.paths.hints.insert(join(table.path(), key), hint);
     }
 
     /// Whether the value is empty.
@@ -336,21 +187,26 @@ impl<'v> Reader<'v> {
         self.find(table, key)
     }
 
-    pub fn note(&mut self, table: &Table<'v>, key: &str, value: String, found: Option<&Found<'v>>) {
-        let origin = found.map_or("default".to_owned(), |found| {
-            // A key that is itself a path is shown as it is.
-            let is_read = found.path.ends_with("_file") && !key.ends_with("_file");
-            let file = if is_read { ", from the file it names" } else { "" };
-            format!("{}{file}", self.place(found))
-        });
-        let (table, key) = (table.path().to_owned(), join("", key));
-        self.entries.push(Entry { table, key, value, origin, secret: None });
+    /// Notes the value in effect.
+    pub fn note(&mut self, table: &Table<'v>, key: &Key, value: String, found: Option<&Found<'v>>) {
+        let origin = match found {
+            Some(found) => {
+                // A key that is itself a path is shown as it is.
+                let is_read = found.path.ends_with("_file") && !key.name.ends_with("_file");
+                let file = if is_read { ", from the file it names" } else { "" };
+                format!("{}{file}", self.place(found))
+            }
+            None if table.is_void => return,
+            None => "default".to_owned(),
+        };
+        let (table, name) = (table.path().to_owned(), join("", key.name));
+        self.entries.push(Entry { table, key: name, value, origin, secret: None, change: key.change });
     }
 
     /// As [`Reader::note`], for a value that is shown masked.
-    pub fn note_secret(&mut self, table: &Table<'v>, key: &str, secret: &Secret, found: Option<&Found<'v>>) {
+    pub fn note_secret(&mut self, table: &Table<'v>, key: &Key, secret: &Secret, found: Option<&Found<'v>>) {
         self.note(table, key, quote(&secret.to_string()), found);
-        if let Some(entry) = self.entries.last_mut() {
+        if let Some(entry) = self.entries.last_mut().filter(|_| found.is_some() || !table.is_void) {
             entry.secret = Some(secret.clone());
         }
     }
@@ -375,11 +231,16 @@ fn unquoted(text: &str) -> Option<String> {
     value.get_ref().as_str().map(str::to_owned)
 }
 
+/// The value of an integer, of whatever size.
+pub(super) fn integer_of(number: &Num) -> Option<i128> {
+    number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
+}
+
 pub(super) const fn type_of(value: &Value) -> &'static str {
     match value {
         Value::String(..) | Value::Char(..) => "a string",
         Value::Bool(..) => "a boolean",
-        Value::Num(_, figment::value::Num::F32(_) | figment::value::Num::F64(_)) => "a float",
+        Value::Num(_, Num::F32(_) | Num::F64(_)) => "a float",
         Value::Num(..) => "an integer",
         Value::Empty(..) => "a date or time",
         Value::Dict(..) => "a table",

@@ -2,50 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::key::Change;
 use super::reader::Entry;
 use super::{Downstream, Loaded, Plan, Secret, Settings};
 use crate::limit::LimitSet;
-
-/// The keys that take effect at once; `*` stands for one name. Every other one needs a restart.
-pub(super) const LIVE: [&str; 28] = [
-    "admin.token",
-    "admin.read_token",
-    "store.on_unavailable",
-    "plans.*.limits",
-    "downstreams.*.rate",
-    "downstreams.*.limits",
-    "downstreams.*.revision",
-    "downstreams.*.max_cost",
-    "downstreams.*.concurrency",
-    "downstreams.*.max_wait",
-    "downstreams.*.hold_max",
-    "downstreams.*.horizon",
-    "downstreams.*.on_unavailable",
-    "downstreams.*.http.headers",
-    "downstreams.*.http.headers.*",
-    "downstreams.*.retry.max_attempts",
-    "downstreams.*.retry.max_throttled",
-    "downstreams.*.retry.max_age",
-    "downstreams.*.retry.on",
-    "downstreams.*.retry.never",
-    "downstreams.*.retry.on_unauthorized",
-    "downstreams.*.retry.min_backoff",
-    "downstreams.*.retry.max_backoff",
-    "downstreams.*.retry.max_pause",
-    "downstreams.*.retry.status.*.max_attempts",
-    "downstreams.*.retry.status.*.min_backoff",
-    "downstreams.*.retry.status.*.max_backoff",
-    "downstreams.*.lanes.default_plan",
-];
-
-/// The keys whose files are read again by those that use them: for each connection or token, or when they change.
-const FOLLOWED: [&str; 5] = [
-    "amqp.url",
-    "store.url",
-    "downstreams.*.http.base_url",
-    "downstreams.*.http.proxy",
-    "downstreams.*.http.oauth2.client_secret",
-];
 
 /// The result of reading the sources of the configuration in effect again.
 #[derive(Clone, Debug)]
@@ -66,13 +26,12 @@ impl Loaded {
         let (old, new_settings) = (&self.settings, &new.settings);
         let stuck = stuck(old, new_settings);
         let (mut changed, mut restart) = (BTreeSet::new(), BTreeSet::new());
-        for path in differing(&self.entries, &new.entries) {
-            let whole = lone(&path, old, new_settings);
-            match whole {
-                None if self.follows(new, &path) => false,
-                Some(whole) => restart.insert(whole),
-                None if is_live(&path) && !stuck.contains(&path) => changed.insert(path),
-                None => restart.insert(path),
+        for (path, change) in differing(&self.entries, &new.entries) {
+            match (lone(&path, old, new_settings), change) {
+                (Some(whole), _) => restart.insert(whole),
+                (None, Change::Followed) if self.follows(new, &path) => false,
+                (None, Change::Reload) if !stuck.contains(&path) => changed.insert(path),
+                (None, _) => restart.insert(path),
             };
         }
         let settings = merged(old, new_settings, &changed);
@@ -94,7 +53,7 @@ impl Loaded {
         let keeps_query = path != "store.url";
         let place = |url| place(url, keeps_query);
         let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
-        is_of_same_file(&old, &new) && is_same_place && is_one_of(&FOLLOWED, path)
+        is_of_same_file(&old, &new) && is_same_place
     }
 }
 
@@ -111,30 +70,18 @@ fn place(url: &str, keeps_query: bool) -> (&str, &str, &str) {
     (scheme, place, if keeps_query { query } else { "" })
 }
 
-fn is_live(path: &str) -> bool {
-    is_one_of(&LIVE, path)
-}
-
-fn is_one_of(patterns: &[&str], path: &str) -> bool {
-    let parts: Vec<&str> = path.split('.').collect();
-    patterns.iter().any(|pattern| {
-        let pattern: Vec<&str> = pattern.split('.').collect();
-        pattern.len() == parts.len()
-            && pattern.iter().zip(&parts).all(|(wanted, part)| *wanted == "*" || wanted == part)
-    })
-}
-
-/// The paths that exist in only one of the two, or have different values.
-fn differing(old: &[Entry], new: &[Entry]) -> BTreeSet<String> {
+/// The paths that exist in only one of the two, or have different values, and when a change of each applies.
+fn differing(old: &[Entry], new: &[Entry]) -> BTreeMap<String, Change> {
     let by_path = |entries: &[Entry]| -> BTreeMap<String, Entry> {
         entries.iter().map(|entry| (entry.path(), entry.clone())).collect()
     };
     let (old, new) = (by_path(old), by_path(new));
-    let same = |path: &&String| match (old.get(*path), new.get(*path)) {
+    let same = |path: &String| match (old.get(path), new.get(path)) {
         (Some(old), Some(new)) => old.has_same_value(new),
         _ => false,
     };
-    old.keys().chain(new.keys()).filter(|path| !same(path)).cloned().collect()
+    let differing = old.iter().chain(&new).filter(|(path, _)| !same(path));
+    differing.map(|(path, entry)| (path.clone(), entry.change)).collect()
 }
 
 /// The downstream or the plan that a key belongs to, if it exists in only one of the two.

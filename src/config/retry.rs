@@ -3,14 +3,66 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use figment::value::{Num, Value};
+use figment::value::Value;
+use serde_json::json;
 
 use super::document::quote;
 use super::error::{ConfigError, Kind};
-use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
-use super::value;
+use super::key::{Key, keys};
+use super::reader::{Found, IN_QUOTES, Reader, Table, integer_of};
 use crate::dispatch::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
 use crate::sink::BodyMatch;
+
+/// Statuses that are no success: one, a range or a class.
+const STATUSES: &str = "^([345]xx|[345][0-9][0-9](-[345][0-9][0-9])?)$";
+
+keys! {
+    /// The jobs that are tried again, for how long, and what costs an attempt: docs/retries.md.
+    RETRY = "retry".default("{}");
+    /// Attempts in all, the first included.
+    MAX_ATTEMPTS = "max_attempts".default("8").integers(1, 1000).reload();
+    /// How often a job may be answered by 429, or by 503 with Retry-After, which is none of max_attempts; the last of
+    /// them makes it a dead letter. Unset: until its deadline. What never reached the API (a refused connection, a name
+    /// that is not found) is counted nowhere and tried again.
+    MAX_THROTTLED = "max_throttled".integers(1, u32::MAX as u64).example("20").reload();
+    /// The age at which a job is not tried again: since it was made (its timestamp) or first taken in.
+    MAX_AGE = "max_age".within("1s", "365d").example("1d").reload();
+    /// The answers after which a job is tried again, besides those that throttle (429, and 503 with Retry-After if it
+    /// is among these): statuses, ranges and classes from 300 to 599. After any other it is dead at once.
+    ON = "on".default("[408, 425, \"5xx\"]").example("[500, \"502-504\"]").reload();
+    /// The answers after which it is dead at once all the same: such as [429, "501", "505-511"].
+    NEVER = "never".default("[]").example("[500, \"502-504\"]").reload();
+    /// The statuses (any of 401, 403, 407) that may mean that paced's own credentials are refused. A job that is
+    /// answered so while others succeed is a dead letter. When 3 jobs in a row are, the files of headers, base URL and
+    /// proxy are read again, no jobs are taken, and one at a time is tried; no attempts are used up.
+    ON_UNAUTHORIZED = "on_unauthorized".default("[401]").example("[401, 403]").reload();
+    /// The shortest wait before another attempt. A wait is random, from this to a bound that doubles each time up to
+    /// max_backoff.
+    MIN_BACKOFF = "min_backoff".default("1s").reload();
+    /// The longest wait before another attempt.
+    MAX_BACKOFF = "max_backoff".default("5m").reload();
+    /// The longest that a Retry-After of the API may pause the downstream.
+    MAX_PAUSE = "max_pause".default("5m").reload();
+}
+
+keys! {
+    /// What differs after some answers, by status, range or class; without a key it is as in `retry`.
+    STATUS = "status".matches(STATUSES);
+    /// What differs after these answers; without a key it is as in `retry`.
+    ONE_STATUS = "S".default("{}");
+    /// For an API that answers 2xx and means that it throttles: the value at a JSON pointer in the body, of which 64
+    /// KiB are read, within the time-out.
+    WHEN = "when";
+    /// Where in the body, as a JSON pointer.
+    POINTER = "pointer".required("say which value, such as pointer = \"/error/code\"")
+        .matches("^(/([^~]|~[01])*)?$").example("/error/code");
+    /// The value there that means so: a string, a number or a boolean.
+    EQUALS = "equals".required("say which value, such as equals = \"rate_limited\"").example("\"rate_limited\"");
+}
+
+const OWN_MAX_ATTEMPTS: Key<'static> = MAX_ATTEMPTS.or("`retry.max_attempts`", "20");
+const OWN_MIN_BACKOFF: Key<'static> = MIN_BACKOFF.or("`retry.min_backoff`", "10s");
+const OWN_MAX_BACKOFF: Key<'static> = MAX_BACKOFF.or("`retry.max_backoff`", "10m");
 
 /// What `[downstreams.NAME.retry]` says.
 pub(super) struct Retry {
@@ -19,19 +71,15 @@ pub(super) struct Retry {
     pub throttled_when: Option<BodyMatch>,
 }
 
-/// The range of `max_attempts`.
-const ATTEMPTS: std::ops::RangeInclusive<u64> = 1..=1000;
-
 pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Retry> {
-    let table = reader.table(downstream, "retry");
-    let max_attempts = reader.integer(&table, "max_attempts", 8, 1..=1000);
-    let max_throttled = reader.whole(&table, "max_throttled", 1..=u32::MAX.into());
-    let max_age = |text: &str| value::duration_within(text, "1s", "365d");
-    let max_age = reader.parsed(&table, "max_age", Absent::Unset, max_age);
-    let statuses = tried_again(reader, &table);
-    let min_backoff = reader.parsed(&table, "min_backoff", Absent::Default("1s"), value::duration);
-    let max_backoff = reader.parsed(&table, "max_backoff", Absent::Default("5m"), value::duration);
-    let max_pause = reader.parsed(&table, "max_pause", Absent::Default("5m"), value::duration);
+    let table = reader.section(downstream, &RETRY);
+    let max_attempts = reader.integer(&table, &MAX_ATTEMPTS);
+    let max_throttled = reader.integer(&table, &MAX_THROTTLED);
+    let max_age = reader.duration(&table, &MAX_AGE);
+    let statuses = retryable_statuses(reader, &table);
+    let min_backoff = reader.duration(&table, &MIN_BACKOFF);
+    let max_backoff = reader.duration(&table, &MAX_BACKOFF);
+    let max_pause = reader.duration(&table, &MAX_PAUSE);
     let throttled_when = when(reader, &table);
     let (min, max) = (min_backoff?, max_backoff?);
     if min > max {
@@ -41,7 +89,7 @@ pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Opti
     let (statuses, on_unauthorized) = statuses?;
     let policy = RetryPolicy {
         max_attempts: max_attempts?,
-        max_throttled: max_throttled.and_then(|most| u32::try_from(most).ok()),
+        max_throttled,
         max_age,
         outlast: true,
         statuses,
@@ -54,17 +102,16 @@ pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Opti
 }
 
 /// Reads the answers after which a job is tried again, and those that may mean that the credentials are refused.
-fn tried_again<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<(Statuses, RefusalStatuses)> {
-    let on = statuses(reader, table, "on", "[408, 425, \"5xx\"]");
-    let never = statuses(reader, table, "never", "[]");
+fn retryable_statuses<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<(Statuses, RefusalStatuses)> {
+    let (on, never) = (statuses(reader, table, &ON), statuses(reader, table, &NEVER));
     let unauthorized = on_unauthorized(reader, table)?;
     let (on, never) = (on?, never?);
-    for (key, given) in [("on", on), ("never", never)] {
+    for (key, given) in [(ON, on), (NEVER, never)] {
         let both = |status: &u16| unauthorized.contains(*status);
         let Some(status) = given.and_then(|given| (300..600).find(|s| given.contains(*s) && both(s))) else {
             continue;
         };
-        if let Some(found) = reader.given(table, key) {
+        if let Some(found) = reader.given(table, key.name) {
             let problem =
                 format!("{status} is in on_unauthorized too; take it out, or set on_unauthorized without it");
             reader.wrong(&found, problem);
@@ -76,35 +123,23 @@ fn tried_again<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<(Status
     Some((on.without(never.unwrap_or(Statuses::NONE)), unauthorized))
 }
 
-/// The statuses of an array such as `[500, "502-504", "5xx"]`; `Some(None)` where it is not given, which is shown as
-/// `default`.
-fn statuses<'v>(
-    reader: &mut Reader<'v>,
-    table: &Table<'v>,
-    key: &str,
-    default: &str,
-) -> Option<Option<Statuses>> {
-    let Some(found) = reader.find(table, key) else {
-        reader.note(table, key, default.to_owned(), None);
-        return Some(None);
-    };
-    let (mut all, mut shown) = (Some(Statuses::NONE), Vec::new());
-    for item in reader.items(&found, "an array of statuses", "[500, \"502-504\"]")? {
-        let text = match item.value {
-            Value::Num(_, number) => integer(number).map(|number| number.to_string()).unwrap_or_default(),
-            _ => reader.text(&item, IN_QUOTES)?,
-        };
-        match failures(&text) {
-            Ok(statuses) => all = all.map(|all| all.and(statuses)),
-            Err(problem) => {
-                reader.wrong(&item, problem);
-                all = None;
+/// The statuses of an array such as `[500, "502-504", "5xx"]`; `Some(None)` where it is not given.
+fn statuses<'v>(reader: &mut Reader<'v>, table: &Table<'v>, key: &Key) -> Option<Option<Statuses>> {
+    let number = json!({ "type": "integer", "minimum": 300, "maximum": 599 });
+    let item = || json!({ "anyOf": [number, { "type": "string", "pattern": STATUSES }] });
+    let convert = |reader: &mut Reader<'v>, item: &Found<'v>| {
+        let (text, shown) = match item.value {
+            Value::Num(_, number) => {
+                let text = integer_of(number).map(|number| number.to_string()).unwrap_or_default();
+                (text.clone(), text)
             }
-        }
-        shown.push(if matches!(item.value, Value::Num(..)) { text } else { quote(&text) });
-    }
-    reader.note(table, key, format!("[{}]", shown.join(", ")), Some(&found));
-    Some(Some(all?))
+            _ => reader.text(item, IN_QUOTES).map(|text| (text.clone(), quote(&text)))?,
+        };
+        let statuses = failures(&text).map_err(|problem| reader.wrong(item, problem)).ok()?;
+        Some((shown, statuses))
+    };
+    let given = reader.list(table, key, "an array of statuses", item, convert)?;
+    Some(given.map(|all| all.into_iter().fold(Statuses::NONE, |all, one| all.and(one))))
 }
 
 /// Parses statuses that are no success.
@@ -119,11 +154,21 @@ fn failures(text: &str) -> Result<Statuses, String> {
 /// Reads the statuses that may mean that the credentials are refused.
 fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<RefusalStatuses> {
     let known = RefusalStatuses::KNOWN;
-    let is_known = |number: u64| match u16::try_from(number) {
-        Ok(status) if known.contains(&status) => Ok(status),
-        _ => Err(format!("no status that refuses credentials; use any of {known:?}")),
+    let item = || json!({ "type": "integer", "minimum": 401, "maximum": 407, "enum": known });
+    let convert = |reader: &mut Reader<'v>, item: &Found<'v>| {
+        let given = if let Value::Num(_, number) = item.value { integer_of(number) } else { None };
+        let Some(given) = given else {
+            reader.wrong_type(item, "an integer", "such as 401");
+            return None;
+        };
+        let status = known.into_iter().find(|status| i128::from(*status) == given);
+        if status.is_none() {
+            let problem = format!("no status that refuses credentials; use any of {known:?}");
+            reader.wrong(item, problem);
+        }
+        status.map(|status| (status.to_string(), status))
     };
-    match reader.numbers(table, "on_unauthorized", "[401, 403]", "[401]", is_known)? {
+    match reader.list(table, &ON_UNAUTHORIZED, "an array of integers", item, convert)? {
         Some(statuses) => RefusalStatuses::new(&statuses),
         None => Some(RefusalStatuses::default()),
     }
@@ -135,7 +180,7 @@ fn overrides<'v>(
     retry: &Table<'v>,
     policy: &RetryPolicy,
 ) -> Option<Arc<[StatusRetry]>> {
-    let table = reader.table(retry, "status");
+    let table = reader.names(retry, &STATUS, &[]);
     let (mut all, mut is_right): (Vec<StatusRetry>, bool) = (Vec::new(), true);
     for key in table.keys() {
         let statuses = match failures(&key) {
@@ -150,21 +195,20 @@ fn overrides<'v>(
             reader.wrong_key(&table, &key, &format!("{status} is in another key too; let them not overlap"));
             is_right = false;
         }
-        let own = reader.table(&table, &key);
-        let max_attempts = reader.whole(&own, "max_attempts", ATTEMPTS);
-        let min = reader.parsed(&own, "min_backoff", Absent::Unset, value::duration);
-        let max = reader.parsed(&own, "max_backoff", Absent::Unset, value::duration);
+        let own = reader.section(&table, &ONE_STATUS.under(&key));
+        let max_attempts = reader.integer(&own, &OWN_MAX_ATTEMPTS);
+        let min = reader.duration(&own, &OWN_MIN_BACKOFF);
+        let max = reader.duration(&own, &OWN_MAX_BACKOFF);
         let backoff =
             Backoff { min: min.unwrap_or(policy.backoff.min), max: max.unwrap_or(policy.backoff.max) };
         if backoff.min > backoff.max {
             reject_backoffs(reader, &own, backoff);
             is_right = false;
         }
-        if let Some(problem) = useless(&statuses, policy, own.has("max_attempts")) {
+        if let Some(problem) = ineffective_reason(&statuses, policy, own.has(OWN_MAX_ATTEMPTS.name)) {
             reader.wrong_key(&table, &key, &problem);
             is_right = false;
         }
-        let max_attempts = max_attempts.and_then(|most| u32::try_from(most).ok());
         let max_attempts = max_attempts.unwrap_or(policy.max_attempts);
         all.push(StatusRetry { statuses, max_attempts, backoff });
     }
@@ -172,7 +216,7 @@ fn overrides<'v>(
 }
 
 /// The reason why an override would have no effect, if there is one.
-fn useless(statuses: &Statuses, policy: &RetryPolicy, has_attempts: bool) -> Option<String> {
+fn ineffective_reason(statuses: &Statuses, policy: &RetryPolicy, has_attempts: bool) -> Option<String> {
     if let Some(status) = (300..600).find(|s| statuses.contains(*s) && !policy.statuses.contains(*s)) {
         return Some(format!("a job that is answered {status} is not tried again; add it to `retry.on`"));
     }
@@ -182,49 +226,42 @@ fn useless(statuses: &Statuses, policy: &RetryPolicy, has_attempts: bool) -> Opt
 
 /// Reads `when`: the answer of an API that throttles in the body of a success.
 fn when<'v>(reader: &mut Reader<'v>, retry: &Table<'v>) -> Option<BodyMatch> {
-    let table = reader.table(retry, "when");
-    if !table.is_there() {
-        return None;
-    }
-    let hint = Absent::Mistake("say which value, such as pointer = \"/error/code\"");
-    let pointer = reader.parsed(&table, "pointer", hint, |text| {
+    let table = reader.section(retry, &WHEN);
+    let pointer = reader.parsed(&table, &POINTER, |text| {
         if BodyMatch::is_pointer(text) {
             return Ok(text.to_owned());
         }
         Err("no JSON pointer; write one such as \"/error/code\"")
     });
-    let Some(found) = reader.find(&table, "equals") else {
-        reader.missing(&table, "equals", "say which value, such as equals = \"rate_limited\"");
+    reader.declare(&table, &EQUALS, || json!({ "type": ["string", "number", "boolean"] }));
+    let Some(found) = reader.find(&table, EQUALS.name) else {
+        reader.absent(&table, &EQUALS);
         return None;
     };
     let equals = match found.value {
         Value::String(_, text) => Some(serde_json::Value::from(text.as_str())),
         Value::Char(_, c) => Some(serde_json::Value::from(c.to_string())),
         Value::Bool(_, truth) => Some(serde_json::Value::from(*truth)),
-        Value::Num(_, number) => integer(number)
+        Value::Num(_, number) => integer_of(number)
             .and_then(|number| i64::try_from(number).ok())
             .map(serde_json::Value::from)
             .or_else(|| number.to_f64().filter(|number| number.is_finite()).map(serde_json::Value::from)),
         _ => None,
     };
     match &equals {
-        Some(equals) => reader.note(&table, "equals", equals.to_string(), Some(&found)),
+        Some(equals) => reader.note(&table, &EQUALS, equals.to_string(), Some(&found)),
         None => reader.wrong_type(&found, "a string, a number or a boolean", "equals = \"rate_limited\""),
     }
     Some(BodyMatch::new(&pointer?, equals?))
 }
 
-fn integer(number: &Num) -> Option<i128> {
-    number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
-}
-
 /// Points at the backoff that was given, or at the shortest if both were.
 fn reject_backoffs<'v>(reader: &mut Reader<'v>, table: &Table<'v>, backoff: Backoff) {
     let Backoff { min, max } = backoff;
-    let given: Option<Found<'v>> = reader.given(table, "min_backoff");
+    let given: Option<Found<'v>> = reader.given(table, MIN_BACKOFF.name);
     let (found, problem) = match given {
         Some(found) => (found, format!("over max_backoff ({max:?}); use at most that, or raise max_backoff")),
-        None => match reader.given(table, "max_backoff") {
+        None => match reader.given(table, MAX_BACKOFF.name) {
             Some(found) => {
                 (found, format!("under min_backoff ({min:?}); use at least that, or lower min_backoff"))
             }

@@ -1,13 +1,11 @@
-//! Secrets, which are given directly or in files of their own.
+//! Texts that may hold credentials.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::system_text;
-use super::reader::{Absent, Found, IN_QUOTES, Reader, Table};
 use super::source::read_text;
-use super::warnings;
 
 /// A text that may hold credentials: it is shown as `***`, or as a URL without its user information. One from a file of
 /// its own is always shown as `***`.
@@ -43,6 +41,12 @@ impl Secret {
         Self { text: text.into(), hidden: true, file: Some(file), check: None }
     }
 
+    /// The same secret, whose file must hold what `check` accepts whenever it is read again.
+    #[must_use]
+    pub(super) fn checked_by(self, check: Check) -> Self {
+        Self { check: Some(check), ..self }
+    }
+
     /// The file that it was read from, if it has one of its own.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
@@ -55,7 +59,8 @@ impl Secret {
     /// The file cannot be read, or what is in it cannot be used. The text shows neither the file's name nor what is in it.
     pub fn read_again(&self) -> Result<Self, String> {
         let Some(file) = self.file() else { return Ok(self.clone()) };
-        let text = read(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
+        let text =
+            contents(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
         let text = match self.check {
             Some(check) => {
                 check(&text).map_err(|problem| format!("its file cannot be used: {problem}"))?.text
@@ -133,117 +138,13 @@ impl fmt::Display for Secret {
 }
 
 /// The contents of a secret file, without one newline at its end.
-fn read(file: &Path) -> io::Result<String> {
+pub(super) fn contents(file: &Path) -> io::Result<String> {
     const MAX_SECRET: u64 = 64 << 10;
     let mut text = read_text(file, MAX_SECRET)?;
     if text.ends_with('\n') {
         text.truncate(text.len() - 1 - usize::from(text.ends_with("\r\n")));
     }
     Ok(text)
-}
-
-impl<'v> Reader<'v> {
-    /// The secret under `key`, or in the file that `key_file` names. `check` returns the text to
-    /// use, or a problem that does not show it.
-    pub fn secret(&mut self, table: &Table<'v>, key: &str, absent: Absent, check: Check) -> Option<Secret> {
-        let names = [key.to_owned(), format!("{key}_file")];
-        self.secret_under(table, key, &names, absent, check)
-    }
-
-    /// As [`Reader::secret`], for several spellings of one key.
-    pub fn secret_under(
-        &mut self,
-        table: &Table<'v>,
-        key: &str,
-        names: &[String],
-        absent: Absent,
-        check: Check,
-    ) -> Option<Secret> {
-        let mut given: Vec<(&String, Found<'v>)> = Vec::new();
-        for name in names {
-            given.extend(self.find(table, name).map(|found| (name, found)));
-        }
-        // A source overrides lower ones, whichever spelling each uses.
-        let top = given.iter().map(|(_, found)| self.layers[found.layer].rank).max();
-        given.retain(|(_, found)| Some(self.layers[found.layer].rank) == top);
-        if let [(first, _), (second, found), ..] = &given[..] {
-            self.wrong(found, format!("given as `{first}` and as `{second}`; keep one"));
-            return None;
-        }
-        let Some((name, found)) = given.pop() else {
-            let secret = check(&self.absent(table, key, absent)?).ok()?;
-            self.note_secret(table, key, &secret, None);
-            return Some(secret);
-        };
-        let mut text = self.text(&found, IN_QUOTES)?;
-        let file = match name.ends_with("_file") {
-            true => Some(self.file(&found, &text)?),
-            false => None,
-        };
-        if let Some(file) = &file {
-            text = self.contents(&found, file)?;
-        }
-        let checked = check(&text).map(|secret| match file {
-            // A value from a file of its own is hidden as a whole: a path may be a key.
-            Some(file) => Secret { check: Some(check), ..Secret::of_file(secret.text, file) },
-            None => secret,
-        });
-        match checked {
-            Ok(secret) => {
-                self.note_secret(table, key, &secret, Some(&found));
-                Some(secret)
-            }
-            Err(problem) => {
-                self.wrong(&found, problem);
-                None
-            }
-        }
-    }
-
-    /// The contents of a secret file, without one newline at its end.
-    ///
-    /// Its name is not shown: it may be the secret itself, under the wrong key.
-    fn contents(&mut self, found: &Found<'v>, file: &Path) -> Option<String> {
-        let dir = &self.layers[found.layer].dir;
-        match read(file) {
-            Ok(text) => {
-                warnings::readable(self, found, file);
-                Some(text)
-            }
-            Err(error) => {
-                let problem = format!(
-                    "the file it names cannot be read ({}); give a path, absolute or from {}",
-                    system_text(&error),
-                    dir.display()
-                );
-                self.wrong(found, problem);
-                None
-            }
-        }
-    }
-    /// The file that `text` names, at `found`: it starts at the directory of its source, or at that of the credentials
-    /// which systemd made for the service.
-    pub fn file(&mut self, found: &Found<'v>, text: &str) -> Option<PathBuf> {
-        let Some(rest) = in_credentials(text) else {
-            return Some(self.layers[found.layer].dir.join(text));
-        };
-        match self.credentials.as_deref().filter(|dir| dir.is_absolute()) {
-            Some(dir) => Some(dir.join(rest)),
-            None => {
-                self.wrong(
-                    found,
-                    "begins with $CREDENTIALS_DIRECTORY, which systemd has not set here; give the service a \
-                     LoadCredential= (and run tools with that variable), or name the file by its path",
-                );
-                None
-            }
-        }
-    }
-}
-
-/// The rest of a path that begins with the directory of credentials.
-fn in_credentials(path: &str) -> Option<&str> {
-    ["$CREDENTIALS_DIRECTORY/", "${CREDENTIALS_DIRECTORY}/"].iter().find_map(|start| path.strip_prefix(start))
 }
 
 #[cfg(test)]
@@ -298,7 +199,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         let check: Check = super::super::value::header_value;
-        let secret = Secret { check: Some(check), ..Secret::of_file("old", file.clone()) };
+        let secret = Secret::of_file("old", file.clone()).checked_by(check);
         for (text, read) in [("new", Some("new")), ("new\r\n", Some("new")), ("", None), ("two\nlines", None)]
         {
             std::fs::write(&file, text).unwrap();
@@ -310,19 +211,5 @@ mod tests {
         let error = secret.read_again().unwrap_err();
         assert!(!error.contains("token"), "{error}");
         assert_eq!(Secret::hidden("x").read_again(), Ok(Secret::hidden("x")));
-    }
-
-    #[test]
-    fn a_path_may_begin_at_the_credentials() {
-        for (path, rest) in [
-            ("$CREDENTIALS_DIRECTORY/paced_token", Some("paced_token")),
-            ("${CREDENTIALS_DIRECTORY}/a/b", Some("a/b")),
-            ("$CREDENTIALS_DIRECTORY", None),
-            ("$CREDENTIALS_DIRECTORYx/a", None),
-            ("/run/$CREDENTIALS_DIRECTORY/a", None),
-            ("secrets/token", None),
-        ] {
-            assert_eq!(in_credentials(path), rest, "{path}");
-        }
     }
 }

@@ -115,6 +115,11 @@ impl Layers {
         })
     }
 
+    /// The tree of the merged layers.
+    pub fn root(figment: &Figment) -> Dict {
+        figment.data().unwrap_or_default().remove(&Profile::Default).unwrap_or_default()
+    }
+
     fn error(&mut self, source: String, position: Option<(usize, usize)>, key: &str, problem: String) {
         let place = Place { layer: self.all.len(), position, source };
         self.errors.push(ConfigError::new(place, key, problem));

@@ -3,12 +3,43 @@
 use std::path::PathBuf;
 
 use super::document::quote;
-use super::reader::{Absent, IN_QUOTES, Reader, Table};
-use super::settings::Secret;
+use super::key::{Key, keys};
+use super::reader::{IN_QUOTES, Reader, Table};
+use super::secret::Secret;
 use crate::tls::{ServerTlsOptions, TlsOptions};
 
-const KEYS: [&str; 4] = ["ca_file", "cert_file", "key_file", "server_name"];
-const SERVER_KEYS: [&str; 3] = ["cert_file", "key_file", "client_ca_file"];
+keys! {
+    /// For a URL with TLS (amqps://, rediss://, https://): the authorities that are trusted and the certificate of this
+    /// process (docs/tls.md). Paths start at the directory of this file. The files are read again when they change, and
+    /// on SIGHUP.
+    TLS = "tls";
+    /// The authorities that the server's certificate may be signed by (PEM), instead of the system's.
+    CA_FILE = "ca_file".example("certs/ca.pem");
+    /// The certificate to show to a server that asks for one, with those that lead to its authority (PEM). It needs a
+    /// `key_file`.
+    CERT_FILE = "cert_file".example("certs/client.pem");
+    /// The private key of `cert_file`, unencrypted (PEM).
+    KEY_FILE = "key_file".example("certs/client-key.pem");
+    /// The name that the server's certificate must have. Unset: the host in the URL.
+    SERVER_NAME = "server_name".matches(r"^[A-Za-z0-9._:\[\]-]+$").example("server.internal");
+}
+
+const KEYS: [Key<'static>; 4] = [CA_FILE, CERT_FILE, KEY_FILE, SERVER_NAME];
+
+keys! {
+    /// TLS of the address in `listen`, which then speaks nothing else (docs/tls.md). Paths start at the directory of
+    /// this file. The files are read again when they change.
+    ADMIN_TLS = "tls";
+    /// The certificate of this server, and those that lead to its authority (PEM).
+    ADMIN_CERT_FILE = "cert_file".example("certs/admin.pem");
+    /// The private key of `cert_file`, unencrypted (PEM).
+    ADMIN_KEY_FILE = "key_file".example("certs/admin-key.pem");
+    /// The authorities (PEM), one of which must have signed the certificate that each client shows, probes and scrapers
+    /// too. Unset: clients need none.
+    CLIENT_CA_FILE = "client_ca_file".example("certs/ca.pem");
+}
+
+const ADMIN_KEYS: [Key<'static>; 3] = [ADMIN_CERT_FILE, ADMIN_KEY_FILE, CLIENT_CA_FILE];
 
 /// The table `tls` for the connections to `url`; `None` if nothing is set in it, or the reader has noted a mistake.
 /// `right` is what a URL with TLS looks like.
@@ -18,17 +49,16 @@ pub(super) fn tls<'v>(
     url: Option<&Secret>,
     right: &str,
 ) -> Option<TlsOptions> {
-    let table = reader.table(parent, "tls");
-    let [ca_file, cert_file, key_file] =
-        ["ca_file", "cert_file", "key_file"].map(|key| reader.path(&table, key));
-    let server_name = reader.parsed(&table, "server_name", Absent::Unset, name);
+    let table = reader.section(parent, &TLS);
+    let [ca_file, cert_file, key_file] = [CA_FILE, CERT_FILE, KEY_FILE].map(|key| reader.path(&table, &key));
+    let server_name = reader.parsed(&table, &SERVER_NAME, name);
     let given = [ca_file.is_some(), cert_file.is_some(), key_file.is_some(), server_name.is_some()];
     let options = TlsOptions { ca_file, cert_file, key_file, server_name, ..TlsOptions::default() };
-    if KEYS.iter().zip(given).any(|(key, is_read)| table.has(key) != is_read) {
+    if KEYS.iter().zip(given).any(|(key, is_read)| table.has(key.name) != is_read) {
         // What is read of the table is not all of it.
         return None;
     }
-    let first = KEYS.into_iter().find(|key| table.has(key))?;
+    let first = KEYS.map(|key| key.name).into_iter().find(|key| table.has(key))?;
     if let Some(url) = url
         && let Some(scheme) = without_tls(url)
         && let Some(found) = reader.given(&table, first)
@@ -44,10 +74,10 @@ pub(super) fn tls<'v>(
 
 /// The table `tls` of a server; `None` if nothing is set in it, or the reader has noted a mistake.
 pub(super) fn server_tls<'v>(reader: &mut Reader<'v>, parent: &Table<'v>) -> Option<ServerTlsOptions> {
-    let table = reader.table(parent, "tls");
-    let [cert_file, key_file, client_ca_file] = SERVER_KEYS.map(|key| reader.path(&table, key));
+    let table = reader.section(parent, &ADMIN_TLS);
+    let [cert_file, key_file, client_ca_file] = ADMIN_KEYS.map(|key| reader.path(&table, &key));
     let given = [cert_file.is_some(), key_file.is_some(), client_ca_file.is_some()];
-    if SERVER_KEYS.iter().zip(given).any(|(key, is_read)| table.has(key) != is_read) {
+    if ADMIN_KEYS.iter().zip(given).any(|(key, is_read)| table.has(key.name) != is_read) {
         // What is read of the table is not all of it.
         return None;
     }
@@ -113,7 +143,7 @@ fn check_server<'v>(
             warn_of(reader, table, tls.validity());
             return Some(options);
         }
-        Err(error) => tell(reader, table, SERVER_KEYS[0], &error),
+        Err(error) => tell(reader, table, ADMIN_CERT_FILE.name, &error),
     }
     None
 }
@@ -165,8 +195,9 @@ fn name(text: &str) -> Result<String, String> {
 
 impl<'v> Reader<'v> {
     /// The path under `key`, which starts at the directory of its source.
-    fn path(&mut self, table: &Table<'v>, key: &str) -> Option<PathBuf> {
-        let found = self.find(table, key)?;
+    fn path(&mut self, table: &Table<'v>, key: &Key) -> Option<PathBuf> {
+        self.declare(table, key, || key.string());
+        let found = self.find(table, key.name)?;
         let text = self.text(&found, IN_QUOTES)?;
         if text.is_empty() {
             self.wrong(&found, "empty; give the path of a file in PEM format, or remove it");

@@ -17,17 +17,17 @@ impl Reader<'_> {
     }
 
     fn suggestion(&self, parent: &str, key: &str) -> String {
-        if let Some(hint) = self.hints.get(&join(parent, key)) {
+        if let Some(hint) = self.paths.hints.get(&join(parent, key)) {
             return hint.clone();
         }
-        let known: Vec<&str> = self.asked.keys().filter_map(|path| child(path, parent)).collect();
+        let known: Vec<&str> = self.paths.asked.keys().filter_map(|path| child(path, parent)).collect();
         if let Some(name) = nearest(key, &known) {
             return format!("did you mean `{name}`?");
         }
         // The key exists in another table.
         let family: Vec<&str> = parent.split('.').take(2).collect();
         let family = family.join(".");
-        let elsewhere = self.asked.keys().filter(|path| {
+        let elsewhere = self.paths.asked.keys().filter(|path| {
             let inside = child(path, &family).is_some() || path.starts_with(&format!("{family}."));
             inside && path.rsplit('.').next() == Some(key) && !path.contains('[')
         });
@@ -57,10 +57,10 @@ impl Search<'_, '_> {
     fn table(&mut self, parent: &str, dict: &Dict) {
         for (key, value) in dict {
             let path = join(parent, key);
-            if !self.reader.asked.contains_key(&path) {
+            if !self.reader.paths.asked.contains_key(&path) {
                 let problem = format!("unknown key; {}", self.reader.suggestion(parent, key));
                 self.wrong(path, problem, true);
-            } else if self.reader.opened.contains(&path) {
+            } else if self.reader.paths.opened.contains(&path) {
                 self.opened(&path, value);
             } else if let Value::Array(_, items) = value {
                 self.items(&path, items);
@@ -82,13 +82,13 @@ impl Search<'_, '_> {
 
     /// Checks only the layer whose array is in effect: arrays are replaced as a whole.
     fn items(&mut self, path: &str, items: &[Value]) {
-        if self.reader.asked.get(path) != Some(&Some(self.index)) {
+        if self.reader.paths.asked.get(path) != Some(&Some(self.index)) {
             return;
         }
         for (index, item) in items.iter().enumerate() {
             if let Value::Dict(_, dict) = item {
                 let path = format!("{path}[{index}]");
-                if self.reader.opened.contains(&path) {
+                if self.reader.paths.opened.contains(&path) {
                     self.table(&path, dict);
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::settings::Secret;
+use super::secret::Secret;
 
 /// The parts of a URL, each as it was written.
 struct Parts<'a> {

@@ -3,10 +3,22 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::settings::{ClientAuth, Secret};
-use crate::dispatch::{OnLimit, OnUnavailable, Precision};
+use super::secret::Secret;
 use crate::job;
 use crate::rate::RateError;
+
+/// The form of durations and of sizes.
+pub(super) const DURATION: &str = "^[0-9]+(us|ms|s|m|h|d)$";
+pub(super) const SIZE: &str = "^[0-9]+(B|KiB|MiB|GiB)$";
+
+/// The form of names of downstreams, plans and limits, but for their length.
+pub(super) const NAME: &str = "^[a-z0-9](_?[a-z0-9-])*_?$";
+
+/// The form of what [`prefix`] accepts.
+pub(super) const PREFIX: &str = "^[A-Za-z0-9._-]{1,64}$";
+
+/// The form of names of headers.
+pub(super) const HEADER: &str = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$";
 
 /// The longest duration: a leap year.
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
@@ -43,31 +55,29 @@ pub(super) fn duration_within(text: &str, low: &str, high: &str) -> Result<Durat
     Ok(given)
 }
 
-/// An integer and one of `B`, `KiB`, `MiB`, `GiB`; from 1B to 128MiB.
-pub(super) fn body_size(text: &str) -> Result<usize, String> {
-    let size = size_within(text, 1, 128 << 20, "1B to 128MiB")?;
-    // At most 2^27, which every usize that tokio runs on holds.
-    usize::try_from(size).map_err(|error| error.to_string())
-}
-
-/// As [`body_size`], for bytes that are held in memory; from 1MiB to 1024GiB.
-pub(super) fn window_size(text: &str) -> Result<u64, String> {
-    size_within(text, 1 << 20, 1 << 40, "1MiB to 1024GiB")
-}
-
-fn size_within(text: &str, low: u64, high: u64, range: &str) -> Result<u64, String> {
+/// An integer and one of `B`, `KiB`, `MiB`, `GiB`, in bytes.
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let syntax =
         || format!("{} is no size; write an integer and B, KiB, MiB or GiB, such as 1MiB", shown(text));
     let (number, unit) = integer_and_unit(text).ok_or_else(syntax)?;
-    let bytes = match unit {
+    let bytes: u64 = match unit {
         "B" => 1,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
         _ => return Err(syntax()),
     };
-    let size = number.checked_mul(bytes).filter(|size| (low..=high).contains(size));
-    size.ok_or_else(|| format!("{} is out of range; use {range}", shown(text)))
+    // What is beyond 64 bits is beyond every bound.
+    Ok(number.saturating_mul(bytes))
+}
+
+/// A size from `low` to `high`.
+pub(super) fn size_within(text: &str, low: &str, high: &str) -> Result<u64, String> {
+    let given = size(text)?;
+    if given < size(low)? || given > size(high)? {
+        return Err(format!("{} is out of range; use {low} to {high}", shown(text)));
+    }
+    Ok(given)
 }
 
 fn integer_and_unit(text: &str) -> Option<(u64, &str)> {
@@ -83,29 +93,18 @@ pub(super) fn rate<R: FromStr<Err = RateError>>(text: &str) -> Result<R, RateErr
     })
 }
 
-pub(super) fn precision(text: &str) -> Result<Precision, String> {
-    match text {
-        "fine" => Ok(Precision::Fine),
-        "coarse" => Ok(Precision::Coarse),
-        other => Err(format!("{} is no precision; use fine or coarse", shown(other))),
+/// One of these words. `mistake` says of another one that it is none.
+pub(super) fn choose<T: Copy>(text: &str, mistake: &str, words: &[(&str, T)]) -> Result<T, String> {
+    if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        return Ok(*value);
     }
-}
-
-pub(super) fn on_limit(text: &str) -> Result<OnLimit, String> {
-    match text {
-        "wait" => Ok(OnLimit::Wait),
-        "reject" => Ok(OnLimit::Reject),
-        other => Err(format!("{} is nothing to do; use wait or reject", shown(other))),
-    }
-}
-
-pub(super) fn on_unavailable(text: &str) -> Result<OnUnavailable, String> {
-    match text {
-        "hold" => Ok(OnUnavailable::Hold),
-        "local" => Ok(OnUnavailable::Local),
-        "open" => Ok(OnUnavailable::Open),
-        other => Err(format!("{} is nothing to do; use hold, local or open", shown(other))),
-    }
+    let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    let hint = match (&words[..], job::nearest(text, &words)) {
+        ([first @ .., last], _) if first.len() < 3 => format!("use {} or {last}", first.join(", ")),
+        (_, Some(near)) => format!("did you mean {near}?"),
+        (_, None) => format!("use one of {}", words.join(", ")),
+    };
+    Err(format!("{} is {mistake}; {hint}", shown(text)))
 }
 
 /// The name of a `thing`: `[a-z0-9][a-z0-9_-]{0,62}` without `__`.
@@ -325,15 +324,6 @@ pub(super) fn token_param_name(name: &str) -> Result<(), String> {
         _ if OWN_TOKEN_PARAMS.contains(&name) => Err("is set by paced; remove it".to_owned()),
         _ if !name.is_empty() && name.chars().all(is_plain) => Ok(()),
         _ => Err("is no name of a parameter; use letters, digits, '-', '.' and '_'".to_owned()),
-    }
-}
-
-/// How a client of OAuth2 shows its secret.
-pub(super) fn client_auth(text: &str) -> Result<ClientAuth, String> {
-    match text {
-        "basic" => Ok(ClientAuth::Basic),
-        "post" => Ok(ClientAuth::Post),
-        other => Err(format!("{} is no way to show a secret; use basic or post", shown(other))),
     }
 }
 

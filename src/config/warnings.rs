@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::error::{ConfigError, Place};
 use super::limits::NamedLimit;
 use super::reader::{Found, Reader, Table};
-use super::settings::{Downstream, Http, Secret};
+use super::secret::Secret;
+use super::settings::{Downstream, Http};
 use super::source::Sources;
 use crate::limit::Limit;
 use crate::terms::rate_text;
@@ -203,8 +204,9 @@ pub(super) fn environment(reader: &Reader<'_>, sources: &Sources) -> Vec<ConfigE
             continue;
         }
         let meant = rest.to_lowercase();
-        let is_meant = |path: &&String| path.replace('.', "_") == meant && !reader.opened.contains(*path);
-        let Some(path) = reader.asked.keys().find(is_meant) else { continue };
+        let is_meant =
+            |path: &&String| path.replace('.', "_") == meant && !reader.paths.opened.contains(*path);
+        let Some(path) = reader.paths.asked.keys().find(is_meant) else { continue };
         let problem = match path.contains('.') {
             true => format!("not read; write PACED_{}", path.replace('.', "__").to_uppercase()),
             false => format!(

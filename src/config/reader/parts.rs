@@ -1,9 +1,24 @@
-//! What a reader reads of, and what it tells of a value.
+//! What a reader reads of, and what it notes of a value.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use figment::value::{Dict, Value};
 
-use crate::config::document::quote;
-use crate::config::settings::Secret;
+use crate::config::key::{Change, Declared};
+use crate::config::secret::Secret;
+
+/// The paths that a reader was asked for.
+#[derive(Default)]
+pub struct Paths {
+    /// Every path that a key could have, and the layer whose value is in effect.
+    pub asked: BTreeMap<String, Option<usize>>,
+    /// The paths of tables.
+    pub opened: BTreeSet<String>,
+    /// Hints for keys that are known elsewhere, by path.
+    pub hints: BTreeMap<String, String>,
+    /// The declarations in the order in which they are read, if they are collected.
+    pub declared: Option<Vec<Declared>>,
+}
 
 /// A value in effect, for `config show`, without secrets.
 #[derive(Clone, Debug)]
@@ -16,6 +31,8 @@ pub struct Entry {
     pub origin: String,
     /// The secret that `value` masks.
     pub secret: Option<Secret>,
+    /// The moment from which another value applies.
+    pub change: Change,
 }
 
 impl Entry {
@@ -31,31 +48,12 @@ impl Entry {
 }
 
 /// Joins a table and a key that is quoted already.
-fn join_parts(table: &str, key: &str) -> String {
+pub(super) fn join_parts(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
-}
-
-/// What applies to a key that nobody gives.
-#[derive(Clone, Copy)]
-pub enum Absent {
-    Default(&'static str),
-    /// It may be absent.
-    Unset,
-    /// Its absence is a mistake; the text says what to write.
-    Mistake(&'static str),
 }
 
 /// The suggestion where a string belongs.
 pub const IN_QUOTES: &str = "it in quotes";
-
-impl Absent {
-    pub fn example(self) -> String {
-        match self {
-            Self::Default(text) => format!("{IN_QUOTES}, such as {}", quote(text)),
-            Self::Unset | Self::Mistake(_) => IN_QUOTES.to_owned(),
-        }
-    }
-}
 
 /// A table of the merged tree, which may be absent.
 #[derive(Clone)]
@@ -63,6 +61,10 @@ pub struct Table<'v> {
     /// The paths from the root to this table.
     pub lineage: Vec<String>,
     pub(super) dict: Option<&'v Dict>,
+    /// The path of its declaration.
+    pub(super) declared: String,
+    /// Whether no default in it applies, since it is absent.
+    pub is_void: bool,
 }
 
 impl Table<'_> {

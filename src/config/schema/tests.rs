@@ -1,4 +1,4 @@
-//! The schema against the reader: neither knows a key, a type, a word or a default that the other does not.
+//! The schema against the reader: neither knows a key or a type that the other does not, and both take the same forms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -156,32 +156,13 @@ fn both_have_the_same_defaults() {
         let table: toml::Table = toml::from_str(&format!("value = {toml}")).unwrap();
         serde_json::to_value(table).unwrap()["value"].clone()
     };
-    let loaded = bench.read(&with("precision", "\"fine\"")).unwrap();
+    // The keys of a client have their defaults where there is a client.
+    let loaded = bench.read(&with("downstreams.billing.http.oauth2.client_id", "\"paced\"")).unwrap();
     let defaults = loaded.entries.iter().filter(|entry| entry.origin == "default");
-    let mut expected: BTreeMap<String, Value> =
+    let expected: BTreeMap<String, Value> =
         defaults.map(|entry| (entry.path(), json(&entry.value))).collect();
-    expected.insert("precision".to_owned(), "fine".into());
     let told = bench.keys.iter().filter_map(|(key, node)| Some((key.clone(), node.get("default")?.clone())));
     assert_eq!(told.collect::<BTreeMap<_, _>>(), expected);
-    // A limit that has its default is the one that has none.
-    let limits =
-        |text: &str| bench.read(text).map(|loaded| loaded.settings.downstreams["billing"].limits.clone());
-    let mut number = 0;
-    for (key, node) in bench.limit() {
-        let Some(default) = node.get("default") else { continue };
-        for algorithm in ALGORITHMS {
-            if let Ok(given) = limits(&with_limit(algorithm, &key, &default.to_string())) {
-                let algorithm = if key == "algorithm" { "leaky-bucket" } else { algorithm };
-                assert_eq!(
-                    given,
-                    limits(&with_limit(algorithm, "rate", "\"10/s\"")).unwrap(),
-                    "{algorithm} {key}"
-                );
-                number += 1;
-            }
-        }
-    }
-    assert!(number >= 5, "{number}");
 }
 
 /// Values of each type, none of which any key takes for its form but by chance.
@@ -231,58 +212,6 @@ fn both_refuse_unknown_keys() {
     for text in ALGORITHMS.map(|algorithm| with_limit(algorithm, "zzz", "1")) {
         judge(&bench, &text);
     }
-}
-
-/// The words that a mistake says are right: `use hold, local or open`.
-fn words(problem: &str) -> BTreeSet<String> {
-    let (_, list) = problem.rsplit_once("use ").unwrap();
-    let list = list.trim_start_matches("one of ").trim_start_matches("any of ");
-    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    let words = list.split(|c: char| !is_word(c)).filter(|word| !word.is_empty() && *word != "or");
-    words.map(str::to_owned).collect()
-}
-
-#[test]
-fn both_choose_from_the_same_words() {
-    let bench = Bench::new();
-    let mut number = 0;
-    let mut check = |node: &Value, text: &dyn Fn(&str) -> String| {
-        let (node, in_array) = if node["items"].is_object() { (&node["items"], true) } else { (node, false) };
-        let Some(all) = node["enum"].as_array() else { return };
-        let line = |value: &Value| text(&if in_array { format!("[{value}]") } else { value.to_string() });
-        for value in all {
-            let text = line(value);
-            assert!(bench.validate(&text).is_empty(), "{text}");
-            assert!(bench.read(&text).is_ok(), "{}\n{text}", bench.read(&text).unwrap_err());
-        }
-        let is_text = all.iter().all(Value::is_string);
-        let problem =
-            bench.read(&line(&if is_text { "zzz".into() } else { 7.into() })).unwrap_err().to_string();
-        let told: BTreeSet<String> =
-            all.iter().map(|value| value.to_string().trim_matches('"').to_owned()).collect();
-        assert_eq!(words(&problem), told, "{problem}");
-        number += 1;
-    };
-    for (key, node) in &bench.keys {
-        check(node, &|value| with(key, value));
-    }
-    for (key, node) in &bench.limit() {
-        let algorithm = match key.as_str() {
-            "anchor" => "fixed-window",
-            "reset" => "quota",
-            _ => "leaky-bucket",
-        };
-        // Every reset fits one day.
-        let day = |value: &str| {
-            let limit = format!("[{{ {key} = {value}, algorithm = \"{algorithm}\", rate = \"10/day\" }}]");
-            with("downstreams.billing.limits", &limit)
-        };
-        match key.as_str() {
-            "algorithm" => check(node, &|value| with_limit("", key, value)),
-            _ => check(node, &day),
-        }
-    }
-    assert!(number >= 8, "{number}");
 }
 
 #[test]

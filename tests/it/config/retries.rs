@@ -3,17 +3,24 @@
 use super::*;
 
 const PAGE: &str = include_str!("../../../docs/retries.md");
-/// The code that reads the keys.
-const READER: &str = include_str!("../../../src/config/retry.rs");
 
-/// The keys that are looked for in `[downstreams.NAME.retry]` and below it: they follow the name of their table.
-fn keys() -> Vec<&'static str> {
-    let mut keys: Vec<&str> = ["table, \"", "own, \"", "retry, \""]
-        .iter()
-        .flat_map(|before| READER.split(before).skip(1))
-        .map(|rest| rest.split('"').next().unwrap())
-        .filter(|key| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
-        .collect();
+/// The keys of `[downstreams.NAME.retry]` and of the tables in it.
+fn keys() -> Vec<String> {
+    fn collect(node: &serde_json::Value, keys: &mut Vec<String>) {
+        for (key, node) in node["properties"].as_object().into_iter().flatten() {
+            keys.push(key.clone());
+            collect(node, keys);
+        }
+        node["patternProperties"]
+            .as_object()
+            .into_iter()
+            .flat_map(|all| all.values())
+            .for_each(|node| collect(node, keys));
+    }
+    let schema = paced::config::schema();
+    let downstreams = schema["properties"]["downstreams"]["patternProperties"].as_object().unwrap();
+    let mut keys = Vec::new();
+    collect(&downstreams.values().next().unwrap()["properties"]["retry"], &mut keys);
     keys.sort_unstable();
     keys.dedup();
     keys

@@ -1,0 +1,216 @@
+//! What is made from the declarations of the keys: `config/paced.toml` below its head, and tables of the reference. The
+//! tests compare the files with it; `make generated` writes them.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use super::document::quote;
+use super::key::{Absent, Change, Declared};
+use super::limits::{ALGORITHMS, KEYS};
+use super::schema::declared;
+
+/// The longest line of `config/paced.toml` to which the bounds are added.
+const WIDTH: usize = 130;
+
+/// All declarations, with the questions that depend on several of them.
+struct Declarations(Vec<Declared>);
+
+impl Declarations {
+    fn parent(&self, one: &Declared) -> Option<&Declared> {
+        let (parent, _) = one.path.rsplit_once('.')?;
+        self.0.iter().find(|other| other.path == parent)
+    }
+
+    /// Whether it is, or is in, a table that may be absent.
+    fn is_optional(&self, one: &Declared) -> bool {
+        let is_itself = is_any_table(one) && one.key.absent == Absent::Unset;
+        is_itself || self.parent(one).is_some_and(|parent| self.is_optional(parent))
+    }
+
+    /// Whether it belongs to a table of an array.
+    fn is_in_array(&self, one: &Declared) -> bool {
+        self.parent(one).is_some_and(|parent| parent.node["type"] == "array")
+    }
+
+    /// The keys that may be set.
+    fn values(&self) -> impl Iterator<Item = &Declared> {
+        self.0.iter().filter(|one| !is_any_table(one) && !self.is_in_array(one))
+    }
+}
+
+fn is_any_table(one: &Declared) -> bool {
+    one.node["type"] == "object"
+}
+
+/// The text as a TOML value of the type.
+fn toml(one: &Declared, text: &str) -> String {
+    if one.node["type"] == "string" { quote(text) } else { text.to_owned() }
+}
+
+/// The default as the reference has it.
+fn default_cell(all: &Declarations, one: &Declared) -> String {
+    let otherwise = one.key.otherwise;
+    let parent = all.parent(one).filter(|parent| parent.key.absent == Absent::Unset);
+    match (one.default_text(), one.key.absent, parent) {
+        (Some(text), ..) => format!("`{}`", toml(one, text)),
+        (None, Absent::Mistake(_), Some(parent)) if parent.is_table() => {
+            format!("required in `{}`", parent.key.name)
+        }
+        (None, Absent::Mistake(_), _) if otherwise.is_empty() => "required".to_owned(),
+        (None, Absent::Mistake(_), _) => format!("required, {otherwise}"),
+        _ if otherwise.is_empty() => "unset".to_owned(),
+        _ => format!("unset: {otherwise}"),
+    }
+}
+
+/// The table of all keys.
+fn keys_table(all: &Declarations) -> String {
+    let mut text = "| key | default | a change |\n|---|---|---|\n".to_owned();
+    for one in all.values() {
+        let change = if one.key.change == Change::Reload { "reload" } else { "restart" };
+        let _ = writeln!(text, "| `{}` | {} | {change} |", one.path, default_cell(all, one));
+    }
+    text
+}
+
+/// The keys that may be read from a file of their own.
+fn files_list(all: &Declarations) -> String {
+    let files = all.values().filter(|one| !one.key.file.is_empty());
+    files.map(|one| format!("- `{}_file`\n", one.path)).collect()
+}
+
+/// The table of the algorithms, with the keys of each.
+fn limits_table(all: &Declarations) -> String {
+    let mut text =
+        "| algorithm | keys besides `algorithm`, `rate` and `name` | their defaults |\n|---|---|---|\n"
+            .to_owned();
+    for algorithm in ALGORITHMS {
+        let has = |one: &&Declared| {
+            let mut keys = KEYS.iter().filter(|(_, algorithms)| algorithms.contains(&algorithm));
+            keys.any(|(key, _)| one.path == format!("downstreams.NAME.limits.{}", key.name))
+        };
+        let own: Vec<&Declared> = all.0.iter().filter(has).collect();
+        let cells = |cell: &dyn Fn(&Declared) -> String, separator| match own.is_empty() {
+            true => "none".to_owned(),
+            false => own.iter().map(|one| cell(one)).collect::<Vec<_>>().join(separator),
+        };
+        let names = cells(&|one| format!("`{}`", one.key.name), ", ");
+        let defaults = cells(&|one| default_cell(all, one).trim_start_matches("unset: ").to_owned(), "; ");
+        let _ = writeln!(text, "| `{algorithm}` | {names} | {defaults} |");
+    }
+    text
+}
+
+/// The path with the names of the example.
+fn example_path(path: &str) -> String {
+    let path = path.replace("downstreams.NAME", "downstreams.billing").replace("plans.NAME", "plans.free");
+    path.replace("status.S", "status.503")
+}
+
+/// `config/paced.toml` below its head.
+fn paced_toml(all: &Declarations) -> String {
+    let mut text = String::new();
+    for one in &all.0 {
+        let is_named = all.parent(one).is_some_and(has_names);
+        if all.is_in_array(one) || (is_named && !one.is_table()) {
+            continue;
+        }
+        let is_inline = has_names(one) && !one.key.example.is_empty();
+        // What is under a name of the user's own has the text of all such names.
+        if !is_named {
+            let gap = if is_any_table(one) && !is_inline { "\n" } else { "" };
+            let help = help(all, one).into_iter().map(|line| format!("# {line}\n"));
+            text.push_str(gap);
+            text.extend(help);
+        }
+        let comment = if all.is_optional(one) { "# " } else { "" };
+        if one.is_table() {
+            let _ = writeln!(text, "{comment}[{}]", example_path(&one.path));
+        } else if is_inline || !has_names(one) {
+            lines(&mut text, one, comment);
+        }
+    }
+    text
+}
+
+/// Whether its keys are names of the user's own.
+fn has_names(one: &Declared) -> bool {
+    one.node.get("patternProperties").is_some()
+}
+
+/// The help, with what a reload does and with the keys of an array's tables.
+fn help(all: &Declarations, one: &Declared) -> Vec<String> {
+    let mut lines = one.key.help();
+    if one.key.change == Change::Reload {
+        match lines.last_mut() {
+            Some(last) if last.len() < WIDTH => last.push_str(" [reload]"),
+            _ => lines.push("[reload]".to_owned()),
+        }
+    }
+    if one.path == "downstreams.NAME.limits" {
+        lines.push("Each is a table with these keys:".to_owned());
+        for key in all.0.iter().filter(|key| all.parent(key).is_some_and(|parent| parent.path == one.path)) {
+            let default = key.default_text().map(|text| format!(" = {}", toml(key, text)));
+            let help = key.key.help().join("\n      ");
+            let line = format!("  {}{}: {help}", key.key.name, default.unwrap_or_default());
+            lines.extend(line.lines().map(str::to_owned));
+        }
+    }
+    lines
+}
+
+/// The lines of a key: its default, or else an example; and that of its file.
+fn lines(text: &mut String, one: &Declared, comment: &str) {
+    let (name, example) = (one.key.name, one.key.example);
+    let is_default = comment.is_empty() || example.is_empty();
+    let value = match (one.default_text().filter(|_| is_default), one.key.absent) {
+        (Some(text), _) => format!("{comment}{name} = {}", toml(one, text)),
+        (None, Absent::Mistake(_)) if comment.is_empty() => format!("{name} = {}", toml(one, example)),
+        _ => format!("{name} = {}", toml(one, example)).lines().map(|line| format!("# {line}\n")).collect(),
+    };
+    let _ = writeln!(text, "{}", value.trim_end());
+    if !one.key.file.is_empty() {
+        let _ = writeln!(text, "# {name}_file = {}", quote(one.key.file));
+    }
+}
+
+/// Compares the file with its text as `make` makes it, or writes it.
+#[track_caller]
+fn compare(file: &str, make: impl Fn(&str) -> String) {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let there = fs::read_to_string(&path).unwrap();
+    let made = make(&there);
+    if env::var_os("PACED_WRITE_GENERATED").is_some() {
+        fs::write(&path, made).unwrap();
+    } else {
+        assert!(there == made, "{file} is not what the declarations of the keys say; run make generated");
+    }
+}
+
+/// The text with another part between the comments that name it.
+fn with_part(text: &str, name: &str, part: &str) -> String {
+    let (start, end) = (format!("<!-- generated: {name} -->\n"), format!("\n<!-- end: {name} -->"));
+    let (before, rest) = text.split_once(&start).unwrap();
+    let (_, after) = rest.split_once(&end).unwrap();
+    format!("{before}{start}\n{part}{end}{after}")
+}
+
+#[test]
+fn the_default_file_is_made_from_the_keys() {
+    let all = Declarations(declared());
+    // The head goes to the first empty line.
+    compare("config/paced.toml", |there| {
+        format!("{}\n\n{}", there.split("\n\n").next().unwrap(), paced_toml(&all).trim_start())
+    });
+}
+
+#[test]
+fn the_reference_is_made_from_the_keys() {
+    let all = Declarations(declared());
+    compare("docs/reference/configuration.md", |there| {
+        let text = with_part(there, "keys", &keys_table(&all));
+        let text = with_part(&text, "files", &files_list(&all));
+        with_part(&text, "limits", &limits_table(&all))
+    });
+}

@@ -1,0 +1,214 @@
+//! Reads `[downstreams.NAME]`, with its queue and its lanes.
+
+use std::collections::BTreeMap;
+
+use super::http::http;
+use super::oauth2;
+use super::process::POLICIES;
+use crate::config::key::keys;
+use crate::config::reader::{Reader, Table};
+use crate::config::retry::{Retry, retry};
+use crate::config::settings::{Downstream, Lanes, Plan, Queue};
+use crate::config::tls::tls;
+use crate::config::{limits, value, warnings};
+use crate::dispatch::{OnLimit, OnUnavailable};
+use crate::job::nearest;
+use crate::limit::LimitSet;
+
+keys! {
+    /// An API that is called no faster than its limits allow.
+    DOWNSTREAM = "NAME".default("{}");
+    /// What becomes of a job that the limits do not allow at once. wait: it waits for its slot. reject: it is
+    /// dead-lettered as `rejected`, with when it would have been allowed; so is a retry that finds no room. A leaky
+    /// bucket then refuses what would overflow it: give it a burst.
+    ON_LIMIT = "on_limit".default("wait");
+    /// The highest cost of one job (paced-cost). By default what the slowest limit releases in a minute, at least its
+    /// burst; never more than a limit holds. A job that costs more is dead-lettered as `cost-too-large`.
+    MAX_COST = "max_cost".integers(1, u32::MAX as u64).example("3000").reload();
+    /// How far ahead of now a slot is taken.
+    HORIZON = "horizon".default("100ms").within("1ms", "10s").reload();
+    /// How long a job may wait for its first attempt: since it was made (its timestamp, which has whole seconds), or
+    /// else first taken in, but not before its paced-not-before. One that waits for longer, or must since so many wait
+    /// before it, is dead-lettered as `queue-full` with when to try again, and its producer is informed, where there is
+    /// a reply_to. It counts for jobs that come from then on. Unset: as long as it takes.
+    MAX_WAIT = "max_wait".within("1s", "365d").example("10m").reload();
+    /// How long a job that cannot go yet is held. One that must wait for longer is parked in the broker, where it
+    /// blocks no other job, and comes back in time (docs/parking.md).
+    HOLD_MAX = "hold_max".default("60s").within("1s", "10m").reload();
+    /// Sends in flight, in each replica. At least what the rate releases while an answer takes: 50/s and answers of 100
+    /// ms need 5. `paced check` warns of fewer.
+    CONCURRENCY = "concurrency".default("64").integers(1, 65_535).reload();
+    /// The same as in [store], for this downstream.
+    ON_UNAVAILABLE = "on_unavailable".otherwise("that of `store`").example("hold").reload();
+    /// Limits in force that have a higher revision are not replaced by those of this file: so a replica that starts
+    /// late with an old file changes nothing. Raise it with each change.
+    REVISION = "revision".integers(0, (1 << 53) - 1).example("1").reload();
+}
+
+keys! {
+    /// The queue of the jobs.
+    QUEUE = "queue".default("{}");
+    /// An existing queue instead of PREFIX.jobs.NAME: used as it is.
+    QUEUE_NAME = "name".up_to(255, r"^[^\x00-\x1f\x7f-\x9f]+$").example("invoices");
+    /// The most messages that wait in PREFIX.jobs.NAME: beyond it the broker refuses to take more, and informs the
+    /// publisher (a nack). Unset: no bound. A queue that exists keeps its bound: paced warns, and `paced check
+    /// --online` says how to change it.
+    MAX_LENGTH = "max_length".integers(1, i64::MAX.unsigned_abs()).example("1000000");
+    /// Jobs held unacked at once; in effect at most what the limits release in a minute after a rest. The broker takes
+    /// them all back when it has waited for one for its consumer_timeout (30 minutes unless set), and those just being
+    /// sent are sent again: raise it where limits may be used up for longer.
+    PREFETCH = "prefetch".default("1000").integers(1, 65_535);
+    /// The bytes of unsettled messages that are held in memory; one message is always held, however long it is. Fewer
+    /// than `prefetch` jobs are asked for where their sizes, as they were seen until now, would exceed this. A
+    /// downstream whose jobs are long (over 1/64 of this) is consumed over a connection of its own, which is not read
+    /// while this many bytes are held.
+    PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");
+    /// The lanes of the jobs.
+    LANES = "lanes".default("{}");
+    /// The plan of jobs that name none; without it they keep the limits of the downstream alone.
+    DEFAULT_PLAN = "default_plan".example("free").reload();
+}
+
+/// The limits of `[plans.NAME]`, by name; `None` where they are wrong.
+pub(super) type Plans<'v> = BTreeMap<String, Option<Vec<limits::NamedLimit<'v>>>>;
+
+/// Settings of the process that apply to each downstream.
+pub(super) struct Defaults<'p, 'v> {
+    pub plans: &'p Plans<'v>,
+    pub on_unavailable: OnUnavailable,
+    /// Whether queues are declared.
+    pub declare: bool,
+}
+
+/// The limits of a downstream.
+struct OwnLimits<'v> {
+    named: Vec<limits::NamedLimit<'v>>,
+    on_limit: Option<OnLimit>,
+    set: Option<LimitSet>,
+    /// With those of each plan.
+    plans: Option<Vec<Plan>>,
+}
+
+pub(super) fn downstream<'v>(
+    reader: &mut Reader<'v>,
+    all: &Table<'v>,
+    name: &str,
+    defaults: &Defaults<'_, 'v>,
+) -> Option<Downstream> {
+    let table = reader.section(all, &DOWNSTREAM.under(name));
+    let is_name = value::name("downstream", name);
+    if let Err(problem) = &is_name {
+        reader.wrong_name(&table, problem);
+    }
+    let limits = own_limits(reader, &table, name, defaults.plans);
+    let max_cost = reader.integer(&table, &MAX_COST);
+    let horizon = reader.duration(&table, &HORIZON);
+    let max_wait = reader.duration(&table, &MAX_WAIT);
+    let hold_max = reader.duration(&table, &HOLD_MAX);
+    let concurrency = reader.integer(&table, &CONCURRENCY);
+    let on_unavailable = reader.choice(&table, &ON_UNAVAILABLE, "nothing to do", &POLICIES);
+    let revision = reader.integer(&table, &REVISION);
+    let queue = queue(reader, &table);
+    let mut http = http(reader, &table);
+    let retry = retry(reader, &table);
+    let lanes = lanes(reader, &table, defaults.plans);
+    let base_url = http.as_ref().map(|http| &http.base_url);
+    let tls = tls(reader, &table, base_url, "https://");
+    if let Some(client) = http.as_mut().and_then(|http| http.oauth2.as_mut()) {
+        oauth2::inherit(client, tls.as_ref());
+    }
+    is_name.ok()?;
+    let Retry { policy: retry, max_pause, throttled_when } = retry?;
+    let settings = Downstream {
+        limits: limits.set?,
+        plans: limits.plans?,
+        on_limit: limits.on_limit?,
+        on_unavailable: on_unavailable.unwrap_or(defaults.on_unavailable),
+        revision,
+        horizon: horizon?,
+        max_wait,
+        hold_max: hold_max?,
+        max_cost,
+        concurrency: concurrency?,
+        queue: queue?,
+        http: http?,
+        retry,
+        max_pause,
+        throttled_when,
+        lanes: lanes?,
+        tls,
+    };
+    let named: Vec<_> = limits.named.iter().collect();
+    warnings::downstream(reader, &table, &named, &settings);
+    warnings::unacked(reader, &table, &named, &settings.http, defaults.declare);
+    Some(settings)
+}
+
+fn own_limits<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    name: &str,
+    plans: &Plans<'v>,
+) -> OwnLimits<'v> {
+    let named = limits::of_downstream(reader, table);
+    let words = [("wait", OnLimit::Wait), ("reject", OnLimit::Reject)];
+    let on_limit = reader.choice(table, &ON_LIMIT, "nothing to do", &words);
+    let police = on_limit == Some(OnLimit::Reject);
+    let own: Option<Vec<_>> = named.as_ref().map(|named| named.iter().collect());
+    let set = own.as_ref().and_then(|own| limits::set(reader, own, police, ""));
+    // A mistake in the downstream's own limits is reported once, not again for each plan.
+    let own = own.filter(|_| set.is_some());
+    let plans = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
+    OwnLimits { named: named.unwrap_or_default(), on_limit, set, plans }
+}
+
+/// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.
+fn plan_sets<'v>(
+    reader: &mut Reader<'v>,
+    own: &[&limits::NamedLimit<'v>],
+    plans: &Plans<'v>,
+    downstream: &str,
+    police: bool,
+) -> Option<Vec<Plan>> {
+    let mut sets = Some(Vec::new());
+    for (name, limits) in plans {
+        // Mistakes of the plan itself have been reported.
+        let Some(limits) = limits else { continue };
+        let all: Vec<_> = own.iter().copied().chain(limits).collect();
+        let whose = format!(" together with those of downstream `{downstream}`");
+        match (&mut sets, limits::set(reader, &all, police, &whose)) {
+            (Some(sets), Some(limits)) => sets.push(Plan { name: name.clone(), limits }),
+            _ => sets = None,
+        }
+    }
+    sets
+}
+
+fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>) -> Option<Lanes> {
+    let table = reader.section(downstream, &LANES);
+    let known = |name: &str| {
+        if plans.contains_key(name) {
+            return Ok(name.to_owned());
+        }
+        let names: Vec<&str> = plans.keys().map(String::as_str).collect();
+        Err(match nearest(name, &names) {
+            Some(near) => format!("no such plan; did you mean `{near}`?"),
+            None if names.is_empty() => "no such plan; add one, such as [plans.free]".to_owned(),
+            None => format!("no such plan; there are `{}`", names.join("`, `")),
+        })
+    };
+    let default_plan = reader.parsed(&table, &DEFAULT_PLAN, known);
+    if table.has(DEFAULT_PLAN.name) && default_plan.is_none() {
+        return None;
+    }
+    Some(Lanes { default_plan })
+}
+
+fn queue<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Queue> {
+    let table = reader.section(downstream, &QUEUE);
+    let name = reader.parsed(&table, &QUEUE_NAME, value::queue_name);
+    let max_length = reader.integer(&table, &MAX_LENGTH);
+    let prefetch = reader.integer(&table, &PREFETCH);
+    let prefetch_bytes = reader.size(&table, &PREFETCH_BYTES);
+    Some(Queue { name, max_length, prefetch: prefetch?, prefetch_bytes: prefetch_bytes? })
+}

@@ -1,0 +1,85 @@
+//! Reads `[downstreams.NAME.http]`.
+
+use super::oauth2::oauth2;
+use crate::config::key::keys;
+use crate::config::reader::{Reader, Table};
+use crate::config::secret::Secret;
+use crate::config::settings::Http;
+use crate::config::{url, value};
+
+keys! {
+    /// The requests to the API.
+    HTTP = "http".default("{}");
+    /// Where jobs go; each job's path is appended. Ends in `/`, without credentials. No default.
+    BASE_URL = "base_url".required("say where jobs go, such as base_url = \"https://api.example.com/v1/\"")
+        .matches(r"^https?://[^/\s@?#]+/([^\s@?#]*/)?$")
+        .example("https://api.example.com/v1/").file("secrets/billing-url").followed();
+    /// For one request, connecting included. Below the broker's consumer_timeout (30 minutes unless set), which takes a
+    /// job back while its request still runs.
+    TIMEOUT = "timeout".default("30s").within("1us", "365d");
+    /// A connection takes no request once it is so old, or up to a fifth younger, so that a changed DNS answer is
+    /// followed. "0s": it is used until either side closes it.
+    MAX_CONNECTION_AGE = "max_connection_age".default("90s");
+    /// The longest body of a job.
+    MAX_BODY = "max_body".default("1MiB").within("1B", "128MiB");
+    /// Request headers that a job may set (as http-NAME).
+    ALLOW_HEADERS = "allow_headers".default("[]").matches(value::HEADER).example("[\"x-request-id\"]");
+    /// Whether the first KiB of an answer that a job died of is kept in its dead letter (paced-response), where
+    /// everyone who may read dead letters sees it. false: for an API whose answers show secrets, such as the request's
+    /// credentials.
+    KEEP_RESPONSE = "keep_response".default("true");
+    /// An HTTP proxy by which the API is reached, with credentials for it if it wants any. It sees requests to http,
+    /// and a tunnel (CONNECT) to https. Unset: the API is reached directly; no proxy is taken from the environment.
+    PROXY = "proxy".matches("^http://.").example("http://USER:PASSWORD@proxy.internal:3128")
+        .file("secrets/proxy-url").followed();
+    /// Request headers of every request. They win over those of a job. Keep a secret in a file (NAME_file). Such files,
+    /// and those of base_url and proxy, are read again when they change.
+    HEADERS = "headers".reload().matches(value::HEADER)
+        .example("{ authorization_file = \"secrets/billing-token\", x-client = \"paced\" }");
+    /// The value of the header; under NAME_file the file that has it in it.
+    FIXED_HEADER = "NAME".file("secrets/billing-token").reload();
+}
+
+pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Http> {
+    let table = reader.section(downstream, &HTTP);
+    let base_url = reader.secret(&table, &BASE_URL, url::base);
+    let timeout = reader.duration(&table, &TIMEOUT);
+    let max_connection_age = reader.duration(&table, &MAX_CONNECTION_AGE);
+    let max_body = reader.size(&table, &MAX_BODY);
+    let allow_headers = reader.texts(&table, &ALLOW_HEADERS, value::allowed_header);
+    let keep_response = reader.boolean(&table, &KEEP_RESPONSE);
+    let proxy = reader.secret(&table, &PROXY, url::proxy);
+    // They come last, since they are tables of their own.
+    let headers = headers(reader, &table);
+    let names: Vec<&str> = headers.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    let oauth2 = oauth2(reader, &table, &names);
+    Some(Http {
+        base_url: base_url?,
+        timeout: timeout?,
+        max_connection_age: max_connection_age?,
+        max_body: max_body?,
+        allow_headers: allow_headers?,
+        keep_response: keep_response?,
+        proxy,
+        oauth2: oauth2?,
+        headers: headers?,
+    })
+}
+
+fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String, Secret)>> {
+    let table = reader.names(http, &HEADERS, &[]);
+    let stem = |key: &str| key.strip_suffix("_file").unwrap_or(key).to_ascii_lowercase();
+    let mut headers = Some(Vec::new());
+    for (name, spellings) in Reader::spellings(&table, stem) {
+        let named = value::fixed_header(&name);
+        if let Err(problem) = &named {
+            spellings.iter().for_each(|key| reader.wrong_key(&table, key, problem));
+        }
+        let secret = reader.secret_under(&table, &spellings, &FIXED_HEADER.under(&name), value::header_value);
+        match (&mut headers, named, secret) {
+            (Some(headers), Ok(name), Some(secret)) => headers.push((name, secret)),
+            _ => headers = None,
+        }
+    }
+    headers
+}

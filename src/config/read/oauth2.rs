@@ -1,0 +1,109 @@
+//! Reads `[downstreams.NAME.http.oauth2]`.
+
+use std::collections::BTreeMap;
+
+use crate::config::key::keys;
+use crate::config::reader::{Reader, Table};
+use crate::config::secret::Secret;
+use crate::config::settings::{ClientAuth, OAuth2};
+use crate::config::tls::tls;
+use crate::config::{url, value};
+use crate::tls::TlsOptions;
+
+keys! {
+    /// Tokens by OAuth2's client credentials: every request has one (Authorization: Bearer). docs/secrets.md says how
+    /// they are renewed, and what happens while the token server fails. Unless it has a `tls` of its own, the client
+    /// trusts the authorities of [downstreams.NAME.tls].
+    OAUTH2 = "oauth2";
+    /// Where tokens are had. https:// or http://, without credentials and query.
+    TOKEN_URL = "token_url"
+        .required("say where tokens are had, such as token_url = \"https://login.example.com/token\"")
+        .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$").example("https://login.example.com/oauth2/token");
+    /// The name of the client.
+    CLIENT_ID = "client_id".required("name the client, such as client_id = \"paced\"")
+        .up_to(256, "^[ -~]+$").example("paced");
+    /// Its secret. A file is read again for each token.
+    CLIENT_SECRET = "client_secret"
+        .required("name its file, such as client_secret_file = \"secrets/client\"")
+        .matches("^[!-~]([ -~]*[!-~])?$").example("...").file("secrets/billing-client").followed();
+    /// The rights that a token should have. Unset: those that the server gives.
+    SCOPES = "scopes".default("[]").matches(r"^[!#-\[\]-~]+$").example("[\"orders.write\"]");
+    /// How the secret is shown: basic (HTTP Basic authentication) or post (in the body).
+    CLIENT_AUTH = "client_auth".default("basic");
+    /// For one token, connecting included.
+    TIMEOUT = "timeout".default("10s").within("100ms", "1m");
+    /// Further parameters of a request for a token, such as the API that the token is for. They are shown, so keep no
+    /// secret here.
+    PARAMS = "params".matches("^[A-Za-z0-9._-]+$").example("{ audience = \"https://api.example.com/\" }");
+    /// The value of the parameter.
+    PARAM = "NAME".up_to(1024, r"^[^\x00-\x1f\x7f-\x9f]+$");
+}
+
+const CLIENT_AUTHS: [(&str, ClientAuth); 2] = [("basic", ClientAuth::Basic), ("post", ClientAuth::Post)];
+
+/// The client by which the downstream's tokens are had; `Some(None)` where there is none, and `None` where there is a
+/// mistake, which the reader has noted. `headers` are the names of the headers of every request.
+pub(super) fn oauth2<'v>(
+    reader: &mut Reader<'v>,
+    http: &Table<'v>,
+    headers: &[&str],
+) -> Option<Option<OAuth2>> {
+    let table = reader.section(http, &OAUTH2);
+    let token_url = reader.parsed(&table, &TOKEN_URL, url::token);
+    let client_id = reader.parsed(&table, &CLIENT_ID, value::client_id);
+    let client_secret = reader.secret(&table, &CLIENT_SECRET, value::client_secret);
+    let scopes = reader.texts(&table, &SCOPES, value::scope);
+    let client_auth = reader.choice(&table, &CLIENT_AUTH, "no way to show a secret", &CLIENT_AUTHS);
+    let timeout = reader.duration(&table, &TIMEOUT);
+    let params = params(reader, &table);
+    let shown = token_url.as_deref().map(Secret::new);
+    let tls = tls(reader, &table, shown.as_ref(), "https://");
+    if !table.is_there() {
+        return Some(None);
+    }
+    if headers.contains(&"authorization") {
+        reader.wrong_name(&table, "sets authorization, which `headers` sets too; remove one of them");
+        return None;
+    }
+    if let Some(url) = token_url.as_deref().filter(|url| url::is_open_to_eavesdroppers(url)) {
+        let host = url.split('/').nth(2).unwrap_or_default();
+        let problem = format!("the client's secret goes to {host} without TLS; write https://");
+        reader.warn_of_key(&table, "token_url", &problem);
+    }
+    Some(Some(OAuth2 {
+        token_url: token_url?,
+        client_id: client_id?,
+        client_secret: client_secret?,
+        scopes: scopes?,
+        params: params?,
+        client_auth: client_auth?,
+        timeout: timeout?,
+        tls,
+    }))
+}
+
+/// What else each request for a token says. `None` where there is a mistake, which the reader has noted.
+fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<String, String>> {
+    let table = reader.names(client, &PARAMS, &value::OWN_TOKEN_PARAMS);
+    let mut params = Some(BTreeMap::new());
+    for name in table.keys() {
+        let value = reader.parsed(&table, &PARAM.under(&name), value::token_param);
+        let named = value::token_param_name(&name);
+        if let Err(problem) = &named {
+            reader.wrong_key(&table, &name, problem);
+        }
+        match (&mut params, named, value) {
+            (Some(params), Ok(()), Some(value)) => drop(params.insert(name, value)),
+            _ => params = None,
+        }
+    }
+    params
+}
+
+/// Lets the client trust the authorities of the downstream, unless it has some of its own.
+pub(super) fn inherit(client: &mut OAuth2, downstream: Option<&TlsOptions>) {
+    let ca_file = downstream.and_then(|tls| tls.ca_file.clone());
+    if client.tls.is_none() && ca_file.is_some() && client.token_url.starts_with("https:") {
+        client.tls = Some(TlsOptions { ca_file, ..TlsOptions::default() });
+    }
+}

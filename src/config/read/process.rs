@@ -1,0 +1,122 @@
+//! Reads the sections that apply to the whole process.
+
+use crate::config::key::keys;
+use crate::config::reader::{Reader, Table};
+use crate::config::settings::{Admin, Amqp, Reply, Shutdown, Store};
+use crate::config::tls::{server_tls, tls};
+use crate::config::{url, value, warnings};
+use crate::dispatch::OnUnavailable;
+
+keys! {
+    /// The broker.
+    AMQP = "amqp".default("{}");
+    /// amqp:// or amqps://USER:PASSWORD@HOST:PORT/VHOST; %2f is the vhost `/`. Keep a password in a file.
+    URL = "url".default("amqp://127.0.0.1:5672/%2f").matches("^amqps?://.").file("secrets/amqp-url").followed();
+    /// The first part of the name of every exchange and queue.
+    PREFIX = "prefix".default("paced").matches(value::PREFIX);
+    /// false: exchanges and queues are only checked, for users who may not declare them.
+    DECLARE = "declare".default("true");
+    /// The bytes of unsettled messages that this process holds in memory, over all downstreams. Half of it is shared
+    /// out evenly among them, so that one whose jobs cannot go leaves room for the others; the other half is for those
+    /// that need it first.
+    WINDOW_BYTES = "window_bytes".default("256MiB").within("1MiB", "1024GiB");
+}
+
+keys! {
+    /// The store of the pace.
+    STORE = "store".default("{}");
+    /// Where the pace is kept: memory: is this process alone; Redis (6.2 or later) is shared by all replicas:
+    ///   redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]                                one server
+    ///   redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,...]/MASTER_NAME[/DB]     the master that sentinels know
+    ///   redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,...]                       a cluster
+    /// With rediss for TLS. docs/redis.md says what each needs. Keep a password in a file.
+    STORE_URL = "url".default("memory:").matches(r"^(memory:$|rediss?(\+(sentinel|cluster))?://.)")
+        .file("secrets/store-url").followed();
+    /// The first part of every key in the store.
+    KEY_PREFIX = "key_prefix".default("paced").matches(value::PREFIX);
+    /// What becomes of jobs while the store cannot be reached. hold: nothing is released without a slot; jobs stay safe
+    /// in the broker. local: each replica releases its part of the rate. open: jobs are released as fast as they come.
+    ON_UNAVAILABLE = "on_unavailable".default("hold").reload();
+}
+
+keys! {
+    /// Where replies may go.
+    REPLY = "reply".default("{}");
+    /// What the name of a queue must begin with for replies (reply_to) to go there; "" is every name. Others are
+    /// dead-lettered; so are paced's own queues (PREFIX.*) and those that downstreams consume, always.
+    ALLOW = "allow".default("[\"amq.rabbitmq.reply-to\", \"\"]").up_to(255, "").example("[\"replies.\"]");
+}
+
+keys! {
+    /// Probes, metrics, the page and the API of the daemon (docs/operations.md).
+    ADMIN = "admin".default("{}");
+    /// Where they are served, as HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750: /livez, /readyz (?verbose) and
+    /// /metrics for Prometheus, the page at / and /api/v1. Off unless set. Everyone who can connect may read it, unless
+    /// there is a read_token.
+    LISTEN = "listen".matches(r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]):[0-9]+$").example("127.0.0.1:9750");
+    /// What requests that change something must carry (Authorization: Bearer TOKEN): pauses and rates. Without it such
+    /// requests are refused. Visible ASCII; make one with `openssl rand -hex 32`.
+    TOKEN = "token".matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-token").reload();
+    /// What requests that only read must carry: /metrics, /readyz?verbose, `paced status` and the API; the page asks
+    /// for it. `token` is accepted as well. Without it everyone who can connect may read.
+    READ_TOKEN = "read_token".matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-read-token").reload();
+    /// Names that requests may be addressed to (their Host header), as HOST or HOST:PORT, besides localhost and
+    /// addresses. /livez and a plain /readyz answer to any name.
+    ALLOW_HOSTS = "allow_hosts".default("[]").example("[\"paced.internal\"]")
+        .matches(r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?$");
+}
+
+keys! {
+    /// The end of the process.
+    SHUTDOWN = "shutdown".default("{}");
+    /// How long sends in flight may take to end after SIGTERM.
+    DRAIN_TIMEOUT = "drain_timeout".default("25s");
+}
+
+pub(super) const POLICIES: [(&str, OnUnavailable); 3] =
+    [("hold", OnUnavailable::Hold), ("local", OnUnavailable::Local), ("open", OnUnavailable::Open)];
+
+pub(super) fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {
+    let table = reader.section(root, &AMQP);
+    let url = reader.secret(&table, &URL, url::amqp);
+    let prefix = reader.parsed(&table, &PREFIX, value::prefix);
+    let declare = reader.boolean(&table, &DECLARE);
+    let window_bytes = reader.size(&table, &WINDOW_BYTES);
+    let tls = tls(reader, &table, url.as_ref(), "amqps://HOST:5671/VHOST");
+    Some(Amqp { url: url?, prefix: prefix?, declare: declare?, window_bytes: window_bytes?, tls })
+}
+
+pub(super) fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
+    let table = reader.section(root, &STORE);
+    let url = reader.secret(&table, &STORE_URL, url::store);
+    let key_prefix = reader.parsed(&table, &KEY_PREFIX, value::prefix);
+    let on_unavailable = reader.choice(&table, &ON_UNAVAILABLE, "nothing to do", &POLICIES);
+    let tls = tls(reader, &table, url.as_ref(), "rediss instead of redis");
+    Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable?, tls })
+}
+
+pub(super) fn reply<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Reply> {
+    let table = reader.section(root, &REPLY);
+    let allow = reader.texts(&table, &ALLOW, value::reply_prefix);
+    Some(Reply { allow: allow? })
+}
+
+/// Reads `[admin]`. The reader has noted the mistakes, even if a part is `None`.
+pub(in crate::config) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Admin {
+    let table = reader.section(root, &ADMIN);
+    let listen = reader.parsed(&table, &LISTEN, value::listen);
+    let [token, read_token] = [TOKEN, READ_TOKEN].map(|key| {
+        let token = reader.secret(&table, &key, value::token);
+        warnings::short_token(reader, &table, key.name, token.as_ref());
+        token
+    });
+    let allow_hosts = reader.texts(&table, &ALLOW_HOSTS, value::allowed_host).unwrap_or_default();
+    let tls = server_tls(reader, &table);
+    Admin { listen, token, read_token, allow_hosts, tls }
+}
+
+pub(super) fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {
+    let table = reader.section(root, &SHUTDOWN);
+    let drain_timeout = reader.duration(&table, &DRAIN_TIMEOUT);
+    Some(Shutdown { drain_timeout: drain_timeout? })
+}
