@@ -224,3 +224,56 @@ pub(crate) struct Steps {
     pub(crate) until: Millis,
     pub(crate) released: Vec<u64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The state of the API as text: names, order, nulls, absent fields and numbers. Clients depend on it.
+    const FULL: &str = concat!(
+        r#"{"now":1764000000000,"replica":"a","version":"0.1.0","can_change":true,"#,
+        r#""amqp":{"connected":false,"lost":["consuming"],"error":"x"},"store":{"connected":true,"kind":"redis"},"#,
+        r#""unroutable":3,"replicas":[{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2,"seen_at":3,"#,
+        r#""is_me":true,"amqp":true,"store":false}],"downstreams":[{"name":"billing","rate_limit":50.0,"#,
+        r#""limits":[{"name":"l","algorithm":"gcra","rate":"5/s","file_rate":"6/s","remaining":1,"of":2,"whole_at":3},"#,
+        r#"{"name":"m","algorithm":"leaky-bucket","rate":"7/s"}],"#,
+        r#""overrides":[{"limit":"l","rate":"5/s","until":null,"reason":"r","by":"127.0.0.1","set_at":4}],"#,
+        r#""pause":{"until":5,"reason":null,"by":"127.0.0.1","at":6},"penalty":{"until":7},"#,
+        r#""binding":{"reason":"limit","limit":"l","since":8,"until":9,"text":"the limit l (5/s)"},"#,
+        r#""waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6,"queued":7,"parked":-8,"dead":9,"#,
+        r#""rate":0.1,"released":10,"delivered":11,"next_slot":12,"oldest":13,"through_at":14,"#,
+        r#""lateness":{"p50_us":15,"p99_us":16},"failing":{"since":17,"kind":"500","detail":"d","attempts":18},"#,
+        r#""failures":[{"at":19,"kind":"500","detail":"d","count":20}],"#,
+        r#""replicas":[{"id":"a","waiting":1,"held":2,"sending":3,"rate":4.5,"reason":"limit"}],"strays":["b"]}]}"#,
+    );
+    const EMPTY: &str = concat!(
+        r#"{"name":"","rate_limit":null,"limits":[],"overrides":[],"pause":null,"penalty":null,"#,
+        r#""binding":{"reason":"","limit":null,"since":0,"until":null,"text":""},"#,
+        r#""waiting":0,"delayed":0,"retrying":0,"held":0,"sending":0,"settling":0,"queued":null,"parked":null,"#,
+        r#""dead":null,"rate":0.0,"released":0,"delivered":0,"next_slot":null,"oldest":null,"through_at":null,"#,
+        r#""lateness":null,"failing":null,"failures":[],"replicas":[]}"#,
+    );
+
+    #[test]
+    fn the_state_is_the_same_text() {
+        let state: State = serde_json::from_str(FULL).unwrap();
+        assert_eq!(serde_json::to_string(&state).unwrap(), FULL);
+        let head = r#"{"now":0,"replica":"","version":"","can_change":false,"amqp":{"connected":false},"#;
+        let rest = r#""store":{"connected":false},"unroutable":null,"replicas":[],"downstreams":[]}"#;
+        assert_eq!(serde_json::to_string(&State::default().head()).unwrap(), format!("{head}{rest}"));
+        assert_eq!(serde_json::to_string(&Downstream::default()).unwrap(), EMPTY);
+        assert_eq!(serde_json::from_str::<Downstream>(EMPTY).unwrap(), Downstream::default());
+        // `paced status -o json` has its keys in order.
+        let printed = json!(Downstream::default()).to_string();
+        assert!(printed.starts_with(r#"{"binding":{"limit":null,"reason":"","since":0,"text":"","until":null},"dead":null,"delayed":0,"#));
+        assert_eq!(serde_json::from_str::<Downstream>(&printed).unwrap(), Downstream::default());
+    }
+
+    #[test]
+    fn the_history_is_the_same_text() {
+        let text = r#"{"now":1,"step_ms":5000,"downstreams":{"a":{"until":2,"released":[3,4]}}}"#;
+        assert_eq!(serde_json::to_string(&serde_json::from_str::<History>(text).unwrap()).unwrap(), text);
+    }
+}

@@ -139,6 +139,22 @@ mod tests {
         }
     }
 
+    /// Replicas of other versions of paced read it, and write such texts.
+    #[test]
+    fn a_summary_is_the_same_text() {
+        const FULL: &str = concat!(
+            r#"{"v":1,"replica":{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2},"at":3,"#,
+            r#""amqp":true,"store":false,"downstreams":{"billing":{"#,
+            r#""c":{"waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6},"b":"limit","l":"m","s":7,"#,
+            r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"#,
+            r#""f":{"since":15,"kind":"500","detail":"d","attempts":16},"#,
+            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18}],"e":"away","h":19},"idle":{"b":"","s":0}}}"#,
+        );
+        let summary = Summary::read(FULL).unwrap();
+        assert_eq!(summary.downstreams["idle"], Own::default());
+        assert_eq!(summary.text(), FULL);
+    }
+
     #[test]
     fn an_idle_downstream_takes_few_bytes() {
         let mut summary = Summary::new(Identity::default(), 0);

@@ -139,7 +139,11 @@ pub(super) async fn list(
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
     let (letters, Tally { found, stopped, .. }) = api.letters.work(&name, scan, Work::List).await?;
-    Ok(json_response(StatusCode::OK, &json!({ "letters": letters, "total": found, "stopped": stopped })))
+    Ok(json_response(StatusCode::OK, &listed(letters, found, stopped)))
+}
+
+fn listed(letters: Vec<Value>, total: u32, stopped: bool) -> Value {
+    json!({ "letters": letters, "total": total, "stopped": stopped })
 }
 
 /// The letters that a query chooses, such as `limit=50&status=404`.
@@ -191,12 +195,15 @@ pub(super) async fn replay(
     let pace = change.rate.as_deref().map(shaper).transpose()?;
     let work = Work::Replay(Replay { pace, ..Replay::default() });
     let tally = api.tend(peer, (&name, "dead replay"), change, work).await?;
+    Ok(json_response(StatusCode::OK, &replayed(&tally)))
+}
+
+fn replayed(tally: &Tally) -> Value {
     let error = tally.error.as_ref().map(ToString::to_string);
-    let told = json!({
+    json!({
         "found": tally.found, "replayed": tally.done, "passed": tally.kept, "failed": tally.failed,
         "stopped": tally.stopped, "error": error,
-    });
-    Ok(json_response(StatusCode::OK, &told))
+    })
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/purge`
@@ -211,9 +218,11 @@ pub(super) async fn purge(
         return Err(Refusal::wrong("rate: a purge has none; leave it out"));
     }
     let tally = api.tend(peer, (&name, "dead purge"), change, Work::Purge).await?;
-    let Tally { found, done, kept, stopped, .. } = tally;
-    let told = json!({ "found": found, "purged": done, "passed": kept, "stopped": stopped });
-    Ok(json_response(StatusCode::OK, &told))
+    Ok(json_response(StatusCode::OK, &purged(&tally)))
+}
+
+fn purged(&Tally { found, done, kept, stopped, .. }: &Tally) -> Value {
+    json!({ "found": found, "purged": done, "passed": kept, "stopped": stopped })
 }
 
 /// The pace of a replay, for this request alone.
@@ -264,6 +273,42 @@ impl Api {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_are_the_same_texts() {
+        let text = |text: &str| Some(text.to_owned());
+        let mut letter = Letter {
+            message: paced::job::Message {
+                message_id: text("a\n"),
+                body: "12345".into(),
+                ..Default::default()
+            },
+            properties: amqp::BasicProperties::default(),
+            reason: text("status"),
+            detail: None,
+            status: text("404"),
+            attempts: text("many"),
+            routing_key: text("billing.x"),
+            dead_at: text("1764000000000"),
+            response: text("<b>"),
+        };
+        let full = r#"{"attempts":null,"bytes":5,"dead_at":1764000000000,"detail":null,"id":"a\n","key":"billing.x","reason":"status","response":"<b>","status":404}"#;
+        assert_eq!(view(letter.clone()).to_string(), full);
+        letter.message = paced::job::Message::default();
+        let Letter { reason, status, routing_key, dead_at, response, .. } = &mut letter;
+        for field in [reason, status, routing_key, dead_at, response] {
+            *field = None;
+        }
+        let bare = r#"{"attempts":null,"bytes":0,"dead_at":null,"detail":null,"id":null,"key":null,"reason":null,"response":null,"status":null}"#;
+        assert_eq!(view(letter.clone()).to_string(), bare);
+        let list = listed(vec![view(letter)], 7, false).to_string();
+        assert_eq!(list, format!(r#"{{"letters":[{bare}],"stopped":false,"total":7}}"#));
+        let mut tally = Tally { found: 9, seen: 8, done: 3, kept: 4, failed: 1, ..Tally::default() };
+        let replay = r#"{"error":null,"failed":1,"found":9,"passed":4,"replayed":3,"stopped":false}"#;
+        assert_eq!(replayed(&tally).to_string(), replay);
+        tally.stopped = true;
+        assert_eq!(purged(&tally).to_string(), r#"{"found":9,"passed":4,"purged":3,"stopped":true}"#);
+    }
 
     #[test]
     fn a_query_chooses_letters() {

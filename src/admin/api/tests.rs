@@ -14,6 +14,8 @@ use paced::time::{ManualClock, Micros};
 use serde_json::Value;
 use tokio::sync::watch;
 
+mod wire;
+
 use super::*;
 use crate::admin::connections::{Connection, Connections};
 use crate::admin::routes::router;
@@ -99,6 +101,11 @@ impl Bench {
     }
 
     async fn send(&self, method: &str, path: &str, body: &str) -> (u16, HeaderMap, Value) {
+        let (status, headers, text) = self.send_text(method, path, body).await;
+        (status, headers, serde_json::from_str(&text).unwrap_or_default())
+    }
+
+    async fn send_text(&self, method: &str, path: &str, body: &str) -> (u16, HeaderMap, String) {
         let request = axum::http::Request::builder()
             .method(method)
             .uri(path)
@@ -110,7 +117,7 @@ impl Bench {
         let (head, body) =
             TowerToHyperService::new(self.pages.clone()).call(request).await.unwrap().into_parts();
         let body = to_bytes(body, 1 << 20).await.unwrap();
-        (head.status.as_u16(), head.headers, serde_json::from_slice(&body).unwrap_or_default())
+        (head.status.as_u16(), head.headers, String::from_utf8(body.into()).unwrap())
     }
 
     /// Sends a request below the downstream's path; the status must be 200.
