@@ -63,6 +63,9 @@ pub mod tls;
 #[cfg(feature = "amqp")]
 #[doc(hidden)]
 pub mod amqp;
+#[cfg(feature = "daemon")]
+#[doc(hidden)]
+pub mod api;
 #[cfg(feature = "dispatch")]
 #[doc(hidden)]
 pub mod bounded_log;

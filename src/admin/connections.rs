@@ -1,17 +1,17 @@
-//! The connections of the admin server, and the places of the requests on them.
+//! The connections of the admin server, and the permits of the requests on them.
 //!
-//! Nobody who connects waits for others to go: every connection is accepted, and where there are too many the newcomer
-//! takes the place of an *idle* one, on which no request is in progress. Of one remote network there are at most
-//! [`MAX_OF_ONE`] connections, so that a single one cannot push out others; of all together [`MAX_CONNECTIONS`], and
-//! then an idle one of the network with the most connections goes, the oldest first. A handshake and a head that does
-//! not come are idle too, after a moment in which they may come.
+//! When full, a new connection evicts the oldest idle one, so that no client waits for another. A connection is idle while
+//! no request is in progress on it; a handshake and a head that does not come are idle too, after a moment in which they may
+//! come. One remote network has at most [`MAX_OF_ONE`] connections, and its next one evicts one of its own, so that it
+//! cannot evict all others. There are at most [`MAX_CONNECTIONS`] in all; then the network with the most connections
+//! loses its oldest idle one.
 //!
-//! A request that may take long, or whose answer is large, needs a place for its [`Work`]; without one it is refused at
-//! once. It keeps the place until its answer is written, so that slow readers use up the places of their kind and
-//! nothing else, and a connection with a place is not closed for a newcomer. But where the places of a kind are used up,
-//! a request takes that of an answer that is not read: one whose writing takes for longer than [`MIN_WRITING`], of the
-//! network with the most places. And no such answer is written for longer than [`MAX_WRITING`]. There are fewer places than connections, of
-//! one network too, so that a newcomer always finds an idle connection to replace. Probes need no place.
+//! A request that may take long, or whose answer is large, needs a permit of its [`RequestClass`]; without one it is refused
+//! at once. It holds the permit until its answer is written, so that slow readers use up the permits of their class and
+//! nothing else, and a connection that holds a permit is not evicted. But where the permits of a class are used up, a
+//! request evicts an answer that its client does not read: one whose writing takes longer than [`MIN_WRITING`], of the
+//! network with the most permits. No such answer is written for longer than [`MAX_WRITING`]. There are fewer permits than
+//! connections, of one network too, so that a new connection always finds an idle one to evict. Probes need no permit.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::api::Refusal;
+use super::reply::Refusal;
 
 /// The most connections at once.
 pub(super) const MAX_CONNECTIONS: usize = 256;
@@ -33,7 +33,7 @@ pub(super) const MAX_OF_ONE: usize = 64;
 const HEAD_UNDER_WAY: Duration = Duration::from_millis(200);
 /// The longest time in which an answer that shows something is written. Prometheus waits as long for all of it.
 pub(super) const MAX_WRITING: Duration = Duration::from_secs(10);
-/// How long such an answer is written before another request may take its place.
+/// How long such an answer is written before a request without a permit may evict it.
 const MIN_WRITING: Duration = Duration::from_secs(2);
 
 /// The client that a remote address counts as. An IPv4 address is one; of IPv6 a whole network of 64 bits is one, since
@@ -53,28 +53,27 @@ impl From<IpAddr> for Network {
     }
 }
 
-/// What a request needs a place for.
+/// The class of a request, which decides how many of its kind run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum RequestClass {
     /// An answer that shows something.
-    Look,
-    /// The page of metrics. So whoever reads other things keeps no monitoring out.
+    Read,
+    /// The page of metrics. Separate permits, so that other reads cannot starve scrapes.
     Metrics,
     /// A stream of events, which lasts.
     Events,
-    /// A change, or work on dead letters. Only who has the token of changes gets to one, so that those who look keep
-    /// no operator from acting.
+    /// A change, or work on dead letters. It needs the token for changes, so that reads cannot starve operators.
     Change,
 }
 
-/// The number of kinds of work.
-const KINDS: usize = 4;
+/// The number of classes.
+const CLASSES: usize = 4;
 
-impl Work {
-    /// The places for all, and those that one network may have of them.
-    pub(super) const fn places(self) -> (usize, usize) {
+impl RequestClass {
+    /// The permits for all, and those that one network may have of them.
+    pub(super) const fn permits(self) -> (usize, usize) {
         match self {
-            Self::Look => (32, 16),
+            Self::Read => (32, 16),
             Self::Metrics => (16, 8),
             Self::Events => (32, 16),
             Self::Change => (16, 16),
@@ -83,21 +82,27 @@ impl Work {
 
     /// Whether its answer is to be written within [`MAX_WRITING`].
     const fn is_short(self) -> bool {
-        matches!(self, Self::Look | Self::Metrics)
+        matches!(self, Self::Read | Self::Metrics)
     }
 
     const fn of_one() -> usize {
-        Self::Look.places().1 + Self::Metrics.places().1 + Self::Events.places().1 + Self::Change.places().1
+        Self::Read.permits().1
+            + Self::Metrics.permits().1
+            + Self::Events.permits().1
+            + Self::Change.permits().1
     }
 
     const fn of_all() -> usize {
-        Self::Look.places().0 + Self::Metrics.places().0 + Self::Events.places().0 + Self::Change.places().0
+        Self::Read.permits().0
+            + Self::Metrics.permits().0
+            + Self::Events.permits().0
+            + Self::Change.permits().0
     }
 
-    /// The refusal of a request for which there is no place.
+    /// The refusal of a request for which there is no permit.
     fn refusal(self) -> Refusal {
         let text = match self {
-            Self::Look | Self::Metrics => {
+            Self::Read | Self::Metrics => {
                 "too many requests are being answered already; try again in a second"
             }
             Self::Events => "too many others read events already; read /api/v1/status instead",
@@ -107,8 +112,8 @@ impl Work {
     }
 }
 
-// Otherwise a newcomer might find no connection to replace.
-const _: () = assert!(Work::of_one() < MAX_OF_ONE && Work::of_all() < MAX_CONNECTIONS);
+// Otherwise a new connection might find none to evict.
+const _: () = assert!(RequestClass::of_one() < MAX_OF_ONE && RequestClass::of_all() < MAX_CONNECTIONS);
 
 /// All connections of a server. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -117,11 +122,11 @@ pub(super) struct Connections(Arc<Mutex<Table>>);
 #[derive(Debug, Default)]
 struct Table {
     entries: HashMap<u64, Entry>,
-    /// Counts up with each event, which gives connections their ids and tells which are older.
-    events: u64,
+    /// Rises with each opening and each end of a request: the ids of connections, and their order by age.
+    sequence: u64,
 }
 
-/// What is known of a connection.
+/// An open connection.
 #[derive(Debug)]
 struct Entry {
     network: Network,
@@ -129,24 +134,24 @@ struct Entry {
     opened_at: Instant,
     /// Whether a request has ended on it.
     is_used: bool,
-    /// The event of its beginning, or of the end of its last request.
+    /// The sequence number of its opening, or of the end of its last request.
     last: u64,
-    /// The requests that are in progress on it, without those that have a place.
+    /// The requests that are in progress on it, without those that have a permit.
     requests: usize,
-    /// The places that its requests have.
-    places: [usize; KINDS],
-    /// Since when the answer of a request with a place is written, of work that is short.
+    /// The permits that its requests have.
+    permits: [usize; CLASSES],
+    /// Since when an answer with a permit is written, of a class whose answers are short.
     writing_since: Option<Instant>,
-    /// Cancelled when it is closed for another.
+    /// Cancelled when it is evicted.
     closed: CancellationToken,
 }
 
 impl Entry {
     fn is_closable(&self) -> bool {
-        self.places == [0; KINDS]
+        self.permits == [0; CLASSES]
     }
 
-    /// The requests that are in progress on it without a place, or may be under way.
+    /// The requests that are in progress on it without a permit, or may be under way.
     fn requests(&self) -> usize {
         let is_under_way = !self.is_used && self.opened_at.elapsed() < HEAD_UNDER_WAY;
         self.requests.max(usize::from(is_under_way))
@@ -154,8 +159,8 @@ impl Entry {
 }
 
 impl Connections {
-    /// Enters a new connection, and closes another one for it if there are too many. `None` if each of the others works,
-    /// which the numbers of places rule out.
+    /// Registers a new connection, and evicts another one if there are too many. `None` if all others hold permits, which
+    /// the numbers of permits rule out.
     pub(super) fn open(&self, remote: SocketAddr) -> Option<Connection> {
         let mut table = self.lock();
         let network = remote.ip().into();
@@ -163,15 +168,15 @@ impl Connections {
             let victim = table.victim(network)?;
             table.close(victim);
         }
-        table.events += 1;
-        let (id, closed) = (table.events, CancellationToken::new());
+        table.sequence += 1;
+        let (id, closed) = (table.sequence, CancellationToken::new());
         let entry = Entry {
             network,
             opened_at: Instant::now(),
             is_used: false,
             last: id,
             requests: 0,
-            places: [0; KINDS],
+            permits: [0; CLASSES],
             writing_since: None,
             closed: closed.clone(),
         };
@@ -179,7 +184,7 @@ impl Connections {
         Some(Connection { peer: Peer { remote, id, all: self.clone() }, closed })
     }
 
-    /// Closes the idle connection that another one would replace, such as when there are no more descriptors.
+    /// Evicts one idle connection, such as when there are no more descriptors.
     pub(super) fn close_one(&self) {
         let mut table = self.lock();
         if let Some(victim) = table.oldest(|_| true) {
@@ -203,7 +208,7 @@ impl Table {
         self.entries.len() >= MAX_CONNECTIONS || self.of(network) >= MAX_OF_ONE
     }
 
-    /// The connection that one of this network replaces: of the same network if that has all that it may.
+    /// The connection that one of this network evicts: of the same network if that has all that it may.
     fn victim(&self, network: Network) -> Option<u64> {
         match self.of(network) >= MAX_OF_ONE {
             true => self.oldest(|entry| entry.network == network),
@@ -232,28 +237,28 @@ impl Table {
         }
     }
 
-    /// Whether this connection may have one more place of this kind.
-    fn has_place(&self, work: Work, network: Network) -> bool {
-        let (of_all, of_one) = work.places();
+    /// Whether this network may have one more permit of this class.
+    fn has_permit(&self, class: RequestClass, network: Network) -> bool {
+        let (of_all, of_one) = class.permits();
         let count = |entries: &mut dyn Iterator<Item = &Entry>| -> usize {
-            entries.map(|entry| entry.places[work as usize]).sum()
+            entries.map(|entry| entry.permits[class as usize]).sum()
         };
         let own = count(&mut self.entries.values().filter(|entry| entry.network == network));
         own < of_one && count(&mut self.entries.values()) < of_all
     }
 
-    /// Closes a connection whose answer is not read, for one more place of this kind: one of the same network if that has
-    /// all places that it may, or else of the network with the most. Returns false if there is none.
-    fn free_place(&mut self, work: Work, network: Network) -> bool {
+    /// Evicts a connection whose answer is not read, for one more permit of this class: one of the same network if that
+    /// has all permits that it may, or else of the network with the most. Returns false if there is none.
+    fn evict_unread(&mut self, class: RequestClass, network: Network) -> bool {
         let mut counts: HashMap<Network, usize> = HashMap::new();
         for entry in self.entries.values() {
-            *counts.entry(entry.network).or_default() += entry.places[work as usize];
+            *counts.entry(entry.network).or_default() += entry.permits[class as usize];
         }
         let count = |network: &Network| counts.get(network).copied().unwrap_or_default();
-        let is_full = count(&network) >= work.places().1;
+        let is_full = count(&network) >= class.permits().1;
         let slow = self.entries.iter().filter_map(|(id, entry)| {
             let since = entry.writing_since.filter(|since| since.elapsed() >= MIN_WRITING)?;
-            let is_meant = entry.places[work as usize] > 0 && (!is_full || entry.network == network);
+            let is_meant = entry.permits[class as usize] > 0 && (!is_full || entry.network == network);
             is_meant.then(|| (std::cmp::Reverse(count(&entry.network)), since, *id))
         });
         let Some((.., id)) = slow.min() else { return false };
@@ -266,7 +271,7 @@ impl Table {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: Peer,
-    /// Cancelled when the connection is to be closed for another.
+    /// Cancelled when the connection is evicted.
     pub(super) closed: CancellationToken,
 }
 
@@ -276,7 +281,7 @@ impl Drop for Connection {
     }
 }
 
-/// Where a request came from.
+/// The client of a request, and its connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) remote: SocketAddr,
@@ -285,7 +290,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The client that it counts as.
+    /// The network that it counts for.
     pub(super) fn network(&self) -> Network {
         self.remote.ip().into()
     }
@@ -298,22 +303,22 @@ impl Peer {
         InProgress(self.clone())
     }
 
-    /// A place for this work.
-    pub(super) fn place(&self, work: Work) -> Result<Place, Refusal> {
+    /// Takes a permit of this class, or refuses the request.
+    pub(super) fn permit(&self, class: RequestClass) -> Result<Permit, Refusal> {
         let mut table = self.all.lock();
         let network = self.network();
-        let has_place = table.has_place(work, network)
-            || table.free_place(work, network) && table.has_place(work, network);
-        if !has_place {
-            return Err(work.refusal());
+        let has_permit = table.has_permit(class, network)
+            || table.evict_unread(class, network) && table.has_permit(class, network);
+        if !has_permit {
+            return Err(class.refusal());
         }
         // A connection that was closed meanwhile gets no answer any more.
-        let entry = table.entries.get_mut(&self.id).ok_or_else(|| work.refusal())?;
-        entry.places[work as usize] += 1;
-        Ok(Place { peer: self.clone(), work, deadline: None })
+        let entry = table.entries.get_mut(&self.id).ok_or_else(|| class.refusal())?;
+        entry.permits[class as usize] += 1;
+        Ok(Permit { peer: self.clone(), class, deadline: None })
     }
 
-    /// Closes the connection, whatever it does.
+    /// Closes the connection, even while it is in use.
     fn close(&self) {
         self.all.lock().close(self.id);
     }
@@ -326,28 +331,28 @@ pub(super) struct InProgress(Peer);
 impl Drop for InProgress {
     fn drop(&mut self) {
         let mut table = self.0.all.lock();
-        table.events += 1;
-        let event = table.events;
+        table.sequence += 1;
+        let last = table.sequence;
         if let Some(entry) = table.entries.get_mut(&self.0.id) {
-            (entry.requests, entry.last, entry.is_used) = (entry.requests.saturating_sub(1), event, true);
+            (entry.requests, entry.last, entry.is_used) = (entry.requests.saturating_sub(1), last, true);
         }
     }
 }
 
-/// A place, which is given back when this is dropped.
+/// A permit, which is returned when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Permit {
     peer: Peer,
-    work: Work,
+    class: RequestClass,
     /// Closes the connection when the writing of the answer takes too long.
     deadline: Option<AbortOnDropHandle<()>>,
 }
 
-impl Place {
+impl Permit {
     /// Notes that the answer is written from now on. Where it is to be short, its connection is closed after
-    /// [`MAX_WRITING`], unless the place is given back before. Must be called on a tokio runtime.
+    /// [`MAX_WRITING`], unless the permit is returned before. Must be called on a tokio runtime.
     pub(super) fn begin_writing(&mut self) {
-        if !self.work.is_short() {
+        if !self.class.is_short() {
             return;
         }
         if let Some(entry) = self.peer.all.lock().entries.get_mut(&self.peer.id) {
@@ -363,14 +368,14 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut table = self.peer.all.lock();
-        table.events += 1;
-        let event = table.events;
+        table.sequence += 1;
+        let last = table.sequence;
         if let Some(entry) = table.entries.get_mut(&self.peer.id) {
-            let places = &mut entry.places[self.work as usize];
-            (*places, entry.last) = (places.saturating_sub(1), event);
+            let permits = &mut entry.permits[self.class as usize];
+            (*permits, entry.last) = (permits.saturating_sub(1), last);
             (entry.is_used, entry.writing_since) = (true, None);
         }
     }

@@ -3,13 +3,17 @@
 //! It is in the binary, not in the library: it depends on every part of the daemon and nothing else uses it, and
 //! programs that embed paced have a server of their own.
 
+mod access;
 mod api;
 mod connections;
 mod health;
 mod page;
 mod pages;
+mod reply;
 mod routes;
 mod server;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -18,7 +22,8 @@ use axum::Router;
 use health::Checks;
 use routes::Route;
 
-pub(crate) use api::{Access, Api, Letters, Operations, OwnTerms, Tokens};
+pub(crate) use access::{Access, Tokens};
+pub(crate) use api::{Api, Letters, Operations};
 pub(crate) use health::{Readiness, StoreProbe};
 pub(crate) use server::{Server, bind};
 

@@ -7,10 +7,11 @@ use axum::extract::{Extension, RawQuery, State};
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
+use paced::api::Verb;
 use tokio::sync::Mutex;
 
 use super::health::{Check, Checks};
-use super::routes::{Insight, Route, Rule, Verb, asks_for};
+use super::routes::{Insight, Route, Rule, asks_for};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 /// The content type of Prometheus' text format.
@@ -42,7 +43,7 @@ async fn livez() -> Response {
     page(StatusCode::OK, PLAIN, "ok\n".to_owned())
 }
 
-/// The list of checks for `?verbose`, and a word without; where it is not ready, the list for whoever may look.
+/// The list of checks for `?verbose`, and a word without; where it is not ready, the list for clients that may read.
 async fn readyz(
     State(sources): State<Sources>,
     insight: Option<Extension<Insight>>,
@@ -51,9 +52,9 @@ async fn readyz(
     let checks = sources.checks.run_checks().await;
     let is_ready = checks.iter().all(|check| check.verdict.is_ok());
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    // Without an insight the guard has seen that the request may look.
-    let may_look = insight.is_none_or(|Extension(Insight(may_look))| may_look);
-    let body = match (is_ready, asks_for(query.as_deref(), "verbose"), may_look) {
+    // Without an insight the guard has checked that the request may read.
+    let may_read = insight.is_none_or(|Extension(Insight(may_read))| may_read);
+    let body = match (is_ready, asks_for(query.as_deref(), "verbose"), may_read) {
         (true, false, _) => "ok\n".to_owned(),
         (false, _, false) => "not ready\n".to_owned(),
         _ => list(&checks, is_ready),
@@ -106,7 +107,7 @@ mod tests {
     use paced::store::BoxFuture;
 
     use super::*;
-    use crate::admin::api::Access;
+    use crate::admin::access::Access;
     use crate::admin::connections::Connections;
     use crate::admin::routes::router;
 

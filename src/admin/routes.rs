@@ -1,7 +1,7 @@
 //! The routes of the server, each with the rule for its requests, and the guard that applies the rules.
 //!
-//! A route is nothing but what is in the list that [`router`] is given, and each has a rule, so that none can be added
-//! without one. What is no route is answered in the same way for everybody.
+//! Only what is in the list for [`router`] is a route, and each has a rule, so that none can be added without one. All
+//! other paths have the same answer for everybody.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -17,10 +17,12 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, any, on};
 use hyper::body::{Frame, SizeHint};
+use paced::api::{Endpoint, Verb};
 use paced::bounded_log::BoundedLog;
 
-use super::api::{Access, Peer, Refusal, has_json};
-use super::connections::{Place, Work};
+use super::access::{Access, has_json};
+use super::connections::{Peer, Permit, RequestClass};
+use super::reply::Refusal;
 
 /// The bytes of an answer that are passed on at once: what is written is kept in memory besides.
 const PIECE: usize = 16 * 1024;
@@ -28,52 +30,40 @@ const PIECE: usize = 16 * 1024;
 /// The rule for the requests of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// Every request is allowed, addressed to any name: the answer says nothing but that the daemon lives.
+    /// Every request is allowed, addressed to any name: the answer says only that the daemon lives.
     Probe,
-    /// As [`Rule::Probe`], with an [`Insight`]; and with `?verbose` as [`Rule::Look`].
+    /// As [`Rule::Probe`], with an [`Insight`]; and with `?verbose` as [`Rule::Read`].
     Readiness,
     /// Requests addressed to this daemon are allowed: the answer is the same for every daemon.
     Page,
-    /// Requests that may look are allowed.
-    Look,
-    /// Requests that may look are allowed; they take a place for metrics.
+    /// Requests that may read are allowed.
+    Read,
+    /// Requests that may read are allowed; they take a permit for metrics.
     Metrics,
-    /// Requests that may look are allowed; they take a place for a stream of events.
+    /// Requests that may read are allowed; they take a permit for a stream of events.
     Events,
-    /// Requests that may change something are allowed; they have no body, and take a place for a change.
+    /// Requests that may change something are allowed; they have no body, and take a permit for a change.
     Hold,
-    /// Requests that may change something are allowed; they have a body in JSON.
+    /// Requests that may change something are allowed; they have a body in JSON, and take a permit for a change.
     Change,
 }
 
-/// Whether who asks may know why the daemon is not ready.
+/// Whether the client may know why the daemon is not ready.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Insight(pub(super) bool);
 
-/// The method of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Verb {
-    /// GET, and HEAD for the same without a body.
-    Get,
-    Post,
-    Put,
-    Delete,
-}
-
-impl Verb {
-    const fn filter(self) -> MethodFilter {
-        match self {
-            Self::Get => MethodFilter::GET,
-            Self::Post => MethodFilter::POST,
-            Self::Put => MethodFilter::PUT,
-            Self::Delete => MethodFilter::DELETE,
-        }
+const fn filter(verb: Verb) -> MethodFilter {
+    match verb {
+        Verb::Get => MethodFilter::GET,
+        Verb::Post => MethodFilter::POST,
+        Verb::Put => MethodFilter::PUT,
+        Verb::Delete => MethodFilter::DELETE,
     }
 }
 
 /// A method of a path.
 pub(crate) struct Route {
-    #[cfg_attr(not(test), expect(dead_code, reason = "the test of all routes goes by it"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "the test of all routes reads it"))]
     pub(super) verb: Verb,
     pub(super) path: &'static str,
     pub(super) rule: Rule,
@@ -87,7 +77,17 @@ impl Route {
         T: 'static,
         S: Clone + Send + Sync + 'static,
     {
-        Self { verb, path, rule, handler: on(verb.filter(), handler).with_state(state.clone()) }
+        Self { verb, path, rule, handler: on(filter(verb), handler).with_state(state.clone()) }
+    }
+
+    /// The route of an endpoint of the API.
+    pub(super) fn to<B, A, H, T, S>(endpoint: &Endpoint<B, A>, rule: Rule, handler: (H, &S)) -> Self
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        Self::new(endpoint.verb, endpoint.path, rule, handler)
     }
 }
 
@@ -128,7 +128,7 @@ struct Guarded {
     rule: Rule,
 }
 
-/// Passes requests that are allowed, and for which there is a place.
+/// Passes requests that are allowed, and for which there is a permit.
 async fn guard(
     State(Guarded { access, rule }): State<Guarded>,
     Extension(peer): Extension<Peer>,
@@ -137,10 +137,10 @@ async fn guard(
 ) -> Response {
     match admit(&access, rule, &peer, &mut request) {
         Ok(None) => next.run(request).await,
-        Ok(Some(mut place)) => {
+        Ok(Some(mut permit)) => {
             let response = next.run(request).await;
-            place.begin_writing();
-            response.map(|body| Body::new(PlacedBody { body, rest: Bytes::new(), _place: place }))
+            permit.begin_writing();
+            response.map(|body| Body::new(PermitBody { body, rest: Bytes::new(), _permit: permit }))
         }
         Err(refusal) => {
             let (remote, status) = (peer.remote, refusal.status().as_u16());
@@ -153,27 +153,27 @@ async fn guard(
     }
 }
 
-/// Whether the request is allowed, and its place if it needs one.
-fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Result<Option<Place>, Refusal> {
+/// Checks whether the request is allowed, and takes its permit if it needs one.
+fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Result<Option<Permit>, Refusal> {
     let client = peer.network();
     let (uri, headers) = (request.uri(), request.headers());
-    let may_look = || access.is_meant(uri, headers).and_then(|()| access.may_look(headers, client));
+    let may_read = || access.is_meant(uri, headers).and_then(|()| access.may_read(headers, client));
     let may_change = || access.is_meant(uri, headers).and_then(|()| access.may_change(headers, client));
-    let work = match rule {
+    let class = match rule {
         Rule::Probe => return Ok(None),
         Rule::Readiness if !asks_for(uri.query(), "verbose") => {
-            let insight = Insight(may_look().is_ok());
+            let insight = Insight(may_read().is_ok());
             request.extensions_mut().insert(insight);
             return Ok(None);
         }
         Rule::Page => return access.is_meant(uri, headers).map(|()| None),
-        Rule::Readiness | Rule::Look => may_look().map(|()| Work::Look),
-        Rule::Metrics => may_look().map(|()| Work::Metrics),
-        Rule::Events => may_look().map(|()| Work::Events),
-        Rule::Hold => may_change().map(|()| Work::Change),
-        Rule::Change => may_change().and_then(|()| has_json(headers)).map(|()| Work::Change),
+        Rule::Readiness | Rule::Read => may_read().map(|()| RequestClass::Read),
+        Rule::Metrics => may_read().map(|()| RequestClass::Metrics),
+        Rule::Events => may_read().map(|()| RequestClass::Events),
+        Rule::Hold => may_change().map(|()| RequestClass::Change),
+        Rule::Change => may_change().and_then(|()| has_json(headers)).map(|()| RequestClass::Change),
     };
-    peer.place(work?).map(Some)
+    peer.permit(class?).map(Some)
 }
 
 /// Whether the query has this parameter: `verbose`, `verbose=` and `verbose=1` all count.
@@ -182,15 +182,15 @@ pub(super) fn asks_for(query: Option<&str>, word: &str) -> bool {
     pairs.map(|pair| pair.split('=').next().unwrap_or_default()).any(|name| name == word)
 }
 
-/// The body of an answer, which keeps its place until the connection has taken all of it, in small pieces.
-struct PlacedBody {
+/// The body of an answer, which holds its permit until the connection has taken all of it, in small pieces.
+struct PermitBody {
     body: Body,
     /// What is left of the last piece of the body.
     rest: Bytes,
-    _place: Place,
+    _permit: Permit,
 }
 
-impl HttpBody for PlacedBody {
+impl HttpBody for PermitBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -228,18 +228,34 @@ impl HttpBody for PlacedBody {
     }
 }
 
-/// The method of a request, for tests.
 #[cfg(test)]
-impl From<Verb> for axum::http::Method {
-    fn from(verb: Verb) -> Self {
-        match verb {
-            Verb::Get => Self::GET,
-            Verb::Post => Self::POST,
-            Verb::Put => Self::PUT,
-            Verb::Delete => Self::DELETE,
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::admin::connections::Connections;
+
+    #[tokio::test]
+    async fn an_answer_keeps_its_permit_until_its_last_piece_is_taken() {
+        let connections = Connections::default();
+        let connection = connections.open("192.0.2.1:1".parse().unwrap()).unwrap();
+        let (_, of_one) = RequestClass::Read.permits();
+        let take = || connection.peer.permit(RequestClass::Read);
+        let mut permits: Vec<Permit> = (0..of_one).map(|_| take().unwrap()).collect();
+        let permit = permits.pop().unwrap();
+        let mut answer = Body::new(PermitBody {
+            body: Body::from(vec![7; 2 * PIECE + 1]),
+            rest: Bytes::new(),
+            _permit: permit,
+        });
+        assert_eq!(answer.size_hint().exact(), Some(2 * PIECE as u64 + 1));
+        let mut pieces = Vec::new();
+        while !answer.is_end_stream() {
+            assert!(take().is_err());
+            pieces.push(answer.frame().await.unwrap().unwrap().into_data().unwrap().len());
         }
+        assert_eq!(pieces, [PIECE, PIECE, 1]);
+        drop(answer);
+        assert!(take().is_ok());
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::connections::{Connection, Connections, MAX_CONNECTIONS, Peer};
 use super::routes::REFUSALS;
 
-/// The connections that may be open beyond [`MAX_CONNECTIONS`]: those that were closed for others, until their tasks have
+/// The connections that may be open beyond [`MAX_CONNECTIONS`]: those that were evicted, until their tasks have
 /// noticed. It bounds the descriptors.
 const CLOSING: usize = 32;
 /// The time-out for the handshake of TLS.
@@ -143,7 +143,7 @@ async fn accept(listener: TcpListener, serving: Serving) {
 }
 
 impl Serving {
-    /// Serves a connection until it ends, is closed for another, or has lived for long enough.
+    /// Serves a connection until it ends, is evicted, or has lived for long enough.
     async fn serve(self, stream: TcpStream, connection: Connection) {
         let closed = connection.closed.clone();
         let serving = async {

@@ -7,15 +7,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Request, StatusCode};
+use paced::api::state::State;
+use paced::api::{Endpoint, Problem, STATUS, Verb};
 use paced::config::{self, Secret};
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 use url::Url;
 
 use super::exit::Exit;
 use super::{Global, out, parts};
-use crate::status::State;
 use address::Address;
 use exchange::{TransportError, connect, exchange, explain, is_local, names_this_machine};
 use token::Token;
@@ -74,16 +77,13 @@ impl Daemon {
     /// Sends a request about a downstream and returns the answer. Errors are printed to stderr.
     ///
     /// Not cancel safe: after a dropped future it is unknown whether the request was carried out.
-    pub(super) async fn ask(
+    pub(super) async fn ask<B: Serialize, A: DeserializeOwned>(
         &self,
-        method: Method,
+        endpoint: &Endpoint<B, A>,
         downstream: &str,
-        what: &str,
-        body: Option<Value>,
-    ) -> Result<Value, Exit> {
-        let mut path = vec!["downstreams", downstream];
-        path.extend((!what.is_empty()).then_some(what));
-        self.request_json(method, &path, body).await.map_err(Failure::say)
+        body: &B,
+    ) -> Result<A, Exit> {
+        self.request(endpoint, downstream, body).await.map_err(Failure::say)
     }
 
     /// The daemon's state, over all replicas. Errors are printed to stderr. Cancel safe.
@@ -93,36 +93,35 @@ impl Daemon {
 
     /// As [`Daemon::state`], for commands that show errors themselves. Cancel safe.
     pub(super) async fn try_state(&self) -> Result<State, Failure> {
-        let told = self.request_json(Method::GET, &["status"], None).await?;
-        serde_json::from_value(told).map_err(|error| {
-            let text = format!("the daemon's state is not understood: {error}; is it of another version?");
-            Failure::new(Exit::Failed, text)
-        })
+        self.request(&STATUS, "", &()).await
     }
 
-    async fn request_json(
+    async fn request<B: Serialize, A: DeserializeOwned>(
         &self,
-        method: Method,
-        path: &[&str],
-        body: Option<Value>,
-    ) -> Result<Value, Failure> {
+        &Endpoint { verb, path, .. }: &Endpoint<B, A>,
+        downstream: &str,
+        body: &B,
+    ) -> Result<A, Failure> {
         let mut url = self.address.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().extend(["api", "v1"]).extend(path);
+            let parts = path.split('/').skip(1);
+            let parts = parts.map(|part| if part == "{name}" { downstream } else { part });
+            segments.pop_if_empty().extend(parts);
         }
-        let looks = is_look(&method);
-        let kept = if looks { &self.read_token } else { &self.token };
+        let reads = verb == Verb::Get;
+        let body = (!reads).then(|| json!(body));
+        let kept = if reads { &self.read_token } else { &self.token };
         let token = kept.get();
-        let (mut status, mut answer) = self.send(&method, &url, token.as_ref(), body.as_ref()).await?;
+        let (mut status, mut answer) = self.send(verb, &url, token.as_ref(), body.as_ref()).await?;
         // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
         if status == StatusCode::UNAUTHORIZED
             && let Some(refused) = &token
             && let Some(newer) = kept.read_again(refused).await
         {
-            (status, answer) = self.send(&method, &url, Some(&newer), body.as_ref()).await?;
+            (status, answer) = self.send(verb, &url, Some(&newer), body.as_ref()).await?;
         }
         let parsed = parse_answer(status, &answer);
-        if looks && status == StatusCode::UNAUTHORIZED {
+        if reads && status == StatusCode::UNAUTHORIZED {
             return parsed.map_err(|failure| self.hint(failure));
         }
         parsed
@@ -133,7 +132,7 @@ impl Daemon {
     /// Not cancel safe: after a dropped future it is unknown whether the request was carried out.
     async fn send(
         &self,
-        method: &Method,
+        verb: Verb,
         url: &Url,
         token: Option<&Secret>,
         body: Option<&Value>,
@@ -144,7 +143,7 @@ impl Daemon {
             if token.is_some() {
                 self.warn_of_clear_text(is_local(&stream));
             }
-            let request = request(method.clone(), url, token, body)?;
+            let request = request(verb, url, token, body)?;
             exchange(stream, self.address.tls.as_ref(), url, request).await
         };
         let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {
@@ -192,19 +191,14 @@ impl Daemon {
     }
 }
 
-/// Whether a request of this method changes nothing.
-fn is_look(method: &Method) -> bool {
-    [Method::GET, Method::HEAD].contains(method)
-}
-
 fn request(
-    method: Method,
+    verb: Verb,
     url: &Url,
     token: Option<&Secret>,
     body: Option<&Value>,
 ) -> Result<Request<Full<Bytes>>, TransportError> {
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
-    let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
+    let mut request = Request::builder().method(verb).uri(url.path()).header(HOST, host);
     if let Some(token) = token {
         let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
         value.set_sensitive(true);
@@ -218,21 +212,30 @@ fn request(
 }
 
 /// Parses the daemon's answer.
-fn parse_answer(status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
-    let answer: Option<Value> = serde_json::from_slice(body).ok();
-    if let Some(answer) = answer.as_ref().filter(|_| status.is_success()) {
-        return Ok(answer.clone());
+fn parse_answer<A: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<A, Failure> {
+    if status.is_success() {
+        match serde_json::from_slice(body) {
+            Ok(answer) => return Ok(answer),
+            Err(error) if error.is_data() => {
+                let text =
+                    format!("the daemon's answer is not understood: {error}; is it of another version?");
+                return Err(Failure::new(Exit::Failed, text));
+            }
+            Err(_) => {}
+        }
     }
-    let text = match answer.as_ref().and_then(|answer| answer["error"].as_str()) {
-        Some(error) => error.to_owned(),
-        None => format!("the answer is not that of a paced daemon (status {status}); see --admin"),
-    };
+    let problem = serde_json::from_slice(body).ok();
+    let is_known = problem.is_some();
+    let text = problem.map_or_else(
+        || format!("the answer is not that of a paced daemon (status {status}); see --admin"),
+        |Problem { error }| error,
+    );
     let exit = match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => {
             Exit::Unauthorized
         }
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => Exit::Unavailable,
-        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND if answer.is_some() => Exit::Usage,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND if is_known => Exit::Usage,
         _ => Exit::Failed,
     };
     Err(Failure::new(exit, text))
@@ -244,9 +247,11 @@ mod tests {
 
     #[test]
     fn how_to_end() {
-        let exit =
-            |status: u16, body: &str| parse_answer(StatusCode::from_u16(status).unwrap(), body.as_bytes());
-        assert_eq!(exit(200, r#"{"a": 1}"#).unwrap()["a"], 1);
+        let exit = |status: u16, body: &str| {
+            parse_answer::<Problem>(StatusCode::from_u16(status).unwrap(), body.as_bytes())
+        };
+        assert_eq!(exit(200, r#"{"error": "x", "later": 1}"#).unwrap().error, "x");
+        assert!(exit(200, r#"{"a": 1}"#).unwrap_err().text.contains("is it of another version?"));
         for (status, body, expected) in [
             (400, r#"{"error": "x"}"#, Exit::Usage),
             (404, r#"{"error": "x"}"#, Exit::Usage),

@@ -1,13 +1,13 @@
 //! `paced cancel`: jobs that are not sent, wherever they wait.
 
-use hyper::Method;
+use paced::api::CANCEL;
+use paced::api::order::{Cancel, Span};
 use paced::store::{MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES};
-use serde_json::json;
 use tokio::io::AsyncBufReadExt as _;
 
 use super::ask::Daemon;
 use super::exit::Exit;
-use super::{Global, Output, input, out, parts};
+use super::{Global, Output, input, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -17,8 +17,8 @@ pub(super) struct Args {
     #[arg(value_name = "ID", required = true)]
     ids: Vec<String>,
     /// For so long, such as 30d: copies of the jobs are not sent either until then [default: 366d]
-    #[arg(long = "for", value_name = "DURATION", value_parser = parts::span, conflicts_with = "undo")]
-    span: Option<String>,
+    #[arg(long = "for", value_name = "DURATION", conflicts_with = "undo")]
+    span: Option<Span>,
     /// Ends it: jobs with these ids are sent again from now on
     #[arg(long)]
     undo: bool,
@@ -37,9 +37,9 @@ async fn cancel(global: &Global, args: Args) -> Result<(), Exit> {
     let ids = all(ids).await?;
     let mut changed = 0;
     for some in ids.chunks(MAX_TOMBSTONE_BATCH) {
-        let body = json!({ "ids": some, "for": span, "undo": undo, "reason": reason });
-        let told = match daemon.ask(Method::POST, &downstream, "cancel", Some(body)).await {
-            Ok(told) => told,
+        let order = Cancel { ids: some.to_vec(), span: span.clone(), undo, reason: reason.clone() };
+        let answer = match daemon.ask(&CANCEL, &downstream, &order).await {
+            Ok(answer) => answer,
             Err(exit) => {
                 if changed > 0 {
                     out::say(format_args!("paced: {changed} id(s) were changed before that"));
@@ -47,9 +47,9 @@ async fn cancel(global: &Global, args: Args) -> Result<(), Exit> {
                 return Err(exit);
             }
         };
-        changed += told["cancelled"]["changed"].as_u64().unwrap_or_default();
+        changed += answer.cancelled.map_or(0, |cancelled| cancelled.changed);
         if global.output == Output::Json {
-            out::json(&told)?;
+            out::json(&answer)?;
         }
     }
     match (global.output, undo) {

@@ -103,7 +103,7 @@ impl Report {
             all.insert("ok".to_owned(), (exit == Exit::Ok).into());
             all.insert("warnings".to_owned(), json!(self.warnings));
             all.insert("errors".to_owned(), json!(self.errors));
-            out::json(&all.into())?;
+            out::json(&all)?;
         }
         Ok(exit)
     }

@@ -1,7 +1,8 @@
 //! What is known of a downstream, as lines of a title and a text, for `paced status NAME` and `paced top`.
 
+use paced::api::state::Downstream;
+
 use super::{out, parts};
-use crate::status::Downstream;
 
 /// A title and what it is of.
 pub(super) type Fact = (&'static str, String);
@@ -50,7 +51,7 @@ fn because(reason: Option<&String>) -> String {
 fn now_binding(downstream: &Downstream, now: i64) -> Vec<Fact> {
     let binding = &downstream.binding;
     let mut facts = vec![("binds", format!("{}, {}", binding.text, ago(binding.since, now)))];
-    if let Some(pause) = &downstream.pause {
+    if let Some(pause) = &downstream.terms.pause {
         let since = pause.at.map(|at| format!(", {}", ago(at, now))).unwrap_or_default();
         let by = pause.by.as_deref().unwrap_or("an operator");
         let end = match pause.until {
@@ -59,16 +60,16 @@ fn now_binding(downstream: &Downstream, now: i64) -> Vec<Fact> {
         };
         facts.push(("pause", format!("by {by}{end}{since}{}", because(pause.reason.as_ref()))));
     }
-    if let Some(penalty) = downstream.penalty {
+    if let Some(penalty) = downstream.terms.penalty {
         facts.push(("pause", format!("the API asked for one{}", until(Some(penalty.until)))));
     }
-    let limit = downstream.rate_limit.map(|limit| format!(" of {}", pace(limit))).unwrap_or_default();
-    facts.push(("rate", format!("{}{limit} over the last 10 s", pace(downstream.rate))));
+    let limit = downstream.terms.rate_limit.map(|limit| format!(" of {}", pace(limit))).unwrap_or_default();
+    facts.push(("rate", format!("{}{limit} over the last 10 s", pace(downstream.releases.rate))));
     facts
 }
 
 fn limits(downstream: &Downstream, now: i64) -> impl Iterator<Item = Fact> {
-    downstream.limits.iter().map(move |limit| {
+    downstream.terms.limits.iter().map(move |limit| {
         let left = match (limit.remaining, limit.of) {
             (Some(left), Some(of)) => format!(", {left} of {of} left"),
             _ => String::new(),
@@ -82,7 +83,7 @@ fn limits(downstream: &Downstream, now: i64) -> impl Iterator<Item = Fact> {
 }
 
 fn overrides(downstream: &Downstream) -> impl Iterator<Item = Fact> {
-    downstream.overrides.iter().map(|set| {
+    downstream.terms.overrides.iter().map(|set| {
         let by = set.by.as_deref().unwrap_or("an operator");
         let (limit, rate, since) = (&set.limit, &set.rate, at(set.set_at));
         let (end, reason) = (until(set.until), because(set.reason.as_ref()));
@@ -99,22 +100,22 @@ fn jobs(downstream: &Downstream) -> [Fact; 2] {
     let known = |count: Option<i64>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
     let broker = format!(
         "{} queued, {} parked, {} dead letter(s)",
-        known(downstream.queued.map(i64::from)),
-        known(downstream.parked),
-        known(downstream.dead.map(i64::from))
+        known(downstream.queues.queued.map(i64::from)),
+        known(downstream.queues.parked),
+        known(downstream.queues.dead.map(i64::from))
     );
     [("jobs", here), ("broker", broker)]
 }
 
 fn instants(downstream: &Downstream) -> Vec<Fact> {
     let instants = [
-        ("oldest", downstream.oldest),
-        ("next slot", downstream.next_slot),
-        ("through", downstream.through_at),
+        ("oldest", downstream.releases.oldest),
+        ("next slot", downstream.releases.next_slot),
+        ("through", downstream.releases.through_at),
     ];
     let mut facts: Vec<Fact> =
         instants.into_iter().filter_map(|(title, instant)| Some((title, at(instant?)))).collect();
-    if let Some(late) = downstream.lateness {
+    if let Some(late) = downstream.releases.lateness {
         let text = format!("p50 {} µs, p99 {} µs over the last minute", late.p50_us, late.p99_us);
         facts.push(("lateness", text));
     }
@@ -122,11 +123,11 @@ fn instants(downstream: &Downstream) -> Vec<Fact> {
 }
 
 fn failures(downstream: &Downstream, now: i64) -> Vec<Fact> {
-    let failing = downstream.failing.iter().map(|failing| {
+    let failing = downstream.health.failing.iter().map(|failing| {
         let (since, kind, detail) = (ago(failing.since, now), &failing.kind, &failing.detail);
         ("fails", format!("{since}: {kind}, {} attempt(s): {detail}", failing.attempts))
     });
-    let failures = downstream.failures.iter().map(|failure| {
+    let failures = downstream.health.failures.iter().map(|failure| {
         let (kind, count, detail) = (&failure.kind, failure.count, &failure.detail);
         ("failure", format!("{}: {kind} ×{count}: {detail}", at(failure.at)))
     });

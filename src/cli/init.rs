@@ -95,7 +95,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
     let mut answers = Answers::new();
     for field in Field::ALL {
         if let Some(given) = field.given(args) {
-            field.check(given).map_err(|problem| {
+            render::check(field, given).map_err(|problem| {
                 out::say(format_args!("paced: {}: {problem}", field.option()));
                 Exit::Usage
             })?;
@@ -146,7 +146,7 @@ fn ask(field: Field) -> Result<Option<String>, Exit> {
         if answer.is_empty() && !field.is_required() {
             return Ok(None);
         }
-        match field.check(answer) {
+        match render::check(field, answer) {
             Ok(()) => return Ok(Some(answer.to_owned())),
             Err(problem) => out::say(format_args!("  {problem}")),
         }

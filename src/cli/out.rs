@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 use paced::text;
-use serde_json::Value;
+use serde::Serialize;
 
 use super::exit::Exit;
 
@@ -39,8 +39,10 @@ pub(super) fn line(text: impl Display) -> Result<(), Exit> {
     write(&text::escaped_lines(&text.to_string()))
 }
 
-/// Writes a line of JSON, as [`line`] does.
-pub(super) fn json(value: &Value) -> Result<(), Exit> {
+/// Writes a line of JSON, as [`line`] does. The keys of each object are in order.
+pub(super) fn json(value: &impl Serialize) -> Result<(), Exit> {
+    // What is printed has texts as keys, so that there is no error.
+    let value = serde_json::to_value(value).unwrap_or_default();
     write(&text::escaped_json(&value.to_string()))
 }
 

@@ -47,11 +47,6 @@ pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a D
     })
 }
 
-/// Checks a duration in an argument, and returns it as it was written.
-pub(super) fn span(text: &str) -> Result<String, String> {
-    config::duration(text).map(|_| text.to_owned())
-}
-
 /// The store that the settings name, and its TLS, if there are files for it. Nothing is connected yet.
 pub(super) fn store(settings: &Settings) -> Result<(Arc<dyn Store>, Option<Tls>), StoreError> {
     let url = settings.store.url.expose();

@@ -1,12 +1,13 @@
 //! `paced rate`: an operator's rates over those of the configuration, everywhere and at once.
 
-use hyper::Method;
 use paced::Amount;
-use serde_json::{Value, json};
+use paced::api::order::{SetRate, Span, UnsetRate};
+use paced::api::{Limit, Override, RATES, Rates, SET_RATE, SetOverride, Source, UNSET_RATE};
+use serde::Serialize;
 
 use super::ask::Daemon;
 use super::exit::Exit;
-use super::{Global, Output, out, parts};
+use super::{Global, Output, out};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -35,8 +36,8 @@ pub(super) struct SetArgs {
     #[arg(long, value_name = "NAME")]
     limit: Option<String>,
     /// For so long, such as 2h [default: until it is unset]
-    #[arg(long = "for", value_name = "DURATION", value_parser = parts::span)]
-    span: Option<String>,
+    #[arg(long = "for", value_name = "DURATION")]
+    span: Option<Span>,
     /// Why, for the audit log and for whoever looks
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -59,37 +60,42 @@ fn amount(text: &str) -> Result<Amount, String> {
 }
 
 pub(super) async fn run(global: &Global, command: Command) -> Exit {
-    let (method, downstream, body) = match command {
-        Command::Get(args) => (Method::GET, args.downstream, None),
-        Command::Set(args) => {
-            let SetArgs { downstream, rate, limit, span, reason } = args;
-            let rate = rate.to_string();
-            let body = json!({ "rate": rate, "limit": limit, "for": span, "reason": reason });
-            (Method::PUT, downstream, Some(body))
-        }
-        Command::Unset(UnsetArgs { downstream, limit, reason }) => {
-            (Method::DELETE, downstream, Some(json!({ "limit": limit, "reason": reason })))
-        }
-    };
     let outcome = async {
-        let told = Daemon::of(global)?.ask(method, &downstream, "rate", body).await?;
-        match global.output {
-            Output::Json => out::json(&told),
-            Output::Human => table(&told),
+        let daemon = Daemon::of(global)?;
+        match command {
+            Command::Get(GetArgs { downstream }) => {
+                let rates = daemon.ask(&RATES, &downstream, &()).await?;
+                show(global, &rates, &rates)
+            }
+            Command::Set(SetArgs { downstream, rate, limit, span, reason }) => {
+                let order = SetRate { rate, limit, span, reason };
+                let changed = daemon.ask(&SET_RATE, &downstream, &order).await?;
+                show(global, &changed, &changed.rates)
+            }
+            Command::Unset(UnsetArgs { downstream, limit, reason }) => {
+                let changed = daemon.ask(&UNSET_RATE, &downstream, &UnsetRate { limit, reason }).await?;
+                show(global, &changed, &changed.rates)
+            }
         }
     };
     outcome.await.err().unwrap_or(Exit::Ok)
 }
 
+/// Shows an answer, of which people see the rates.
+fn show(global: &Global, answer: &impl Serialize, rates: &Rates) -> Result<(), Exit> {
+    match global.output {
+        Output::Json => out::json(answer),
+        Output::Human => table(rates),
+    }
+}
+
 /// The columns of the table. `FROM` names the replica that put a rate in force, and `SINCE` says when.
 const COLUMNS: [&str; 7] = ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"];
 
-fn table(told: &Value) -> Result<(), Exit> {
-    let overrides = list(&told["overrides"]);
-    let plans = told["plans"].as_object().into_iter().flat_map(|plans| plans.values());
-    let limits = list(&told["limits"]).into_iter().chain(plans.flat_map(list));
-    let rows: Vec<[String; 7]> = limits.map(|limit| row(&limit, &overrides)).collect();
-    out::line(head(told))?;
+fn table(rates: &Rates) -> Result<(), Exit> {
+    let limits = rates.limits.iter().chain(rates.plans.values().flatten());
+    let rows: Vec<[String; 7]> = limits.map(|limit| row(limit, &rates.overrides)).collect();
+    out::line(head(rates))?;
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());
         widths.chain([COLUMNS[column].len()]).max().unwrap_or_default()
@@ -101,39 +107,30 @@ fn table(told: &Value) -> Result<(), Exit> {
     };
     line(COLUMNS)?;
     rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))?;
-    for set in overrides.iter().filter(|set| set["idle"] == true) {
-        let (limit, rate) = (text(&set["limit"]), text(&set["rate"]));
+    for SetOverride { set, .. } in rates.overrides.iter().filter(|set| set.idle) {
+        let (limit, rate) = (&set.limit, &set.rate);
         out::say(format_args!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it"));
     }
-    if let Some(own) = told["own_limits"].as_array() {
-        let limit = |limit: &Value| {
-            let burst = limit["burst"].as_u64().filter(|burst| *burst > 1);
-            let burst = burst.map(|burst| format!(" with a burst of {burst}")).unwrap_or_default();
-            format!("{} {}{burst}", text(&limit["name"]), text(&limit["rate"]))
+    if let Some(own) = &rates.own_limits {
+        let limit = |Limit { name, rate, burst, .. }: &Limit| match burst {
+            0 | 1 => format!("{name} {rate}"),
+            burst => format!("{name} {rate} with a burst of {burst}"),
         };
-        let (replica, limits) =
-            (text(&told["replica"]), own.iter().map(limit).collect::<Vec<_>>().join(", "));
+        let limits = own.iter().map(limit).collect::<Vec<_>>().join(", ");
         out::say(format_args!(
-            "paced: the file of the replica that answers, {replica}, has other limits than those in force: {limits}"
+            "paced: the file of the replica that answers, {}, has other limits than those in force: {limits}",
+            rates.replica
         ));
     }
     Ok(())
 }
 
-fn list(value: &Value) -> Vec<Value> {
-    value.as_array().cloned().unwrap_or_default()
-}
-
-fn text(value: &Value) -> String {
-    out::printable(value.as_str().unwrap_or("-"))
-}
-
-/// The generation of what is in force, and whose file it is.
-fn head(told: &Value) -> String {
-    let (name, generation, file) = (text(&told["name"]), &told["generation"], &told["file"]);
-    match file["since"].as_i64() {
-        Some(since) => {
-            let (from, since) = (replica(file), out::rfc3339(since));
+/// The generation of the terms in force, and the file that they are from.
+fn head(Rates { name, generation, file, .. }: &Rates) -> String {
+    let name = out::printable(name);
+    match file {
+        Some(file) => {
+            let (from, since) = (replica(&file.source), out::rfc3339(file.since));
             format!("{name}: generation {generation}, by the file that replica {from} loaded at {since}")
         }
         None if *generation == 0 => {
@@ -146,86 +143,98 @@ fn head(told: &Value) -> String {
 }
 
 /// The id of a replica, and its machine if that is known.
-fn replica(from: &Value) -> String {
-    match from["host"].as_str().filter(|host| !host.is_empty()) {
-        Some(host) => format!("{} on {}", text(&from["replica"]), out::printable(host)),
-        None => text(&from["replica"]),
+fn replica(Source { replica, host }: &Source) -> String {
+    match host.as_str() {
+        "" => out::printable(replica),
+        host => format!("{} on {}", out::printable(replica), out::printable(host)),
     }
 }
 
-fn row(limit: &Value, overrides: &[Value]) -> [String; 7] {
-    let file = if limit["file_rate"].is_string() { &limit["file_rate"] } else { &limit["rate"] };
-    let set = overrides.iter().find(|set| set["limit"] == limit["name"] && set["idle"] != true);
-    // The rate that was set is shown as it was written.
-    let in_force = set.map_or(&limit["rate"], |set| &set["rate"]);
+fn row(limit: &Limit, overrides: &[SetOverride]) -> [String; 7] {
+    let set = overrides.iter().find(|set| set.set.limit == limit.name && !set.idle);
+    let unknown = || "-".to_owned();
     [
-        text(&limit["name"]),
-        text(&limit["algorithm"]),
-        text(file),
-        text(in_force),
-        limit["since"].as_i64().map_or_else(|| "-".to_owned(), out::rfc3339),
-        replica(&limit["from"]),
-        set.map_or_else(|| "-".to_owned(), set_by),
+        out::printable(&limit.name),
+        out::printable(&limit.algorithm),
+        out::printable(limit.file_rate.as_ref().unwrap_or(&limit.rate)),
+        // The rate that was set is shown as it was written.
+        out::printable(set.map_or(&limit.rate, |set| &set.set.rate)),
+        limit.since.map_or_else(unknown, out::rfc3339),
+        limit.from.as_ref().map_or_else(unknown, replica),
+        set.map_or_else(unknown, |set| set_by(&set.set)),
     ]
 }
 
-/// This tells who set a rate and when, for how long it applies, and why.
-fn set_by(set: &Value) -> String {
-    let by = set["by"].as_str().map(|by| format!("by {} ", out::printable(by))).unwrap_or_default();
-    let at = set["set_at"].as_i64().map(|at| format!("at {}, ", out::rfc3339(at))).unwrap_or_default();
-    let end = match set["until"].as_i64() {
+/// The author of a rate, when it was set, its end, and the reason.
+fn set_by(set: &Override) -> String {
+    let by = set.by.as_ref().map(|by| format!("by {} ", out::printable(by))).unwrap_or_default();
+    let end = match set.until {
         Some(until) => format!("until {}", out::rfc3339(until)),
         None => "until it is unset".to_owned(),
     };
-    let why = set["reason"].as_str().map(|why| format!(" ({})", out::printable(why))).unwrap_or_default();
-    format!("{by}{at}{end}{why}")
+    let why = set.reason.as_ref().map(|why| format!(" ({})", out::printable(why))).unwrap_or_default();
+    format!("{by}at {}, {end}{why}", out::rfc3339(set.set_at))
 }
 
 #[cfg(test)]
 mod tests {
+    use paced::api::File;
+
     use super::*;
 
-    fn told() -> Value {
-        json!({
-            "name": "billing", "generation": 7, "replica": "3f2a91bc",
-            "file": { "replica": "3f2a91bc", "host": "api-7", "since": 1_764_000_000_000_i64 },
-        })
+    fn source(host: &str) -> Source {
+        Source { replica: "3f2a91bc".to_owned(), host: host.to_owned() }
     }
 
     #[test]
     fn the_head_says_whose_file_is_in_force() {
-        let mut told = told();
+        let file = File { source: source("api-7"), since: 1_764_000_000_000 };
+        let mut rates =
+            Rates { name: "billing".to_owned(), generation: 7, file: Some(file), ..Rates::default() };
         assert_eq!(
-            head(&told),
+            head(&rates),
             "billing: generation 7, by the file that replica 3f2a91bc on api-7 loaded at 2025-11-24T16:00:00Z"
         );
-        told["file"] = Value::Null;
-        assert_eq!(head(&told), "billing: generation 7");
-        told["generation"] = json!(0);
-        assert!(head(&told).starts_with("billing: nothing is in force yet"));
+        rates.file = None;
+        assert_eq!(head(&rates), "billing: generation 7");
+        rates.generation = 0;
+        assert!(head(&rates).starts_with("billing: nothing is in force yet"));
     }
 
     #[test]
     fn a_row_says_what_the_file_says_and_what_is_in_force_since_when_and_from_whom() {
-        let limit = json!({
-            "name": "calls", "algorithm": "gcra", "rate": "100/s", "file_rate": "50/s",
-            "since": 1_764_000_000_000_i64, "from": { "replica": "3f2a91bc", "host": "" },
-        });
-        let set = json!({
-            "limit": "calls", "rate": "10/100ms", "by": "127.0.0.1", "set_at": 1_764_000_000_000_i64,
-            "until": 1_764_000_060_000_i64, "reason": "trial\u{1b}[2J", "idle": false,
-        });
-        let cells = row(&limit, std::slice::from_ref(&set));
+        let text = |text: &str| Some(text.to_owned());
+        let plain = Limit {
+            name: "calls".to_owned(),
+            algorithm: "gcra".to_owned(),
+            rate: "50/s".to_owned(),
+            ..Limit::default()
+        };
+        let limit = Limit {
+            rate: "100/s".to_owned(),
+            file_rate: text("50/s"),
+            since: Some(1_764_000_000_000),
+            from: Some(source("")),
+            ..plain.clone()
+        };
+        let set = Override {
+            limit: "calls".to_owned(),
+            rate: "10/100ms".to_owned(),
+            by: text("127.0.0.1"),
+            set_at: 1_764_000_000_000,
+            until: Some(1_764_000_060_000),
+            reason: text("trial\u{1b}[2J"),
+        };
+        let cells = row(&limit, &[SetOverride { set: set.clone(), idle: false }]);
         let expected = ["calls", "gcra", "50/s", "10/100ms", "2025-11-24T16:00:00Z", "3f2a91bc"];
         assert_eq!(cells[..6], expected);
         assert_eq!(
             cells[6],
             "by 127.0.0.1 at 2025-11-24T16:00:00Z, until 2025-11-24T16:01:00Z (trial\\u{1b}[2J)"
         );
-        let mut idle = set;
-        idle["idle"] = json!(true);
-        let unknown = json!({ "name": "calls", "algorithm": "gcra", "rate": "50/s" });
-        assert_eq!(row(&unknown, &[idle]), ["calls", "gcra", "50/s", "50/s", "-", "-", "-"]);
-        assert_eq!(set_by(&json!({ "rate": "5/s", "until": null })), "until it is unset");
+        let idle = SetOverride { set: set.clone(), idle: true };
+        assert_eq!(row(&plain, &[idle]), ["calls", "gcra", "50/s", "50/s", "-", "-", "-"]);
+        let lasting = Override { by: None, until: None, reason: None, ..set };
+        assert_eq!(set_by(&lasting), "at 2025-11-24T16:00:00Z, until it is unset");
     }
 }

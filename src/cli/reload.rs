@@ -15,7 +15,7 @@ use super::parts;
 use super::secrets::Secrets;
 use super::signals::Hangups;
 use super::tokens::TokenFiles;
-use crate::admin::OwnTerms;
+use crate::status::OwnTerms;
 
 /// How long a reload waits for file systems that do not answer.
 const LONGEST: Duration = Duration::from_secs(5);

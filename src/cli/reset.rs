@@ -1,7 +1,7 @@
 //! `paced reset`: the counts of limits begin at 0, everywhere and at once.
 
-use hyper::Method;
-use serde_json::json;
+use paced::api::RESET;
+use paced::api::order::Reset;
 
 use super::ask::Daemon;
 use super::exit::Exit;
@@ -28,12 +28,11 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
         let daemon = Daemon::of(global)?;
         agreed(&args)?;
         let Args { downstream, limit, reason, .. } = args;
-        let body = json!({ "limit": limit, "reason": reason });
-        let told = daemon.ask(Method::POST, &downstream, "reset", Some(body)).await?;
+        let changed = daemon.ask(&RESET, &downstream, &Reset { limit, reason }).await?;
         if global.output == Output::Json {
-            return out::json(&told);
+            return out::json(&changed);
         }
-        let names = told["reset"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+        let names = changed.reset.iter().flatten();
         let names: Vec<String> = names.map(|name| format!("`{}`", out::printable(name))).collect();
         out::line(format_args!("{downstream}: the counts of {} begin at 0", names.join(", ")))
     };

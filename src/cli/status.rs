@@ -4,14 +4,13 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
-use serde_json::json;
+use paced::api::state::{Downstream, State};
 
 use super::ask::Daemon;
 use super::exit::Exit;
 use super::facts::{self, pace};
 use super::signals::Signals;
 use super::{Global, Output, out};
-use crate::status::{Downstream, State};
 
 /// How often `--watch` asks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -70,8 +69,8 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         None => None,
     };
     match (global.output, named) {
-        (Output::Json, None) => out::json(&json!(state)),
-        (Output::Json, Some(downstream)) => out::json(&json!(downstream)),
+        (Output::Json, None) => out::json(state),
+        (Output::Json, Some(downstream)) => out::json(downstream),
         (Output::Human, None) => {
             out::line(head(state))?;
             out::line("")?;
@@ -134,19 +133,19 @@ fn table(downstreams: &[Downstream]) -> Result<(), Exit> {
 fn row(downstream: &Downstream) -> [String; 9] {
     let counts = &downstream.counts;
     let known = |count: Option<String>| count.unwrap_or_else(|| "-".to_owned());
-    let binds = match &downstream.failing {
+    let binds = match &downstream.health.failing {
         Some(failing) => format!("{}; the API fails ({})", downstream.binding.text, failing.kind),
         None => downstream.binding.text.clone(),
     };
     [
         downstream.name.clone(),
-        pace(downstream.rate),
-        known(downstream.rate_limit.map(pace)),
-        known(downstream.queued.map(|jobs| jobs.to_string())),
+        pace(downstream.releases.rate),
+        known(downstream.terms.rate_limit.map(pace)),
+        known(downstream.queues.queued.map(|jobs| jobs.to_string())),
         (counts.waiting + counts.delayed + counts.retrying + counts.held).to_string(),
         counts.sending.to_string(),
-        known(downstream.parked.map(|jobs| jobs.to_string())),
-        known(downstream.dead.map(|letters| letters.to_string())),
+        known(downstream.queues.parked.map(|jobs| jobs.to_string())),
+        known(downstream.queues.dead.map(|letters| letters.to_string())),
         out::printable(&binds),
     ]
 }

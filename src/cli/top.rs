@@ -7,6 +7,7 @@ mod draw;
 mod pane;
 mod screen;
 mod spark;
+mod style;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ mod view;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
+use paced::api::state::State;
 use paced::time::wall_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -22,7 +24,6 @@ use super::ask::{Daemon, Failure};
 use super::exit::Exit;
 use super::signals::{Hangups, Signals};
 use super::{Global, Output, out};
-use crate::status::State;
 use screen::{Input, Screen};
 use view::{View, Wish};
 

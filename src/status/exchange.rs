@@ -15,10 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::fleet;
 use super::known::{COUNT_AGE, Known, Record};
 use super::peek::{countable, peek};
-use super::shared::{Shared, lock};
+use super::shared::{OwnTerms, Shared, lock};
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
-use crate::admin::OwnTerms;
 
 /// How often this replica tells of itself, and how long that counts.
 const INTERVAL: Duration = Duration::from_secs(2);

@@ -1,6 +1,8 @@
 //! Merges what all replicas say of a downstream. It has no I/O.
 
-use super::model::{Binding, Counts, Downstream, Failing, Failure, Millis, Share};
+use paced::api::Millis;
+use paced::api::state::{Binding, Counts, Downstream, Failing, Failure, Health, Share};
+
 use super::summary::{Own, Summary};
 
 /// How many kinds of failures are shown.
@@ -20,24 +22,25 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
         replicas.iter().filter_map(|summary| Some((*summary, summary.downstreams.get(&name)?))).collect();
     for (summary, own) in &all {
         add(&mut into.counts, own.counts);
-        into.released = into.released.saturating_add(own.released);
-        into.delivered = into.delivered.saturating_add(own.delivered);
-        into.rate += own.rate;
-        into.next_slot = earliest(into.next_slot, own.next_slot);
-        into.oldest = earliest(into.oldest, own.oldest);
+        let (sum, own_releases) = (&mut into.releases, &own.releases);
+        sum.released = sum.released.saturating_add(own_releases.released);
+        sum.delivered = sum.delivered.saturating_add(own_releases.delivered);
+        sum.rate += own_releases.rate;
+        sum.next_slot = earliest(sum.next_slot, own_releases.next_slot);
+        sum.oldest = earliest(sum.oldest, own_releases.oldest);
         into.replicas.push(Share {
             id: summary.replica.id.clone(),
             waiting: own.counts.waiting,
             held: own.counts.held,
             sending: own.counts.sending,
-            rate: own.rate,
-            reason: own.reason.clone(),
+            rate: own.releases.rate,
+            reason: own.binding.reason.clone(),
         });
     }
-    into.lateness = all.iter().filter_map(|(_, own)| own.lateness).max_by_key(|late| late.p99_us);
+    into.releases.lateness =
+        all.iter().filter_map(|(_, own)| own.releases.lateness).max_by_key(|late| late.p99_us);
     into.binding = binding(&all);
-    into.failing = failing(&all);
-    into.failures = failures(&all);
+    into.health = Health { failing: failing(&all), failures: failures(&all) };
 }
 
 fn add(sum: &mut Counts, more: Counts) {
@@ -95,15 +98,18 @@ impl Progress {
 
 /// What binds at the replica that holds most jobs back. If several hold as many back, one that is not idle counts.
 fn binding(all: &[(&Summary, &Own)]) -> Binding {
-    let most = all.iter().max_by_key(|(_, own)| (own.held_up(), own.reason != "idle"));
-    let Some((_, own)) = most else { return Binding { reason: "starting".to_owned(), ..Binding::default() } };
+    let most = all.iter().max_by_key(|(_, own)| (own.held_up(), own.binding.reason != "idle"));
+    let Some((_, Own { binding, .. })) = most else {
+        return Binding { reason: "starting".to_owned(), ..Binding::default() };
+    };
     // It has been so since the first replica was held up by the same.
-    let same = all.iter().filter(|(_, other)| other.reason == own.reason && other.limit == own.limit);
+    let bindings = all.iter().map(|(_, own)| &own.binding);
+    let same = bindings.filter(|other| other.reason == binding.reason && other.limit == binding.limit);
     Binding {
-        reason: own.reason.clone(),
-        limit: own.limit.clone(),
-        since: same.map(|(_, own)| own.since).min().unwrap_or(own.since),
-        until: own.until,
+        reason: binding.reason.clone(),
+        limit: binding.limit.clone(),
+        since: same.map(|same| same.since).min().unwrap_or(binding.since),
+        until: binding.until,
         text: String::new(),
     }
 }
@@ -148,7 +154,7 @@ pub(super) fn strays(name: &str, in_force: u64, replicas: &[&Summary]) -> Vec<St
 
 #[cfg(test)]
 mod tests {
-    use super::super::summary::Identity;
+    use super::super::summary::{Bound, Identity, OwnReleases};
     use super::*;
 
     fn summary(id: &str, own: Own) -> Summary {
@@ -160,7 +166,9 @@ mod tests {
 
     fn own(reason: &str, waiting: u64, since: Millis) -> Own {
         let counts = Counts { waiting, sending: 1, ..Counts::default() };
-        Own { reason: reason.to_owned(), counts, since, released: 10, rate: 2.5, ..Own::default() }
+        let binding = Bound { reason: reason.to_owned(), since, ..Bound::default() };
+        let releases = OwnReleases { released: 10, rate: 2.5, ..OwnReleases::default() };
+        Own { counts, binding, releases, ..Own::default() }
     }
 
     fn merged(all: &[Summary]) -> Downstream {
@@ -177,8 +185,8 @@ mod tests {
             summary("c", own("limit", 4, 60)),
         ];
         let merged = merged(&all);
-        assert_eq!((merged.counts.waiting, merged.counts.sending, merged.released), (9, 3, 30));
-        assert!((merged.rate - 7.5).abs() < 1e-9);
+        assert_eq!((merged.counts.waiting, merged.counts.sending, merged.releases.released), (9, 3, 30));
+        assert!((merged.releases.rate - 7.5).abs() < 1e-9);
         assert_eq!((merged.binding.reason.as_str(), merged.binding.since), ("limit", 60));
         let ids: Vec<&str> = merged.replicas.iter().map(|share| share.id.as_str()).collect();
         assert_eq!(ids, ["a", "b", "c"]);
@@ -230,9 +238,9 @@ mod tests {
         };
         let merged = merged(&[summary("a", one), summary("b", other)]);
         let seen: Vec<(&str, u64)> =
-            merged.failures.iter().map(|failure| (failure.detail.as_str(), failure.count)).collect();
+            merged.health.failures.iter().map(|failure| (failure.detail.as_str(), failure.count)).collect();
         assert_eq!(seen, [("500 at 7", 5), ("404 at 6", 1)]);
-        assert_eq!(merged.failing.map(|failing| (failing.since, failing.attempts)), Some((3, 5)));
+        assert_eq!(merged.health.failing.map(|failing| (failing.since, failing.attempts)), Some((3, 5)));
     }
 
     #[test]

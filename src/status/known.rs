@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use paced::api::Override;
+use paced::api::state::{Downstream, Limit};
 use paced::dispatch::{Binding, Snapshot};
 use paced::failpoint;
 use paced::limit::{LimitSet, rate_text};
@@ -11,10 +13,9 @@ use paced::store::RecordState;
 use paced::terms::{Terms, algorithm};
 use tokio::time::Instant;
 
-use super::fleet;
-use super::model::{Downstream, Limit, Override, Pause, Penalty};
 use super::peek::Left;
 use super::summary::Summary;
+use super::{fleet, pauses};
 
 /// After this time a record is read again while somebody looks, although nothing tells that it has changed: a downstream
 /// without jobs notices no pause that another replica was asked for. The exchange bounds how many are read in a round.
@@ -130,14 +131,15 @@ impl Known {
     /// Adds what is known of this downstream from the store.
     pub(super) fn describe(&self, downstream: &mut Downstream, replicas: &[&Summary]) {
         let name = downstream.name.clone();
-        downstream.parked = self.parked.get(&name).map(|(_, jobs)| *jobs);
+        downstream.queues.parked = self.parked.get(&name).map(|(_, jobs)| *jobs);
         let Some(record) = self.records.get(&name) else { return };
-        describe_pauses(downstream, &record.state);
+        downstream.terms.pause = pauses::pause(&record.state);
+        downstream.terms.penalty = pauses::penalty(&record.state);
         let Some(in_force) = &record.in_force else { return };
-        downstream.limits.clone_from(&in_force.limits);
-        downstream.overrides.clone_from(&in_force.overrides);
+        downstream.terms.limits.clone_from(&in_force.limits);
+        downstream.terms.overrides.clone_from(&in_force.overrides);
         let left = self.left.get(&name).map(|(_, left)| left.as_slice()).unwrap_or_default();
-        for limit in &mut downstream.limits {
+        for limit in &mut downstream.terms.limits {
             if let Some(left) = left.iter().find(|left| left.name == limit.name) {
                 (limit.remaining, limit.of) = (Some(left.remaining), Some(left.of));
                 limit.whole_at = Some(left.whole_at);
@@ -165,22 +167,6 @@ impl Known {
         let record = self.records.get(name);
         record.is_none_or(|record| !record.is_current(since, snapshot.generation, is_paused))
     }
-}
-
-fn describe_pauses(downstream: &mut Downstream, record: &RecordState) {
-    let (status, now) = (&record.status, record.now);
-    downstream.pause = (status.pause.until > now).then(|| {
-        let note: Option<serde_json::Value> =
-            record.note.as_deref().and_then(|note| serde_json::from_str(note).ok());
-        let part = |name: &str| Some(note.as_ref()?.get(name)?.as_str()?.to_owned());
-        Pause {
-            until: (!status.is_stopped()).then_some(status.pause.until.0 / 1000),
-            reason: part("reason"),
-            by: part("by"),
-            at: i64::try_from(status.pause.version).ok().map(|version| version / 1000),
-        }
-    });
-    downstream.penalty = (status.penalty > now).then_some(Penalty { until: status.penalty.0 / 1000 });
 }
 
 fn in_force(record: &RecordState) -> Option<InForce> {

@@ -14,8 +14,8 @@ mod binding_log;
 mod exchange;
 mod fleet;
 mod known;
-mod model;
 mod observer;
+pub(crate) mod pauses;
 mod peek;
 mod rates;
 mod sampler;
@@ -24,7 +24,6 @@ mod stray_log;
 mod summary;
 mod words;
 
-pub(crate) use model::{Downstream, State};
 pub(crate) use observer::{Observer, Watch};
-pub(crate) use shared::Parts;
+pub(crate) use shared::{OwnTerms, Parts};
 pub(crate) use summary::Identity;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paced::api::state::{self, History, State};
 use paced::store::RecordState;
 use paced::time::wall_now;
 use tokio::sync::{Notify, watch};
@@ -12,7 +13,6 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::exchange::Exchange;
-use super::model::{self, History, State};
 use super::rates::Steps;
 use super::sampler::{STEP, Sampler};
 use super::shared::{Parts, ROUND_SPACING, Shared, Watched, lock};
@@ -140,7 +140,7 @@ impl Watch {
     pub(crate) fn history(&self) -> History {
         let until = *lock(&self.0.stepped_at);
         let steps = |(name, steps): (&String, &Steps)| {
-            (name.clone(), model::Steps { until, released: steps.released() })
+            (name.clone(), state::Steps { until, released: steps.released() })
         };
         let downstreams = lock(&self.0.history).iter().map(steps).collect();
         History { now: wall_now().0 / 1000, step_ms: STEP.unsigned_abs(), downstreams }

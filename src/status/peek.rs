@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use paced::StoreError;
+use paced::api::Millis;
 use paced::dispatch::Snapshot;
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::metric::{self, Metric};
 use paced::store::{Check, Scope, Store};
-
-use super::model::Millis;
 
 /// What is left of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 
+use paced::api::state::Lateness;
 use paced::dispatch::LATENESS_BOUNDS;
 use tokio::time::Instant;
-
-use super::model::Lateness;
 
 /// The number of samples that a rate is over, one a second.
 const RATE_SAMPLES: usize = 10;

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::dispatch::{Binding, View};
+use paced::api::Millis;
+use paced::api::state::{Counts, Failing, Failure};
+use paced::dispatch::{Binding, Snapshot, View};
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::binding_log::{self, BindingLog};
 use super::fleet::Progress;
-use super::model::{Counts, Failing, Failure, Millis};
 use super::rates::Rates;
 use super::shared::{Shared, lock};
-use super::summary::{Own, Summary};
+use super::summary::{Bound, Own, OwnReleases, Summary};
 use super::words;
 
 /// How often the dispatchers are sampled.
@@ -113,8 +114,8 @@ impl Sampler {
         for summary in known.others.iter().chain([&*own]) {
             for (name, own) in &summary.downstreams {
                 let progress = self.progress.entry((summary.replica.id.clone(), name.clone()));
-                let progress = progress.or_insert_with(|| Progress::new(summary.at, own.released));
-                *steps.entry(name).or_default() += progress.step(until, summary.at, own.released);
+                let progress = progress.or_insert_with(|| Progress::new(summary.at, own.releases.released));
+                *steps.entry(name).or_default() += progress.step(until, summary.at, own.releases.released);
             }
         }
         for (name, released) in steps {
@@ -161,27 +162,22 @@ impl Sampled {
                 "what holds jobs back, for ten seconds by now"
             );
         }
-        let counts = snapshot.counts;
-        let count = |jobs: usize| u64::try_from(jobs).unwrap_or(u64::MAX);
         Own {
-            counts: Counts {
-                waiting: count(counts.waiting),
-                delayed: count(counts.delayed),
-                retrying: count(counts.retrying),
-                held: count(counts.held),
-                sending: count(counts.sending),
-                settling: count(totals.settling() + counts.parking),
+            counts: counts(&snapshot, totals.settling()),
+            binding: Bound {
+                reason: reason.to_owned(),
+                limit: limit.map(str::to_owned),
+                since: millis(snapshot.since),
+                until: until.filter(|_| reason != "broker"),
             },
-            reason: reason.to_owned(),
-            limit: limit.map(str::to_owned),
-            since: millis(snapshot.since),
-            until: until.filter(|_| reason != "broker"),
-            released: totals.released(),
-            delivered: totals.delivered(),
-            rate: self.rates.rate(),
-            next_slot: snapshot.next_slot.map(millis),
-            oldest: snapshot.oldest.map(|at| at.0 / 1000),
-            lateness: self.rates.lateness(&totals.lateness()),
+            releases: OwnReleases {
+                released: totals.released(),
+                delivered: totals.delivered(),
+                rate: self.rates.rate(),
+                next_slot: snapshot.next_slot.map(millis),
+                oldest: snapshot.oldest.map(|at| at.0 / 1000),
+                lateness: self.rates.lateness(&totals.lateness()),
+            },
             failing: snapshot.outage.as_ref().map(|outage| Failing {
                 since: millis(outage.since),
                 kind: outage.kind.clone(),
@@ -200,6 +196,19 @@ impl Sampled {
                 .filter(|_| matches!(snapshot.binding, Binding::Store { .. })),
             file: 0,
         }
+    }
+}
+
+fn counts(snapshot: &Snapshot, settling: usize) -> Counts {
+    let counts = snapshot.counts;
+    let count = |jobs: usize| u64::try_from(jobs).unwrap_or(u64::MAX);
+    Counts {
+        waiting: count(counts.waiting),
+        delayed: count(counts.delayed),
+        retrying: count(counts.retrying),
+        held: count(counts.held),
+        sending: count(counts.sending),
+        settling: count(settling + counts.parking),
     }
 }
 

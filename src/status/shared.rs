@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use paced::amqp::Depths;
+use paced::api::Millis;
+use paced::api::state::{Connection, Counts, Downstream, Replica, State};
 use paced::dispatch::{Peers, Snapshot, View};
 use paced::store::Store;
+use paced::terms::Terms;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::known::Known;
-use super::model::{Connection, Counts, Downstream, Millis, State};
 use super::rates::Steps;
 use super::summary::{Identity, Summary};
-use super::{fleet, model, words};
-use crate::admin::OwnTerms;
+use super::{fleet, words};
 
 /// How long somebody who looked once counts as looking.
 pub(super) const LOOKING: Duration = Duration::from_secs(15);
@@ -26,6 +27,9 @@ pub(super) const ROUND_SPACING: Duration = Duration::from_millis(100);
 
 /// Lengths of queues that were seen longer ago are not shown: RabbitMQ may be away.
 const DEPTH_AGE: Duration = Duration::from_secs(150);
+
+/// The terms of this replica's file, for each downstream.
+pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 
 /// The parts of the daemon that are observed.
 pub(crate) struct Parts {
@@ -116,17 +120,14 @@ impl Shared {
         let lost = amqp.lost();
         let downstreams = views.iter().map(|(name, view)| {
             let snapshot = view.snapshot();
-            let mut downstream = Downstream {
-                name: name.clone(),
-                rate_limit: Some(snapshot.rate_limit()),
-                ..Downstream::default()
-            };
+            let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
+            downstream.terms.rate_limit = Some(snapshot.rate_limit());
             fleet::merge(&mut downstream, &replicas);
             known.describe(&mut downstream, &replicas);
             if let Some(depth) = depths.of(name).filter(|depth| depth.at.elapsed() < DEPTH_AGE) {
-                (downstream.queued, downstream.dead) = (Some(depth.ready), depth.dead);
+                (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
             }
-            downstream.through_at = through_at(&downstream, &snapshot, own.at);
+            downstream.releases.through_at = through_at(&downstream, &snapshot, own.at);
             downstream.binding.text = words::text(&downstream, own.at);
             downstream
         });
@@ -149,10 +150,10 @@ impl Shared {
     }
 }
 
-fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> model::Replica {
+fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> Replica {
     let Identity { id, host, pid, version, started_at } = replica.clone();
     let is_me = id == me;
-    model::Replica { id, host, pid, version, started_at, seen_at: *at, is_me, amqp: *amqp, store: *store }
+    Replica { id, host, pid, version, started_at, seen_at: *at, is_me, amqp: *amqp, store: *store }
 }
 
 /// When all jobs have gone that wait here or in the broker, if none is added: by the limits, or by the present pace
@@ -164,10 +165,10 @@ fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> mode
 )]
 fn through_at(downstream: &Downstream, snapshot: &Snapshot, now: Millis) -> Option<Millis> {
     let Counts { waiting, held, .. } = downstream.counts;
-    let jobs = waiting + held + u64::from(downstream.queued?);
+    let jobs = waiting + held + u64::from(downstream.queues.queued?);
     let span = match downstream.binding.reason.as_str() {
         "limit" | "idle" => snapshot.delay(jobs).as_secs_f64() * 1000.0,
-        "concurrency" if downstream.rate > 0.0 => jobs as f64 / downstream.rate * 1000.0,
+        "concurrency" if downstream.releases.rate > 0.0 => jobs as f64 / downstream.releases.rate * 1000.0,
         _ => return None,
     };
     let from = downstream.binding.until.unwrap_or(now).max(now);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use paced::api::Millis;
+use paced::api::state::{Counts, Failing, Failure, Lateness};
 use serde::{Deserialize, Serialize};
-
-use super::model::{Counts, Failing, Failure, Lateness, Millis};
 
 /// The version of the form. A summary of another one is left out.
 const VERSION: u32 = 1;
@@ -43,7 +43,25 @@ pub(super) struct Summary {
 pub(super) struct Own {
     #[serde(rename = "c", default, skip_serializing_if = "is_default")]
     pub(super) counts: Counts,
-    /// What binds: the reason, the limit, since when and until when.
+    #[serde(flatten)]
+    pub(super) binding: Bound,
+    #[serde(flatten)]
+    pub(super) releases: OwnReleases,
+    #[serde(rename = "f", default, skip_serializing_if = "is_default")]
+    pub(super) failing: Option<Failing>,
+    #[serde(rename = "fs", default, skip_serializing_if = "is_default")]
+    pub(super) failures: Vec<Failure>,
+    /// Why calls to the store fail.
+    #[serde(rename = "e", default, skip_serializing_if = "is_default")]
+    pub(super) store_error: Option<String>,
+    /// The hash of the limits in its file.
+    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
+    pub(super) file: u64,
+}
+
+/// The reason why no more jobs are released, the limit if one binds, and the time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Bound {
     #[serde(rename = "b")]
     pub(super) reason: String,
     #[serde(rename = "l", default, skip_serializing_if = "is_default")]
@@ -52,6 +70,11 @@ pub(super) struct Own {
     pub(super) since: Millis,
     #[serde(rename = "u", default, skip_serializing_if = "is_default")]
     pub(super) until: Option<Millis>,
+}
+
+/// The releases of one replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct OwnReleases {
     #[serde(rename = "r", default, skip_serializing_if = "is_default")]
     pub(super) released: u64,
     #[serde(rename = "d", default, skip_serializing_if = "is_default")]
@@ -64,16 +87,6 @@ pub(super) struct Own {
     pub(super) oldest: Option<Millis>,
     #[serde(rename = "q", default, skip_serializing_if = "is_default")]
     pub(super) lateness: Option<Lateness>,
-    #[serde(rename = "f", default, skip_serializing_if = "is_default")]
-    pub(super) failing: Option<Failing>,
-    #[serde(rename = "fs", default, skip_serializing_if = "is_default")]
-    pub(super) failures: Vec<Failure>,
-    /// Why calls to the store fail.
-    #[serde(rename = "e", default, skip_serializing_if = "is_default")]
-    pub(super) store_error: Option<String>,
-    /// The hash of the limits in its file.
-    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
-    pub(super) file: u64,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -103,7 +116,10 @@ impl Summary {
     pub(super) fn read(text: &str) -> Option<Self> {
         let summary = serde_json::from_str::<Self>(text).ok()?;
         // Sums of what others tell must stay numbers that have a form in JSON.
-        let is_sound = summary.downstreams.values().all(|own| own.rate.is_finite() && own.rate.abs() < 1e12);
+        let is_sound = summary
+            .downstreams
+            .values()
+            .all(|own| own.releases.rate.is_finite() && own.releases.rate.abs() < 1e12);
         // These are written into the log.
         let is_named = summary.replica.id.len() <= MAX_ID && summary.replica.host.len() <= MAX_HOST;
         (summary.v == VERSION && is_sound && is_named).then_some(summary)
@@ -126,7 +142,9 @@ mod tests {
     fn a_summary_is_read_as_it_was_written_and_one_of_another_form_is_left_out() {
         let identity = Identity { id: "one".to_owned(), pid: 7, ..Identity::default() };
         let mut summary = Summary::new(identity, 1_000);
-        let own = Own { reason: "limit".to_owned(), released: 12, rate: 0.5, ..Own::default() };
+        let mut own = Own::default();
+        own.binding.reason = "limit".to_owned();
+        (own.releases.released, own.releases.rate) = (12, 0.5);
         summary.downstreams.insert("billing".to_owned(), own);
         let text = summary.text();
         assert_eq!(Summary::read(&text), Some(summary));
@@ -159,8 +177,8 @@ mod tests {
     fn an_idle_downstream_takes_few_bytes() {
         let mut summary = Summary::new(Identity::default(), 0);
         let empty = summary.text().len();
-        let own =
-            Own { reason: "idle".to_owned(), since: 1_764_000_000_000, file: u64::MAX, ..Own::default() };
+        let binding = Bound { reason: "idle".to_owned(), since: 1_764_000_000_000, ..Bound::default() };
+        let own = Own { binding, file: u64::MAX, ..Own::default() };
         for number in 0..100 {
             summary.downstreams.insert(format!("downstream-{number:02}"), own.clone());
         }

@@ -1,6 +1,7 @@
 //! What binds, in words for people.
 
-use super::model::{Downstream, Millis};
+use paced::api::Millis;
+use paced::api::state::Downstream;
 
 /// From this far ahead on, the end of a limit is worth telling: it is not the pace, but a quota that is used up.
 const FAR: Millis = 2_000;
@@ -11,14 +12,14 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let until = binding.until.filter(|until| *until > now);
     let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
     match binding.reason.as_str() {
-        "idle" => match downstream.parked.filter(|parked| *parked > 0) {
+        "idle" => match downstream.queues.parked.filter(|parked| *parked > 0) {
             Some(parked) => format!("nothing may go yet: {parked} parked in the broker"),
             None => "nothing to do".to_owned(),
         },
         "starting" => "the limits in force are not known yet".to_owned(),
         "limit" => {
             let name = binding.limit.as_deref().unwrap_or_default();
-            let limit = downstream.limits.iter().find(|limit| limit.name == name);
+            let limit = downstream.terms.limits.iter().find(|limit| limit.name == name);
             let rate = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
             match until.filter(|at| *at - now >= FAR) {
                 Some(at) => format!("the limit {name}{rate} is used up until {}", instant(at)),
@@ -29,7 +30,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
             "as many jobs are being sent as `concurrency` allows: the API takes long for this pace".to_owned()
         }
         "paused" => {
-            let pause = downstream.pause.as_ref();
+            let pause = downstream.terms.pause.as_ref();
             let by = pause.and_then(|pause| pause.by.as_deref()).map(|by| format!(" by {by}"));
             let why = pause.and_then(|pause| pause.reason.as_deref()).map(|why| format!(": {why}"));
             let end = match until {
@@ -60,7 +61,9 @@ pub(super) fn instant(at: Millis) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::{Binding, Limit, Pause};
+    use paced::api::Pause;
+    use paced::api::state::{Binding, Limit};
+
     use super::*;
 
     const NOW: Millis = 1_764_000_000_000;
@@ -81,7 +84,7 @@ mod tests {
     fn what_binds_is_said_with_its_end_and_reason() {
         let limit = |downstream: &mut Downstream| {
             let rate = "10000/d".to_owned();
-            downstream.limits.push(Limit { name: "quota-1".to_owned(), rate, ..Limit::default() });
+            downstream.terms.limits.push(Limit { name: "quota-1".to_owned(), rate, ..Limit::default() });
         };
         assert_eq!(said("limit", Some(NOW + 100), limit), "the limit quota-1 (10000/d)");
         assert_eq!(
@@ -89,11 +92,11 @@ mod tests {
             "the limit quota-1 (10000/d) is used up until 2025-11-24T16:01:00Z"
         );
         assert_eq!(said("idle", None, |_| ()), "nothing to do");
-        let parked = said("idle", None, |downstream| downstream.parked = Some(3));
+        let parked = said("idle", None, |downstream| downstream.queues.parked = Some(3));
         assert_eq!(parked, "nothing may go yet: 3 parked in the broker");
         let pause = |downstream: &mut Downstream| {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
-            downstream.pause = Some(Pause { by, reason, ..Pause::default() });
+            downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });
         };
         assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
         assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");

@@ -11,16 +11,16 @@ use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::amqp::{self, DeadLetters, Error, Filter, Letter, Replay, Scan, Tally};
+use paced::api::letters::{self, Change, Purged, Replayed};
 use paced::dispatch::Precision;
 use paced::{Rate, Shaper};
-use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::reply::{Refusal, json_response};
-use super::{Api, Peer, body};
+use super::{Api, body};
+use crate::admin::connections::Peer;
+use crate::admin::reply::{Refusal, answer};
 
 /// The most letters that one request lists.
 const MOST_LISTED: u32 = 500;
@@ -48,24 +48,7 @@ enum Work {
 }
 
 /// What was done: the letters of a list, without their bodies, and the numbers.
-type Done = (Vec<Value>, Tally);
-
-/// `POST .../dead/replay` and `POST .../dead/purge`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Change {
-    limit: Option<u32>,
-    reason: Option<String>,
-    status: Option<u16>,
-    id: Option<String>,
-    key: Option<String>,
-    /// How fast the jobs of a replay come into their queue.
-    rate: Option<String>,
-    /// Why, for the audit log.
-    audit: Option<String>,
-}
-
-impl body::Form for Change {}
+type Done = (Vec<letters::Letter>, Tally);
 
 impl Letters {
     /// The letters of the downstreams of these options.
@@ -139,11 +122,7 @@ pub(super) async fn list(
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
     let (letters, Tally { found, stopped, .. }) = api.letters.work(&name, scan, Work::List).await?;
-    Ok(json_response(StatusCode::OK, &listed(letters, found, stopped)))
-}
-
-fn listed(letters: Vec<Value>, total: u32, stopped: bool) -> Value {
-    json!({ "letters": letters, "total": total, "stopped": stopped })
+    Ok(answer(&letters::List { letters, total: found, stopped }))
 }
 
 /// The letters that a query chooses, such as `limit=50&status=404`.
@@ -168,20 +147,20 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
     Ok(Scan { filter, limit: Some(limit.clamp(1, MOST_LISTED)), ..Scan::default() })
 }
 
-/// A letter without its body, but with what the API answered, as text.
-fn view(letter: Letter) -> Value {
-    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<i64>().ok());
-    json!({
-        "id": letter.message.message_id,
-        "reason": letter.reason,
-        "detail": letter.detail,
-        "status": number(&letter.status),
-        "attempts": number(&letter.attempts),
-        "key": letter.routing_key,
-        "dead_at": number(&letter.dead_at),
-        "response": letter.response,
-        "bytes": letter.message.body.len(),
-    })
+/// A letter as the API shows it.
+fn view(letter: Letter) -> letters::Letter {
+    let number = |text: Option<String>| text.and_then(|text| text.parse().ok());
+    letters::Letter {
+        id: letter.message.message_id,
+        reason: letter.reason,
+        detail: letter.detail,
+        status: number(letter.status),
+        attempts: number(letter.attempts),
+        key: letter.routing_key,
+        dead_at: number(letter.dead_at),
+        response: letter.response,
+        bytes: letter.message.body.len(),
+    }
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/replay`
@@ -191,19 +170,16 @@ pub(super) async fn replay(
     Path(name): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let change: Change = body::form(body).await?;
+    let change: Change = body::read(body).await?;
     let pace = change.rate.as_deref().map(shaper).transpose()?;
     let work = Work::Replay(Replay { pace, ..Replay::default() });
     let tally = api.tend(peer, (&name, "dead replay"), change, work).await?;
-    Ok(json_response(StatusCode::OK, &replayed(&tally)))
+    Ok(answer(&replayed(&tally)))
 }
 
-fn replayed(tally: &Tally) -> Value {
-    let error = tally.error.as_ref().map(ToString::to_string);
-    json!({
-        "found": tally.found, "replayed": tally.done, "passed": tally.kept, "failed": tally.failed,
-        "stopped": tally.stopped, "error": error,
-    })
+fn replayed(&Tally { found, done, kept, failed, stopped, ref error, .. }: &Tally) -> Replayed {
+    let error = error.as_ref().map(ToString::to_string);
+    Replayed { found, replayed: done, passed: kept, failed, stopped, error }
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/purge`
@@ -213,16 +189,16 @@ pub(super) async fn purge(
     Path(name): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let change: Change = body::form(body).await?;
+    let change: Change = body::read(body).await?;
     if change.rate.is_some() {
         return Err(Refusal::wrong("rate: a purge has none; leave it out"));
     }
     let tally = api.tend(peer, (&name, "dead purge"), change, Work::Purge).await?;
-    Ok(json_response(StatusCode::OK, &purged(&tally)))
+    Ok(answer(&purged(&tally)))
 }
 
-fn purged(&Tally { found, done, kept, stopped, .. }: &Tally) -> Value {
-    json!({ "found": found, "purged": done, "passed": kept, "stopped": stopped })
+const fn purged(&Tally { found, done, kept, stopped, .. }: &Tally) -> Purged {
+    Purged { found, purged: done, passed: kept, stopped }
 }
 
 /// The pace of a replay, for this request alone.
@@ -247,7 +223,7 @@ impl Api {
         work: Work,
     ) -> Result<Tally, Refusal> {
         self.operations.known(downstream)?;
-        let why = body::checked(audit)?.unwrap_or_default();
+        let why = body::reason(audit)?.unwrap_or_default();
         let filter = Filter { reason, status, id, key, ..Filter::default() };
         let chosen = format!("{filter:?}");
         let scan = Scan { filter, limit, ..Scan::default() };
@@ -272,6 +248,8 @@ impl Api {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -293,21 +271,21 @@ mod tests {
             response: text("<b>"),
         };
         let full = r#"{"attempts":null,"bytes":5,"dead_at":1764000000000,"detail":null,"id":"a\n","key":"billing.x","reason":"status","response":"<b>","status":404}"#;
-        assert_eq!(view(letter.clone()).to_string(), full);
+        assert_eq!(json!(view(letter.clone())).to_string(), full);
         letter.message = paced::job::Message::default();
         let Letter { reason, status, routing_key, dead_at, response, .. } = &mut letter;
         for field in [reason, status, routing_key, dead_at, response] {
             *field = None;
         }
         let bare = r#"{"attempts":null,"bytes":0,"dead_at":null,"detail":null,"id":null,"key":null,"reason":null,"response":null,"status":null}"#;
-        assert_eq!(view(letter.clone()).to_string(), bare);
-        let list = listed(vec![view(letter)], 7, false).to_string();
-        assert_eq!(list, format!(r#"{{"letters":[{bare}],"stopped":false,"total":7}}"#));
+        assert_eq!(json!(view(letter.clone())).to_string(), bare);
+        let list = letters::List { letters: vec![view(letter)], total: 7, stopped: false };
+        assert_eq!(json!(list).to_string(), format!(r#"{{"letters":[{bare}],"stopped":false,"total":7}}"#));
         let mut tally = Tally { found: 9, seen: 8, done: 3, kept: 4, failed: 1, ..Tally::default() };
         let replay = r#"{"error":null,"failed":1,"found":9,"passed":4,"replayed":3,"stopped":false}"#;
-        assert_eq!(replayed(&tally).to_string(), replay);
+        assert_eq!(json!(replayed(&tally)).to_string(), replay);
         tally.stopped = true;
-        assert_eq!(purged(&tally).to_string(), r#"{"found":9,"passed":4,"purged":3,"stopped":true}"#);
+        assert_eq!(json!(purged(&tally)).to_string(), r#"{"found":9,"passed":4,"purged":3,"stopped":true}"#);
     }
 
     #[test]

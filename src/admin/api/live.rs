@@ -11,13 +11,14 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use paced::api::state::{Downstream, State};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Api;
-use super::reply::json_text;
-use crate::status::{Downstream, State, Watch};
+use crate::admin::reply::json_text;
+use crate::status::Watch;
 
 /// How long a stream lasts: less than a connection does. Its reader asks again after it.
 const STREAM_LIFE: Duration = Duration::from_secs(50);

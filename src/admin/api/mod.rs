@@ -1,12 +1,10 @@
 //! `/api/v1`: shows the downstreams to operators and changes them, through any replica.
 
-mod access;
 mod body;
 mod dead;
-mod failed_logins;
 mod live;
 mod operations;
-mod reply;
+mod orders;
 mod view;
 
 use std::sync::Arc;
@@ -15,22 +13,20 @@ use axum::body::Body;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde_json::{Value, json};
+use paced::api::{
+    CANCEL, DOWNSTREAM, DOWNSTREAMS, Downstream, Downstreams, EVENTS, Endpoint, HISTORY, LETTERS, PAUSE,
+    PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, UNSET_RATE,
+};
 
-pub(crate) use access::{Access, Tokens, has_json};
 pub(crate) use dead::Letters;
-pub(crate) use operations::{Operations, OwnTerms};
-pub(crate) use reply::Refusal;
+pub(crate) use operations::Operations;
 
-pub(super) use super::connections::Peer;
-
-use body::OrderWithReason;
-use operations::{Author, Done};
-use reply::json_response;
-
-use super::routes::Verb::{Delete, Get, Post, Put};
+use super::connections::Peer;
+use super::reply::{Refusal, answer};
 use super::routes::{Route, Rule};
 use crate::status::Watch;
+use operations::{Author, Done};
+use orders::Order;
 
 /// The operations, and what is known.
 pub(crate) struct Api {
@@ -51,37 +47,41 @@ type Shared = State<Arc<Api>>;
 pub(crate) fn api(api: Api) -> Vec<Route> {
     let api = &Arc::new(api);
     vec![
-        Route::new(Get, "/api/v1/status", Rule::Look, (live::status, api)),
-        Route::new(Get, "/api/v1/events", Rule::Events, (live::events, api)),
-        Route::new(Get, "/api/v1/history", Rule::Look, (live::history, api)),
-        Route::new(Get, "/api/v1/downstreams", Rule::Look, (list, api)),
-        Route::new(Get, "/api/v1/downstreams/{name}", Rule::Look, (one, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/pause", Rule::Change, (pause, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/resume", Rule::Change, (resume, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/reset", Rule::Change, (reset, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/cancel", Rule::Change, (cancel, api)),
-        Route::new(Get, "/api/v1/downstreams/{name}/dead", Rule::Hold, (dead::list, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/dead/replay", Rule::Change, (dead::replay, api)),
-        Route::new(Post, "/api/v1/downstreams/{name}/dead/purge", Rule::Change, (dead::purge, api)),
-        Route::new(Get, "/api/v1/downstreams/{name}/rate", Rule::Look, (rates, api)),
-        Route::new(Put, "/api/v1/downstreams/{name}/rate", Rule::Change, (set_rate, api)),
-        Route::new(Delete, "/api/v1/downstreams/{name}/rate", Rule::Change, (unset_rate, api)),
+        Route::to(&STATUS, Rule::Read, (live::status, api)),
+        Route::to(&EVENTS, Rule::Events, (live::events, api)),
+        Route::to(&HISTORY, Rule::Read, (live::history, api)),
+        Route::to(&DOWNSTREAMS, Rule::Read, (list, api)),
+        Route::to(&DOWNSTREAM, Rule::Read, (one, api)),
+        order(&PAUSE, api),
+        order(&RESUME, api),
+        order(&RESET, api),
+        order(&CANCEL, api),
+        Route::to(&LETTERS, Rule::Hold, (dead::list, api)),
+        Route::to(&REPLAY_LETTERS, Rule::Change, (dead::replay, api)),
+        Route::to(&PURGE_LETTERS, Rule::Change, (dead::purge, api)),
+        Route::to(&RATES, Rule::Read, (rates, api)),
+        order(&SET_RATE, api),
+        order(&UNSET_RATE, api),
     ]
+}
+
+/// The route of an order.
+fn order<O: Order>(endpoint: &Endpoint<O, Downstream>, api: &Arc<Api>) -> Route {
+    Route::to(endpoint, Rule::Change, (change::<O>, api))
 }
 
 /// The downstreams, from memory: however many ask, however slow the store is, it is asked no more for it.
 async fn list(State(api): Shared) -> Result<Response, Refusal> {
     let records = api.watch.records().await;
     let names = api.operations.names();
-    let all: Result<Vec<Value>, Refusal> = names
+    let downstreams: Result<Vec<Downstream>, Refusal> = names
         .iter()
         .map(|name| match records.get(name) {
             Some(record) => api.operations.describe(name, record),
             None => Err(unread(api.watch.store_error())),
         })
         .collect();
-    let all = all?;
-    Ok(json_response(StatusCode::OK, &json!({ "downstreams": all })))
+    Ok(answer(&Downstreams { downstreams: downstreams? }))
 }
 
 /// The refusal of a list while the records of some downstreams are not known, or are old.
@@ -94,91 +94,38 @@ fn unread(store_error: Option<String>) -> Refusal {
 }
 
 async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(json_response(StatusCode::OK, &api.operations.downstream(&name).await?))
+    Ok(answer(&api.operations.downstream(&name).await?))
 }
 
 async fn rates(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(json_response(StatusCode::OK, &api.operations.rates(&name).await?))
+    Ok(answer(&api.operations.rates(&name).await?))
 }
 
-type Who = Extension<Peer>;
-
-async fn pause(
+/// Carries an order out, and writes it to the audit log, even if it failed.
+async fn change<O: Order>(
     State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
+    Extension(Peer { remote, .. }): Extension<Peer>,
+    Path(downstream): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    api.change(peer, &name, "pause", body::read::<body::Pause>(body).await?).await
-}
-
-async fn resume(
-    State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    api.change(peer, &name, "resume", body::read::<body::Resume>(body).await?).await
-}
-
-async fn reset(
-    State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    api.change(peer, &name, "reset", body::read::<body::Reset>(body).await?).await
-}
-
-async fn cancel(
-    State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    api.change(peer, &name, "cancel", body::read::<body::Cancel>(body).await?).await
-}
-
-async fn set_rate(
-    State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    api.change(peer, &name, "rate set", body::read::<body::SetRate>(body).await?).await
-}
-
-async fn unset_rate(
-    State(api): Shared,
-    Extension(peer): Who,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Response, Refusal> {
-    api.change(peer, &name, "rate unset", body::read::<body::UnsetRate>(body).await?).await
-}
-
-impl Api {
-    /// Carries an order out, and writes it to the audit log, even if it failed.
-    async fn change(
-        &self,
-        Peer { remote, .. }: Peer,
-        downstream: &str,
-        change: &str,
-        (order, reason): OrderWithReason,
-    ) -> Result<Response, Refusal> {
-        let reason = reason.unwrap_or_default();
-        let author = Author { address: remote.ip(), reason: &reason };
-        match self.operations.carry_out(downstream, &order, &author).await {
-            Ok(Done { before, after, body }) => {
-                self.watch.changed(downstream);
-                tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
-                Ok(json_response(StatusCode::OK, &body))
-            }
-            Err(refusal) => {
-                let (status, error) = (refusal.status().as_u16(), refusal.text());
-                tracing::warn!(%remote, downstream, change, reason, status, error, "admin: not changed");
-                Err(refusal)
-            }
+    let order: O = body::read(body).await?;
+    let reason = body::reason(order.reason().cloned())?;
+    let reason = reason.as_deref();
+    let done = match api.operations.target(&downstream, Author { address: remote.ip(), reason }) {
+        Ok(target) => order.carry_out(target).await,
+        Err(refusal) => Err(refusal),
+    };
+    let (change, reason) = (O::NAME, reason.unwrap_or_default());
+    match done {
+        Ok(Done { before, after, body }) => {
+            api.watch.changed(&downstream);
+            tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
+            Ok(answer(&body))
+        }
+        Err(refusal) => {
+            let (status, error) = (refusal.status().as_u16(), refusal.text());
+            tracing::warn!(%remote, downstream, change, reason, status, error, "admin: not changed");
+            Err(refusal)
         }
     }
 }

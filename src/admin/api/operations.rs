@@ -1,55 +1,61 @@
 //! Carries out orders in the store, from which every replica learns of them.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use paced::api::{Cancelled, Downstream, Rates};
 use paced::limit::Limit;
 use paced::store::{Change, RecordState, Store, TombstoneCall, TombstoneReply};
-use paced::terms::{self, Changed, Override, Terms, TermsError};
+use paced::terms::{self, Changed, Terms, TermsError};
 use paced::time::Micros;
-use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use super::body::Order;
-use super::reply::Refusal;
 use super::view;
+use crate::admin::reply::Refusal;
+use crate::status::OwnTerms;
+use crate::status::pauses::Note;
 
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most calls to the store at once for those who only look.
-const MAX_LOOKS: usize = 8;
+/// The most calls to the store at once for requests that only read.
+const MAX_READS: usize = 8;
 
 /// The most ids of jobs that a line of the audit log names.
 const MOST_LISTED: usize = 20;
 
-/// The terms of this replica's file, for each downstream.
-pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
-
 pub(crate) struct Operations {
     store: Arc<dyn Store>,
     own: watch::Receiver<OwnTerms>,
-    /// The calls to the store at once for those who only look.
-    looks: Semaphore,
+    /// The calls to the store at once for requests that only read.
+    reads: Semaphore,
 }
 
 /// The author of an order, and the reason that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Author<'a> {
     pub(super) address: IpAddr,
-    pub(super) reason: &'a str,
+    pub(super) reason: Option<&'a str>,
 }
 
 impl Author<'_> {
     /// The note that a store keeps with a pause. A reason is so short that the note never is too long.
-    fn note(&self) -> String {
-        let reason = (!self.reason.is_empty()).then_some(self.reason);
-        json!({ "by": self.address.to_string(), "reason": reason }).to_string()
+    pub(super) fn note(&self) -> String {
+        let note = Note { by: Some(self.address.to_string()), reason: self.reason.map(str::to_owned) };
+        // It has only texts, so that there is no error.
+        serde_json::to_string(&note).unwrap_or_default()
     }
+}
+
+/// A downstream to which an order applies.
+pub(super) struct Target<'a> {
+    operations: &'a Operations,
+    name: &'a str,
+    own: Terms,
+    pub(super) by: Author<'a>,
 }
 
 /// An order that was carried out.
@@ -57,14 +63,14 @@ pub(super) struct Done {
     /// The states before and after the order, for the audit log.
     pub(super) before: String,
     pub(super) after: String,
-    /// The downstream after the order, as JSON.
-    pub(super) body: Value,
+    /// The downstream after the order.
+    pub(super) body: Downstream,
 }
 
 impl Operations {
     /// `own` are the terms for downstreams of which the store has none yet.
     pub(crate) fn new(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Self {
-        Self { store, own, looks: Semaphore::new(MAX_LOOKS) }
+        Self { store, own, reads: Semaphore::new(MAX_READS) }
     }
 
     /// The names of the downstreams.
@@ -77,96 +83,28 @@ impl Operations {
         self.own_terms(name).map(drop)
     }
 
-    /// Shows a downstream by its record. It asks nobody.
-    pub(super) fn describe(&self, name: &str, record: &RecordState) -> Result<Value, Refusal> {
-        Ok(describe(name, record, self.own_terms(name)?))
+    /// Shows a downstream by its record. It asks no server.
+    pub(super) fn describe(&self, name: &str, record: &RecordState) -> Result<Downstream, Refusal> {
+        Ok(describe(name, record, &self.own_terms(name)?))
     }
 
     /// Shows a downstream as the store has it now. Cancel safe.
-    pub(super) async fn downstream(&self, name: &str) -> Result<Value, Refusal> {
+    pub(super) async fn downstream(&self, name: &str) -> Result<Downstream, Refusal> {
         let own = self.own_terms(name)?;
-        let record = self.look(name).await?;
-        Ok(describe(name, &record, own))
+        let record = self.read(name).await?;
+        Ok(describe(name, &record, &own))
     }
 
     /// Shows a downstream's limits and the rates set over them. Cancel safe.
-    pub(super) async fn rates(&self, name: &str) -> Result<Value, Refusal> {
+    pub(super) async fn rates(&self, name: &str) -> Result<Rates, Refusal> {
         let own = self.own_terms(name)?;
-        let record = self.look(name).await?;
-        Ok(view::rates(name, &record, &in_force(&record, own.clone())?, &own))
+        let record = self.read(name).await?;
+        Ok(view::rates(name, &record, &in_force(&record, &own)?, &own))
     }
 
-    /// Carries out an order. Cancel safe: the order is carried out, or not.
-    pub(super) async fn carry_out(
-        &self,
-        name: &str,
-        order: &Order,
-        by: &Author<'_>,
-    ) -> Result<Done, Refusal> {
-        let own = self.own_terms(name)?;
-        let note = by.note();
-        let change = match order {
-            Order::Pause { span } => Change::Pause { span: *span, note: &note },
-            Order::Resume => Change::Resume,
-            Order::SetRate { .. } | Order::UnsetRate { .. } => return self.terms(name, own, order, by).await,
-            Order::Reset { limit } => return self.reset(name, own, limit.as_deref()).await,
-            Order::Cancel { ids, span } => {
-                let call = TombstoneCall::Cancel { ids, span: *span };
-                return self.cancel(name, own, (ids, &format!("cancelled for {span:?}")), call).await;
-            }
-            Order::Undo { ids } => {
-                let call = TombstoneCall::Undo { ids };
-                return self.cancel(name, own, (ids, "not cancelled any more"), call).await;
-            }
-        };
-        let before = self.read_record(name).await?;
-        let after = self.update_record(name, change).await?;
-        let body = describe(name, &after, own);
-        Ok(Done { before: pause(&before), after: pause(&after), body })
-    }
-
-    /// Starts the counts of one limit or of all again from 0.
-    async fn reset(&self, name: &str, own: Terms, limit: Option<&str>) -> Result<Done, Refusal> {
-        let before = self.read_record(name).await?;
-        let limits = in_force(&before, own.clone())?.counted(limit, before.now)?;
-        let after = self.update_record(name, Change::Reset { limits: &limits }).await?;
-        let names: Vec<&str> = limits.iter().map(Limit::name).collect();
-        let mut body = describe(name, &after, own);
-        body["reset"] = names.clone().into();
-        Ok(Done {
-            before: counts(&before),
-            after: format!("{} of {}", counts(&after), names.join(", ")),
-            body,
-        })
-    }
-
-    /// Cancels jobs, or ends their cancellation.
-    async fn cancel(
-        &self,
-        name: &str,
-        own: Terms,
-        (ids, what): (&[Arc<str>], &str),
-        call: TombstoneCall<'_>,
-    ) -> Result<Done, Refusal> {
-        // The record is read first: once the store has made the change, no failure may be reported.
-        let record = self.read_record(name).await?;
-        let TombstoneReply { changed, .. } = within_timeout(self.store.tombstones(name, call)).await?;
-        let mut body = describe(name, &record, own);
-        body["cancelled"] = json!({ "ids": ids.len(), "changed": changed });
-        let after = format!("{changed} of {} {what}: {}", ids.len(), listed(ids));
-        Ok(Done { before: String::new(), after, body })
-    }
-
-    /// Changes the terms, by compare and swap.
-    async fn terms(&self, name: &str, own: Terms, order: &Order, by: &Author<'_>) -> Result<Done, Refusal> {
-        let by = by.address.to_string();
-        let change = terms::change(&*self.store, name, &own, |terms, now| changed(terms, (order, &by), now));
-        let Changed { before, after, record, told: limit, .. } = within_timeout(change).await?;
-        Ok(Done {
-            before: rate(&before, &limit),
-            after: rate(&after, &limit),
-            body: view::downstream(name, &record, &after, &own),
-        })
+    /// The downstream of this name, for an order of `by`.
+    pub(super) fn target<'a>(&'a self, name: &'a str, by: Author<'a>) -> Result<Target<'a>, Refusal> {
+        Ok(Target { operations: self, name, own: self.own_terms(name)?, by })
     }
 
     fn own_terms(&self, name: &str) -> Result<Terms, Refusal> {
@@ -176,22 +114,77 @@ impl Operations {
         })
     }
 
-    /// Reads a record for somebody who looks: however many do, the store gets few of these calls at once.
-    async fn look(&self, name: &str) -> Result<RecordState, Refusal> {
+    /// Reads a record for a request that only reads: however many there are, the store gets few of these calls at once.
+    async fn read(&self, name: &str) -> Result<RecordState, Refusal> {
         within_timeout(async {
             // The semaphore is never closed, so that there is always a permit in the end.
-            let _permit = self.looks.acquire().await;
+            let _permit = self.reads.acquire().await;
             self.store.read_record(name).await
         })
         .await
     }
+}
 
-    async fn read_record(&self, name: &str) -> Result<RecordState, Refusal> {
-        within_timeout(self.store.read_record(name)).await
+/// Each is cancel safe: the order is carried out, or not.
+impl Target<'_> {
+    /// Changes the pauses.
+    pub(super) async fn change_pause(self, change: Change<'_>) -> Result<Done, Refusal> {
+        let before = self.read_record().await?;
+        let after = self.update_record(change).await?;
+        let body = describe(self.name, &after, &self.own);
+        Ok(Done { before: pause(&before), after: pause(&after), body })
     }
 
-    async fn update_record(&self, name: &str, change: Change<'_>) -> Result<RecordState, Refusal> {
-        within_timeout(self.store.update_record(name, change)).await
+    /// Starts the counts of one limit or of all again from 0.
+    pub(super) async fn reset(self, limit: Option<&str>) -> Result<Done, Refusal> {
+        let before = self.read_record().await?;
+        let limits = in_force(&before, &self.own)?.counted(limit, before.now)?;
+        let after = self.update_record(Change::Reset { limits: &limits }).await?;
+        let names: Vec<String> = limits.iter().map(|limit: &Limit| limit.name().to_owned()).collect();
+        Ok(Done {
+            before: counts(&before),
+            after: format!("{} of {}", counts(&after), names.join(", ")),
+            body: Downstream { reset: Some(names), ..describe(self.name, &after, &self.own) },
+        })
+    }
+
+    /// Cancels jobs, or ends their cancellation; `effect` says which of both, for the audit log.
+    pub(super) async fn change_tombstones(
+        self,
+        ids: &[Arc<str>],
+        call: TombstoneCall<'_>,
+        effect: &str,
+    ) -> Result<Done, Refusal> {
+        // The record is read first: once the store has made the change, no failure may be reported.
+        let record = self.read_record().await?;
+        let call = self.operations.store.tombstones(self.name, call);
+        let TombstoneReply { changed, .. } = within_timeout(call).await?;
+        let cancelled = Some(Cancelled { ids: ids.len(), changed });
+        let body = Downstream { cancelled, ..describe(self.name, &record, &self.own) };
+        let after = format!("{changed} of {} {effect}: {}", ids.len(), listed(ids));
+        Ok(Done { before: String::new(), after, body })
+    }
+
+    /// Changes the terms, by compare and swap. `change` returns the name of the limit.
+    pub(super) async fn change_terms(
+        self,
+        change: impl FnMut(&mut Terms, Micros) -> Result<String, TermsError> + Send,
+    ) -> Result<Done, Refusal> {
+        let change = terms::change(&*self.operations.store, self.name, &self.own, change);
+        let Changed { before, after, record, told: limit, .. } = within_timeout(change).await?;
+        Ok(Done {
+            before: rate(&before, &limit),
+            after: rate(&after, &limit),
+            body: view::downstream(self.name, &record, &after, &self.own),
+        })
+    }
+
+    async fn read_record(&self) -> Result<RecordState, Refusal> {
+        within_timeout(self.operations.store.read_record(self.name)).await
+    }
+
+    async fn update_record(&self, change: Change<'_>) -> Result<RecordState, Refusal> {
+        within_timeout(self.operations.store.update_record(self.name, change)).await
     }
 }
 
@@ -209,41 +202,22 @@ async fn within_timeout<T, E: Into<Refusal>>(
     }
 }
 
-/// A downstream as JSON. It is shown even where its terms cannot be parsed.
-fn describe(name: &str, record: &RecordState, own: Terms) -> Value {
-    match in_force(record, own.clone()) {
-        Ok(terms) => view::downstream(name, record, &terms, &own),
+/// A downstream. It is shown even where its terms cannot be parsed.
+fn describe(name: &str, record: &RecordState, own: &Terms) -> Downstream {
+    match in_force(record, own) {
+        Ok(terms) => view::downstream(name, record, &terms, own),
         Err(refusal) => {
-            let mut body = view::downstream(name, record, &own, &own);
-            body["error"] = refusal.text().into();
-            body
+            let error = Some(refusal.text().to_owned());
+            Downstream { error, ..view::downstream(name, record, own, own) }
         }
     }
 }
 
 /// The terms in force, or those of the own file if the store has none.
-fn in_force(record: &RecordState, own: Terms) -> Result<Terms, Refusal> {
+fn in_force(record: &RecordState, own: &Terms) -> Result<Terms, Refusal> {
     Ok(match &record.terms {
         Some(text) => Terms::parse(text)?,
-        None => own,
-    })
-}
-
-/// Changes the terms, and returns the name of the limit.
-fn changed(terms: &mut Terms, (order, by): (&Order, &str), now: Micros) -> Result<String, TermsError> {
-    Ok(match order {
-        Order::SetRate { rate, limit, span, reason } => {
-            let until = span.map(|span| now.plus(span));
-            let (reason, by) = (reason.clone(), Some(by.to_owned()));
-            let set = Override { rate: *rate, until, reason, by, set_at: now };
-            terms.set_rate(limit.as_deref(), set)?
-        }
-        Order::UnsetRate { limit } => terms.unset_rate(limit.as_deref())?.0,
-        Order::Pause { .. }
-        | Order::Resume
-        | Order::Reset { .. }
-        | Order::Cancel { .. }
-        | Order::Undo { .. } => String::new(),
+        None => own.clone(),
     })
 }
 

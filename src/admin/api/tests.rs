@@ -11,15 +11,16 @@ use paced::limit::{Limit, LimitSet};
 use paced::store::{Change, LONGEST_TOMBSTONE, MemoryStore, Store, TombstoneCall};
 use paced::terms::{Replica, Terms};
 use paced::time::{ManualClock, Micros};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 mod wire;
 
 use super::*;
+use crate::admin::access::Access;
 use crate::admin::connections::{Connection, Connections};
 use crate::admin::routes::router;
-use crate::status::{Identity, Observer, Parts};
+use crate::status::{Identity, Observer, OwnTerms, Parts};
 
 /// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;

@@ -1,109 +1,89 @@
-//! The JSON form of a downstream.
+//! A downstream as the API shows it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use paced::limit::{Limit, LimitSet};
+use paced::api::{Downstream, File, Limit, Millis, Override, Pause, Rates, SetOverride, Source};
+use paced::limit::{self, LimitSet};
 use paced::store::RecordState;
 use paced::terms::{Origin, Replica, Terms, algorithm, rate_text};
 use paced::time::Micros;
-use serde_json::{Value, json};
+
+use crate::status::pauses;
 
 /// The year 2001: versions below it are no instants.
-const EARLIEST: Micros = Micros(1_000_000_000_000_000);
+const EARLIEST: Millis = 1_000_000_000_000;
 
 /// How far versions may be ahead of the clock: each pause and resume has a later one, also within a microsecond.
 const VERSIONS_AHEAD: Duration = Duration::from_secs(1);
 
 /// An instant as epoch milliseconds, as in the headers of dead letters.
-fn millis(at: Micros) -> i64 {
+const fn millis(at: Micros) -> Millis {
     at.0 / 1000
 }
 
-/// A downstream as JSON. Instants are epoch milliseconds on the store's clock; `own` are the terms of this replica's file.
-pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &Terms) -> Value {
-    let now = record.now;
-    let mut body = rates(name, record, terms, own);
-    body["revision"] = json!(terms.revision());
-    let status = &record.status;
-    let pause = (status.pause.until > now).then(|| pause(record));
-    let penalty = (status.penalty > now).then(|| json!({ "until": millis(status.penalty) }));
-    body["paused"] = json!(pause.is_some() || penalty.is_some());
-    body["pause"] = json!(pause);
-    body["penalty"] = json!(penalty);
-    body
+/// A downstream; `own` are the terms of this replica's file.
+pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &Terms) -> Downstream {
+    let (pause, penalty) = (pause(record), pauses::penalty(record));
+    Downstream {
+        rates: rates(name, record, terms, own),
+        revision: terms.revision(),
+        paused: pause.is_some() || penalty.is_some(),
+        pause,
+        penalty,
+        ..Downstream::default()
+    }
 }
 
-/// An operator's pause as JSON. One that lasts until somebody resumes has no end.
-fn pause(record: &RecordState) -> Value {
-    let (status, note) = (&record.status, record.note.as_deref());
-    let note: Value = note.and_then(|note| serde_json::from_str(note).ok()).unwrap_or_default();
-    let of_note = |name: &str| note.get(name).and_then(Value::as_str);
-    json!({
-        "until": (!status.is_stopped()).then(|| millis(status.pause.until)),
-        "by": of_note("by"),
-        "reason": of_note("reason"),
-        "at": paused_at(record).map(millis),
-    })
+/// The pause of an operator. When it began is not known if the clock has stepped back since then.
+fn pause(record: &RecordState) -> Option<Pause> {
+    let known = EARLIEST..=millis(record.now.plus(VERSIONS_AHEAD));
+    pauses::pause(record).map(|pause| Pause { at: pause.at.filter(|at| known.contains(at)), ..pause })
 }
 
-/// When the pause began: its version is about that instant, unless the clock has stepped back since then.
-fn paused_at(record: &RecordState) -> Option<Micros> {
-    let at = Micros(i64::try_from(record.status.pause.version).ok()?);
-    (EARLIEST..=record.now.plus(VERSIONS_AHEAD)).contains(&at).then_some(at)
-}
-
-/// A downstream's limits as JSON, with the rates set over them, and where they come from.
-pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms, own: &Terms) -> Value {
+/// A downstream's limits, the rates set over them, and where they come from.
+pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms, own: &Terms) -> Rates {
     let now = record.now;
     let (limits, plans) = terms.effective(now);
-    let of = |in_force: &LimitSet, file: &LimitSet, skip: usize| -> Vec<Value> {
+    let of = |in_force: &LimitSet, file: &LimitSet, skip: usize| -> Vec<Limit> {
         let pairs = in_force.iter().zip(file.iter()).skip(skip);
-        pairs.map(|(in_force, file)| limit(in_force, file, (terms, now))).collect()
+        pairs.map(|(in_force, file)| limit(in_force, file, terms, now)).collect()
     };
-    let plan_limits: serde_json::Map<String, Value> = plans
+    let plans: BTreeMap<String, Vec<Limit>> = plans
         .iter()
         .filter_map(|(plan, in_force)| {
             // The downstream's limits come first in each plan's set.
             let file = terms.plans().get(plan)?;
-            Some((plan.clone(), Value::from(of(in_force, file, limits.len()))))
+            Some((plan.clone(), of(in_force, file, limits.len())))
         })
         .collect();
     let idle = terms.idle(now);
     let overrides = terms.overrides().iter().filter(|(_, set)| set.until.is_none_or(|until| now < until));
-    let overrides: Vec<Value> = overrides
-        .map(|(limit, set)| {
-            json!({
-                "limit": limit,
-                "rate": set.rate.to_string(),
-                "until": set.until.map(millis),
-                "reason": set.reason,
-                "by": set.by,
-                "set_at": millis(set.set_at),
-                "idle": idle.contains(&limit.as_str()),
-            })
-        })
-        .collect();
-    json!({
-        "name": name,
-        "now": millis(now),
-        "replica": Replica::of_this_process().id,
-        "generation": record.status.generation,
-        "file": terms.loaded().map(file),
-        "limits": of(&limits, terms.limits(), 0),
-        "plans": plan_limits,
-        "overrides": overrides,
-        "own_limits": (!own.has_limits_of(terms)).then(|| file_limits(own)),
-    })
+    let overrides = overrides.map(|(limit, set)| {
+        let (rate, until, set_at) = (set.rate.to_string(), set.until.map(millis), millis(set.set_at));
+        let (limit, reason, by) = (limit.clone(), set.reason.clone(), set.by.clone());
+        let idle = idle.contains(&limit.as_str());
+        SetOverride { set: Override { limit, rate, until, reason, by, set_at }, idle }
+    });
+    Rates {
+        name: name.to_owned(),
+        now: millis(now),
+        replica: Replica::of_this_process().id.clone(),
+        generation: record.status.generation,
+        file: terms.loaded().map(|origin| File { source: source(origin), since: millis(origin.at) }),
+        limits: of(&limits, terms.limits(), 0),
+        plans,
+        overrides: overrides.collect(),
+        own_limits: (!own.has_limits_of(terms)).then(|| file_limits(own)),
+    }
 }
 
-/// Whose file is in force, and since when.
-fn file(Origin { at, replica: Replica { id, host } }: &Origin) -> Value {
-    json!({ "replica": id, "host": host, "since": millis(*at) })
+fn source(Origin { replica: Replica { id, host }, .. }: &Origin) -> Source {
+    Source { replica: id.clone(), host: host.clone() }
 }
 
 /// The limits of a file, which need not be in force: the downstream's, and then those that plans add.
-fn file_limits(own: &Terms) -> Vec<Value> {
+fn file_limits(own: &Terms) -> Vec<Limit> {
     let mut names = BTreeSet::new();
     let all = std::iter::once(own.limits()).chain(own.plans().values()).flat_map(LimitSet::iter);
     let first = all.filter(|limit| names.insert(limit.name()));
@@ -111,23 +91,23 @@ fn file_limits(own: &Terms) -> Vec<Value> {
 }
 
 /// A limit with its numbers.
-fn numbers(limit: &Limit) -> Value {
-    json!({
-        "name": limit.name(),
-        "algorithm": algorithm(limit),
-        "rate": rate_text(limit),
-        "burst": limit.burst(),
-    })
+fn numbers(limit: &limit::Limit) -> Limit {
+    Limit {
+        name: limit.name().to_owned(),
+        algorithm: algorithm(limit).to_owned(),
+        rate: rate_text(limit),
+        burst: limit.burst(),
+        ..Limit::default()
+    }
 }
 
-fn limit(in_force: &Limit, file: &Limit, (terms, now): (&Terms, Micros)) -> Value {
-    let mut body = numbers(in_force);
-    if let Some(Origin { at, replica: Replica { id, host } }) = terms.in_force_since(in_force.name(), now) {
-        body["since"] = json!(millis(at));
-        body["from"] = json!({ "replica": id, "host": host });
+fn limit(in_force: &limit::Limit, file: &limit::Limit, terms: &Terms, now: Micros) -> Limit {
+    let origin = terms.in_force_since(in_force.name(), now);
+    let is_set = terms.overrides().contains_key(in_force.name()) && in_force != file;
+    Limit {
+        since: origin.as_ref().map(|origin| millis(origin.at)),
+        from: origin.as_ref().map(source),
+        file_rate: is_set.then(|| rate_text(file)),
+        ..numbers(in_force)
     }
-    if terms.overrides().contains_key(in_force.name()) && in_force != file {
-        body["file_rate"] = json!(rate_text(file));
-    }
-    body
 }

@@ -1,4 +1,4 @@
-//! Whose connection is closed for whom, and how many places there are.
+//! Which connection is evicted, and how many permits there are.
 
 use tokio::time::advance;
 
@@ -9,7 +9,7 @@ fn at(address: &str) -> SocketAddr {
 }
 
 fn open(all: &Connections, address: &str) -> Connection {
-    all.open(at(address)).expect("there is always a place")
+    all.open(at(address)).expect("there is always room")
 }
 
 fn is_open(connection: &Connection) -> bool {
@@ -59,32 +59,34 @@ fn of_many_clients_the_one_with_the_most_connections_makes_room() {
 }
 
 #[test]
-fn who_works_is_not_closed_and_places_are_given_back() {
+fn a_connection_with_a_permit_is_not_evicted_and_permits_are_returned() {
     let all = Connections::default();
     let connections: Vec<Connection> = (0..MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
-    let places = |work: Work| -> Vec<Place> {
-        connections.iter().filter_map(|connection| connection.peer.place(work).ok()).collect()
+    let permits = |class: RequestClass| -> Vec<Permit> {
+        connections.iter().filter_map(|connection| connection.peer.permit(class).ok()).collect()
     };
-    let looking = places(Work::Look);
-    assert_eq!(looking.len(), 16);
-    let (events, changes) = (places(Work::Events), places(Work::Change));
+    let reading = permits(RequestClass::Read);
+    assert_eq!(reading.len(), 16);
+    let (events, changes) = (permits(RequestClass::Events), permits(RequestClass::Change));
     assert_eq!((events.len(), changes.len()), (16, 16));
-    let refusal = connections[0].peer.place(Work::Look).unwrap_err();
+    let refusal = connections[0].peer.permit(RequestClass::Read).unwrap_err();
     assert_eq!((refusal.status(), refusal.retry_after()), (StatusCode::SERVICE_UNAVAILABLE, Some(1)));
     // Another client still gets one, up to the bound for all.
     let other = open(&all, "192.0.2.3");
-    let more: Vec<Place> = (0..16).map(|_| other.peer.place(Work::Look).unwrap()).collect();
+    let more: Vec<Permit> = (0..16).map(|_| other.peer.permit(RequestClass::Read).unwrap()).collect();
     let third = open(&all, "192.0.2.4");
-    assert!(third.peer.place(Work::Look).is_err() && third.peer.place(Work::Events).is_ok());
+    assert!(
+        third.peer.permit(RequestClass::Read).is_err() && third.peer.permit(RequestClass::Events).is_ok()
+    );
     drop(more);
-    assert!(third.peer.place(Work::Look).is_ok());
+    assert!(third.peer.permit(RequestClass::Read).is_ok());
 
     let newcomers: Vec<Connection> = (0..2 * MAX_OF_ONE).map(|_| open(&all, "192.0.2.2")).collect();
     assert!(newcomers.last().is_some_and(is_open));
-    assert!(connections[..16].iter().all(is_open), "they have places");
+    assert!(connections[..16].iter().all(is_open), "they have permits");
     assert!(!connections[20..].iter().any(is_open));
-    drop((looking, events, changes));
-    assert!(places(Work::Look).len() <= 16);
+    drop((reading, events, changes));
+    assert!(permits(RequestClass::Read).len() <= 16);
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,9 +127,9 @@ async fn a_probe_in_progress_goes_last() {
 fn a_connection_that_ends_is_forgotten() {
     let all = Connections::default();
     let connection = open(&all, "192.0.2.2");
-    let place = connection.peer.place(Work::Look).unwrap();
+    let permit = connection.peer.permit(RequestClass::Read).unwrap();
     drop(connection);
     assert!(all.lock().entries.is_empty());
-    drop(place);
+    drop(permit);
     all.close_one();
 }

@@ -1,8 +1,9 @@
 //! The text of a first configuration.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
-use paced::config::quote;
+use paced::config::{self, quote};
 
 use super::Answers;
 use super::field::Field;
@@ -77,6 +78,22 @@ pub(super) fn document(answers: &Answers) -> String {
         text += &line("queue.name", Field::Queue);
     }
     text
+}
+
+/// Checks an answer as the daemon would. The problem never repeats a secret.
+pub(super) fn check(field: Field, answer: &str) -> Result<(), String> {
+    let others = [
+        (Field::Downstream, "billing"),
+        (Field::BaseUrl, "http://localhost/"),
+        (Field::Rate, "1/s"),
+        (Field::Broker, "amqp://127.0.0.1/"),
+        (Field::Store, "memory:"),
+    ];
+    let mut answers: Answers = others.map(|(field, text)| (field, text.to_owned())).into();
+    answers.insert(field, answer.to_owned());
+    let checked = config::load_text("answer", &document(&answers), Path::new(""));
+    let first = |errors: config::ConfigErrors| errors.iter().next().map(|error| error.problem().to_owned());
+    checked.map(drop).map_err(|errors| first(errors).unwrap_or_default())
 }
 
 const HEAD: &str = "\
@@ -186,6 +203,34 @@ mod tests {
         ] {
             assert_eq!(has_password(url), without.is_some(), "{url}");
             assert_eq!(without_password(url), without.unwrap_or(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn answers_are_checked_as_the_daemon_would() {
+        for (field, wrong, expected) in [
+            (Field::Downstream, "My API", "no name for a downstream"),
+            (Field::Downstream, "", "no name for a downstream"),
+            (Field::BaseUrl, "https://api.example.com", "does not end in `/`"),
+            (Field::Rate, "fast", "`fast` is no rate"),
+            (Field::Rate, "5\"\n[admin]\n#", "is no rate"),
+            (Field::Broker, "redis://a", "not the URL of a broker"),
+            (Field::Broker, "amqp://user:hunter2@", "has no host"),
+            (Field::Store, "amqp://a", "not the URL of a store"),
+            (Field::Queue, "", "no name of a queue"),
+        ] {
+            let problem = check(field, wrong).unwrap_err();
+            assert!(problem.contains(expected) && !problem.contains("hunter2"), "{wrong}: {problem}");
+        }
+        for (field, right) in [
+            (Field::Downstream, "crm"),
+            (Field::BaseUrl, "https://api.example.com/"),
+            (Field::Rate, "1 per 3 seconds"),
+            (Field::Broker, "amqps://user:secret@a/v"),
+            (Field::Store, "redis+cluster://a,b"),
+            (Field::Queue, "a \"queue\""),
+        ] {
+            assert_eq!(check(field, right), Ok(()), "{right}");
         }
     }
 }

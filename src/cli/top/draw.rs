@@ -1,15 +1,16 @@
 //! Draws the whole screen, from the view and the state alone.
 
+use paced::api::state::{Downstream, State};
 use ratatui::Frame;
 use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier, Style};
+use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Wrap};
 
 use super::super::{out, parts};
+use super::style::{alarm, cut};
 use super::view::{Mode, View};
 use super::{pane, table};
-use crate::status::{Downstream, State};
 
 const HELP: &str = "\
   ↑ ↓ j k          select a downstream; in its details, scroll
@@ -28,17 +29,6 @@ const HELP: &str = "\
   BINDS    why no more jobs go; `!` and FAILS: the API fails
 
 Any key goes back.";
-
-/// The style of what needs attention: in colour where that is wanted, and always bold.
-pub(super) fn alarm(view: &View) -> Style {
-    let style = Style::new().add_modifier(Modifier::BOLD);
-    if view.has_color { style.fg(Color::Red) } else { style }
-}
-
-/// The style of what an operator or the API asked for.
-pub(super) fn notice(view: &View) -> Style {
-    if view.has_color { Style::new().fg(Color::Yellow) } else { Style::new() }
-}
 
 /// Draws what the view asks for. Before the first answer there is no state.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: Option<&State>) {
@@ -63,13 +53,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: Option<&State>) {
         }
         (_, Some(state)) => draw_table(frame, inset(body), view, state),
     }
-}
-
-/// Divides an area into its first lines and the others.
-pub(super) fn cut(area: Rect, lines: u16) -> (Rect, Rect) {
-    let lines = lines.min(area.height);
-    let rest = Rect { y: area.y + lines, height: area.height - lines, ..area };
-    (Rect { height: lines, ..area }, rest)
 }
 
 /// The area without its first line, which stays empty.
@@ -166,7 +149,7 @@ fn sentence(downstream: &Downstream, now: i64) -> String {
     let (name, binding) = (&downstream.name, &downstream.binding);
     let since = parts::for_people(now - binding.since);
     let text = format!("{name}: {}, for {since}", binding.text);
-    match &downstream.failing {
+    match &downstream.health.failing {
         Some(failing) => {
             let since = parts::for_people(now - failing.since);
             format!("{text}. FAILS for {since} ({}): {}", failing.kind, failing.detail)

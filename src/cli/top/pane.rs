@@ -1,5 +1,6 @@
 //! All that is known of one downstream.
 
+use paced::api::state::{Downstream, State};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -8,8 +9,7 @@ use ratatui::widgets::{Paragraph, Wrap};
 
 use super::super::{facts, out};
 use super::view::View;
-use super::{draw, spark};
-use crate::status::{Downstream, State};
+use super::{spark, style};
 
 /// The width of the titles.
 const TITLES: usize = 10;
@@ -18,15 +18,15 @@ const MOST_BARS: u16 = 120;
 
 /// Draws the details of a downstream, from the line that the user scrolled to.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View, downstream: &Downstream, state: &State) {
-    let (head, rest) = draw::cut(area, 1);
+    let (head, rest) = style::cut(area, 1);
     let style = Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED);
     frame.render_widget(Line::styled(format!(" {} ", out::printable(&downstream.name)), style), head);
 
     let mut lines = vec![pace(view, downstream, area.width)];
     lines.extend(facts::of(downstream, state.now).into_iter().map(|(title, text)| {
         let style = match title {
-            "fails" => draw::alarm(view),
-            "pause" => draw::notice(view),
+            "fails" => style::alarm(view),
+            "pause" => style::notice(view),
             _ => Style::new(),
         };
         line(title, text, style)
@@ -46,7 +46,7 @@ fn line<'a>(title: &str, text: String, style: Style) -> Line<'a> {
 fn pace<'a>(view: &View, downstream: &Downstream, width: u16) -> Line<'a> {
     let room = usize::from(width.min(MOST_BARS)).saturating_sub(TITLES + 1);
     let seen = view.paces(&downstream.name).map(|paces| {
-        let bars = spark::line(paces, downstream.rate_limit, room.min(paces.len()));
+        let bars = spark::line(paces, downstream.terms.rate_limit, room.min(paces.len()));
         format!("{bars}▏")
     });
     line("pace", seen.unwrap_or_default(), Style::new())

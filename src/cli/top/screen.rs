@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use paced::api::state::State;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyEvent};
@@ -19,7 +20,6 @@ use tokio::sync::mpsc;
 
 use super::draw;
 use super::view::View;
-use crate::status::State;
 
 /// How often the thread that reads keys looks whether anybody wants them.
 const LOOK: Duration = Duration::from_millis(250);

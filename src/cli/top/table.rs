@@ -1,5 +1,6 @@
 //! The table of downstreams, as much of it as there is room for around the selected one.
 
+use paced::api::state::Downstream;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -9,8 +10,7 @@ use ratatui::widgets::{Cell, Row, Table};
 use super::super::facts::pace;
 use super::super::out;
 use super::view::View;
-use super::{draw, spark};
-use crate::status::Downstream;
+use super::{spark, style};
 
 /// From this width on, what binds is told in whole words.
 const WIDE: u16 = 120;
@@ -60,8 +60,8 @@ struct Marks {
 }
 
 fn row<'a>(view: &View, downstream: &Downstream, numbers: &[String; 7], marks: Marks, bars: u16) -> Row<'a> {
-    let fails = downstream.failing.is_some();
-    let is_paused = downstream.pause.is_some() || downstream.penalty.is_some();
+    let fails = downstream.health.failing.is_some();
+    let is_paused = downstream.terms.pause.is_some() || downstream.terms.penalty.is_some();
     let mark = match (marks.is_selected, fails) {
         (true, true) => ">!",
         (true, false) => ">",
@@ -69,10 +69,10 @@ fn row<'a>(view: &View, downstream: &Downstream, numbers: &[String; 7], marks: M
         (false, false) => "",
     };
     let paces = view.paces(&downstream.name);
-    let bars = paces.map(|paces| spark::line(paces, downstream.rate_limit, usize::from(bars)));
+    let bars = paces.map(|paces| spark::line(paces, downstream.terms.rate_limit, usize::from(bars)));
     let style = match (fails, is_paused) {
-        (true, _) => draw::alarm(view),
-        (false, true) => draw::notice(view),
+        (true, _) => style::alarm(view),
+        (false, true) => style::notice(view),
         (false, false) => Style::new(),
     };
     let binds = Cell::from(out::printable(&binds(downstream, marks.is_wide)));
@@ -91,13 +91,13 @@ fn cells(downstream: &Downstream) -> [String; 7] {
     let counts = &downstream.counts;
     let known = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), short);
     [
-        pace(downstream.rate),
-        downstream.rate_limit.map_or_else(|| "-".to_owned(), pace),
-        known(downstream.queued.map(u64::from)),
+        pace(downstream.releases.rate),
+        downstream.terms.rate_limit.map_or_else(|| "-".to_owned(), pace),
+        known(downstream.queues.queued.map(u64::from)),
         short(counts.waiting + counts.delayed + counts.retrying + counts.held),
         short(counts.sending),
-        known(downstream.parked.map(|parked| u64::try_from(parked).unwrap_or_default())),
-        known(downstream.dead.map(u64::from)),
+        known(downstream.queues.parked.map(|parked| u64::try_from(parked).unwrap_or_default())),
+        known(downstream.queues.dead.map(u64::from)),
     ]
 }
 
@@ -113,7 +113,7 @@ fn short(count: u64) -> String {
 /// What binds: in whole words, or in one or two of them.
 fn binds(downstream: &Downstream, is_wide: bool) -> String {
     let binding = &downstream.binding;
-    match (&downstream.failing, is_wide) {
+    match (&downstream.health.failing, is_wide) {
         (Some(failing), true) => format!("FAILS ({}); {}", failing.kind, binding.text),
         (Some(failing), false) => format!("FAILS {}", failing.kind),
         (None, true) => binding.text.clone(),

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use paced::api::state::State;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 
 use super::draw;
 use super::view::{Mode, View, Wish};
-use crate::status::State;
 
 const NOW: i64 = 1_764_000_000_000;
 const SIZES: [(u16, u16); 2] = [(80, 24), (200, 60)];

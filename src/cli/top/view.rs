@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use paced::api::state::{Downstream, State};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-
-use crate::status::{Downstream, State};
 
 /// The paces that are kept of each downstream: the last two minutes.
 const PACES: usize = 120;
@@ -82,7 +81,7 @@ impl View {
             if paces.len() == PACES {
                 paces.pop_front();
             }
-            paces.push_back(downstream.rate);
+            paces.push_back(downstream.releases.rate);
         }
     }
 

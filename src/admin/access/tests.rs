@@ -21,7 +21,7 @@ fn status(access: &Access, method: &str, headers: &[(&'static str, &str)]) -> u1
     let client = Network::from("10.0.0.7".parse::<IpAddr>().unwrap());
     let checked =
         access.is_meant(&"/api/v1/downstreams".parse().unwrap(), &map).and_then(|()| match method {
-            "GET" => access.may_look(&map, client),
+            "GET" => access.may_read(&map, client),
             _ => access.may_change(&map, client).and_then(|()| has_json(&map)),
         });
     match checked {
@@ -122,7 +122,7 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
     let client = Network::from("2001:db8::1".parse::<IpAddr>().unwrap());
     let refusal = access.may_change(&HeaderMap::new(), client).unwrap_err();
     assert_eq!(refusal.status(), 401);
-    assert!(access.may_look(&HeaderMap::new(), client).is_ok());
+    assert!(access.may_read(&HeaderMap::new(), client).is_ok());
 }
 
 #[test]

@@ -6,8 +6,9 @@ use axum::http::header::{
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use paced::StoreError;
+use paced::api::Problem;
 use paced::terms::{ChangeError, TermsError};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +30,11 @@ impl Refusal {
     }
 
     /// A refusal of a malformed request.
-    pub(super) fn wrong(text: impl Into<String>) -> Self {
+    pub(crate) fn wrong(text: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, text)
     }
 
-    pub(super) fn unauthorized(text: impl Into<String>) -> Self {
+    pub(crate) fn unauthorized(text: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, text)
     }
 
@@ -88,7 +89,7 @@ impl From<ChangeError> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.status, &json!({ "error": self.text }));
+        let mut response = json_text(self.status, sorted(&Problem { error: self.text }));
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -99,9 +100,15 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A JSON response with this body.
-pub(super) fn json_response(status: StatusCode, body: &Value) -> Response {
-    json_text(status, body.to_string())
+/// The answer to a request that was carried out.
+pub(super) fn answer(body: &impl Serialize) -> Response {
+    json_text(StatusCode::OK, sorted(body))
+}
+
+/// The JSON of a body, with the keys of each object in order.
+fn sorted(body: &impl Serialize) -> String {
+    // The types of the API have texts as keys, so that there is no error.
+    serde_json::to_value(body).unwrap_or_default().to_string()
 }
 
 /// A response with this JSON.

@@ -4,73 +4,22 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
+use axum::extract::Extension;
 use axum::http;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
+use paced::api::Verb;
 use paced::config::{Admin, Secret};
 use paced::store::BoxFuture;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
+use super::api::tests::in_memory;
+use super::connections::{Connections, MAX_WRITING, RequestClass};
+use super::health::Check;
+use super::routes::Rule;
 use super::*;
-use crate::admin::api::tests::in_memory;
-use crate::admin::connections::{Connections, MAX_WRITING};
-use crate::admin::health::{Check, Checks};
-use crate::admin::server::{Server, bind};
-
-/// The requests that have access to a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
-    /// Everybody, by whatever name and with whatever token.
-    Anybody,
-    /// Requests addressed to this daemon, by a name of its own or an address, and from no page of another origin.
-    Addressed,
-    /// These, with a token if one is needed to look.
-    Looking,
-    /// These, with the token of changes.
-    Operator,
-    /// These, if they send JSON.
-    OperatorWithJson,
-}
-
-use Verb::{Delete, Get, Post, Put};
-use Who::{Addressed, Anybody, Looking, Operator, OperatorWithJson};
-
-/// Every route. A route without an entry fails the test.
-const TABLE: [(Verb, &str, Who); 32] = [
-    (Get, "/livez", Anybody),
-    (Get, "/readyz", Anybody),
-    (Get, "/readyz?verbose", Looking),
-    (Get, "/metrics", Looking),
-    (Get, "/", Addressed),
-    (Get, "/api.js", Addressed),
-    (Get, "/card.js", Addressed),
-    (Get, "/chart.js", Addressed),
-    (Get, "/dead.js", Addressed),
-    (Get, "/details.js", Addressed),
-    (Get, "/dialogs.js", Addressed),
-    (Get, "/dom.js", Addressed),
-    (Get, "/history.js", Addressed),
-    (Get, "/live.js", Addressed),
-    (Get, "/page.css", Addressed),
-    (Get, "/page.js", Addressed),
-    (Get, "/words.js", Addressed),
-    (Get, "/api/v1/status", Looking),
-    (Get, "/api/v1/events", Looking),
-    (Get, "/api/v1/history", Looking),
-    (Get, "/api/v1/downstreams", Looking),
-    (Get, "/api/v1/downstreams/{name}", Looking),
-    (Post, "/api/v1/downstreams/{name}/pause", OperatorWithJson),
-    (Post, "/api/v1/downstreams/{name}/resume", OperatorWithJson),
-    (Post, "/api/v1/downstreams/{name}/reset", OperatorWithJson),
-    (Post, "/api/v1/downstreams/{name}/cancel", OperatorWithJson),
-    (Get, "/api/v1/downstreams/{name}/dead", Operator),
-    (Post, "/api/v1/downstreams/{name}/dead/replay", OperatorWithJson),
-    (Post, "/api/v1/downstreams/{name}/dead/purge", OperatorWithJson),
-    (Get, "/api/v1/downstreams/{name}/rate", Looking),
-    (Put, "/api/v1/downstreams/{name}/rate", OperatorWithJson),
-    (Delete, "/api/v1/downstreams/{name}/rate", OperatorWithJson),
-];
 
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
 
@@ -91,7 +40,7 @@ struct Configured {
     read_token: bool,
 }
 
-/// The token that is sent, whether it is that of changes, and whether it is one to look with.
+/// The token that is sent, whether it is that of changes, and whether it is one to read with.
 const TOKENS: [(Option<&str>, bool, bool); 4] = [
     (None, false, false),
     (Some("wrong"), false, false),
@@ -121,7 +70,7 @@ struct Asked<'a> {
 struct Scene {
     pages: Router,
     connections: Connections,
-    routes: BTreeSet<(Verb, &'static str)>,
+    routes: Vec<(Verb, &'static str, Rule)>,
     /// The clients so far: each request is of its own, since wrong tokens count.
     clients: std::cell::Cell<u32>,
 }
@@ -135,9 +84,10 @@ impl Scene {
             allow_hosts: vec!["paced.internal".to_owned()],
             tls: None,
         });
-        let all = crate::admin::all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
-        let routes = all.iter().map(|route| (route.verb, route.path)).collect();
-        let pages = router(all, &Arc::new(access));
+        let all = all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
+        let mut routes: Vec<_> = all.iter().map(|route| (route.verb, route.path, route.rule)).collect();
+        routes.push((Verb::Get, "/readyz?verbose", Rule::Read));
+        let pages = routes::router(all, &Arc::new(access));
         Self { pages, connections: Connections::default(), routes, clients: 1.into() }
     }
 
@@ -170,52 +120,82 @@ impl Scene {
 }
 
 /// The status of a refusal; `None` if the request is to be passed on to its handler.
-fn expected(who: Who, configured: Configured, asked: Asked<'_>) -> Option<u16> {
+fn expected(rule: Rule, configured: Configured, asked: Asked<'_>) -> Option<u16> {
     let is_known = HOSTS.iter().any(|(host, is_known)| *host == asked.host && *is_known);
-    let (_, may_change, may_look) = TOKENS.into_iter().find(|(token, ..)| *token == asked.token).unwrap();
-    match who {
-        Anybody => None,
+    let (_, may_change, may_read) = TOKENS.into_iter().find(|(token, ..)| *token == asked.token).unwrap();
+    match rule {
+        Rule::Probe | Rule::Readiness => None,
         _ if !is_known => Some(421),
         _ if asked.is_foreign => Some(403),
-        Addressed => None,
-        Looking if !configured.read_token => None,
-        // Without a token of changes that one is as wrong as any other.
-        Looking => (!may_look || may_change && !configured.token).then_some(401),
-        Operator | OperatorWithJson if !configured.token => Some(403),
-        Operator | OperatorWithJson if !may_change => Some(401),
-        OperatorWithJson if !asked.is_json => Some(415),
-        Operator | OperatorWithJson => None,
+        Rule::Page => None,
+        Rule::Read | Rule::Metrics | Rule::Events if !configured.read_token => None,
+        // Without a token for changes that one is as wrong as any other.
+        Rule::Read | Rule::Metrics | Rule::Events => {
+            (!may_read || may_change && !configured.token).then_some(401)
+        }
+        Rule::Hold | Rule::Change if !configured.token => Some(403),
+        Rule::Hold | Rule::Change if !may_change => Some(401),
+        Rule::Change if !asked.is_json => Some(415),
+        Rule::Hold | Rule::Change => None,
     }
 }
 
+/// Only probes and the empty page are open to everybody, and every change wants its token and JSON.
 #[tokio::test(start_paused = true)]
-async fn each_route_is_for_whom_it_is_meant() {
+async fn each_route_has_a_rule_that_is_strict_enough() {
+    let mut open = Vec::new();
+    for (verb, path, rule) in Scene::new(Configured { token: true, read_token: true }).routes {
+        match rule {
+            Rule::Probe | Rule::Readiness => open.push(path),
+            Rule::Page => assert!(!path[1..].contains('/'), "{path}: a file of the page"),
+            Rule::Change => assert_ne!(verb, Verb::Get, "{path}"),
+            // A list of letters holds them.
+            Rule::Hold => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
+            Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(verb, Verb::Get, "{path}"),
+        }
+        assert!(verb == Verb::Get || rule == Rule::Change, "{path}");
+        assert!(!path.starts_with("/api/") || !matches!(rule, Rule::Probe | Rule::Readiness | Rule::Page));
+    }
+    assert_eq!(open, ["/livez", "/readyz"]);
+}
+
+/// `docs/operations.md` has a row for each request of the API.
+#[tokio::test(start_paused = true)]
+async fn each_request_of_the_api_is_documented() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let rows = docs.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let rows: BTreeSet<&str> = rows.filter(|row| row.contains(" /api/")).collect();
+    let routes = Scene::new(Configured { token: true, read_token: true }).routes;
+    let routes = routes.iter().filter(|(_, path, _)| path.starts_with("/api/"));
+    let routes: BTreeSet<String> = routes
+        .map(|(verb, path, _)| format!("{} {}", http::Method::from(*verb), path.replace("{name}", "NAME")))
+        .collect();
+    assert_eq!(rows, routes.iter().map(String::as_str).collect());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_route_refuses_as_its_rule_says() {
     let refusals = [401, 403, 405, 415, 421, 429];
     for (token, read_token) in [(false, false), (true, false), (false, true), (true, true)] {
         let configured = Configured { token, read_token };
         let scene = Scene::new(configured);
-        let plain = |(verb, path, _): (Verb, &'static str, Who)| (verb, path.split('?').next().unwrap());
-        assert_eq!(scene.routes, TABLE.into_iter().map(plain).collect(), "each route has an entry");
-        for (verb, path, who) in TABLE {
+        for (verb, path, rule) in scene.routes.clone() {
             let method = http::Method::from(verb);
-            for (host, _) in HOSTS {
-                for is_foreign in [false, true] {
-                    for (token, ..) in TOKENS {
-                        for is_json in [true, false] {
-                            let method = method.as_str();
-                            let asked = Asked { method, path, host, is_foreign, token, is_json };
-                            let (status, text) = scene.send(asked).await;
-                            match expected(who, configured, asked) {
-                                Some(refused) => assert_eq!(status, refused, "{configured:?} {asked:?}"),
-                                None => {
-                                    assert!(!refusals.contains(&status), "{status} {configured:?} {asked:?}")
-                                }
-                            }
-                            // A probe says why the daemon is not ready only to those who may look.
-                            let may_know = expected(Looking, configured, asked).is_none();
-                            assert!(may_know || !text.contains("10.9.9.9"), "{asked:?} {text}");
-                        }
+            let each_token = HOSTS.into_iter().flat_map(|host| TOKENS.map(|token| (host, token)));
+            for (((host, _), (token, ..)), is_foreign) in
+                each_token.flat_map(|both| [(both, false), (both, true)])
+            {
+                for is_json in [true, false] {
+                    let asked = Asked { method: method.as_str(), path, host, is_foreign, token, is_json };
+                    let (status, text) = scene.send(asked).await;
+                    match expected(rule, configured, asked) {
+                        Some(refused) => assert_eq!(status, refused, "{configured:?} {asked:?}"),
+                        None => assert!(!refusals.contains(&status), "{status} {configured:?} {asked:?}"),
                     }
+                    // A probe says why the daemon is not ready only to clients that may read.
+                    let may_know = expected(Rule::Read, configured, asked).is_none();
+                    assert!(may_know || !text.contains("10.9.9.9"), "{asked:?} {text}");
                 }
             }
         }
@@ -233,11 +213,11 @@ async fn other_methods_and_paths_are_refused_to_everybody() {
         assert_eq!(with, without, "{method} {path}");
         with
     };
-    for (_, path, _) in TABLE {
+    for (_, path, _) in &scene.routes {
         let here = |method: &str| {
-            TABLE.iter().any(|(verb, other, _)| {
+            scene.routes.iter().any(|(verb, other, _)| {
                 let verb = http::Method::from(*verb);
-                *other == path && (verb.as_str() == method || verb == "GET" && method == "HEAD")
+                other == path && (verb.as_str() == method || verb == "GET" && method == "HEAD")
             })
         };
         for method in METHODS.into_iter().filter(|method| !here(method) && *method != "CONNECT") {
@@ -261,28 +241,6 @@ async fn other_methods_and_paths_are_refused_to_everybody() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_keeps_its_place_until_its_last_piece_is_taken() {
-    use http_body_util::BodyExt as _;
-
-    let connections = Connections::default();
-    let connection = connections.open("192.0.2.1:1".parse().unwrap()).unwrap();
-    let (_, of_one) = Work::Look.places();
-    let mut places: Vec<Place> = (0..of_one).map(|_| connection.peer.place(Work::Look).unwrap()).collect();
-    let place = places.pop().unwrap();
-    let mut answer =
-        Body::new(PlacedBody { body: Body::from(vec![7; 2 * PIECE + 1]), rest: Bytes::new(), _place: place });
-    assert_eq!(answer.size_hint().exact(), Some(2 * PIECE as u64 + 1));
-    let mut pieces = Vec::new();
-    while !answer.is_end_stream() {
-        assert!(connection.peer.place(Work::Look).is_err());
-        pieces.push(answer.frame().await.unwrap().unwrap().into_data().unwrap().len());
-    }
-    assert_eq!(pieces, [PIECE, PIECE, 1]);
-    drop(answer);
-    assert!(connection.peer.place(Work::Look).is_ok());
-}
-
 /// The bytes of an answer that no socket takes at once.
 const LARGE: usize = 8 << 20;
 
@@ -291,9 +249,9 @@ async fn with_a_large_page() -> Server {
     let large = || async { "x".repeat(LARGE) };
     let small = || async { "small" };
     let routes = vec![
-        Route::new(Get, "/metrics", Rule::Metrics, (large, &())),
-        Route::new(Get, "/small", Rule::Metrics, (small, &())),
-        Route::new(Get, "/status", Rule::Look, (small, &())),
+        Route::new(Verb::Get, "/metrics", Rule::Metrics, (large, &())),
+        Route::new(Verb::Get, "/small", Rule::Metrics, (small, &())),
+        Route::new(Verb::Get, "/status", Rule::Read, (small, &())),
     ];
     let access = Arc::new(Access::new(&Admin {
         listen: None,
@@ -302,7 +260,7 @@ async fn with_a_large_page() -> Server {
         allow_hosts: Vec::new(),
         tls: None,
     }));
-    Server::start(bind("127.0.0.1:0").await.unwrap(), router(routes, &access), None).unwrap()
+    Server::start(bind("127.0.0.1:0").await.unwrap(), routes::router(routes, &access), None).unwrap()
 }
 
 /// Asks for a path, from this address on loopback, and returns the first line of the answer.
@@ -340,7 +298,7 @@ async fn who_does_not_read_metrics_keeps_nobody_else_from_them() {
     let server = with_a_large_page().await;
     let mut deaf = Vec::new();
     for address in [2, 3] {
-        for _ in 0..Work::Metrics.places().1 {
+        for _ in 0..RequestClass::Metrics.permits().1 {
             let (stream, line) = first_line([127, 0, 0, address], &server, "/metrics").await;
             assert_eq!(line, "HTTP/1.1 200 OK\r\n");
             deaf.push(stream);

@@ -59,7 +59,7 @@ struct Count {
 struct Success {
     /// When it sent the last one.
     at: Instant,
-    /// Whether it has sent that of [`Key::Change`], and that of [`Key::Look`].
+    /// Whether it has sent that of [`Key::Change`], and that of [`Key::Read`].
     keys: [bool; 2],
     /// The tokens that were looked at while it was blocked.
     looks: Option<Count>,
@@ -71,7 +71,7 @@ pub(super) enum Key {
     /// `admin.token`
     Change,
     /// `admin.read_token`
-    Look,
+    Read,
 }
 
 /// What a token is.
@@ -223,10 +223,10 @@ mod tests {
         advance(Duration::from_secs(20)).await;
         let refused = logins.check(guesser, || panic!("it is not looked at"));
         assert_eq!(refused, Verdict::Blocked(Duration::from_secs(40)));
-        assert_eq!(logins.check(other, || Token::Right(Key::Look)), Verdict::Right);
+        assert_eq!(logins.check(other, || Token::Right(Key::Read)), Verdict::Right);
         assert_eq!(logins.check(other, || Token::Wrong), Verdict::Wrong);
         advance(Duration::from_secs(40)).await;
-        assert_eq!(logins.check(guesser, || Token::Right(Key::Look)), Verdict::Right);
+        assert_eq!(logins.check(guesser, || Token::Right(Key::Read)), Verdict::Right);
         for _ in 0..MAX_FAILURES {
             assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
         }
@@ -247,7 +247,7 @@ mod tests {
         let tries: Vec<Verdict> = (0..4).map(|_| logins.check(guesser, || Token::Wrong)).collect();
         assert_eq!(tries[..2], [Verdict::Wrong, Verdict::Wrong]);
         assert!(matches!(tries[2..], [Verdict::Blocked(_), Verdict::Blocked(_)]), "{tries:?}");
-        assert_eq!(logins.check(client("192.0.2.2"), || Token::Right(Key::Look)), Verdict::Right);
+        assert_eq!(logins.check(client("192.0.2.2"), || Token::Right(Key::Read)), Verdict::Right);
     }
 
     #[tokio::test(start_paused = true)]
@@ -261,7 +261,7 @@ mod tests {
             logins.check(client(&format!("10.{}.{}.1", number / 256, number % 256)), || Token::Wrong);
         }
         assert_eq!(logins.0.lock().unwrap().failures.len(), MAX_CLIENTS);
-        assert!(matches!(logins.check(worst, || Token::Right(Key::Look)), Verdict::Blocked(_)));
+        assert!(matches!(logins.check(worst, || Token::Right(Key::Read)), Verdict::Blocked(_)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -273,10 +273,10 @@ mod tests {
                 assert_eq!(logins.check(shared, || Token::Wrong), Verdict::Wrong);
             }
         };
-        assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+        assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
         for _ in 0..3 {
             guess();
-            assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+            assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
             // The answer tells nothing of a token that was never sent from there.
             for token in [Token::Right(Key::Change), Token::Other, Token::Wrong] {
                 assert!(matches!(logins.check(shared, || token), Verdict::Blocked(_)), "{token:?}");
@@ -288,7 +288,7 @@ mod tests {
             let refused = logins.check(shared, || panic!("it is not looked at"));
             assert!(matches!(refused, Verdict::Blocked(_)));
             advance(LOOKS_WINDOW).await;
-            assert_eq!(logins.check(shared, || Token::Right(Key::Look)), Verdict::Right);
+            assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
             advance(WINDOW).await;
         }
         advance(SUCCESS_AGE).await;
@@ -296,7 +296,7 @@ mod tests {
         assert!(matches!(logins.check(shared, || panic!("it was long ago")), Verdict::Blocked(_)));
         for number in 0..2 * MAX_CLIENTS {
             let holder = client(&format!("10.{}.{}.1", number / 256, number % 256));
-            assert_eq!(logins.check(holder, || Token::Right(Key::Look)), Verdict::Right);
+            assert_eq!(logins.check(holder, || Token::Right(Key::Read)), Verdict::Right);
         }
         assert_eq!(logins.0.lock().unwrap().successes.len(), MAX_CLIENTS);
     }

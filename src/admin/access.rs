@@ -13,9 +13,11 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderNam
 use axum::http::uri::{Authority, Uri};
 use paced::config::{Admin, Secret};
 
-use super::failed_logins::{FailedLogins, Key, Token, Verdict};
+use super::connections::Network;
 use super::reply::Refusal;
-use crate::admin::connections::Network;
+use failed_logins::{FailedLogins, Key, Token, Verdict};
+
+mod failed_logins;
 
 /// The longest part of a name that a refusal repeats, in characters.
 const SHOWN: usize = 100;
@@ -36,7 +38,7 @@ pub(crate) struct Access {
 pub(crate) struct Tokens {
     /// `admin.token`: of requests that change something.
     pub(crate) token: Option<Secret>,
-    /// `admin.read_token`: of those that only look.
+    /// `admin.read_token`: of those that only read.
     pub(crate) read_token: Option<Secret>,
 }
 
@@ -60,7 +62,7 @@ impl Access {
         access
     }
 
-    /// Goes by these tokens from the next request on.
+    /// Accepts these tokens from the next request on.
     pub(crate) fn replace_tokens(&self, tokens: Tokens) {
         self.can_change.store(tokens.token.is_some(), Ordering::Relaxed);
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
@@ -103,10 +105,9 @@ impl Access {
         Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, text))
     }
 
-    /// Whether a host is one of this daemon's. Names can be bound anew by a page of their owner, which then reads what is
-    /// answered as its own; but not `localhost`, nor an address: a page that was loaded from an address is one of the
-    /// server there. So addresses pass, whichever they are: probes and scrapers use those of pods and of what lies
-    /// before them.
+    /// Whether a host is one of this daemon's. The owner of a name can bind it to this address, and a page of that name
+    /// then reads the answers as its own. Neither `localhost` nor an address can be bound so: a page from an address is
+    /// one of the server there. So every address passes: probes and scrapers use those of pods and of proxies.
     fn is_own(&self, host: &Authority) -> bool {
         let name = host.host().to_ascii_lowercase();
         let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
@@ -117,17 +118,16 @@ impl Access {
             || self.hosts.iter().any(allowed)
     }
 
-    /// Checks whether a request that only looks has a token, if one is needed: that of those who look, or that of
-    /// changes.
-    pub(crate) fn may_look(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
+    /// Checks whether a request that only reads has a token, if one is needed: the one for reading, or the one for changes.
+    pub(crate) fn may_read(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
         let tokens = self.tokens();
         if tokens.read_token.is_none() {
             return Ok(());
         }
-        self.has_token(&tokens, Key::Look, headers, client)
+        self.has_token(&tokens, Key::Read, headers, client)
     }
 
-    /// Checks whether a request carries the token of changes.
+    /// Checks whether a request carries the token for changes.
     pub(crate) fn may_change(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
         let tokens = self.tokens();
         if tokens.token.is_none() {
@@ -137,7 +137,7 @@ impl Access {
         self.has_token(&tokens, Key::Change, headers, client)
     }
 
-    /// Checks whether a request carries a token for what it needs. That of changes is also one to look with.
+    /// Checks whether a request carries a token for what it needs. The token for changes also allows reading.
     fn has_token(
         &self,
         tokens: &Tokens,
@@ -146,22 +146,22 @@ impl Access {
         client: Network,
     ) -> Result<(), Refusal> {
         let named = match needed {
-            Key::Look => "admin.read_token or admin.token",
+            Key::Read => "admin.read_token or admin.token",
             Key::Change => "admin.token",
         };
         let Some(given) = bearer(headers) else {
             let text = format!("send authorization: Bearer TOKEN, with that of {named}");
             return Err(Refusal::unauthorized(text));
         };
-        // Each of them is compared, so that the time tells nothing.
-        let look =
+        // Each of them is compared, so that the time reveals nothing.
+        let compare =
             || match (is_token(given, tokens.token.as_ref()), is_token(given, tokens.read_token.as_ref())) {
                 (true, _) => Token::Right(Key::Change),
-                (false, true) if needed == Key::Look => Token::Right(Key::Look),
+                (false, true) if needed == Key::Read => Token::Right(Key::Read),
                 (false, true) => Token::Other,
                 (false, false) => Token::Wrong,
             };
-        match self.failed_logins.check(client, look) {
+        match self.failed_logins.check(client, compare) {
             Verdict::Right => Ok(()),
             Verdict::Wrong => Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}"))),
             Verdict::Blocked(left) => {

@@ -1,0 +1,29 @@
+//! The pauses of a downstream, as its record has them.
+
+use paced::api::{Pause, Penalty};
+use paced::store::RecordState;
+use serde::{Deserialize, Serialize};
+
+/// The note that the store keeps with the pause of an operator. It may be of another version of paced.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub(crate) by: Option<String>,
+    pub(crate) reason: Option<String>,
+}
+
+/// The pause of an operator, if there is one. Its version is about the instant at which it began.
+pub(crate) fn pause(record: &RecordState) -> Option<Pause> {
+    let status = &record.status;
+    (status.pause.until > record.now).then(|| {
+        let note = record.note.as_deref().and_then(|note| serde_json::from_str(note).ok());
+        let Note { by, reason } = note.unwrap_or_default();
+        let until = (!status.is_stopped()).then_some(status.pause.until.0 / 1000);
+        Pause { until, reason, by, at: i64::try_from(status.pause.version).ok().map(|at| at / 1000) }
+    })
+}
+
+/// The pause that the API asked for, if there is one.
+pub(crate) fn penalty(record: &RecordState) -> Option<Penalty> {
+    let until = record.status.penalty;
+    (until > record.now).then_some(Penalty { until: until.0 / 1000 })
+}
